@@ -1,0 +1,351 @@
+"""The law of this file: the core's coroutines run to their end in the calling thread; nothing in them ever suspends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+
+from caslock import clock
+from caslock.claim import Retry
+from caslock.errors import NotAcquired
+from caslock.keeper import Keeper
+from caslock.lockstate import Holding, LockState, Own, Settings, leave, wait_time, waiting
+from caslock.multi import Holds, MultiState, given_keys, given_locks
+from caslock.store import Entry, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
+
+    from tenacity.wait import WaitBaseT
+
+    from caslock.claim import Claim
+    from caslock.record import Record
+    from caslock.store import Traits
+
+T = TypeVar("T")
+
+def run(coroutine: Coroutine[object, object, T]) -> T:
+    """Run a coroutine that never suspends to its end."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return] # typeshed gives StopIteration.value as Any
+    coroutine.close()
+    message = "a store for the blocking API must not suspend: is it an AsyncStore?"
+    raise RuntimeError(message)
+
+
+class Hold(Holding):
+    """One successful acquire of a `Lock`."""
+
+    __slots__ = ()
+
+    def extend(self, ttl: float | None = None) -> None:
+        """Replace the lease by one of `ttl` seconds from now (None: the ttl it has); it is renewed with that ttl then.
+
+        It is never added to, nor carried past ``max_hold``.  Raises `LockLost` when the lease is gone (it is never
+        made anew), `StoreUnavailable` when there was no answer, `NotHeld` after the release.
+        """
+        run(self.renewed(ttl))
+
+    def release(self) -> None:
+        """Release this hold, from any thread; the key is free after the last hold of its owner.
+
+        Raises `LockLost` when the lease was over or taken away before, `NotHeld` when this hold was released already,
+        `StoreUnavailable` when there was no answer: call it again, or let the lease run out.
+        """
+        run(self.released())
+
+
+class Lock:
+    """A lease lock on one key of a store.  Cheap to make, safe to share between threads, reusable.
+
+    Like `threading.RLock`: one thread at a time holds it, the same thread re-enters at no request, and it is free after
+    as many releases as acquires.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        owner: str | None = None,
+        auto_renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[Holding], object] | None = None,
+        note: str = "",
+        retry: Retry | tuple[int, int] = Retry(),  # noqa: B008 - an immutable tuple
+        poll: WaitBaseT | None = None,
+    ) -> None:
+        """Name the key; nothing is requested yet.
+
+        Args:
+            store: where the lock lives, from `connect` or a store class.
+            key: 1 to 1,024 characters, any Unicode.
+            ttl: seconds the lease lasts unless it is renewed.
+            timeout: seconds to wait for the lock; None for ever, 0 for one try.
+            owner: a name of your own, at most 512 bytes: every Lock with it re-enters.  None: private to this object.
+            auto_renew: renew the lease in the background, at a third of it.
+            max_hold: seconds after which it is renewed no more.  None: no bound.
+            on_lost: called once with the hold, from a background thread, when the lease is found to be over.
+            note: at most 1,024 bytes for people who look at the record.
+            retry: how many more times a get and a put are sent which got no answer.
+            poll: a tenacity wait strategy for the pauses between tries; default: jittered, 5 ms doubling to 0.5 s.
+
+        Raises:
+            ValueError, TypeError: an argument is of no use.
+
+        """
+        self._state = LockState(
+            ThreadWorld(store),
+            key,
+            ttl=ttl,
+            timeout=timeout,
+            owner=owner,
+            auto_renew=auto_renew,
+            max_hold=max_hold,
+            on_lost=on_lost,
+            note=note,
+            retry=retry,
+            poll=poll,
+        )
+
+    def __repr__(self) -> str:
+        """Say which key, and where."""
+        return f"<Lock {self.key!r} at {self._state.world.store.traits.place}>"
+
+    @property
+    def key(self) -> str:
+        """The key."""
+        return self._state.key
+
+    @property
+    def owner(self) -> str:
+        """The owner that stands in the record while this lock is held."""
+        return self._state.owner
+
+    def acquire(self, blocking: bool = True, timeout: float | None | Own = Own.TIMEOUT) -> Hold | None:  # noqa: FBT001, FBT002 - threading.Lock's own signature
+        """Acquire the lock, or re-enter it; None when somebody else held it for `timeout` seconds.
+
+        As with `threading.Lock`: ``blocking=False`` is one try, ``timeout=-1`` (or None) waits for ever.
+        Raises `StoreUnavailable` or `OutcomeUnknown` when the store gave no answer, `LockLost` when re-entering a
+        lock whose lease is over.
+        """
+        try:
+            return run(self._state.acquire(Hold, wait_time(self._state.timeout, timeout, blocking=blocking)))
+        except NotAcquired:
+            return None
+
+    def release(self) -> None:
+        """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
+        run(self._state.release_last())
+
+    def __enter__(self) -> Hold:
+        """Acquire within the lock's own timeout, or raise `NotAcquired`."""
+        return run(self._state.acquire(Hold, self._state.timeout))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release; trouble with that never masks the body's own exception (it gets a note)."""
+        run(leave(self._state, error))
+
+    def locked(self) -> bool:
+        """Whether anybody holds the key now."""
+        return self.holder() is not None
+
+    def holder(self) -> Record | None:
+        """Who holds the key now; None when nobody does."""
+        return run(self._state.holder())
+
+    def break_(self) -> Record | None:
+        """Take the key away from whoever holds it, and tell who that was; its holder learns of the loss.
+
+        The next fence is larger; a resource that does not check fences is not protected from the old holder.
+        """
+        return run(self._state.break_())
+
+
+class MultiHold(Holds[Hold]):
+    """The holds of one successful `MultiLock.acquire`; ``holds["room:42"]`` is one of them."""
+
+    __slots__ = ()
+
+    def extend(self, ttl: float | None = None) -> None:
+        """Extend every hold; see `Hold.extend`."""
+        run(self.renewed(ttl))
+
+    def release(self) -> None:
+        """Release every hold in reverse, all of them even when one release raises; see `Hold.release`."""
+        run(self.released())
+
+
+class MultiLock:
+    """Several locks as one: all or nothing, always taken in the same order, so that no two ever wait for each other."""
+
+    def __init__(
+        self,
+        store: Store | Iterable[Lock],
+        keys: Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        """Name the keys of one store, or hand over locks of any stores: ``MultiLock([lock_a, lock_b])``.
+
+        Duplicates count once.  The settings are those of `Lock`; locks that are handed over keep their own.  `timeout`
+        is one deadline for all keys together.
+        """
+        if keys is None:
+            self._state = MultiState[MultiHold](lock._state for lock in given_locks(store, Lock))  # noqa: SLF001 - our own class
+        else:
+            world = ThreadWorld(store)
+            self._state = MultiState(LockState(world, key, **settings) for key in given_keys(keys))
+        self._timeout = waiting(timeout)
+
+    def __repr__(self) -> str:
+        """Say which keys."""
+        return f"<MultiLock of {', '.join(map(repr, self.keys))}>"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, in the order in which they are taken."""
+        return tuple(state.key for state in self._state.states)
+
+    def acquire(self, blocking: bool = True, timeout: float | None | Own = Own.TIMEOUT) -> MultiHold | None:  # noqa: FBT001, FBT002 - as in Lock
+        """Acquire all keys; None, and none held, when they could not all be had in time.  See `Lock.acquire`."""
+        try:
+            return self._acquire(wait_time(self._timeout, timeout, blocking=blocking))
+        except NotAcquired:
+            return None
+
+    def release(self) -> None:
+        """Release what this thread has acquired last; see `MultiHold.release`."""
+        run(self._state.release_last())
+
+    def __enter__(self) -> MultiHold:
+        """Acquire all within the timeout, or raise `NotAcquired`."""
+        return self._acquire(self._timeout)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release; trouble with that never masks the body's own exception (it gets a note)."""
+        run(leave(self._state, error))
+
+    def _acquire(self, timeout: float | None) -> MultiHold:
+        return run(self._state.acquire(Hold, MultiHold, timeout))
+
+
+class ThreadWorld:
+    """What the core needs, for code that blocks."""
+
+    def __init__(self, store: object) -> None:
+        """Check that the store is one."""
+        if not isinstance(store, Store):
+            message = (
+                f"a store has get, put_if_version, invalidate and traits; {type(store).__name__} has not: "
+                "make one with caslock.connect(url) or a class in caslock.stores"
+            )
+            raise TypeError(message)
+        self._store = store
+        self.store = _Immediate(store)
+
+    def now(self) -> float:
+        """Seconds on the local clock."""
+        return clock.now()
+
+    async def sleep(self, seconds: float) -> None:
+        """Block the thread."""
+        time.sleep(seconds)  # noqa: ASYNC251 - these coroutines block by design
+
+    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Nothing can cancel a thread."""
+        await work()
+
+    def me(self) -> object:
+        """Make an object for each thread: unlike its name and number, it is never used again."""
+        try:
+            return _thread.me
+        except AttributeError:
+            _thread.me = object()
+            return _thread.me
+
+    def mutex(self) -> AbstractAsyncContextManager[object]:
+        """Make a mutex for one claim."""
+        return ThreadMutex()
+
+    def turnstile(self) -> ThreadMutex:
+        """Make a turnstile for one Lock object."""
+        return ThreadMutex()
+
+    def watch(self, claim: Claim) -> None:
+        """Have the store's keeper visit the claim."""
+        Keeper.watch(claim, self, self._store, run)
+
+    def unwatch(self, claim: Claim) -> None:
+        """Spare the keeper the claim."""
+        Keeper.unwatch(claim, self._store)
+
+
+class _Thread(threading.local):
+    me: object
+
+
+_thread = _Thread()
+
+
+class ThreadMutex:
+    """A `threading.Lock` in the core's clothes."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        """Begin as free."""
+        self._lock = threading.Lock()
+
+    async def enter(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds (None: for ever)."""
+        if timeout is None:
+            return self._lock.acquire()
+        return self._lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
+
+    def leave(self) -> None:
+        """Let the next one in."""
+        self._lock.release()
+
+    async def __aenter__(self) -> Self:
+        """Wait."""
+        self._lock.acquire()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Let the next one in."""
+        self._lock.release()
+
+
+class _Immediate:
+    """A blocking store as the core sees it: verbs to await that never suspend."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def traits(self) -> Traits:
+        return self._store.traits
+
+    async def get(self, key: str) -> Entry | None:
+        return self._store.get(key)
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return self._store.put_if_version(key, value, version, ttl)
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        return self._store.invalidate(key, version)

@@ -1,0 +1,169 @@
+"""The law of this file: a claim is believed only from a record that was seen to stand, and never longer than its lease.
+
+A claim decides and remembers; it asks nobody.  What it may write over, what it would leave behind and how long it may
+believe are functions of what stands and of what it has sent.
+
+Three facts carry the proof.  Each write bears a mark of its own (`Record.write`), so an answer tells which of several
+requests has landed.  Versions never repeat, so a late request that expects a version which has passed does nothing.
+Only a late put that expects *absence* can come back from the dead, and a free record keeps it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from caslock.errors import LockLost
+from caslock.record import MAX_HOLDS, Record
+from caslock.store import ABSENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+FREE_TTL: Final = 60.0
+"""Seconds that a free record stands: longer than any lost packet lives."""
+
+NEVER: Final = float("inf")
+
+
+class Retry(NamedTuple):
+    """How many more times a read or a write is sent that got no answer.
+
+    Once usually does it; many make an avalanche.
+    """
+
+    get: int = 1
+    put: int = 1
+
+
+class Send(NamedTuple):
+    """A write that is under way, or got no answer: it may stand, or land yet."""
+
+    expected: int
+    at: float
+    lease: float
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Claim:
+    """One acquire call's claim to a key, from its first put until its last release."""
+
+    key: str
+    owner: str
+    hold: str  # "<nonce of the Lock object>.<number>": the proof that a record is this attempt's
+    ttl: float  # of every renewal
+    mutex: AbstractAsyncContextManager[object]  # one renewal, extension or release at a time
+    stamp: Record = Record("", (), 0.0)  # since, host, pid and note of this claim's records
+    auto_renew: bool = True
+    max_hold: float = NEVER
+    retry: Retry = Retry()
+    on_loss: list[Callable[[], object]] = field(default_factory=list)
+
+    lease: float = 0.0  # of the write that is sent now
+    record: Record | None = None  # where we last saw ourselves stand
+    version: int = ABSENT
+    fence: int = 0
+    began: float = 0.0
+    deadline: float = -NEVER  # until then, and no longer, we believe that we hold the key
+    due: float = NEVER  # when to renew
+    rival: Record | None = None  # who stood in the way
+    lost: str = ""  # why, once it is lost
+    ending: bool = False  # a release has begun: no more renewals
+    unanswered: bool = False  # a write went without an answer
+    left_in_time: bool = False  # and it was a release, sent before the deadline
+    no_visit: Callable[[], object] | None = None  # tells the keeper not to come
+    depth: int = 1  # levels of re-entry
+    writes: int = 0
+    sends: dict[str, Send] = field(default_factory=dict)  # by their mark
+
+    def mark(self, number: int) -> str:
+        """What tells our write of that number from all other writes."""
+        return f"{self.hold}.{number}"
+
+    def wrote(self, record: Record, first: int) -> bool:
+        """Whether `record` is one of our writes from number `first` on."""
+        return any(record.write == self.mark(number) for number in range(first, self.writes))
+
+    def stands_in(self, record: Record | None) -> bool:
+        """Whether this very attempt is among the holds."""
+        return record is not None and self.hold in record.holds
+
+    def others(self, record: Record) -> tuple[str, ...]:
+        """The owner's holds that other Lock objects have.
+
+        A Lock object has one live hold at a time: all the other ids that begin with its nonce are dead, or echoes of
+        requests that arrived late.
+        """
+        siblings = self.hold[: self.hold.index(".") + 1]
+        return tuple(hold for hold in record.holds if not hold.startswith(siblings))
+
+    def may_take(self, record: Record | None) -> bool:
+        """Whether what stands is ours to write over."""
+        if record is None or record.free:
+            return True
+        return not record.foreign and record.owner == self.owner and len(self.others(record)) < MAX_HOLDS
+
+    def bid(self, standing: Record | None, version: int) -> Record:
+        """What we would have stand in place of `standing`, which we may take."""
+        fresh = self.stamp._replace(owner=self.owner, holds=(self.hold,), ttl=self.lease)
+        if standing is None:
+            return fresh
+        if standing.free:
+            return fresh._replace(late=standing.ttl)
+        others = self.others(standing)
+        if not others and not self.stands_in(standing):
+            return fresh._replace(late=standing.late)  # over an echo: a new tenure
+        # A lease is never made shorter than what another hold of this owner may believe.
+        ttl = max(self.lease, standing.ttl) if others else self.lease
+        return standing._replace(holds=(*others, self.hold), ttl=ttl, fence=_fence(standing, version))
+
+    def stand(self, record: Record, version: int, now: float) -> None:
+        """Take note that we stand in `record`: the one place where belief grows."""
+        self.began = self.began or now
+        self.fence = self.fence or _fence(record, version)
+        self.record, self.version = record, version
+        landed = self.sends.pop(record.write, None)
+        if landed is None:  # another hold of our owner has written it: our lease is no shorter for that
+            return
+        end = landed.at + landed.lease  # the ttl counts from before the request, and from that which has landed
+        self.deadline = end - margin(landed.lease)
+        self.due = landed.at + landed.lease / 3 if end < self.began + self.max_hold else NEVER
+
+    def fall(self) -> None:
+        """Take note that we do not stand, or stand no more, while still trying: a later success is another tenure."""
+        self.record, self.version, self.fence, self.began, self.deadline = None, ABSENT, 0, 0.0, -NEVER
+
+    def may_land(self, version: int) -> bool:
+        """Whether a write of ours that expects `version` is still under way."""
+        return any(send.expected == version for send in self.sends.values())
+
+    def forget_dead(self, now: float) -> None:
+        """Drop the writes that are too old to be still under way."""
+        self.sends = {mark: send for mark, send in self.sends.items() if send.at > now - FREE_TTL}
+
+    def farewell(self, standing: Record, version: int, now: float) -> Record | None:
+        """What to leave behind: the owner's other holds, a free record while a lost put may still arrive, or nothing."""
+        others = self.others(standing)
+        if others:
+            return standing._replace(holds=others, fence=_fence(standing, version))
+        rest = FREE_TTL if self.may_land(ABSENT) else standing.late - (now - self.began)
+        return self.free(rest) if rest > 0 else None
+
+    def free(self, ttl: float) -> Record:
+        """Nobody holds the key, and for `ttl` seconds nothing that expects absence can land."""
+        return self.stamp._replace(owner=self.owner, holds=(), ttl=ttl)
+
+    def lose(self, why: str) -> LockLost:
+        """Lost is lost, for every level of re-entry, until a new acquire with a new hold id."""
+        self.lost = self.lost or why
+        return LockLost(f"lock {self.key!r} was lost: {self.lost}")
+
+
+def margin(lease: float) -> float:
+    """How much earlier than the store we end a lease: clocks drift (1 % + 2 ms, as Redlock has it)."""
+    return min(0.01 * lease + 0.002, lease / 2)
+
+
+def _fence(record: Record, version: int) -> int:
+    return version if record.fence is None else record.fence

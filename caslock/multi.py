@@ -1,0 +1,165 @@
+"""The law of this file: several locks are always taken in one order, all or nothing, and lost together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from caslock.claim import NEVER
+from caslock.errors import CaslockError, NotHeld
+from caslock.lockstate import Holding, LockState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caslock.claim import Claim
+
+H = TypeVar("H", bound=Holding)
+H_co = TypeVar("H_co", bound=Holding, covariant=True)
+L = TypeVar("L")
+
+
+class Holds(Generic[H_co]):
+    """The holds of several keys, which are taken, lost and released together."""
+
+    __slots__ = ("_holds",)
+
+    def __init__(self, holds: Sequence[H_co]) -> None:
+        """Take them in the order in which they were acquired."""
+        self._holds = tuple(holds)
+
+    def __repr__(self) -> str:
+        """Say which keys, and for how long."""
+        keys = ", ".join(repr(hold.key) for hold in self)
+        return f"<{type(self).__name__} of {keys}: {self.remaining():.3g} s remaining>"
+
+    def __iter__(self) -> Iterator[H_co]:
+        """Go through the holds in the order in which they were acquired."""
+        return iter(self._holds)
+
+    def __len__(self) -> int:
+        """Count the keys."""
+        return len(self._holds)
+
+    def __getitem__(self, key: str) -> H_co:
+        """Give the hold of `key` (where several stores have that key: of the first in order)."""
+        for hold in self._holds:
+            if hold.key == key:
+                return hold
+        raise KeyError(key)
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The fencing number of each key."""
+        return {hold.key: hold.fence for hold in self._holds}
+
+    @property
+    def lost(self) -> bool:
+        """Whether any lease is over: loss of one is loss of all."""
+        return any(hold.lost for hold in self._holds)
+
+    def remaining(self) -> float:
+        """Seconds for which all leases are certain, if nothing renews them."""
+        return min(hold.remaining() for hold in self._holds)
+
+    def ensure_held(self) -> None:
+        """Raise `LockLost` if any lease is over, `NotHeld` after the release; no request is made."""
+        for hold in self._holds:
+            hold.ensure_held()
+
+    async def renewed(self, ttl: float | None) -> None:
+        """Extend every hold."""
+        for hold in self._holds:
+            await hold.renewed(ttl)
+
+    async def released(self) -> None:
+        """Release every hold in reverse, all of them even when one release raises; then raise the first trouble."""
+        failure: BaseException | None = None
+        for hold in reversed(self._holds):
+            if not hold.is_open:
+                continue
+            try:
+                await hold.released()
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised once the rest is released
+                if failure is None:
+                    failure = error
+                else:
+                    failure.add_note(str(error))
+        if failure is not None:
+            raise failure
+
+
+M = TypeVar("M", bound=Holds[Holding])
+
+
+class MultiState(Generic[M]):
+    """The state of one MultiLock object, for both APIs."""
+
+    def __init__(self, states: Iterable[LockState]) -> None:
+        """Sort by place and key, which every process does alike, and count duplicates once."""
+        by_name = {(state.world.store.traits.place, state.key): state for state in states}
+        if not by_name:
+            message = "a MultiLock needs at least one key"
+            raise ValueError(message)
+        self.states = tuple(by_name[name] for name in sorted(by_name))
+        self._world = self.states[0].world
+        self._held: list[tuple[object, M]] = []
+
+    async def acquire(
+        self, make: Callable[[LockState, Claim], H], gather: Callable[[list[H]], M], timeout: float | None
+    ) -> M:
+        """Acquire every lock in order, or none, under one deadline."""
+        limit = NEVER if timeout is None else self._world.now() + timeout
+        holds: list[H] = []
+        try:
+            for state in self.states:
+                left = None if timeout is None else max(0.0, limit - self._world.now())
+                holds.append(await state.acquire(make, left))
+            for hold in holds:  # the first lease must have outlasted the last acquire
+                hold.ensure_held()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            failure = error
+
+            async def roll_back() -> None:
+                try:
+                    await Holds(holds).released()
+                except CaslockError as trouble:
+                    failure.add_note(str(trouble))
+
+            await self._world.finish(roll_back)
+            raise
+        held = gather(holds)
+        self._held.append((self._world.me(), held))
+        return held
+
+    async def release_last(self) -> None:
+        """Release what this thread or task has acquired last."""
+        me = self._world.me()
+        for index in reversed(range(len(self._held))):
+            if self._held[index][0] is me:
+                await self._held.pop(index)[1].released()
+                return
+        message = f"{', '.join(repr(state.key) for state in self.states)}: not held by this thread or task"
+        raise NotHeld(message)
+
+
+def given_keys(keys: Iterable[str]) -> list[str]:
+    """Check that several keys were given, and not one string of characters."""
+    if isinstance(keys, str):
+        message = f"keys must be several: [{keys!r}], not {keys!r}"
+        raise TypeError(message)
+    return list(keys)
+
+
+def given_locks(locks: object, kind: type[L]) -> list[L]:
+    """Check that locks were given."""
+    given: list[object] = list(locks) if isinstance(locks, Iterable) else [locks]
+    found = [lock for lock in given if isinstance(lock, kind)]
+    if len(found) != len(given):
+        message = f"give a store and its keys, or several {kind.__name__}s, not {given!r}"
+        raise TypeError(message)
+    return found

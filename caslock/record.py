@@ -1,0 +1,103 @@
+"""The law of this file: whatever caslock did not write reads as held by an unknown owner, and is never an error.
+
+A record is one line of JSON, so that a person can read it in ``redis-cli``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple
+
+FORM: Final = 1
+"""The number of this form of record.  A record of any other form is foreign: held, and never overwritten."""
+
+MAX_HOLDS: Final = 40
+"""The most holds of one owner in one record: it must fit in `caslock.store.MAX_VALUE` bytes."""
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Record(NamedTuple):
+    """Who holds a key, as it is written under the key."""
+
+    owner: str
+    holds: tuple[str, ...]
+    """The ids of the owner's holds.  None: the record is *free*, nobody holds the key."""
+    ttl: float
+    """Seconds of the lease that this record was written with."""
+    write: str = ""
+    """Unique to one write of one claim: tells which of several requests has landed."""
+    fence: int | None = None
+    """The fencing number.  None in a tenure's first write: there it is the version of the entry."""
+    late: float = 0.0
+    """Seconds for which, from the start of this tenure, a lost put of somebody may still arrive where nothing stands."""
+    since: str = ""
+    """When the tenure began, by the owner's wall clock (ISO 8601): for people, never compared."""
+    host: str = ""
+    pid: int = 0
+    note: str = ""
+    form: int = FORM
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody holds the key: anyone may write over this record, at its version."""
+        return not self.holds
+
+    @property
+    def foreign(self) -> bool:
+        """Whether something else than this version of caslock has written what stands."""
+        return self.form != FORM
+
+    def __str__(self) -> str:
+        """Say who holds the key, since when, and for how long at most."""
+        if self.free:
+            return "nobody"
+        if self.foreign:
+            return f"an unknown owner (caslock did not write the value {self.note})"
+        note = f" ({self.note})" if self.note else ""
+        return (
+            f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since}, "
+            f"with a lease of {self.ttl:g} s from its last renewal"
+        )
+
+
+def encode(record: Record) -> bytes:
+    """Write a record as bytes."""
+    return _encode(
+        {
+            "caslock": FORM,
+            "owner": record.owner,
+            "holds": record.holds,
+            "ttl": record.ttl,
+            "write": record.write,
+            "fence": record.fence,
+            "late": record.late,
+            "since": record.since,
+            "host": record.host,
+            "pid": record.pid,
+            "note": record.note,
+        }
+    ).encode()
+
+
+def decode(value: bytes) -> Record:
+    """Read a record; anything that is not one comes back as a foreign record, which is held by an unknown owner."""
+    try:
+        fields = json.loads(value)
+        if fields.pop("caslock") != FORM or "form" in fields:
+            return _foreign(value)
+        fields["holds"] = tuple(map(str, fields["holds"]))
+        fields["ttl"], fields["late"] = float(fields["ttl"]), float(fields["late"])
+        fields["fence"] = None if fields["fence"] is None else int(fields["fence"])
+        return Record(**fields)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return _foreign(value)
+
+
+def json_size(text: str) -> int:
+    """Bytes that a text takes in a record."""
+    return len(_encode(text))
+
+
+def _foreign(value: bytes) -> Record:
+    return Record(owner="unknown", holds=("unknown",), ttl=0.0, note=repr(value[:60]), form=0)

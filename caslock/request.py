@@ -1,0 +1,149 @@
+"""The law of this file: a request without an answer may have been applied, so look before you repeat it.
+
+The sunny path is one request, and never enters tenacity.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from caslock.claim import Claim, Send
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.record import Record, decode, encode
+from caslock.store import ABSENT, AsyncStore, Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tenacity.wait import WaitBaseT
+
+T = TypeVar("T")
+Standing = tuple[int, Record | None]
+"""What stands: its version (`ABSENT`: nothing) and its record."""
+
+
+class World(Protocol):
+    """All that the core needs from outside: one implementation for each API, and the simulator's."""
+
+    @property
+    def store(self) -> AsyncStore:
+        """The store; its verbs never suspend where the API blocks."""
+        ...
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        ...
+
+    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` to its end, even while the caller is being cancelled."""
+        ...
+
+
+async def write_surely(world: World, claim: Claim, expected: int, bid: Record | None, limit: float) -> Standing:
+    """Write `bid` (None: remove) where `expected` stands, and tell what stands then.
+
+    After no answer: read first, and write again, `claim.retry.put` times, only if `expected` still stands.  Raises
+    `StoreUnavailable` when that was not enough, or at `limit`.
+    """
+    try:
+        return await _write(world, claim, expected, bid)
+    except StoreUnavailable as error:
+        failure = error
+    standing = await read(world, claim, limit)
+    if standing[0] != expected:
+        return standing  # it has landed, or never will
+    if claim.retry.put < 1:
+        raise failure
+
+    async def again() -> Standing:
+        try:
+            return await _write(world, claim, expected, bid)
+        except StoreUnavailable:
+            standing = await read(world, claim, limit)
+            if standing[0] != expected:
+                return standing
+            raise
+
+    return await _retry(world, claim.retry.put, limit, again)
+
+
+async def read(world: World, claim: Claim, limit: float) -> Standing:
+    """Tell what stands, asking `claim.retry.get` times again after no answer."""
+
+    async def get() -> Standing:
+        return _standing(await world.store.get(claim.key))
+
+    try:
+        return await get()
+    except StoreUnavailable:
+        if claim.retry.get < 1:
+            raise
+    return await _retry(world, claim.retry.get, limit, get)
+
+
+async def _write(world: World, claim: Claim, expected: int, bid: Record | None) -> Standing:
+    """Send one write; it is remembered until an answer shows that it does not stand."""
+    if bid is None:
+        try:
+            return _standing(await world.store.invalidate(claim.key, expected))
+        except BaseException as error:
+            claim.unanswered = claim.unanswered or _may_land(error)
+            raise
+    mark = claim.mark(claim.writes)
+    claim.writes += 1
+    bid = bid._replace(write=mark)
+    value = encode(bid)
+    claim.sends[mark] = Send(expected, world.now(), claim.lease)  # the ttl counts from before the request
+    try:
+        entry = await world.store.put_if_version(claim.key, value, expected, bid.ttl)
+    except BaseException as error:
+        if _may_land(error):
+            claim.unanswered = True
+        else:
+            del claim.sends[mark]
+        raise
+    if entry is not None and entry.value == value:
+        return entry.version, bid
+    del claim.sends[mark]
+    return _standing(entry)
+
+
+def _may_land(error: BaseException) -> bool:
+    return error.sent if isinstance(error, StoreUnavailable) else not isinstance(error, StoreError)
+
+
+def _standing(entry: Entry | None) -> Standing:
+    return (ABSENT, None) if entry is None else (entry.version, decode(entry.value))
+
+
+async def _retry(world: World, times: int, limit: float, verb: Callable[[], Awaitable[T]]) -> T:
+    """Run `verb` up to `times` times while it gets no answer, until `limit`."""
+    import tenacity  # noqa: PLC0415 - only a failure enters it, so neither import nor sunny path pays for it
+
+    retrying = tenacity.AsyncRetrying(
+        sleep=world.sleep,
+        stop=lambda state: state.attempt_number >= times or world.now() >= limit,
+        wait=tenacity.wait_random(0.0, 0.02),
+        retry=tenacity.retry_if_exception_type(StoreUnavailable),
+        reraise=True,
+    )
+    return await retrying(verb)
+
+
+def pauses(poll: WaitBaseT | None) -> Callable[[], float]:
+    """Seconds to sleep before each next try: by `poll`, else jittered, from 5 ms doubling to 0.5 s."""
+    import tenacity  # noqa: PLC0415 - only who has to wait pays for it
+
+    wait = poll or tenacity.wait_random_exponential(multiplier=0.005, max=0.5)
+    state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+
+    def pause() -> float:
+        seconds = float(wait(state))
+        state.attempt_number += 1
+        return seconds
+
+    return pause

@@ -1,0 +1,90 @@
+"""The law of this file: three verbs on one versioned key are all that a lock may ask of a store.
+
+Every verb answers with the entry that stands *after* the call (``None``: nothing stands).  So a lock asks one question
+only, "who stands there now?", and a first attempt, a retry after a timeout and a re-entry are all the same code.
+
+- ``put_if_version`` succeeded if, and only if, the entry that stands carries the value just written.
+- Versions of a key never repeat and only grow, across removal, expiry and re-creation.
+- An entry whose ttl is over does not stand.  The store's clock measures the ttl, and rounds it up where it is coarse.
+- Every verb is one atomic request.  It raises `StoreUnavailable` where it may or may not have been applied, and
+  `StoreError` where the store has refused it for certain.  Nothing else escapes.
+- A value that caslock did not write is an entry like any other: it is never overwritten, for its version is not ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+ABSENT: Final = 0
+"""The version of a key under which nothing stands.  No entry ever has it."""
+
+MAX_VALUE: Final = 4096
+"""The largest value, in bytes, that a store must hold."""
+
+
+class Entry(NamedTuple):
+    """What stands under a key."""
+
+    value: bytes
+    version: int
+
+
+class Traits(NamedTuple):
+    """What a store promises beyond its verbs, and where its entries live."""
+
+    place: str
+    """Where the entries live, without any secret: the same text in every process that means the same place
+    (``redis://localhost:6379/0``).  It stands in errors, and `MultiLock` sorts by it."""
+    fences: bool = True
+    """Whether versions only grow for the whole life of the place: only then can a version be a fencing number."""
+    expires: bool = True
+    """Whether the store ends leases by itself."""
+    overstay: float = 0.05
+    """Seconds that an entry may stand longer than its ttl, because the store's clock is coarse."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A place that holds one versioned value under each key, for code that blocks.  Safe to share between threads."""
+
+    @property
+    def traits(self) -> Traits:
+        """What this store promises."""
+        ...
+
+    def get(self, key: str) -> Entry | None:
+        """Read what stands under `key`, from the primary."""
+        ...
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write `value` for `ttl` seconds if exactly `version` stands (`ABSENT`: if nothing stands)."""
+        ...
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove what stands under `key` if its version is exactly `version`."""
+        ...
+
+
+@runtime_checkable
+class AsyncStore(Protocol):
+    """The same three verbs for asyncio."""
+
+    @property
+    def traits(self) -> Traits:
+        """What this store promises."""
+        ...
+
+    def get(self, key: str) -> Awaitable[Entry | None]:
+        """See `Store.get`."""
+        ...
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Awaitable[Entry | None]:
+        """See `Store.put_if_version`."""
+        ...
+
+    def invalidate(self, key: str, version: int) -> Awaitable[Entry | None]:
+        """See `Store.invalidate`."""
+        ...
