@@ -280,9 +280,9 @@ class ThreadWorld:
         """Make a mutex for one claim."""
         return ThreadMutex()
 
-    def turnstile(self) -> ThreadMutex:
+    def turnstile(self) -> ThreadTurnstile:
         """Make a turnstile for one Lock object."""
-        return ThreadMutex()
+        return ThreadTurnstile()
 
     def watch(self, claim: Claim) -> None:
         """Have the store's keeper visit the claim."""
@@ -300,8 +300,8 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class ThreadMutex:
-    """A `threading.Lock` in the core's clothes."""
+class ThreadTurnstile:
+    """A `threading.Lock` in the core's clothes: any thread may release it."""
 
     __slots__ = ("_lock",)
 
@@ -318,6 +318,16 @@ class ThreadMutex:
     def leave(self) -> None:
         """Let the next one in."""
         self._lock.release()
+
+
+class ThreadMutex:
+    """A `threading.RLock` in the core's clothes: an interrupt that strikes as it is taken can't block its own thread."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        """Begin as free."""
+        self._lock = threading.RLock()
 
     async def __aenter__(self) -> Self:
         """Wait."""

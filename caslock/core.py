@@ -119,6 +119,7 @@ async def renew(world: World, claim: Claim, ttl: float) -> None:
             return
         check(world, claim)
         claim.ttl = ttl
+        claim.forget_dead(world.now())
         for _ in range(PASSES):
             now = world.now()
             claim.lease = min(ttl, claim.began + claim.max_hold - now)

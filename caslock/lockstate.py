@@ -11,9 +11,10 @@ import math
 import os
 import secrets
 import socket
+import threading
 from datetime import UTC, datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypedDict, TypeVar
 
 from caslock import core
 from caslock.claim import NEVER, Claim, Retry
@@ -85,19 +86,24 @@ class Surroundings(World, Protocol):
 class Holding:
     """One successful acquire: what the blocking and the asyncio hold have in common."""
 
-    __slots__ = ("_state", "claim", "inherited", "is_open")
+    __slots__ = ("_pid", "_state", "claim", "is_open")
 
     def __init__(self, state: LockState, claim: Claim) -> None:
         """Begin as held."""
         self._state = state
         self.claim = claim
         self.is_open = True
-        self.inherited = False  # by a forked child: this process never held it
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         """Say which key, and for how long."""
         state = "released" if not self.is_open else "lost" if self.lost else f"{self.remaining():.3g} s remaining"
         return f"<{type(self).__name__} of {self.key!r}: {state}>"
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a forked child's copy: this process never held it, and its release frees nothing."""
+        return self._pid != os.getpid()
 
     @property
     def key(self) -> str:
@@ -192,16 +198,16 @@ class LockState:
         self._begin()
 
     def _begin(self) -> None:
-        """A fresh identity: at birth, and in a forked child, whose inherited holds are inert."""
-        for hold in self.stack:
-            hold.inherited = True
+        """Take a fresh identity: at birth, and in a forked child, whose inherited holds are inert."""
         self._pid = os.getpid()
         self._host = socket.gethostname()
         nonce = secrets.token_hex(16)
         self.owner = self._given_owner or f"{self._host}:{nonce}"
         self._ids = (f"{nonce}.{number}" for number in itertools.count(1))
         self._turnstile = self.world.turnstile()
+        self._guard = threading.Lock()  # of depth, ending and is_open: a hold may be released from another thread
         self._me: object = None
+        self._since = ""
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
 
     def _claim(self) -> Claim:
@@ -221,16 +227,20 @@ class LockState:
     async def acquire(self, make: Callable[[LockState, Claim], H], timeout: float | None) -> H:
         """Acquire or re-enter; raises `NotAcquired` after `timeout` seconds."""
         self._after_fork()
-        if self.stack and self._me is self.world.me() and not self.stack[-1].inherited:
-            claim = self.stack[-1].claim
-            core.check(self.world, claim)
-            claim.depth += 1
-            hold = make(self, claim)
-            self.stack.append(hold)
-            return hold
+        if self._me is self.world.me():
+            with self._guard:
+                if self.stack and not self.stack[-1].inherited and not self.stack[-1].claim.ending:
+                    hold = make(self, self.stack[-1].claim)
+                    core.check(self.world, hold.claim)
+                    hold.claim.depth += 1
+                    self.stack.append(hold)
+                    return hold
         began = self.world.now()
         if not await self._turnstile.enter(timeout):
-            message = f"lock {self.key!r} is in use by another thread or task of this Lock object (waited {timeout:g} s)"
+            message = (
+                f"lock {self.key!r} is held by {self.owner} (pid {self._pid} on {self._host}), in another thread or task "
+                f"that uses the same Lock object, since {self._since} (waited {timeout:g} s)"
+            )
             raise NotAcquired(message)
         try:
             return await self._contend(make, timeout, began)
@@ -253,10 +263,11 @@ class LockState:
             claim.on_loss.append(lambda: on_lost(hold))
         try:
             self.world.watch(claim)
-        except BaseException:  # no keeper (no thread to be had): a lease that nobody renews is not what was asked for
-            await core.release(self.world, claim)
+        except BaseException as error:  # no thread to be had: a lease that nobody renews is not what was asked for
+            await leave(_Ending(self.world, claim), error)
             raise
         self._me = self.world.me()
+        self._since = claim.stamp.since
         self._unsettled = None
         self.stack.append(hold)
         return hold
@@ -264,29 +275,31 @@ class LockState:
     async def release(self, hold: Holding) -> None:
         """Release one hold; the key is free after the last one."""
         self._after_fork()
-        if hold.inherited:
-            hold.is_open = False
-            self._drop(hold)
-            return
-        if not hold.is_open:
-            message = f"this hold of {self.key!r} was released already"
-            raise NotHeld(message)
         claim = hold.claim
-        if claim.depth > 1:
-            claim.depth -= 1
+        with self._guard:
+            if not hold.is_open and not hold.inherited:
+                message = f"this hold of {self.key!r} was released already"
+                raise NotHeld(message)
             hold.is_open = False
-            self._drop(hold)
+            entered = hold in self.stack
+            self.stack = [other for other in self.stack if other is not hold]
+            if not hold.inherited:
+                claim.depth -= 1
+                claim.ending = claim.depth == 0
+        if hold.inherited:
+            return
+        if not claim.ending:
             core.check(self.world, claim)
             return
-        held = any(hold is other for other in self.stack)
         self.world.unwatch(claim)
         try:
             await core.release(self.world, claim)
         finally:
-            hold.is_open = claim.record is not None
+            if claim.record is not None:  # no answer: the hold is not forgotten
+                claim.depth = 1
+                hold.is_open = True
             self._unsettled = hold if hold.is_open else None
-            if held:
-                self._drop(hold)
+            if entered:
                 self._me = None
                 self._turnstile.leave()
 
@@ -309,9 +322,6 @@ class LockState:
     async def break_(self) -> Record | None:
         """Take the key away from whoever holds it."""
         return await core.break_(self.world, self._claim())
-
-    def _drop(self, hold: Holding) -> None:
-        self.stack = [other for other in self.stack if other is not hold]
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():
@@ -352,6 +362,17 @@ async def leave(state: Leaving, error: BaseException | None) -> None:
         if error is None:
             raise
         error.add_note(str(trouble))
+
+
+class _Ending(NamedTuple):
+    """A claim as `leave` wants it."""
+
+    world: World
+    claim: Claim
+
+    async def release_last(self) -> None:
+        """Release it."""
+        await core.release(self.world, self.claim)
 
 
 class Own(Enum):

@@ -113,7 +113,8 @@ async def _write(world: World, claim: Claim, expected: int, bid: Record | None) 
 
 
 def _may_land(error: BaseException) -> bool:
-    return error.sent if isinstance(error, StoreUnavailable) else not isinstance(error, StoreError)
+    # A store refuses bad input by ValueError, before any I/O (a ttl that is too long for it, say).
+    return error.sent if isinstance(error, StoreUnavailable) else not isinstance(error, (StoreError, ValueError))
 
 
 def _standing(entry: Entry | None) -> Standing:
