@@ -1,0 +1,59 @@
+"""The servers as fixtures: one of each kind for the whole session, and private ones with options of their own."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from tests.servers import MEMCACHED, REDIS, Kind, Server, private, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class NewServer(Protocol):
+    """Starts a private server with further command-line arguments, to be called in the main thread."""
+
+    def __call__(self, *args: str) -> Server:
+        """Start it; it ends with the test."""
+        ...
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Give the Redis that all tests share: use keys of your own."""
+    with shared(REDIS, tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def memcached_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Give the memcached that all tests share: use keys of your own."""
+    with shared(MEMCACHED, tmp_path_factory.mktemp("memcached")) as server:
+        yield server
+
+
+@pytest.fixture
+def new_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
+    """Start private Redis servers: ``new_redis("--requirepass", "secret")``."""
+    with _factory(REDIS, tmp_path_factory) as new:
+        yield new
+
+
+@pytest.fixture
+def new_memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
+    """Start private memcached servers: ``new_memcached("-m", "8", "-M")``."""
+    with _factory(MEMCACHED, tmp_path_factory) as new:
+        yield new
+
+
+@contextlib.contextmanager
+def _factory(kind: Kind, folders: pytest.TempPathFactory) -> Iterator[NewServer]:
+    with contextlib.ExitStack() as stack:
+
+        def new(*args: str) -> Server:
+            return stack.enter_context(private(kind, folders.mktemp(kind.name), *args))
+
+        yield new

@@ -1,0 +1,324 @@
+"""The law of this file: a test talks to a real server on a loopback port, and no server outlives the tests.
+
+A server is looked for in this order: a URL in ``CASLOCK_TEST_<NAME>``; a binary on the PATH, started in a temporary
+folder; a container where Docker answers.  None: the test is skipped with one line that says how to get it, and with
+``CI=true`` it fails.  A further kind of server is one more `Kind`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from testcontainers.core.container import DockerContainer
+
+HOST: Final = "127.0.0.1"
+
+START: Final = 20.0
+"""Seconds that a server may take until it answers."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What there is to know about one kind of server."""
+
+    name: str
+    url: str  # with {port}
+    port: int  # the usual one, and the one inside a container
+    binaries: tuple[str, ...]  # the first that is on the PATH is taken
+    arguments: Callable[[int, Path], list[str]]  # for the binary: given a port and a folder, which it may fill
+    options: tuple[str, ...]  # for the binary and for the container
+    image: str
+    hello: bytes  # what is sent to find out whether it is up
+    ready: tuple[bytes, ...]  # how its answer begins once it is
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that names a server that runs already."""
+        return f"CASLOCK_TEST_{self.name.upper()}"
+
+
+REDIS: Final = Kind(
+    name="redis",
+    url=f"redis://{HOST}:{{port}}/0",
+    port=6379,
+    binaries=("redis-server", "valkey-server"),
+    arguments=lambda port, folder: ["--bind", HOST, "--port", str(port), "--dir", str(folder)],
+    options=("--save", "", "--appendonly", "no"),
+    image="redis:7",
+    hello=b"PING\r\n",
+    ready=(b"+PONG", b"-NOAUTH"),  # and not yet: -LOADING
+)
+
+MEMCACHED: Final = Kind(
+    name="memcached",
+    url=f"memcached://{HOST}:{{port}}",
+    port=11211,
+    binaries=("memcached",),
+    # As root it wants to be told which user to be; others can't change theirs.
+    arguments=lambda port, _: ["-l", HOST, "-p", str(port), "-U", "0", *(["-u", "root"] if os.geteuid() == 0 else [])],
+    options=(),
+    image="memcached:1.6",
+    hello=b"version\r\n",
+    ready=(b"VERSION", b"ERROR unauthenticated"),
+)
+
+
+class Body(Protocol):
+    """That in which a server runs: a process or a container."""
+
+    def start(self) -> None:
+        """Start it, or start it again on the same port."""
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+
+    def pause(self) -> None:
+        """Freeze it: it keeps its connections and answers nothing."""
+
+    def resume(self) -> None:
+        """Let it run again."""
+
+    def alive(self) -> bool:
+        """Tell whether there is still something to wait for."""
+        ...
+
+    def remove(self) -> None:
+        """Leave nothing behind.  May be called twice."""
+
+    def log(self) -> str:
+        """What it has said."""
+        ...
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server for tests."""
+
+    kind: Kind
+    url: str
+    host: str
+    port: int
+    body: Body | None = None  # None: it is not ours
+
+    def restart(self) -> None:
+        """Kill -9 and start again on the same port; what it remembers is its own affair."""
+        body = self._ours()
+        body.kill()
+        body.start()
+        self.wait()
+
+    def pause(self) -> None:
+        """Stop it as SIGSTOP does: connections stay open, nothing is answered."""
+        self._ours().pause()
+
+    def resume(self) -> None:
+        """End the pause."""
+        self._ours().resume()
+
+    def wait(self) -> None:
+        """Return when the server answers."""
+        end = time.monotonic() + START
+        while not self._answers():
+            if time.monotonic() > end or not (self.body is None or self.body.alive()):
+                said = self.body.log() if self.body else ""
+                raise RuntimeError(f"{self.kind.name} does not answer at {self.host}:{self.port}\n{said[-2000:]}")
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1) as connection:
+            connection.sendall(self.kind.hello)
+            return connection.recv(100).startswith(self.kind.ready)
+        return False
+
+    def _ours(self) -> Body:
+        if self.body is None:
+            pytest.skip(f"the server in {self.kind.variable} is not ours to stop")
+        return self.body
+
+
+@contextlib.contextmanager
+def shared(kind: Kind, folder: Path) -> Iterator[Server]:
+    """Give the server named in the environment, else a started one."""
+    url = os.environ.get(kind.variable)
+    if not url:
+        with private(kind, folder) as server:
+            yield server
+        return
+    place = urlsplit(url)
+    server = Server(kind, url, place.hostname or HOST, place.port or kind.port)
+    server.wait()
+    yield server
+
+
+@contextlib.contextmanager
+def private(kind: Kind, folder: Path, *options: str) -> Iterator[Server]:
+    """Start a server with further `options` in `folder`; stop it at the end."""
+    port = free_port()
+    binary = next(filter(None, map(shutil.which, kind.binaries)), None)
+    body: Body
+    if binary:
+        body = Process([binary, *kind.arguments(port, folder), *kind.options, *options], folder)
+    elif docker_answers():
+        body = Container(kind, port, [*kind.options, *options])
+    else:
+        missing(kind)
+    server = Server(kind, kind.url.format(port=port), HOST, port, body)
+    atexit.register(body.remove)
+    try:
+        body.start()
+        server.wait()
+        yield server
+    finally:
+        body.remove()
+        atexit.unregister(body.remove)
+
+
+def missing(kind: Kind) -> NoReturn:
+    """Skip the test, or fail it in CI."""
+    line = f"no {kind.name} server: `make servers` installs one, {kind.variable}=URL names one"
+    if os.environ.get("CI") == "true":
+        pytest.fail(line, pytrace=False)
+    pytest.skip(line)
+
+
+def free_port() -> int:
+    """Find a free loopback port below those that outgoing connections get.
+
+    While a server is down, an outgoing connection could take its port, or a client even connect to itself.
+    """
+    for port in random.sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            return port
+    raise RuntimeError("no free port")
+
+
+# Has the kernel kill the server when the thread that started it ends, even by kill -9, then becomes the server.
+TIED: Final = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class Process:
+    """A server that runs as our child.  Start it in the main thread: on Linux it ends with the thread it came from."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        """Prepare `command`, to run in `folder`."""
+        tied = [sys.executable, "-I", "-S", "-c", TIED] if sys.platform == "linux" else []
+        self.command = [*tied, *command]
+        self.folder = folder
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """See `Body.start`."""
+        with (self.folder / "log").open("ab") as log:
+            self.child = subprocess.Popen(
+                self.command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def kill(self) -> None:
+        """See `Body.kill`."""
+        if self.child:
+            self.child.kill()
+            self.child.wait()
+
+    remove = kill
+
+    def pause(self) -> None:
+        """See `Body.pause`; it is frozen when this returns."""
+        if self.child:
+            self.child.send_signal(signal.SIGSTOP)
+            os.waitpid(self.child.pid, os.WUNTRACED)
+
+    def resume(self) -> None:
+        """See `Body.resume`."""
+        if self.child:
+            self.child.send_signal(signal.SIGCONT)
+
+    def alive(self) -> bool:
+        """See `Body.alive`."""
+        return self.child is not None and self.child.poll() is None
+
+    def log(self) -> str:
+        """See `Body.log`."""
+        return (self.folder / "log").read_text(errors="replace")
+
+
+class Container:
+    """A server that runs in Docker, reachable on the loopback address only."""
+
+    def __init__(self, kind: Kind, port: int, options: list[str]) -> None:
+        """Prepare a container of the kind's image; both images take options as their command."""
+        self.container = _container(kind.image)
+        self.container.with_command(options)
+        self.container.ports[str(kind.port)] = (HOST, port)  # type: ignore[assignment]  # as docker-py takes it
+        self.started = False
+
+    def start(self) -> None:
+        """See `Body.start`."""
+        if self.started:
+            self.container.get_wrapped_container().start()
+        else:
+            self.container.start()
+            self.started = True
+
+    def kill(self) -> None:
+        """See `Body.kill`."""
+        self.container.get_wrapped_container().kill()
+
+    def pause(self) -> None:
+        """See `Body.pause`."""
+        self.container.get_wrapped_container().pause()
+
+    def resume(self) -> None:
+        """See `Body.resume`."""
+        self.container.get_wrapped_container().unpause()
+
+    def alive(self) -> bool:
+        """See `Body.alive`."""
+        container = self.container.get_wrapped_container()
+        container.reload()
+        return bool(container.status != "exited")
+
+    def remove(self) -> None:
+        """See `Body.remove`."""
+        if self.started:
+            self.container.stop()
+            self.started = False
+
+    def log(self) -> str:
+        """See `Body.log`."""
+        return b"".join(self.container.get_logs()).decode(errors="replace") if self.started else ""
+
+
+@functools.cache
+def docker_answers() -> bool:
+    """Ask Docker once for a sign of life."""
+    try:
+        _container("none").get_docker_client().client.ping()
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, it is no help
+        return False
+    return True
+
+
+def _container(image: str) -> DockerContainer:
+    from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - slow to import, and seldom needed
+
+    return DockerContainer(image, docker_client_kw={"timeout": 60})
