@@ -143,11 +143,13 @@ class Claim:
         self.sends = {mark: send for mark, send in self.sends.items() if send.at > now - FREE_TTL}
 
     def farewell(self, standing: Record, version: int, now: float) -> Record | None:
-        """What to leave behind: the owner's other holds, a free record while a lost put may still arrive, or nothing."""
-        others = self.others(standing)
+        """What to leave behind: others' holds or a free record as they stand, else a free record or nothing."""
+        others = self.others(standing) if self.stands_in(standing) else standing.holds
+        if standing.free:
+            return standing
         if others:
             return standing._replace(holds=others, fence=_fence(standing, version))
-        rest = FREE_TTL if self.may_land(ABSENT) else standing.late - (now - self.began)
+        rest = FREE_TTL if self.may_land(ABSENT) else standing.late - (now - (self.began or now))
         return self.free(rest) if rest > 0 else None
 
     def free(self, ttl: float) -> Record:

@@ -81,21 +81,24 @@ async def _attempt(world: World, claim: Claim, limit: float) -> bool:
 async def _give_up(world: World, claim: Claim, error: BaseException) -> None:
     """Make a failed acquire's outcome definite: nothing of it stands, and no late request of it can land."""
     claim.ending = True
-    trouble: list[StoreError] = []
+    trouble: list[str] = []
 
     async def clean_up() -> None:
         try:
-            await _withdraw(world, claim, *await read(world, claim, NEVER))
+            _, standing = await _withdraw(world, claim, *await read(world, claim, NEVER))
         except StoreError as inner:
-            trouble.append(inner)
+            trouble.append(f"which could not be asked ({inner})")
+        else:
+            if claim.may_land(ABSENT) and standing is not None and not standing.free:
+                trouble.append(f"when {standing} has left")
 
     if claim.sends or claim.record is not None:
         await world.finish(clean_up)
     place = world.store.traits.place
     if trouble:
         message = (
-            f"lock {claim.key!r} is not held, but a request for it may still be applied at {place}, which could not "
-            f"be asked ({trouble[0]}); what it leaves there would end by itself within {claim.ttl:g} s"
+            f"lock {claim.key!r} is not held, but a request for it may still be applied at {place}, {trouble[0]}; "
+            f"what it leaves there would end by itself within {claim.ttl:g} s"
         )
         if isinstance(error, StoreUnavailable):
             raise OutcomeUnknown(message) from error
@@ -198,30 +201,35 @@ async def _release(world: World, claim: Claim) -> None:
         in_time = not claim.lost and world.now() < claim.deadline
         claim.unanswered = False
         try:
-            rival = await _withdraw(world, claim, claim.version, claim.record)
+            by_us, standing = await _withdraw(world, claim, claim.version, claim.record)
         finally:
             claim.left_in_time = claim.left_in_time or (in_time and claim.unanswered)
         claim.record = None
-    if claim.left_in_time or (in_time and rival is None):
+    if claim.left_in_time or (in_time and (by_us or standing is None)):
         return
-    raise claim.lose(_instead(world, rival) if rival else "its lease ended before it was released")
+    raise claim.lose("its lease ended before it was released" if by_us else _instead(world, standing))
 
 
-async def _withdraw(world: World, claim: Claim, version: int, standing: Record | None) -> Record | None:
-    """Write until nothing of the claim stands or can land later; returns who else stood there before we could leave."""
+async def _withdraw(
+    world: World, claim: Claim, version: int, standing: Record | None
+) -> tuple[bool, Record | None]:
+    """Write until nothing of the claim stands or can land at once; returns whether it was we who left, and who stands.
+
+    A put that expects absence can't be stopped while somebody else stands there.
+    """
     for _ in range(PASSES):
         ours = claim.stands_in(standing)
         # A request of ours that expects what stands now may land yet, unless we win that version before it does.
         if not ours and not claim.may_land(version):
-            return standing
+            return False, standing
         if standing is None:
             bid: Record | None = claim.free(FREE_TTL)
         else:
-            bid = claim.farewell(standing, version, world.now()) if ours else standing
+            bid = claim.farewell(standing, version, world.now())
         first = claim.writes
         version, standing = await write_surely(world, claim, version, bid, NEVER)
         if standing is None if bid is None else standing is not None and claim.wrote(standing, first):
-            return None
+            return True, standing
     message = f"lock {claim.key!r} could not be left: its record changed {PASSES} times under our hands"
     raise StoreUnavailable(message)
 

@@ -203,6 +203,7 @@ class LockState:
         self._host = socket.gethostname()
         nonce = secrets.token_hex(16)
         self.owner = self._given_owner or f"{self._host}:{nonce}"
+        self.newest = ""  # hold id: for the simulator
         self._ids = (f"{nonce}.{number}" for number in itertools.count(1))
         self._turnstile = self.world.turnstile()
         self._guard = threading.Lock()  # of depth, ending and is_open: a hold may be released from another thread
@@ -212,10 +213,11 @@ class LockState:
 
     def _claim(self) -> Claim:
         since = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.newest = next(self._ids)
         return Claim(
             self.key,
             self.owner,
-            next(self._ids),
+            self.newest,
             min(self.ttl, self.max_hold),
             self.world.mutex(),
             stamp=Record("", (), 0.0, since=since, host=self._host, pid=self._pid, note=self.note),

@@ -97,18 +97,19 @@ async def _write(world: World, claim: Claim, expected: int, bid: Record | None) 
     claim.writes += 1
     bid = bid._replace(write=mark)
     value = encode(bid)
-    claim.sends[mark] = Send(expected, world.now(), claim.lease)  # the ttl counts from before the request
+    if claim.stands_in(bid):
+        claim.sends[mark] = Send(expected, world.now(), claim.lease)  # the ttl counts from before the request
     try:
         entry = await world.store.put_if_version(claim.key, value, expected, bid.ttl)
     except BaseException as error:
         if _may_land(error):
             claim.unanswered = True
         else:
-            del claim.sends[mark]
+            claim.sends.pop(mark, None)
         raise
     if entry is not None and entry.value == value:
         return entry.version, bid
-    del claim.sends[mark]
+    claim.sends.pop(mark, None)
     return _standing(entry)
 
 
