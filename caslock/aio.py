@@ -1,29 +1,27 @@
-"""The law of this file: the core's coroutines, awaited; a cancelled task leaves nothing behind that it did not know of."""
+"""The law of this file: what a user of asyncio sees; it decides nothing but whom a lost lease cancels."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import weakref
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Unpack
 
-from caslock import clock, core
+from caslock.checks import Own, wait_time, waiting
 from caslock.claim import Retry
 from caslock.errors import LockLost, NotAcquired
-from caslock.lockstate import Holding, LockState, Own, Settings, leave, wait_time, waiting
+from caslock.hold import Holding
+from caslock.lockstate import LockState, Settings, leave
 from caslock.multi import Holds, MultiState, given_keys, given_locks
-from caslock.store import AsyncStore, Entry, Store
+from caslock.task_world import TaskWorld, this_task
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from tenacity.wait import WaitBaseT
 
     from caslock.claim import Claim
     from caslock.record import Record
-    from caslock.store import Traits
+    from caslock.store import AsyncStore, Store
 
 
 class AsyncHold(Holding):
@@ -46,19 +44,19 @@ class AsyncLock:
     Loss of the lease cancels the body of ``async with`` as `asyncio.timeout` does, and surfaces as `LockLost`.
     """
 
-    def __init__(  # noqa: PLR0913 - as Lock
+    def __init__(
         self,
         store: AsyncStore | Store,
         key: str,
         *,
         ttl: float = 30.0,
-        timeout: float | None = None,  # noqa: ASYNC109 - a lock's timeout is part of what it is
+        timeout: float | None = None,
         owner: str | None = None,
         auto_renew: bool = True,
         max_hold: float | None = None,
         on_lost: Callable[[Holding], object] | None = None,
         note: str = "",
-        retry: Retry | tuple[int, int] = Retry(),  # noqa: B008 - an immutable tuple
+        retry: Retry | tuple[int, int] = Retry(),
         poll: WaitBaseT | None = None,
     ) -> None:
         """Name the key; the arguments are those of `Lock`.  A blocking store serves from worker threads."""
@@ -91,7 +89,7 @@ class AsyncLock:
         """The owner that stands in the record while this lock is held."""
         return self._state.owner
 
-    async def acquire(self, blocking: bool = True, timeout: float | None | Own = Own.TIMEOUT) -> AsyncHold | None:  # noqa: ASYNC109, FBT001, FBT002 - as Lock
+    async def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> AsyncHold | None:  # noqa: FBT001, FBT002 - as Lock
         """Acquire the lock, or re-enter it; see `Lock.acquire`.  Cancelled, it leaves nothing behind."""
         try:
             return await self._state.acquire(AsyncHold, wait_time(self._state.timeout, timeout, blocking=blocking))
@@ -149,7 +147,7 @@ class AsyncMultiLock:
         store: AsyncStore | Store | Iterable[AsyncLock],
         keys: Iterable[str] | None = None,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as AsyncLock
+        timeout: float | None = None,
         **settings: Unpack[Settings],
     ) -> None:
         """Name the keys of one store, or hand over locks of any stores; see `MultiLock`."""
@@ -170,7 +168,7 @@ class AsyncMultiLock:
         """The keys, in the order in which they are taken."""
         return tuple(state.key for state in self._state.states)
 
-    async def acquire(self, blocking: bool = True, timeout: float | None | Own = Own.TIMEOUT) -> AsyncMultiHold | None:  # noqa: ASYNC109, FBT001, FBT002 - as Lock
+    async def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> AsyncMultiHold | None:  # noqa: FBT001, FBT002 - as Lock
         """Acquire all keys; None, and none held, when they could not all be had in time."""
         try:
             return await self._acquire(wait_time(self._timeout, timeout, blocking=blocking))
@@ -193,7 +191,7 @@ class AsyncMultiLock:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
         await self._bodies.leave(self._state, error)
 
-    async def _acquire(self, timeout: float | None) -> AsyncMultiHold:  # noqa: ASYNC109 - as AsyncLock
+    async def _acquire(self, timeout: float | None) -> AsyncMultiHold:
         return await self._state.acquire(AsyncHold, AsyncMultiHold, timeout)
 
 
@@ -206,13 +204,13 @@ class Bodies:
 
     def enter(self, holds: Sequence[Holding]) -> None:
         """Begin a body in this task."""
-        task = _this_task()
+        task = this_task()
         body = _Body(task, [hold.claim for hold in holds])
         self._open.setdefault(task, []).append(body)
 
     async def leave(self, state: LockState | MultiState[AsyncMultiHold], error: BaseException | None) -> None:
         """End the newest body of this task, and release."""
-        task = _this_task()
+        task = this_task()
         body = self._open[task].pop()
         if not self._open[task]:
             del self._open[task]
@@ -247,144 +245,3 @@ class _Body:
         for claim in self._claims:
             claim.on_loss.remove(self._cancel)
         return self._cancelled and self._task.uncancel() <= self._cancelling
-
-
-class TaskWorld:
-    """What the core needs, for asyncio."""
-
-    def __init__(self, store: object) -> None:
-        """Check that the store is one."""
-        if not isinstance(store, (AsyncStore, Store)):
-            message = (
-                f"a store has get, put_if_version, invalidate and traits; {type(store).__name__} has not: "
-                "make one with caslock.connect_async(url) or a class in caslock.stores"
-            )
-            raise TypeError(message)
-        native = inspect.iscoroutinefunction(store.get)
-        self.store = cast("AsyncStore", store) if native else _InThreads(cast("Store", store))
-
-    def now(self) -> float:
-        """Seconds on the local clock."""
-        return clock.now()
-
-    async def sleep(self, seconds: float) -> None:
-        """Let other tasks run."""
-        await asyncio.sleep(seconds)
-
-    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` in a task of its own and wait for its end, however often this one is cancelled meanwhile."""
-        task = asyncio.ensure_future(work())
-        cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        task.result()
-        if cancelled is not None:
-            raise cancelled
-
-    def me(self) -> object:
-        """Give the task that runs."""
-        return _this_task()
-
-    def mutex(self) -> AbstractAsyncContextManager[object]:
-        """Make a mutex for one claim."""
-        return asyncio.Lock()
-
-    def turnstile(self) -> TaskTurnstile:
-        """Make a turnstile for one Lock object."""
-        return TaskTurnstile()
-
-    def watch(self, claim: Claim) -> None:
-        """Set a timer for the next renewal; the claim is known weakly, so a forgotten one is not renewed for ever."""
-        self._come_back(weakref.ref(claim), min(claim.due, claim.deadline) if claim.auto_renew else claim.deadline)
-
-    def unwatch(self, claim: Claim) -> None:
-        """Cancel its timer."""
-        if claim.no_visit is not None:
-            claim.no_visit()
-
-    def _come_back(self, reference: weakref.ref[Claim], due: float) -> None:
-        claim = reference()
-        if claim is not None and not claim.ending:
-            loop = asyncio.get_running_loop()
-            claim.no_visit = loop.call_later(max(0.0, due - clock.now()), self._visit, reference).cancel
-
-    def _visit(self, reference: weakref.ref[Claim]) -> None:
-        claim = reference()
-        if claim is None:
-            return
-        task = asyncio.ensure_future(core.keep(self, claim))
-        _renewals.add(task)  # the loop itself knows tasks weakly only
-
-        def done(task: asyncio.Task[float | None]) -> None:
-            _renewals.discard(task)
-            if task.cancelled():
-                return
-            error = task.exception()
-            claim = reference()
-            if error is not None:
-                message = "a callback of a lock, or its store, has raised"
-                asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
-            if claim is not None and not claim.lost:
-                again = clock.now() + claim.ttl / 12 if error is not None else task.result()
-                if again is not None:
-                    self._come_back(reference, again)
-
-        task.add_done_callback(done)
-
-
-_renewals: set[asyncio.Task[float | None]] = set()
-
-
-class TaskTurnstile:
-    """Lets one task at a time past, in the order of arrival."""
-
-    def __init__(self) -> None:
-        """Begin as free."""
-        self._lock = asyncio.Lock()
-
-    async def enter(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - the core's own deadline
-        """Wait up to `timeout` seconds (None: for ever)."""
-        if timeout == 0 and self._lock.locked():
-            return False
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._lock.acquire()
-        except TimeoutError:
-            return False
-
-    def leave(self) -> None:
-        """Let the next one in."""
-        self._lock.release()
-
-
-class _InThreads:
-    """A blocking store as asyncio sees it: each verb in a worker thread."""
-
-    __slots__ = ("_store",)
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    @property
-    def traits(self) -> Traits:
-        return self._store.traits
-
-    async def get(self, key: str) -> Entry | None:
-        return await asyncio.to_thread(self._store.get, key)
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        return await asyncio.to_thread(self._store.put_if_version, key, value, version, ttl)
-
-    async def invalidate(self, key: str, version: int) -> Entry | None:
-        return await asyncio.to_thread(self._store.invalidate, key, version)
-
-
-def _this_task() -> asyncio.Task[object]:
-    task = asyncio.current_task()
-    if task is None:
-        message = "an AsyncLock needs a running task"
-        raise RuntimeError(message)
-    return task

@@ -1,41 +1,25 @@
-"""The law of this file: the core's coroutines run to their end in the calling thread; nothing in them ever suspends."""
+"""The law of this file: what a user of threads sees; it decides nothing."""
 
 from __future__ import annotations
 
-import threading
-import time
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from caslock import clock
+from caslock.checks import Own, wait_time, waiting
 from caslock.claim import Retry
 from caslock.errors import NotAcquired
-from caslock.keeper import Keeper
-from caslock.lockstate import Holding, LockState, Own, Settings, leave, wait_time, waiting
+from caslock.hold import Holding
+from caslock.lockstate import LockState, Settings, leave
 from caslock.multi import Holds, MultiState, given_keys, given_locks
-from caslock.store import Entry, Store
+from caslock.thread_world import ThreadWorld, run
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from tenacity.wait import WaitBaseT
 
-    from caslock.claim import Claim
     from caslock.record import Record
-    from caslock.store import Traits
-
-T = TypeVar("T")
-
-def run(coroutine: Coroutine[object, object, T]) -> T:
-    """Run a coroutine that never suspends to its end."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return] # typeshed gives StopIteration.value as Any
-    coroutine.close()
-    message = "a store for the blocking API must not suspend: is it an AsyncStore?"
-    raise RuntimeError(message)
+    from caslock.store import Store
 
 
 class Hold(Holding):
@@ -79,7 +63,7 @@ class Lock:
         max_hold: float | None = None,
         on_lost: Callable[[Holding], object] | None = None,
         note: str = "",
-        retry: Retry | tuple[int, int] = Retry(),  # noqa: B008 - an immutable tuple
+        retry: Retry | tuple[int, int] = Retry(),
         poll: WaitBaseT | None = None,
     ) -> None:
         """Name the key; nothing is requested yet.
@@ -129,7 +113,7 @@ class Lock:
         """The owner that stands in the record while this lock is held."""
         return self._state.owner
 
-    def acquire(self, blocking: bool = True, timeout: float | None | Own = Own.TIMEOUT) -> Hold | None:  # noqa: FBT001, FBT002 - threading.Lock's own signature
+    def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> Hold | None:  # noqa: FBT001, FBT002 - threading.Lock's own signature
         """Acquire the lock, or re-enter it; None when somebody else held it for `timeout` seconds.
 
         As with `threading.Lock`: ``blocking=False`` is one try, ``timeout=-1`` (or None) waits for ever.
@@ -217,7 +201,7 @@ class MultiLock:
         """The keys, in the order in which they are taken."""
         return tuple(state.key for state in self._state.states)
 
-    def acquire(self, blocking: bool = True, timeout: float | None | Own = Own.TIMEOUT) -> MultiHold | None:  # noqa: FBT001, FBT002 - as in Lock
+    def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> MultiHold | None:  # noqa: FBT001, FBT002 - as in Lock
         """Acquire all keys; None, and none held, when they could not all be had in time.  See `Lock.acquire`."""
         try:
             return self._acquire(wait_time(self._timeout, timeout, blocking=blocking))
@@ -240,122 +224,3 @@ class MultiLock:
 
     def _acquire(self, timeout: float | None) -> MultiHold:
         return run(self._state.acquire(Hold, MultiHold, timeout))
-
-
-class ThreadWorld:
-    """What the core needs, for code that blocks."""
-
-    def __init__(self, store: object) -> None:
-        """Check that the store is one."""
-        if not isinstance(store, Store):
-            message = (
-                f"a store has get, put_if_version, invalidate and traits; {type(store).__name__} has not: "
-                "make one with caslock.connect(url) or a class in caslock.stores"
-            )
-            raise TypeError(message)
-        self._store = store
-        self.store = _Immediate(store)
-
-    def now(self) -> float:
-        """Seconds on the local clock."""
-        return clock.now()
-
-    async def sleep(self, seconds: float) -> None:
-        """Block the thread."""
-        time.sleep(seconds)  # noqa: ASYNC251 - these coroutines block by design
-
-    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Nothing can cancel a thread."""
-        await work()
-
-    def me(self) -> object:
-        """Make an object for each thread: unlike its name and number, it is never used again."""
-        try:
-            return _thread.me
-        except AttributeError:
-            _thread.me = object()
-            return _thread.me
-
-    def mutex(self) -> AbstractAsyncContextManager[object]:
-        """Make a mutex for one claim."""
-        return ThreadMutex()
-
-    def turnstile(self) -> ThreadTurnstile:
-        """Make a turnstile for one Lock object."""
-        return ThreadTurnstile()
-
-    def watch(self, claim: Claim) -> None:
-        """Have the store's keeper visit the claim."""
-        Keeper.watch(claim, self, self._store, run)
-
-    def unwatch(self, claim: Claim) -> None:
-        """Spare the keeper the claim."""
-        Keeper.unwatch(claim, self._store)
-
-
-class _Thread(threading.local):
-    me: object
-
-
-_thread = _Thread()
-
-
-class ThreadTurnstile:
-    """A `threading.Lock` in the core's clothes: any thread may release it."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        """Begin as free."""
-        self._lock = threading.Lock()
-
-    async def enter(self, timeout: float | None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever)."""
-        if timeout is None:
-            return self._lock.acquire()
-        return self._lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
-
-    def leave(self) -> None:
-        """Let the next one in."""
-        self._lock.release()
-
-
-class ThreadMutex:
-    """A `threading.RLock` in the core's clothes: an interrupt that strikes as it is taken can't block its own thread."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        """Begin as free."""
-        self._lock = threading.RLock()
-
-    async def __aenter__(self) -> Self:
-        """Wait."""
-        self._lock.acquire()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        """Let the next one in."""
-        self._lock.release()
-
-
-class _Immediate:
-    """A blocking store as the core sees it: verbs to await that never suspend."""
-
-    __slots__ = ("_store",)
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    @property
-    def traits(self) -> Traits:
-        return self._store.traits
-
-    async def get(self, key: str) -> Entry | None:
-        return self._store.get(key)
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        return self._store.put_if_version(key, value, version, ttl)
-
-    async def invalidate(self, key: str, version: int) -> Entry | None:
-        return self._store.invalidate(key, version)

@@ -210,9 +210,7 @@ async def _release(world: World, claim: Claim) -> None:
     raise claim.lose("its lease ended before it was released" if by_us else _instead(world, standing))
 
 
-async def _withdraw(
-    world: World, claim: Claim, version: int, standing: Record | None
-) -> tuple[bool, Record | None]:
+async def _withdraw(world: World, claim: Claim, version: int, standing: Record | None) -> tuple[bool, Record | None]:
     """Write until nothing of the claim stands or can land at once; returns whether it was we who left, and who stands.
 
     A put that expects absence can't be stopped while somebody else stands there.

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from caslock import clock, core
 
@@ -22,90 +22,82 @@ if TYPE_CHECKING:
     from caslock.claim import Claim
     from caslock.request import World
 
-SLACK: Final = 1 / 30
-"""Claims that come due within this part of a lease are visited together."""
+    Run = Callable[[Coroutine[object, object, float | None]], float | None]
+
+
+_guard = threading.Lock()
+_keepers: dict[int, Keeper] = {}  # by the id of their store
+
+
+def watch(claim: Claim, world: World, store: object, run: Run) -> None:
+    """Have the keeper of `store` visit `claim` when it is due, running the core by `run`."""
+    due = min(claim.due, claim.deadline) if claim.auto_renew else claim.deadline
+    with _guard:
+        keeper = _keepers.get(id(store))
+        if keeper is None:
+            keeper = Keeper(store, run)
+            threading.Thread(target=keeper.keep, name="caslock-keeper", daemon=True).start()
+            _keepers[id(store)] = keeper
+        keeper.claims[id(claim)] = (weakref.ref(claim), world, due)
+        if due < keeper.wakes:
+            keeper.alarm.notify()
+
+
+def unwatch(claim: Claim, store: object) -> None:
+    """Spare the keeper of `store` a claim that was released."""
+    with _guard:
+        keeper = _keepers.get(id(store))
+        if keeper is not None:
+            keeper.claims.pop(id(claim), None)
 
 
 class Keeper:
-    """The thread that renews the holds on one blocking store."""
+    """What the thread of one blocking store does; `_guard` guards it."""
 
-    _of_store: dict[int, Keeper] = {}  # noqa: RUF012 - shared on purpose; `_guard` guards it
-    _guard = threading.Lock()
-
-    def __init__(self, store: object, run: Callable[[Coroutine[object, object, float | None]], float | None]) -> None:
-        """Keep the holds on `store`, running the core by `run`."""
+    def __init__(self, store: object, run: Run) -> None:
+        """Keep the holds on `store`."""
+        self.claims: dict[int, tuple[weakref.ref[Claim], World, float]] = {}
+        self.wakes = 0.0
+        self.alarm = threading.Condition(_guard)
         self._store = store  # so that its id is not used again while we stand in the dictionary
         self._run = run
-        self._claims: dict[int, tuple[weakref.ref[Claim], World, float]] = {}
-        self._wakes = 0.0
-        self._alarm = threading.Condition(self._guard)
 
-    @classmethod
-    def watch(
-        cls, claim: Claim, world: World, store: object, run: Callable[[Coroutine[object, object, float | None]], float | None]
-    ) -> None:
-        """Visit `claim` when it is due."""
-        due = _due(claim)
-        with cls._guard:
-            keeper = cls._of_store.get(id(store))
-            if keeper is None:
-                keeper = cls(store, run)
-                threading.Thread(target=keeper._keep, name="caslock-keeper", daemon=True).start()
-                cls._of_store[id(store)] = keeper
-            keeper._claims[id(claim)] = (weakref.ref(claim), world, due)
-            if due < keeper._wakes:
-                keeper._alarm.notify()
-
-    @classmethod
-    def unwatch(cls, claim: Claim, store: object) -> None:
-        """Forget a claim that was released."""
-        with cls._guard:
-            keeper = cls._of_store.get(id(store))
-            if keeper is not None:
-                keeper._claims.pop(id(claim), None)
-
-    def _keep(self) -> None:
+    def keep(self) -> None:
+        """Visit claims as they come due, until there are none."""
         while True:
-            with self._guard:
-                self._claims = {key: kept for key, kept in self._claims.items() if kept[0]() is not None}
-                if not self._claims:
-                    del self._of_store[id(self._store)]
+            with _guard:
+                self.claims = {key: kept for key, kept in self.claims.items() if kept[0]() is not None}
+                if not self.claims:
+                    del _keepers[id(self._store)]
                     return
                 now = clock.now()
-                self._wakes = min(due for _, _, due in self._claims.values())
-                if self._wakes > now:
-                    self._alarm.wait(min(self._wakes - now, threading.TIMEOUT_MAX))
+                self.wakes = min(due for _, _, due in self.claims.values())
+                if self.wakes > now:
+                    self.alarm.wait(min(self.wakes - now, threading.TIMEOUT_MAX))
                     continue
-                ready = []
-                for reference, world, due in self._claims.values():
-                    claim = reference()
-                    if claim is not None and due <= now + claim.ttl * SLACK:
-                        ready.append((claim, world))
-            for claim, world in ready:
-                self._visit(claim, world)
-            del ready, claim  # weakly known again
+                ready = [(kept[0](), kept[1]) for kept in self.claims.values() if kept[2] <= now]
+            while ready:
+                self._visit(*ready.pop())  # weakly known again, once it is visited
 
-    def _visit(self, claim: Claim, world: World) -> None:
+    def _visit(self, claim: Claim | None, world: World) -> None:
+        if claim is None:
+            return
         try:
             again = self._run(core.keep(world, claim))
         except Exception:  # noqa: BLE001 - a callback or store with a bug must not end the renewals of all the others
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             again = None if claim.lost else clock.now() + claim.ttl / 12
-        with self._guard:
-            if again is None:
-                self._claims.pop(id(claim), None)
-            elif id(claim) in self._claims:
-                self._claims[id(claim)] = (*self._claims[id(claim)][:2], again)
-
-
-def _due(claim: Claim) -> float:
-    return min(claim.due, claim.deadline) if claim.auto_renew else claim.deadline
+        with _guard:
+            kept = self.claims.pop(id(claim), None)
+            if kept is not None and again is not None:
+                self.claims[id(claim)] = (*kept[:2], again)
 
 
 def _forget_parent() -> None:
     """A forked child has none of its parent's threads, and keeps none of its holds."""
-    Keeper._guard = threading.Lock()
-    Keeper._of_store = {}
+    global _guard, _keepers  # noqa: PLW0603 - the guard may be locked in the parent at this moment
+    _guard = threading.Lock()
+    _keepers = {}
 
 
 os.register_at_fork(after_in_child=_forget_parent)

@@ -7,19 +7,19 @@ for n acquires.  Identity is an object of the thread or task, never its name or 
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import secrets
 import socket
 import threading
 from datetime import UTC, datetime
-from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, TypeVar
 
 from caslock import core
+from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, key_of, retries, seconds, text, waiting
 from caslock.claim import NEVER, Claim, Retry
-from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError
-from caslock.record import Record, json_size
+from caslock.errors import CaslockError, NotAcquired, NotHeld
+from caslock.hold import Holding
+from caslock.record import Record
 from caslock.request import World, read
 
 if TYPE_CHECKING:
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from tenacity.wait import WaitBaseT
-
-MAX_KEY: Final = 1024
-MAX_OWNER_BYTES: Final = 512
-MAX_NOTE_BYTES: Final = 1024
-MAX_RETRY: Final = 100
 
 
 class Settings(TypedDict, total=False):
@@ -83,88 +78,13 @@ class Surroundings(World, Protocol):
         ...
 
 
-class Holding:
-    """One successful acquire: what the blocking and the asyncio hold have in common."""
-
-    __slots__ = ("_pid", "_state", "claim", "is_open")
-
-    def __init__(self, state: LockState, claim: Claim) -> None:
-        """Begin as held."""
-        self._state = state
-        self.claim = claim
-        self.is_open = True
-        self._pid = os.getpid()
-
-    def __repr__(self) -> str:
-        """Say which key, and for how long."""
-        state = "released" if not self.is_open else "lost" if self.lost else f"{self.remaining():.3g} s remaining"
-        return f"<{type(self).__name__} of {self.key!r}: {state}>"
-
-    @property
-    def inherited(self) -> bool:
-        """Whether this is a forked child's copy: this process never held it, and its release frees nothing."""
-        return self._pid != os.getpid()
-
-    @property
-    def key(self) -> str:
-        """The key that is held."""
-        return self.claim.key
-
-    @property
-    def owner(self) -> str:
-        """The owner, ``host:uuid`` unless it was given."""
-        return self.claim.owner
-
-    @property
-    def fence(self) -> int:
-        """The fencing number: larger than that of every earlier tenure of the key (Chubby calls it sequencer).
-
-        Hand it to the protected resource, which must refuse any smaller one than it has seen.  Raises `StoreError`
-        where the store can't promise that (``traits.fences`` is False).
-        """
-        traits = self._state.world.store.traits
-        if not traits.fences:
-            message = f"{traits.place} can't promise growing versions, so it has no fence to give"
-            raise StoreError(message)
-        return self.claim.fence
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lease is over, or was found to be taken away."""
-        return bool(self.claim.lost) or self.inherited or self._state.world.now() >= self.claim.deadline
-
-    def remaining(self) -> float:
-        """Seconds for which the lease is certain, if nothing renews it; 0 when it is over."""
-        return 0.0 if self.lost else max(0.0, self.claim.deadline - self._state.world.now())
-
-    def ensure_held(self) -> None:
-        """Raise `LockLost` if the lease is over, `NotHeld` after the release; no request is made."""
-        self._mine()
-        core.check(self._state.world, self.claim)
-
-    async def renewed(self, ttl: float | None) -> None:
-        """See `extend`."""
-        self._mine()
-        ttl = self.claim.ttl if ttl is None else seconds("ttl", ttl)
-        await core.renew(self._state.world, self.claim, ttl)
-
-    async def released(self) -> None:
-        """See `release`."""
-        await self._state.release(self)
-
-    def _mine(self) -> None:
-        if not self.is_open or self.inherited:
-            message = f"this hold of {self.key!r} was released" if not self.is_open else f"{self.key!r}: held by a parent"
-            raise NotHeld(message)
-
-
 H = TypeVar("H", bound=Holding)
 
 
 class LockState:
     """The state of one Lock object."""
 
-    def __init__(  # noqa: PLR0913 - the public constructor's own arguments
+    def __init__(
         self,
         world: Surroundings,
         key: str,
@@ -176,21 +96,21 @@ class LockState:
         max_hold: float | None = None,
         on_lost: Callable[[Holding], object] | None = None,
         note: str = "",
-        retry: Retry | tuple[int, int] = Retry(),  # noqa: B008 - an immutable tuple
+        retry: Retry | tuple[int, int] = Retry(),
         poll: WaitBaseT | None = None,
     ) -> None:
         """Check everything, before any request; the arguments are explained at `Lock`."""
         self.world = world
-        self.key = _key(key)
+        self.key = key_of(key)
         self.ttl = seconds("ttl", ttl)
         self.timeout = waiting(timeout)
         self.max_hold = NEVER if max_hold is None else seconds("max_hold", max_hold)
         self.auto_renew = auto_renew
         self.on_lost = on_lost
-        self.note = _text("note", note, MAX_NOTE_BYTES)
-        self.retry = _retry(retry)
+        self.note = text("note", note, MAX_NOTE_BYTES)
+        self.retry = retries(retry)
         self.poll = poll
-        self._given_owner = None if owner is None else _text("owner", owner, MAX_OWNER_BYTES)
+        self._given_owner = None if owner is None else text("owner", owner, MAX_OWNER_BYTES)
         if owner == "":
             message = "owner must not be empty: leave it out for a private one"
             raise ValueError(message)
@@ -240,8 +160,8 @@ class LockState:
         began = self.world.now()
         if not await self._turnstile.enter(timeout):
             message = (
-                f"lock {self.key!r} is held by {self.owner} (pid {self._pid} on {self._host}), in another thread or task "
-                f"that uses the same Lock object, since {self._since} (waited {timeout:g} s)"
+                f"lock {self.key!r} is held by {self.owner} (pid {self._pid} on {self._host}), in another thread "
+                f"or task that uses the same Lock object, since {self._since} (waited {timeout:g} s)"
             )
             raise NotAcquired(message)
         try:
@@ -330,24 +250,6 @@ class LockState:
             self._begin()
 
 
-def seconds(name: str, value: float) -> float:
-    """Check a length of time in seconds."""
-    try:
-        sound = math.isfinite(value) and value > 0
-    except TypeError:
-        message = f"{name} must be a number of seconds, not {value!r}"
-        raise TypeError(message) from None
-    if not sound:
-        message = f"{name} must be finite and more than 0 seconds, not {value!r}"
-        raise ValueError(message)
-    return float(value)
-
-
-def waiting(value: float | None) -> float | None:
-    """Check a timeout in seconds; None is for ever, 0 one try."""
-    return value if value is None or value == 0 else seconds("timeout", value)
-
-
 class Leaving(Protocol):
     """Something whose newest hold can be released."""
 
@@ -375,59 +277,3 @@ class _Ending(NamedTuple):
     async def release_last(self) -> None:
         """Release it."""
         await core.release(self.world, self.claim)
-
-
-class Own(Enum):
-    """Stands for "the timeout that the lock was made with"."""
-
-    TIMEOUT = "the lock's own"
-
-
-def wait_time(own: float | None, timeout: float | None | Own, *, blocking: bool) -> float | None:
-    """Seconds to wait, from `threading.Lock.acquire`'s arguments."""
-    if timeout is Own.TIMEOUT:
-        return own if blocking else 0.0
-    if not blocking and timeout != -1:
-        message = "a timeout can't be given with blocking=False, which is one try"
-        raise ValueError(message)
-    if not blocking:
-        return 0.0
-    return None if timeout == -1 else waiting(timeout)
-
-
-def _key(key: str) -> str:
-    if not isinstance(key, str):
-        message = f"key must be a str, not {type(key).__name__}"
-        raise TypeError(message)
-    if not 1 <= len(key) <= MAX_KEY:
-        message = f"key must be 1 to {MAX_KEY:,} characters long, not {len(key):,}"
-        raise ValueError(message)
-    return _encodable("key", key)
-
-
-def _text(name: str, text: str, most: int) -> str:
-    if not isinstance(text, str):
-        message = f"{name} must be a str, not {type(text).__name__}"
-        raise TypeError(message)
-    size = json_size(text)
-    if size > most:
-        message = f"{name} is too long: {size:,} bytes as JSON, at most {most:,}"
-        raise ValueError(message)
-    return _encodable(name, text)
-
-
-def _encodable(name: str, text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        message = f"{name} can't be encoded as UTF-8 (a lone surrogate at {error.start})"
-        raise ValueError(message) from None
-    return text
-
-
-def _retry(retry: Retry | tuple[int, int]) -> Retry:
-    checked = Retry(*retry)
-    if not all(times in range(MAX_RETRY + 1) for times in checked):
-        message = f"retry must be two numbers from 0 to {MAX_RETRY}, (get, put), not {retry!r}"
-        raise ValueError(message)
-    return checked

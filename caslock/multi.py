@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from caslock.claim import NEVER
 from caslock.errors import CaslockError, NotHeld
-from caslock.lockstate import Holding, LockState
+from caslock.hold import Holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from caslock.claim import Claim
+    from caslock.lockstate import LockState
 
 H = TypeVar("H", bound=Holding)
 H_co = TypeVar("H_co", bound=Holding, covariant=True)

@@ -30,7 +30,7 @@ class Record(NamedTuple):
     fence: int | None = None
     """The fencing number.  None in a tenure's first write: there it is the version of the entry."""
     late: float = 0.0
-    """Seconds for which, from the start of this tenure, a lost put of somebody may still arrive where nothing stands."""
+    """Seconds, from the start of this tenure, in which a lost put of somebody may still arrive where nothing stands."""
     since: str = ""
     """When the tenure began, by the owner's wall clock (ISO 8601): for people, never compared."""
     host: str = ""

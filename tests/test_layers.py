@@ -12,12 +12,17 @@ PACKAGE = Path(__file__).parent.parent / "caslock"
 RULES = ("errors", "store", "record", "claim", "request", "core")
 """The rules of locking, from the ground up: all that the simulator drives."""
 
-LADDER = ("clock", *RULES, "lockstate", "multi", "keeper", "blocking", "aio", "connect", "__init__", "testing", "cli")
+STATE = ("checks", "hold", "lockstate", "multi")
+LADDER = (
+    *("clock", *RULES, *STATE, "keeper", "thread_world", "task_world"),
+    *("blocking", "aio", "connect", "__init__", "testing", "cli"),
+)
 """Every module and package, from the ground up: each may import what stands before it, with these exceptions."""
 
 MAY_IMPORT = {own: set(LADDER[:rung]) for rung, own in enumerate(LADDER)}
 MAY_IMPORT["stores"] = {"errors", "store"}  # not even each other
-MAY_IMPORT["aio"] -= {"keeper", "blocking"}  # the two APIs are siblings
+MAY_IMPORT["task_world"] -= {"keeper", "thread_world"}
+MAY_IMPORT["aio"] -= {"keeper", "blocking", "thread_world"}  # the two APIs are siblings
 MAY_IMPORT["connect"] = {"errors", "store", "stores"}
 MAY_IMPORT["testing"] |= {"stores", "testing"}
 MAY_IMPORT["cli"] |= {"stores", "cli"}

@@ -10,11 +10,12 @@ import pytest
 
 from caslock import claim, core
 from caslock.claim import Claim
-from caslock.record import Record
 from caslock.testing.simulate import Run, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from caslock.record import Record
 
 SEEDS = 1_500
 
@@ -25,10 +26,15 @@ def simulate(seed: int) -> None:
     Run(seed, clients=2 + seed % 3, rounds=3 + seed % 4, faults=(0.1, 0.3, 0.5)[seed % 3]).run()
 
 
+def simulate_all(seeds: int) -> None:
+    """Run many seeds."""
+    for seed in range(seeds):
+        simulate(seed)
+
+
 def test_no_interleaving_of_faults_breaks_a_law() -> None:
     """Whatever is lost, late, doubled or cancelled: beliefs never overlap, fences grow, failures are final."""
-    for seed in range(SEEDS):
-        simulate(seed)
+    simulate_all(SEEDS)
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -114,8 +120,7 @@ def test_the_simulator_catches_a_core_without_that_protection(
 ) -> None:
     """Each protection that is taken out of the core is missed within the same seeds."""
     with replaced(owner, name, mutant), pytest.raises(Violation):
-        for seed in range(20_000):
-            simulate(seed)
+        simulate_all(20_000)
 
 
 async def give_up_without_looking(*args: object) -> None:
@@ -125,12 +130,10 @@ async def give_up_without_looking(*args: object) -> None:
 def test_the_simulator_catches_an_acquire_that_gives_up_without_looking() -> None:
     """An acquire that reports a failure while its own hold may stand is caught."""
     with replaced(core, "_give_up", give_up_without_looking), pytest.raises(Violation):
-        for seed in range(SEEDS):
-            simulate(seed)
+        simulate_all(SEEDS)
 
 
 def test_the_simulator_catches_a_lease_that_is_believed_too_long() -> None:
     """A margin below zero is an overlap of beliefs."""
     with replaced(claim, "margin", lambda lease: -0.5 * lease), pytest.raises(Violation):
-        for seed in range(SEEDS):
-            simulate(seed)
+        simulate_all(SEEDS)

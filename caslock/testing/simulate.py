@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from caslock import core
 from caslock.errors import CaslockError, LockLost, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
-from caslock.lockstate import Holding, LockState
+from caslock.hold import Holding
+from caslock.lockstate import LockState
 from caslock.record import decode
 from caslock.store import ABSENT, Entry, Traits
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 
     from caslock.claim import Claim
 
+    Program = Coroutine[object, object, object]
+
 KEY = "key"
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818 - named by what it is
     """A law was broken; the text is the story that led to it."""
 
 
@@ -111,7 +114,7 @@ class _Mutex:
     async def __aexit__(self, *error: object) -> None:
         self.taken = False
 
-    async def enter(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - the protocol's
+    async def enter(self, timeout: float | None) -> bool:
         """One program a client: nobody waits here."""
         del timeout
         self.taken = True
@@ -229,7 +232,7 @@ class Run:
 
         self._start(client, visits(), interruptible=False)
 
-    async def _program(self, client: Client, rounds: int) -> None:
+    async def _program(self, client: Client, rounds: int) -> None:  # noqa: C901 - a client tries everything
         pick = self.random
         for _ in range(rounds):
             await _Suspend(self.now + pick.choice([0.0, 0.1, 1.0]))
@@ -271,7 +274,9 @@ class Run:
                     self._tell(f"{client.name}: {type(error).__name__} at the release")
                 break
 
-    def _start(self, client: Client, coroutine: Coroutine[object, object, object], *, interruptible: bool = True) -> None:
+    def _start(
+        self, client: Client, coroutine: Coroutine[object, object, object], *, interruptible: bool = True
+    ) -> None:
         flow = Flow(client, coroutine, interruptible=interruptible)
         self.flows.append(flow)
         self._resume(flow, None)

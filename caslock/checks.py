@@ -1,0 +1,92 @@
+"""The law of this file: bad input gets a clear error before any request is made."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Final
+
+from caslock.claim import Retry
+from caslock.record import json_size
+
+MAX_KEY: Final = 1024
+MAX_OWNER_BYTES: Final = 512
+MAX_NOTE_BYTES: Final = 1024
+MAX_RETRY: Final = 100
+
+
+def seconds(name: str, value: float) -> float:
+    """Check a length of time in seconds."""
+    try:
+        sound = math.isfinite(value) and value > 0
+    except TypeError:
+        message = f"{name} must be a number of seconds, not {value!r}"
+        raise TypeError(message) from None
+    if not sound:
+        message = f"{name} must be finite and more than 0 seconds, not {value!r}"
+        raise ValueError(message)
+    return float(value)
+
+
+def waiting(value: float | None) -> float | None:
+    """Check a timeout in seconds; None is for ever, 0 one try."""
+    return value if value is None or value == 0 else seconds("timeout", value)
+
+
+class Own(Enum):
+    """Stands for "the timeout that the lock was made with"."""
+
+    TIMEOUT = "the lock's own"
+
+
+def wait_time(own: float | None, timeout: float | Own | None, *, blocking: bool) -> float | None:
+    """Seconds to wait, from `threading.Lock.acquire`'s arguments."""
+    if timeout is Own.TIMEOUT:
+        return own if blocking else 0.0
+    if not blocking and timeout != -1:
+        message = "a timeout can't be given with blocking=False, which is one try"
+        raise ValueError(message)
+    if not blocking:
+        return 0.0
+    return None if timeout == -1 else waiting(timeout)
+
+
+def key_of(key: str) -> str:
+    """Check a key."""
+    if not isinstance(key, str):
+        message = f"key must be a str, not {type(key).__name__}"
+        raise TypeError(message)
+    if not 1 <= len(key) <= MAX_KEY:
+        message = f"key must be 1 to {MAX_KEY:,} characters long, not {len(key):,}"
+        raise ValueError(message)
+    return _encodable("key", key)
+
+
+def text(name: str, value: str, most: int) -> str:
+    """Check an owner or a note, which may take `most` bytes as JSON."""
+    if not isinstance(value, str):
+        message = f"{name} must be a str, not {type(value).__name__}"
+        raise TypeError(message)
+    size = json_size(value)
+    if size > most:
+        message = f"{name} is too long: {size:,} bytes as JSON, at most {most:,}"
+        raise ValueError(message)
+    return _encodable(name, value)
+
+
+def _encodable(name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"{name} can't be encoded as UTF-8 (a lone surrogate at {error.start})"
+        raise ValueError(message) from None
+    return text
+
+
+def retries(retry: Retry | tuple[int, int]) -> Retry:
+    """Check how often to retry."""
+    checked = Retry(*retry)
+    if not all(times in range(MAX_RETRY + 1) for times in checked):
+        message = f"retry must be two numbers from 0 to {MAX_RETRY}, (get, put), not {retry!r}"
+        raise ValueError(message)
+    return checked

@@ -1,0 +1,104 @@
+"""The law of this file: a hold tells what it may believe without asking, and is of no use to a forked child."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from caslock import core
+from caslock.checks import seconds
+from caslock.errors import NotHeld, StoreError
+
+if TYPE_CHECKING:
+    from caslock.claim import Claim
+    from caslock.request import World
+
+
+class Holder(Protocol):
+    """What a hold needs of the state of its Lock."""
+
+    @property
+    def world(self) -> World:
+        """Where it asks for the time."""
+        ...
+
+    async def release(self, hold: Holding) -> None:
+        """Release one hold."""
+        ...
+
+
+class Holding:
+    """One successful acquire: what the blocking and the asyncio hold have in common."""
+
+    __slots__ = ("_pid", "_state", "claim", "is_open")
+
+    def __init__(self, state: Holder, claim: Claim) -> None:
+        """Begin as held."""
+        self._state = state
+        self.claim = claim
+        self.is_open = True
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        """Say which key, and for how long."""
+        state = "released" if not self.is_open else "lost" if self.lost else f"{self.remaining():.3g} s remaining"
+        return f"<{type(self).__name__} of {self.key!r}: {state}>"
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a forked child's copy: this process never held it, and its release frees nothing."""
+        return self._pid != os.getpid()
+
+    @property
+    def key(self) -> str:
+        """The key that is held."""
+        return self.claim.key
+
+    @property
+    def owner(self) -> str:
+        """The owner, ``host:uuid`` unless it was given."""
+        return self.claim.owner
+
+    @property
+    def fence(self) -> int:
+        """The fencing number: larger than that of every earlier tenure of the key (Chubby calls it sequencer).
+
+        Hand it to the protected resource, which must refuse any smaller one than it has seen.  Raises `StoreError`
+        where the store can't promise that (``traits.fences`` is False).
+        """
+        traits = self._state.world.store.traits
+        if not traits.fences:
+            message = f"{traits.place} can't promise growing versions, so it has no fence to give"
+            raise StoreError(message)
+        return self.claim.fence
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is over, or was found to be taken away."""
+        return bool(self.claim.lost) or self.inherited or self._state.world.now() >= self.claim.deadline
+
+    def remaining(self) -> float:
+        """Seconds for which the lease is certain, if nothing renews it; 0 when it is over."""
+        return 0.0 if self.lost else max(0.0, self.claim.deadline - self._state.world.now())
+
+    def ensure_held(self) -> None:
+        """Raise `LockLost` if the lease is over, `NotHeld` after the release; no request is made."""
+        self._mine()
+        core.check(self._state.world, self.claim)
+
+    async def renewed(self, ttl: float | None) -> None:
+        """See `extend`."""
+        self._mine()
+        ttl = self.claim.ttl if ttl is None else seconds("ttl", ttl)
+        await core.renew(self._state.world, self.claim, ttl)
+
+    async def released(self) -> None:
+        """See `release`."""
+        await self._state.release(self)
+
+    def _mine(self) -> None:
+        if not self.is_open or self.inherited:
+            message = (
+                f"this hold of {self.key!r} was released" if not self.is_open else f"{self.key!r}: held by a parent"
+            )
+            raise NotHeld(message)

@@ -1,0 +1,160 @@
+"""The law of this file: what is begun for a task is finished, however often the task is cancelled meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import weakref
+from typing import TYPE_CHECKING, cast
+
+from caslock import clock, core
+from caslock.store import AsyncStore, Entry, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from caslock.claim import Claim
+    from caslock.store import Traits
+
+
+class TaskWorld:
+    """What the core needs, for asyncio."""
+
+    def __init__(self, store: object) -> None:
+        """Check that the store is one."""
+        if not isinstance(store, (AsyncStore, Store)):
+            message = (
+                f"a store has get, put_if_version, invalidate and traits; {type(store).__name__} has not: "
+                "make one with caslock.connect_async(url) or a class in caslock.stores"
+            )
+            raise TypeError(message)
+        native = inspect.iscoroutinefunction(store.get)
+        self.store = cast("AsyncStore", store) if native else _InThreads(cast("Store", store))
+
+    def now(self) -> float:
+        """Seconds on the local clock."""
+        return clock.now()
+
+    async def sleep(self, seconds: float) -> None:
+        """Let other tasks run."""
+        await asyncio.sleep(seconds)
+
+    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` in a task of its own and wait for its end, however often this one is cancelled meanwhile."""
+        task = asyncio.ensure_future(work())
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        task.result()
+        if cancelled is not None:
+            raise cancelled
+
+    def me(self) -> object:
+        """Give the task that runs."""
+        return this_task()
+
+    def mutex(self) -> AbstractAsyncContextManager[object]:
+        """Make a mutex for one claim."""
+        return asyncio.Lock()
+
+    def turnstile(self) -> TaskTurnstile:
+        """Make a turnstile for one Lock object."""
+        return TaskTurnstile()
+
+    def watch(self, claim: Claim) -> None:
+        """Set a timer for the next renewal; the claim is known weakly, so a forgotten one is not renewed for ever."""
+        self._come_back(weakref.ref(claim), min(claim.due, claim.deadline) if claim.auto_renew else claim.deadline)
+
+    def unwatch(self, claim: Claim) -> None:
+        """Cancel its timer."""
+        if claim.no_visit is not None:
+            claim.no_visit()
+
+    def _come_back(self, reference: weakref.ref[Claim], due: float) -> None:
+        claim = reference()
+        if claim is not None and not claim.ending:
+            loop = asyncio.get_running_loop()
+            claim.no_visit = loop.call_later(max(0.0, due - clock.now()), self._visit, reference).cancel
+
+    def _visit(self, reference: weakref.ref[Claim]) -> None:
+        claim = reference()
+        if claim is None:
+            return
+        task = asyncio.ensure_future(core.keep(self, claim))
+        _renewals.add(task)  # the loop itself knows tasks weakly only
+
+        def done(task: asyncio.Task[float | None]) -> None:
+            _renewals.discard(task)
+            if task.cancelled():
+                return
+            error = task.exception()
+            claim = reference()
+            if error is not None:
+                message = "a callback of a lock, or its store, has raised"
+                asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+            if claim is not None and not claim.lost:
+                again = clock.now() + claim.ttl / 12 if error is not None else task.result()
+                if again is not None:
+                    self._come_back(reference, again)
+
+        task.add_done_callback(done)
+
+
+_renewals: set[asyncio.Task[float | None]] = set()
+
+
+class TaskTurnstile:
+    """Lets one task at a time past, in the order of arrival."""
+
+    def __init__(self) -> None:
+        """Begin as free."""
+        self._lock = asyncio.Lock()
+
+    async def enter(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds (None: for ever)."""
+        if timeout == 0 and self._lock.locked():
+            return False
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._lock.acquire()
+        except TimeoutError:
+            return False
+
+    def leave(self) -> None:
+        """Let the next one in."""
+        self._lock.release()
+
+
+class _InThreads:
+    """A blocking store as asyncio sees it: each verb in a worker thread."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def traits(self) -> Traits:
+        return self._store.traits
+
+    async def get(self, key: str) -> Entry | None:
+        return await asyncio.to_thread(self._store.get, key)
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return await asyncio.to_thread(self._store.put_if_version, key, value, version, ttl)
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        return await asyncio.to_thread(self._store.invalidate, key, version)
+
+
+def this_task() -> asyncio.Task[object]:
+    """Give the task that runs."""
+    task = asyncio.current_task()
+    if task is None:
+        message = "an AsyncLock needs a running task"
+        raise RuntimeError(message)
+    return task

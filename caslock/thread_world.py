@@ -1,0 +1,150 @@
+"""The law of this file: the core's coroutines run to their end in the calling thread; none of them ever suspends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from caslock import clock
+from caslock.keeper import unwatch, watch
+from caslock.store import Entry, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from contextlib import AbstractAsyncContextManager
+
+    from caslock.claim import Claim
+    from caslock.store import Traits
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[object, object, T]) -> T:
+    """Run a coroutine that never suspends to its end."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return] # typeshed gives StopIteration.value as Any
+    coroutine.close()
+    message = "a store for the blocking API must not suspend: is it an AsyncStore?"
+    raise RuntimeError(message)
+
+
+class ThreadWorld:
+    """What the core needs, for code that blocks."""
+
+    def __init__(self, store: object) -> None:
+        """Check that the store is one."""
+        if not isinstance(store, Store):
+            message = (
+                f"a store has get, put_if_version, invalidate and traits; {type(store).__name__} has not: "
+                "make one with caslock.connect(url) or a class in caslock.stores"
+            )
+            raise TypeError(message)
+        self._store = store
+        self.store = _Immediate(store)
+
+    def now(self) -> float:
+        """Seconds on the local clock."""
+        return clock.now()
+
+    async def sleep(self, seconds: float) -> None:
+        """Block the thread."""
+        time.sleep(seconds)  # noqa: ASYNC251 - these coroutines block by design
+
+    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Nothing can cancel a thread."""
+        await work()
+
+    def me(self) -> object:
+        """Make an object for each thread: unlike its name and number, it is never used again."""
+        try:
+            return _thread.me
+        except AttributeError:
+            _thread.me = object()
+            return _thread.me
+
+    def mutex(self) -> AbstractAsyncContextManager[object]:
+        """Make a mutex for one claim."""
+        return ThreadMutex()
+
+    def turnstile(self) -> ThreadTurnstile:
+        """Make a turnstile for one Lock object."""
+        return ThreadTurnstile()
+
+    def watch(self, claim: Claim) -> None:
+        """Have the store's keeper visit the claim."""
+        watch(claim, self, self._store, run)
+
+    def unwatch(self, claim: Claim) -> None:
+        """Spare the keeper the claim."""
+        unwatch(claim, self._store)
+
+
+class _Thread(threading.local):
+    me: object
+
+
+_thread = _Thread()
+
+
+class ThreadTurnstile:
+    """A `threading.Lock` in the core's clothes: any thread may release it."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        """Begin as free."""
+        self._lock = threading.Lock()
+
+    async def enter(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds (None: for ever)."""
+        if timeout is None:
+            return self._lock.acquire()
+        return self._lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
+
+    def leave(self) -> None:
+        """Let the next one in."""
+        self._lock.release()
+
+
+class ThreadMutex:
+    """A `threading.RLock` in the core's clothes: an interrupt as it is taken can't block its own thread."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        """Begin as free."""
+        self._lock = threading.RLock()
+
+    async def __aenter__(self) -> Self:
+        """Wait."""
+        self._lock.acquire()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Let the next one in."""
+        self._lock.release()
+
+
+class _Immediate:
+    """A blocking store as the core sees it: verbs to await that never suspend."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def traits(self) -> Traits:
+        return self._store.traits
+
+    async def get(self, key: str) -> Entry | None:
+        return self._store.get(key)
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return self._store.put_if_version(key, value, version, ttl)
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        return self._store.invalidate(key, version)
