@@ -1,0 +1,705 @@
+"""`SQLiteStore` on real files, with real threads and processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.store import ABSENT, Entry, Store
+from caslock.stores import sqlite
+from caslock.stores.sqlite import SQLiteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parent.parent.parent
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Give a file that is not there yet."""
+    return tmp_path / "locks.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SQLiteStore]:
+    """Give a store on it."""
+    with contextlib.closing(SQLiteStore(path, timeout=0.3)) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def sql(path: Path) -> Iterator[Callable[..., list[tuple[object, ...]]]]:
+    """Work on the file by hand, in autocommit mode."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=5)) as connection:
+        yield lambda *args: connection.execute(*args).fetchall()
+
+
+def put(store: SQLiteStore, key: str = "k", value: bytes = b"v", version: int = ABSENT, ttl: float = 60.0) -> int:
+    """Write, and give the version under which it stands."""
+    entry = store.put_if_version(key, value, version, ttl)
+    assert entry is not None
+    assert entry.value == value
+    return entry.version
+
+
+def expire(store: SQLiteStore, key: str = "k") -> None:
+    """Wait until an entry with a short ttl stands no more."""
+    while store.get(key) is not None:
+        time.sleep(0.001)
+
+
+def python(script: str, *args: object) -> subprocess.Popen[str]:
+    """Start a process that the test talks to by lines."""
+    command = [sys.executable, "-W", "error", "-c", script, *map(str, args)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def run(script: str, *args: object) -> str:
+    """Run a script to its good end, and give what it prints."""
+    command = [sys.executable, "-W", "error", "-c", script, *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, check=True, timeout=55, stdout=subprocess.PIPE, text=True).stdout
+
+
+def test_a_stale_version_neither_removes_nor_overwrites(store: SQLiteStore) -> None:
+    """Who comes back with the version of an earlier tenure changes nothing, and is told who stands."""
+    stale = put(store)
+    store.invalidate("k", stale)
+    standing = Entry(b"other", put(store, value=b"other"))
+    assert store.invalidate("k", stale) == standing
+    assert store.put_if_version("k", b"mine", stale, 60) == standing
+    assert store.put_if_version("k", b"mine", ABSENT, 60) == standing
+    assert store.invalidate("another", standing.version) is None
+    assert store.get("k") == standing
+
+
+KILLED = """
+import os, signal, sys
+from caslock.stores.sqlite import SQLiteStore
+print(SQLiteStore(sys.argv[1]).put_if_version(sys.argv[2], b"of the dead", 0, float(sys.argv[3])).version, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def version_of_the_dead(path: Path, key: str, ttl: float) -> int:
+    """Let a process write, and kill it at once."""
+    process = python(KILLED, path, key, ttl)
+    version = int(process.communicate(timeout=30)[0])
+    assert process.returncode == -signal.SIGKILL
+    return version
+
+
+def test_no_version_comes_twice(path: Path, store: SQLiteStore) -> None:
+    """Versions only grow: across renewal, removal, expiry, re-creation, `close`, and processes that are killed."""
+    seen = [put(store)]
+    seen.append(put(store, version=seen[-1]))
+    store.invalidate("k", seen[-1])
+    seen.append(put(store, ttl=0.01))
+    expire(store)
+    seen.append(put(store))
+    store.invalidate("k", seen[-1])
+    seen.append(version_of_the_dead(path, "k", 60))
+    assert store.get("k") == (b"of the dead", seen[-1])
+    store.invalidate("k", seen[-1])
+    store.close()
+    seen.append(version_of_the_dead(path, "k", 0.01))
+    expire(store)
+    seen.append(put(store))
+    assert seen == sorted(set(seen))
+    assert seen[0] > ABSENT
+
+
+def test_versions_grow_even_when_the_file_is_deleted(path: Path, store: SQLiteStore) -> None:
+    """A new file begins above the versions of one that was removed."""
+    before = put(store)
+    store.close()
+    path.unlink()
+    assert store.get("k") is None
+    assert put(store) > before
+
+
+@pytest.mark.parametrize("change", ["boot = 'another'", "clock = clock + 1e6"])
+def test_what_stood_before_a_reboot_does_not_stand(path: Path, store: SQLiteStore, change: str) -> None:
+    """Entries of another boot, told by its name or by a clock that ran backwards, are gone; versions leap ahead."""
+    before = put(store, ttl=1e9)
+    store.close()
+    with sql(path) as execute:
+        execute(f"UPDATE caslock_counter SET {change}")  # noqa: S608 - the test's own text
+    assert store.get("k") is None
+    assert put(store) > before + 2**32 - 1
+    with sql(path) as execute:
+        assert execute("SELECT count(*) FROM caslock_entries") == [(1,)]
+
+
+@pytest.mark.parametrize("first_named", [True, False])
+def test_without_a_name_for_the_boot_leases_go_on(
+    path: Path,
+    store: SQLiteStore,
+    monkeypatch: pytest.MonkeyPatch,
+    first_named: bool,  # noqa: FBT001
+) -> None:
+    """A process that can't name its boot shares the file with one that can, and neither ends the other's leases."""
+    for named, opener in (first_named, store), (not first_named, SQLiteStore(path)):
+        with monkeypatch.context() as patch, contextlib.closing(opener):
+            if not named:
+                patch.setattr(sqlite, "_BOOT", path / "nothing")
+            put(opener, f"named: {named}")
+            assert store.get(f"named: {first_named}") is not None
+            assert opener.get(f"named: {first_named}") is not None
+
+
+@pytest.mark.parametrize("verb", ["get", "put"])
+def test_a_file_taken_over_while_it_is_open_is_an_error(path: Path, store: SQLiteStore, verb: str) -> None:
+    """Two machines on one file is an error that says so, not a wrong answer."""
+    put(store)
+    with sql(path) as execute:
+        execute("UPDATE caslock_counter SET boot = 'another'")
+    with pytest.raises(StoreError, match=f"{path} .* another machine"):
+        store.get("k") if verb == "get" else put(store, "other")
+
+
+def test_an_expired_entry_does_not_stand(store: SQLiteStore) -> None:
+    """After its ttl an entry can be neither renewed nor removed, only replaced."""
+    version = put(store, ttl=0.02)
+    expire(store)
+    assert store.put_if_version("k", b"mine", version, 60) is None
+    assert store.invalidate("k", version) is None
+    assert store.get("k") is None
+    assert put(store) > version
+
+
+def test_a_lease_begins_when_the_write_lock_is_ours(path: Path, store: SQLiteStore) -> None:
+    """The wait for another process's transaction is not taken off the lease."""
+    store.get("k")
+    begun = threading.Event()
+
+    def wait_and_put() -> int:
+        begun.set()
+        return put(store, ttl=60)
+
+    with sql(path) as execute, ThreadPoolExecutor(1) as threads:
+        execute("BEGIN IMMEDIATE")
+        waiting = threads.submit(wait_and_put)
+        begun.wait()
+        time.sleep(0.05)  # Were it too short, the test would prove less but never fail.
+        released = sqlite._now()
+        execute("COMMIT")
+        waiting.result()
+        ((expires,),) = execute("SELECT expires FROM caslock_entries")
+    assert isinstance(expires, float)
+    assert expires >= released + 60
+
+
+def test_exactly_one_of_50_threads_wins(store: SQLiteStore) -> None:
+    """Of 50 threads that put where nothing stands, one succeeds, and all see the same entry; over one connection."""
+    barrier = threading.Barrier(50)
+
+    def contend(number: int) -> Entry | None:
+        barrier.wait()
+        return store.put_if_version("k", b"%d" % number, ABSENT, 60)
+
+    with ThreadPoolExecutor(50) as threads:
+        assert set(threads.map(contend, range(50))) == {store.get("k")}
+
+
+CONTEND = """
+import os, sys
+from caslock.stores.sqlite import SQLiteStore
+print("ready", flush=True)
+for line in sys.stdin:
+    store = SQLiteStore(line.strip(), timeout=20)
+    mine = b"%d" % os.getpid()
+    standing = store.put_if_version("k", mine, 0, 60)
+    print(int(standing.value == mine), standing.version, flush=True)
+    store.close()
+"""
+
+
+def test_exactly_one_of_8_processes_wins_in_a_brand_new_file(tmp_path: Path) -> None:
+    """Processes that open the same new file at once all succeed, one wins the key, and all see the same version."""
+    processes = [python(CONTEND) for _ in range(8)]
+    answers = []
+    for process in processes:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for number in range(60):
+        for process in processes:
+            assert process.stdin
+            process.stdin.write(f"{tmp_path / str(number)}\n")
+            process.stdin.flush()
+        answers.append([process.stdout.readline().split() for process in processes if process.stdout])
+    for process in processes:
+        assert not process.communicate(timeout=30)[0]
+        assert process.returncode == 0
+    assert [sum(won == "1" for won, _ in answer) for answer in answers] == [1] * 60
+    assert [len({version for _, version in answer}) for answer in answers] == [1] * 60
+
+
+EXCLUDE = """
+import os, sys
+from caslock.stores.sqlite import SQLiteStore
+store, mine = SQLiteStore(sys.argv[1], timeout=30), b"%d" % os.getpid()
+taken = 0
+while taken < 300:
+    standing = store.put_if_version("k", mine, 0, 60)
+    if standing is None or standing.value != mine:
+        continue
+    os.close(os.open(sys.argv[1] + ".held", os.O_CREAT | os.O_EXCL))  # Fails if another process holds the key.
+    os.unlink(sys.argv[1] + ".held")
+    print(standing.version, flush=True)
+    taken += 1
+    assert store.invalidate("k", standing.version) in (None, store.get("k"))
+"""
+
+
+def test_8_processes_exclude_each_other(path: Path) -> None:
+    """Over 2,400 tenures of one key no two overlap, and no two have the same version."""
+    processes = [python(EXCLUDE, path) for _ in range(8)]
+    each = [[int(line) for line in process.communicate(timeout=55)[0].split()] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 8
+    assert all(versions == sorted(versions) for versions in each)
+    assert len({version for versions in each for version in versions}) == 2400
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_file_that_stays_locked_is_unavailable(path: Path, store: SQLiteStore, opened: bool) -> None:  # noqa: FBT001
+    """A verb gives up within the timeout, says that nothing was sent, has applied nothing, and works again after."""
+    version = put(store)
+    if not opened:
+        store.close()
+    with sql(path) as execute:
+        execute("BEGIN IMMEDIATE")
+        verbs: list[Callable[[], object]] = [
+            lambda: store.put_if_version("other", b"", ABSENT, 60),
+            lambda: store.invalidate("k", version),
+        ]
+        for verb in verbs:
+            begun = time.monotonic()
+            with pytest.raises(StoreUnavailable, match=f"{path} stayed locked for 0.3 s") as caught:
+                verb()
+            assert 0.2 < time.monotonic() - begun < 3
+            assert not caught.value.sent
+            assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
+        execute("ROLLBACK")
+    assert store.get("other") is None
+    assert store.get("k") == (b"v", version)
+    put(store, "other")
+
+
+def test_reading_needs_no_write_lock(path: Path, store: SQLiteStore) -> None:
+    """`get` answers while another process is inside a write."""
+    version = put(store)
+    with sql(path) as execute:
+        execute("BEGIN IMMEDIATE")
+        assert store.get("k") == (b"v", version)
+
+
+def test_many_threads_give_up_together(path: Path, store: SQLiteStore) -> None:
+    """Threads behind one another in a locked file don't add up their timeouts."""
+    store.get("k")
+
+    def fail(number: int) -> bool:
+        with pytest.raises(StoreUnavailable) as caught:
+            put(store, str(number))
+        return caught.value.sent
+
+    with sql(path) as execute, ThreadPoolExecutor(20) as threads:
+        execute("BEGIN IMMEDIATE")
+        begun = time.monotonic()
+        assert set(threads.map(fail, range(20))) == {False}
+        assert time.monotonic() - begun < 3  # and not 20 * 0.3
+
+
+def test_a_verb_leaves_no_transaction_open(path: Path, store: SQLiteStore) -> None:
+    """After each verb, won or lost, another process finds no reader and no writer in its way."""
+    version = put(store)
+    verbs: list[Callable[[], object]] = [
+        lambda: store.get("k"),
+        lambda: store.get("nothing"),
+        lambda: store.put_if_version("k", b"", ABSENT, 60),
+        lambda: store.invalidate("k", ABSENT),
+        lambda: store.invalidate("k", version),
+    ]
+    with sql(path) as execute:
+        for verb in verbs:
+            verb()
+            assert execute("PRAGMA wal_checkpoint(TRUNCATE)") == [(0, 0, 0)]
+
+
+INTERRUPT = """
+import random, signal, sys, time
+from caslock.errors import StoreUnavailable
+from caslock.stores.sqlite import SQLiteStore
+store, witness = SQLiteStore(sys.argv[1]), SQLiteStore(sys.argv[1], timeout=0)
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+highest = interrupted = 0
+for number in range(6000):
+    value, before = b"%d" % number, witness.get("k")
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-6, 12e-5 if number % 10 else 1e-3))
+        if number % 10 == 0:
+            store.close()
+        entry = store.put_if_version("k", value, before.version if before else 0, 60)
+        if number % 3:
+            store.invalidate("k", entry.version)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt as error:
+        interrupted += 1
+        # While the error and its frames are alive: no lock stays behind, neither in the file nor in the store.
+        version = witness.put_if_version("other", value, 0, 60).version
+        assert witness.invalidate("other", version) is None
+        version = store.put_if_version("other", value, 0, 60).version
+        assert store.invalidate("other", version) is None
+        assert version > highest
+        highest = version
+    standing = witness.get("k")
+    assert standing is None or standing == before or standing.value == value
+    assert store.get("k") == standing
+assert interrupted > 500, interrupted
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
+def test_an_interrupt_leaves_the_store_usable(path: Path) -> None:
+    """KeyboardInterrupt at any moment of a verb or an opening leaves no lock, and each put is applied whole or not."""
+    run(INTERRUPT, path)
+
+
+NESTED = """
+import signal, sys, threading
+from caslock.errors import StoreUnavailable
+from caslock.stores.sqlite import SQLiteStore
+store = SQLiteStore(sys.argv[1])
+seen = set()
+def nested(number, frame):
+    try:
+        store.get("k")
+        seen.add("worked")
+    except StoreUnavailable as error:
+        assert not error.sent
+        seen.add("refused")
+signal.signal(signal.SIGALRM, nested)
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1.7e-4)
+while len(seen) < 2:
+    entry = store.put_if_version("k", b"", 0, 60)
+    assert entry.value == b"" and store.invalidate("k", entry.version) is None
+signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
+def test_a_signal_handler_inside_a_verb_is_refused(path: Path) -> None:
+    """A handler that uses the store in the middle of a verb gets an error: no deadlock, and the verb is not harmed."""
+    run(NESTED, path)
+
+
+FORK = """
+import os, sys, threading
+from caslock.stores.sqlite import SQLiteStore
+store, stop = SQLiteStore(sys.argv[1], timeout=30), threading.Event()
+def use(key, times):
+    seen = []
+    while not stop.is_set() and len(seen) < times:
+        entry = store.put_if_version(key, b"%d" % os.getpid(), 0, 60)
+        assert entry.value == b"%d" % os.getpid()
+        seen.append(entry.version)
+        assert store.invalidate(key, entry.version) is None
+    return seen
+threads = [threading.Thread(target=use, args=(f"thread {number}", 1e9)) for number in range(4)]
+for thread in threads:
+    thread.start()
+children = []
+for number in range(20):
+    child = os.fork()
+    if child == 0:
+        try:
+            seen = use(f"child {number}", 50)
+            assert seen == sorted(set(seen)) and len(seen) == 50
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+    children.append(child)
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 20
+stop.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+@needs_fork
+def test_a_fork_with_the_store_in_use(path: Path) -> None:
+    """Children forked while four threads are inside verbs work on their own connections, and the parent goes on."""
+    run("import warnings; warnings.simplefilter('ignore')\n" + FORK, path)
+    with sql(path) as execute:
+        assert execute("PRAGMA integrity_check") == [("ok",)]
+
+
+ORPHAN = """
+import os, sys
+from caslock.stores.sqlite import SQLiteStore
+store = SQLiteStore(sys.argv[1])
+store.put_if_version("parent", b"", 0, 60)
+used, parent_uses = os.pipe()
+gone, parent_goes = os.pipe()
+if os.fork() == 0:
+    os.close(parent_goes)
+    store.get("parent")
+    os.write(parent_uses, b"x")
+    os.read(gone, 1)  # Until the parent has closed its connection, which was there before.
+    print(store.put_if_version("child", b"", 0, 60).version, flush=True)
+    sys.stdin.read()
+    os._exit(0)
+os.read(used, 1)
+store.close()
+os._exit(0)
+"""
+
+
+@needs_fork
+def test_a_child_that_outlives_its_parent_shares_the_file(path: Path, store: SQLiteStore) -> None:
+    """The child's file locks are its own: once the parent has closed, others still see what the child writes."""
+    parent = python(ORPHAN, path)
+    assert parent.stdout
+    version = int(parent.stdout.readline())
+    assert store.get("child") == (b"", version)
+    parent.communicate(timeout=30)
+
+
+FOREIGN = """
+import ctypes, os, sys
+from caslock.errors import StoreError
+from caslock.stores.sqlite import SQLiteStore
+store = SQLiteStore(sys.argv[1])
+store.get("k")
+child = ctypes.PyDLL(None).fork()
+if child == 0:
+    try:
+        store.get("k")
+    except StoreError as error:
+        os._exit(0 if "make the store after the fork" in str(error) else 2)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+assert store.put_if_version("k", b"", 0, 60).value == b""
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_a_fork_by_c_code_is_refused(path: Path) -> None:
+    """Where Python's fork hooks did not run, the child's verbs refuse, and never touch the parent's connection."""
+    run(FOREIGN, path)
+
+
+def test_what_has_expired_does_not_pile_up(path: Path, store: SQLiteStore) -> None:
+    """Each put removes up to two entries that have expired: 1,000 puts remove 2,000."""
+    for number in range(2000):
+        put(store, f"old {number}", ttl=1e-6)
+    put(store, ttl=0.001)
+    expire(store)
+    for number in range(1000):
+        put(store, f"new {number}")
+    with sql(path) as execute:
+        assert execute("SELECT count(*) FROM caslock_entries") == [(1000,)]
+    for number in range(1000):
+        entry = store.get(f"new {number}")
+        assert entry is not None
+        store.invalidate(f"new {number}", entry.version)
+    with sql(path) as execute:
+        assert execute("SELECT count(*) FROM caslock_entries") == [(0,)]
+
+
+KEYS = ["k", "K", "k ", "k\0", "k\0k", "\0", "'; DROP TABLE caslock_entries; --", "?", "%", "é", "e\u0301", "🔒" * 1024]
+
+
+def test_every_key_is_a_key_of_its_own(store: SQLiteStore) -> None:
+    """No two keys are taken for one, whatever characters they hold."""
+    versions = {key: put(store, key, key.encode()) for key in KEYS}
+    assert {key: store.get(key) for key in KEYS} == {key: (key.encode(), versions[key]) for key in KEYS}
+
+
+def test_a_lone_surrogate_is_refused_before_any_io(path: Path, store: SQLiteStore) -> None:
+    """A key that is no Unicode text is a ValueError, and the file is not even made."""
+    for verb in (store.get, lambda key: put(store, key), lambda key: store.invalidate(key, 1)):
+        with pytest.raises(ValueError, match="lone surrogate"):
+            verb("k\ud800")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("value", [b"", bytes(range(256)) * 16, b"\0" * 4096])
+def test_every_value_comes_back_as_it_was(store: SQLiteStore, value: bytes) -> None:
+    """A value is bytes of any kind, up to 4 KiB."""
+    assert store.get("k") is None
+    version = put(store, value=value)
+    assert store.get("k") == (value, version)
+
+
+def test_a_value_written_by_hand_is_an_entry_like_any_other(path: Path, store: SQLiteStore) -> None:
+    """Text that somebody wrote in the file reads as bytes, and is not overwritten."""
+    version = put(store)
+    with sql(path) as execute:
+        execute("UPDATE caslock_entries SET value = 'by hand'")
+    assert store.put_if_version("k", b"mine", ABSENT, 60) == (b"by hand", version)
+
+
+def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    """No directory, a directory, or a file of something else: a `StoreError` names the file and the reason."""
+    (tmp_path / "text").write_text("something else, and long enough that SQLite would look at its header " * 20)
+    for name, reason in ("no/such.db", "directory must exist"), ("", "directory"), ("text", "something else"):
+        store = SQLiteStore(tmp_path / name)
+        with pytest.raises(StoreError, match=reason) as caught:
+            store.get("k")
+        assert str(tmp_path / name) in str(caught.value)
+        assert not isinstance(caught.value, StoreUnavailable)
+        assert isinstance(caught.value.__cause__, sqlite3.Error)
+
+
+def test_a_full_disk_is_refused_and_nothing_is_applied(path: Path, store: SQLiteStore) -> None:
+    """When the file can't grow, the put is undone whole, versions stay as they were, and reading goes on."""
+    version = put(store)
+    assert store._cursor is not None
+    store._cursor.execute("PRAGMA max_page_count = 1")  # SQLite's own way to a full disk: no more than there is.
+    with pytest.raises(StoreError, match=f"{path}.*the disk is full") as caught:
+        put(store, "big", b"x" * 4096)
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert store.get("big") is None
+    assert put(store, "big", b"x" * 4096) > version
+
+
+LIMITED = """
+import resource, signal, sys
+from caslock.errors import StoreUnavailable
+from caslock.stores.sqlite import SQLiteStore
+store = SQLiteStore(sys.argv[1])
+version = store.put_if_version("k", b"", 0, 60).version
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, resource.RLIM_INFINITY))
+try:
+    for number in range(100):
+        store.put_if_version(f"big {number}", b"x" * 4096, 0, 60)
+except StoreUnavailable as error:
+    assert error.sent and sys.argv[1] in str(error) and error.__cause__ is not None
+else:
+    raise AssertionError("written past the limit")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert store.get("k") == (b"", version) and store.get(f"big {number}") is None
+assert store.put_if_version("after", b"", 0, 60).version > version
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="needs file size limits")
+def test_a_write_that_fails_midway_has_an_unknown_outcome(path: Path) -> None:
+    """An I/O error is `StoreUnavailable`, perhaps applied; the transaction is not left open, and verbs work after."""
+    run(LIMITED, path)
+
+
+def test_nothing_of_sqlite3_escapes(path: Path, store: SQLiteStore) -> None:
+    """Whatever SQLite or its module raises comes out as a `StoreError` with the cause kept, and a later verb works."""
+    version = put(store)
+    with pytest.raises(StoreError) as caught:
+        store.invalidate("k", 2**63)
+    assert isinstance(caught.value.__cause__, OverflowError)
+    with pytest.raises(StoreError, match="NOT NULL"):
+        put(store, "other", ttl=float("nan"))
+    store.get("k")
+    assert store._cursor is not None
+    store._cursor.connection.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.get("k")
+    assert store.get("k") == (b"v", version)
+    with sql(path) as execute:
+        execute("DROP TABLE caslock_entries")
+    with pytest.raises(StoreError, match="no such table"):
+        store.get("k")
+    assert put(store) > version
+
+
+@pytest.mark.parametrize("name", ["", ":memory:"])
+def test_a_database_without_a_file_is_refused(name: str) -> None:
+    """What SQLite would keep to this connection alone is a ValueError that names the store to use."""
+    with pytest.raises(ValueError, match="memory://"):
+        SQLiteStore(name)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), 86_401])
+def test_a_timeout_that_cannot_be_meant_is_refused(path: Path, timeout: float) -> None:
+    """Timeouts are from 0 to a day."""
+    with pytest.raises(ValueError, match="timeout must be"):
+        SQLiteStore(path, timeout=timeout)
+
+
+def test_one_file_is_one_place(tmp_path: Path, path: Path, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the path is spelt, the place is the same; it is fixed when the store is made."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.db").symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    spellings: list[str | Path] = ["locks.db", Path("folder/../locks.db"), "link.db", str(path)]
+    assert {SQLiteStore(name).traits.place for name in spellings} == {store.traits.place} == {f"sqlite:///{path}"}
+    here = SQLiteStore("locks.db")
+    monkeypatch.chdir(tmp_path / "folder")
+    version = put(store)
+    assert here.get("k") == (b"v", version)
+    here.close()
+    assert store.traits.place in repr(store)
+    assert isinstance(store, Store)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_store_keeps_few_handles_and_gives_them_back(tmp_path: Path, store: SQLiteStore) -> None:
+    """However many threads use it, a store has three files open; none after `close`; the next verb opens again."""
+
+    def handles() -> int:
+        names = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+        links = []
+        for name in names:
+            with contextlib.suppress(OSError):
+                links.append(name.readlink())
+        return sum(link.is_relative_to(tmp_path) for link in links)
+
+    with ThreadPoolExecutor(50) as threads:
+        list(threads.map(lambda number: put(store, str(number)), range(500)))
+        assert handles() == 3
+    store.close()
+    store.close()
+    assert handles() == 0
+    assert store.get("499") is not None
+    assert handles() == 3
+
+
+def test_random_verbs_do_as_a_dict_would(store: SQLiteStore) -> None:
+    """Over 3,000 random verbs on three keys, every answer is that of the plainest model of the contract."""
+    chance, model, last = random.Random(1), dict[str, Entry](), 0
+    for number in range(3000):
+        key = chance.choice("abc")
+        versions = [ABSENT, last, *(entry.version for entry in model.values())]
+        verb, version, value = chance.choice("gpi"), chance.choice(versions), b"%d" % number
+        standing = model.get(key)
+        if verb == "g":
+            assert store.get(key) == standing
+        elif verb == "i":
+            if standing and standing.version == version:
+                del model[key]
+            assert store.invalidate(key, version) == model.get(key)
+        else:
+            answer = store.put_if_version(key, value, version, 60)
+            if version == (standing.version if standing else ABSENT):
+                assert answer is not None
+                assert answer.version > last
+                model[key], last = Entry(value, answer.version), answer.version
+            assert answer == model.get(key)
