@@ -1,0 +1,846 @@
+"""`MemcachedStore` against real memcached servers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+from pymemcache.client.base import Client, PooledClient
+from pymemcache.client.hash import HashClient
+from pymemcache.client.retrying import RetryingClient
+from pymemcache.serde import pickle_serde
+
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.store import ABSENT, Entry, Store
+from caslock.stores.memcached import MemcachedStore
+from tests.servers import HOST, Server, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.conftest import NewServer
+
+    OpenClient: TypeAlias = Callable[..., Client]
+    OpenStore: TypeAlias = Callable[..., MemcachedStore]
+    StartProxy: TypeAlias = Callable[["Server"], "Proxy"]
+
+
+class Proxy:
+    """A TCP proxy that notes the direction of every packet, and may rewrite replies or swap the server."""
+
+    def __init__(self, target: Server) -> None:
+        """Listen, before `target`."""
+        self.target = target
+        self.rewrite: Callable[[bytes], bytes | None] = lambda data: data
+        self.packets = ""
+        self._listener = socket.create_server((HOST, 0))
+        self.host = HOST
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def turns(self) -> str:
+        """The packets since the last look: one ``><`` for each round trip."""
+        packets, self.packets = self.packets, ""
+        return re.sub(r"(.)\1+", r"\1", packets)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                far = socket.create_connection((self.target.host, self.target.port))
+                for sides, mark in (((near, far), ">"), ((far, near), "<")):
+                    threading.Thread(target=self._pump, args=(*sides, mark), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, mark: str) -> None:
+        with contextlib.suppress(OSError), source, sink:
+            while data := source.recv(1 << 16):
+                self.packets += mark
+                passed = self.rewrite(data) if mark == "<" else data
+                if passed is None:
+                    break
+                sink.sendall(passed)
+            for side in (source, sink):
+                side.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Accept no more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def start_proxy() -> Iterator[StartProxy]:
+    """Start proxies before a server."""
+    with contextlib.ExitStack() as stack:
+
+        def start(server: Server) -> Proxy:
+            proxy = Proxy(server)
+            stack.callback(proxy.close)
+            return proxy
+
+        yield start
+
+
+@pytest.fixture
+def proxy(memcached_server: Server, start_proxy: StartProxy) -> Proxy:
+    """A proxy before the common server."""
+    return start_proxy(memcached_server)
+
+
+@pytest.fixture
+def open_client() -> Iterator[OpenClient]:
+    """Make pymemcache clients for servers and proxies."""
+    with contextlib.ExitStack() as stack:
+
+        def make(server: Server | Proxy, **settings: object) -> Client:
+            client = Client((server.host, server.port), **({"timeout": 5, "default_noreply": False} | settings))
+            stack.callback(client.close)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def open_store(open_client: OpenClient) -> Iterator[OpenStore]:
+    """Make stores for servers and proxies, with the settings of a client, or for a client or a URL."""
+    with contextlib.ExitStack() as stack:
+
+        def make(where: str | Server | Proxy | Client | PooledClient, **settings: object) -> MemcachedStore:
+            if isinstance(where, str):
+                store = MemcachedStore.from_url(where)
+            else:
+                store = MemcachedStore(open_client(where, **settings) if isinstance(where, Server | Proxy) else where)
+            stack.callback(store.close)
+            return store
+
+        yield make
+
+
+@pytest.fixture
+def store(memcached_server: Server, open_store: OpenStore) -> MemcachedStore:
+    """A store on the common server."""
+    return open_store(memcached_server.url)
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test uses."""
+    return f"test:{random.getrandbits(64):x}"
+
+
+@pytest.fixture
+def raw(memcached_server: Server, open_client: OpenClient) -> Client:
+    """Any other program that uses the server."""
+    return open_client(memcached_server)
+
+
+def put(store: Store, key: str, value: bytes = b"ours", version: int = ABSENT, ttl: float = 60) -> Entry:
+    """Put, and insist that it succeeded."""
+    entry = store.put_if_version(key, value, version, ttl)
+    assert entry is not None
+    assert entry.value == value
+    return entry
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Wait for the server to notice what has already been done."""
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+# The verbs
+
+
+def test_it_is_a_store(store: MemcachedStore) -> None:
+    """`MemcachedStore` has the whole contract, and says what it promises."""
+    assert isinstance(store, Store)
+    assert store.traits.fences
+    assert store.traits.expires
+    assert store.traits.overstay == 3.5
+
+
+def test_every_verb_answers_with_who_stands(store: MemcachedStore, key: str) -> None:
+    """Each verb answers with the entry that stands after it, whether it came to anything or not."""
+    assert store.get(key) is None
+    first = put(store, key, b"first")
+    assert store.get(key) == first
+    assert store.put_if_version(key, b"rival", ABSENT, 60) == first
+    second = put(store, key, b"second", first.version)
+    assert second.version > first.version
+    assert store.put_if_version(key, b"stale", first.version, 60) == second
+    assert store.invalidate(key, first.version) == second
+    assert store.invalidate(key, ABSENT) == second
+    assert store.invalidate(key, second.version) is None
+    assert store.invalidate(key, second.version) is None
+    assert store.put_if_version(key, b"late", second.version, 60) is None
+    assert store.get(key) is None
+
+
+def test_one_round_trip_for_each_verb(proxy: Proxy, key: str, open_store: OpenStore) -> None:
+    """Every verb is one packet there and one answer back, also for the loser, and only connecting costs two more."""
+    store = open_store(proxy)
+    store.get(key)
+    assert proxy.turns.count("><") <= 3 + 60  # a server that has just started is asked again until it is old enough
+    entry = put(store, key)
+    assert proxy.turns == "><"
+    store.put_if_version(key, b"rival", ABSENT, 60)
+    assert proxy.turns == "><"
+    entry = put(store, key, b"x" * 4096, entry.version)
+    assert proxy.turns == "><"
+    store.get(key)
+    assert proxy.turns == "><"
+    store.invalidate(key, entry.version)
+    assert proxy.turns == "><"
+
+
+def test_values_are_bytes(store: MemcachedStore, key: str) -> None:
+    """A value of up to 4,096 bytes, none of them special, comes back as it went."""
+    version = ABSENT
+    nasty = b"\r\nEN\r\nMN\r\nVA 2 c9\r\nHD\r\nEND\r\n\0\xff"
+    for value in (b"", nasty, nasty[:-1] + b"\r\n", os.urandom(4096), (b"\r\n" * 2048), bytes(range(256)) * 16):
+        version = put(store, key, value, version).version
+        entry = store.get(key)
+        assert entry is not None
+        assert entry.value == value
+
+
+def test_versions_only_grow(store: MemcachedStore, key: str) -> None:
+    """A key that is removed and made again never has an old version, and a stale holder can do nothing to it."""
+    versions = []
+    for _ in range(50):
+        versions.append(put(store, key).version)
+        store.invalidate(key, versions[-1])
+    versions.append(put(store, key).version)
+    assert versions == sorted(set(versions))
+    assert all(0 < version < 2**63 for version in versions)
+    for stale in (*versions[:-1], 1, 2**62, 2**70):
+        assert store.put_if_version(key, b"stale", stale, 60) == Entry(b"ours", versions[-1])
+        assert store.invalidate(key, stale) == Entry(b"ours", versions[-1])
+
+
+def test_an_entry_lives_its_ttl(store: MemcachedStore, key: str) -> None:
+    """An entry lives at least its ttl, whatever the phase of the server's clock, and little more than it may."""
+    put(store, key)
+    alive: dict[str, tuple[float, float]] = {}
+    versions = []
+    started = time.monotonic()
+    for number in range(40):
+        while time.monotonic() < started + number / 20:
+            time.sleep(0.001)
+        before = time.monotonic()
+        versions.append(put(store, f"{key}:{number}", ttl=1).version)
+        alive[f"{key}:{number}"] = before, time.monotonic()
+    lives = []
+    while alive:
+        for name, (before, after) in list(alive.items()):
+            asked = time.monotonic()
+            if store.get(name) is None:
+                lives.append(time.monotonic() - before)
+                assert lives[-1] >= 1
+                assert asked - after <= 1 + store.traits.overstay + 0.2
+                del alive[name]
+        time.sleep(0.005)
+    assert put(store, f"{key}:0").version > max(versions)
+
+
+def test_bad_arguments_never_reach_the_server(key: str, open_store: OpenStore) -> None:
+    """Keys, values and ttls beyond the contract are a ValueError before any I/O."""
+    store = open_store(f"memcached://{HOST}:1")
+    for bad in ("", "k" * 1025):
+        for verb in (store.get, lambda k: store.invalidate(k, 1), lambda k: store.put_if_version(k, b"", ABSENT, 1)):
+            with pytest.raises(ValueError, match="1 to 1024"):
+                verb(bad)
+    with pytest.raises(ValueError, match="4096"):
+        store.put_if_version(key, b"x" * 4097, ABSENT, 1)
+    for ttl in (0, -1, float("nan"), float("inf"), 30 * 24 * 3600 - 1):
+        with pytest.raises(ValueError, match="seconds"):
+            store.put_if_version(key, b"x", ABSENT, ttl)
+
+
+def test_what_the_server_is_told_of_a_ttl(store: MemcachedStore, raw: Client, key: str) -> None:
+    """Every ttl, from a microsecond to 30 days less 2 s, is rounded up plus 2 s: never a date, never for ever."""
+
+    def told(name: str, ttl: float) -> int:
+        put(store, name, ttl=ttl)
+        return int(raw.raw_command(f"mg {name} t").removeprefix(b"HD t"))
+
+    for ttl in (1e-6, 0.5, 1, 1.5, 60, 30 * 24 * 3600 - 2):
+        # The clock may tick between the question and the answer, but not three times.
+        assert max(told(f"{key}:{ttl}:{again}", ttl) for again in range(3)) == math.ceil(ttl) + 2
+
+
+def test_a_foreign_value_is_an_entry(store: MemcachedStore, raw: Client, key: str) -> None:
+    """What another program wrote stands like any entry, under its real version, and no other version touches it."""
+    ours = entry = put(store, key)
+    for value in (b"theirs", b"", os.urandom(300_000)):
+        raw.set(key, value, flags=65535)
+        seen = store.get(key)
+        assert seen is not None
+        assert seen.value == value
+        assert seen.version > entry.version
+        entry = seen
+        assert store.put_if_version(key, b"ours", ABSENT, 60) == entry
+        assert store.put_if_version(key, b"ours", ours.version, 60) == entry
+        assert store.invalidate(key, ours.version) == entry
+    assert store.invalidate(key, entry.version) is None
+
+
+# Keys
+
+
+def nasty_keys() -> list[str]:
+    """Keys that look like each other, like commands, and like our own encoding."""
+    rng = random.Random(42)
+    keys = [
+        *(
+            "a",
+            "A",
+            "a ",
+            " a",
+            "a%",
+            "a%20",
+            "a%2520",
+            "a%2F",
+            "a/",
+            "%",
+            "%%",
+            "%25",
+            "%-",
+            "a+b",
+            "a b",
+            "\u00e9",
+            "e\u0301",
+        ),
+        *(
+            "a\r\nversion",
+            "a 0 0 1\r\n",
+            "a 0 0 1\r\nx\r\nflush_all\r\n",
+            "\r\nflush_all\r\nmn\r\n",
+            "a v c\r\nmn",
+            "a noreply",
+        ),
+        *("\0", "a\0", "a\0b", "\n", "\r", "\t", "\x7f", "\u0085", "\u00a0", "\u2028", "\ufeff", "\ud800", "\udfff"),
+        *("\U0001f512", "\ud83d\udd12", "\U0001f512" * 1024, "\0" * 1024, "k" * 1024, "k" * 1023, "k" * 1023 + "l"),
+        *(
+            "k" * 249,
+            "k" * 250,
+            "k" * 251,
+            "k" * 247 + "%",
+            "k" * 248 + "%",
+            "k" * 184 + "\u00e9" * 66,
+            "k" * 184 + "\u00e9" * 67,
+        ),
+    ]
+    alphabet = [chr(c) for c in range(0x180)] + list("%%%%%%25-\r\n  aaaa\u2028\U0001f512\ud800")
+    keys += ["".join(rng.choices(alphabet, k=rng.choice([1, 2, 3, 9, 80, 249, 250, 251, 1024]))) for _ in range(3000)]
+    return list(dict.fromkeys(keys))
+
+
+def test_no_two_keys_share_an_entry(memcached_server: Server, open_store: OpenStore) -> None:
+    """Any Unicode key has an entry of its own: nothing collides, nothing is cut, and no key can hold a command."""
+    store = open_store(memcached_server, key_prefix=b"nasty:")
+    keys = nasty_keys()
+    for number, key in enumerate(keys):
+        put(store, key, b"%d" % number)
+    for number, key in enumerate(keys):
+        entry = store.get(key)
+        assert entry is not None
+        assert entry.value == b"%d" % number
+
+
+def test_names_on_the_server(store: MemcachedStore) -> None:
+    """A name is 1 to 250 plain bytes, reads like its key, and a digested one can't be had by a plain key."""
+    keys = nasty_keys()
+    names = [store._name(key) for key in keys]
+    assert len(set(names)) == len(keys)
+    assert all(re.fullmatch(rb"[A-Za-z0-9._:~%-]{1,250}", name) for name in names)
+    assert store._name("Room:42_a.b~c-d") == b"Room:42_a.b~c-d"
+    assert store._name("a b%") == b"a%20b%25"
+    digested = store._name("k" * 1024)
+    assert store._name(digested.decode()) != digested
+    assert digested.startswith(b"k" * 184 + b"%-")
+
+
+def test_the_prefix_is_part_of_the_place(
+    memcached_server: Server, raw: Client, key: str, open_store: OpenStore
+) -> None:
+    """A client's key_prefix makes a place of its own on the same server."""
+    mine = open_store(memcached_server, key_prefix=b"mine:")
+    yours = open_store(PooledClient((memcached_server.host, memcached_server.port), timeout=5, key_prefix="yours:"))
+    put(mine, key)
+    assert yours.get(key) is None
+    assert raw.get(f"mine:{key}") == b"ours"
+    assert mine.traits.place == f"{memcached_server.url}?prefix=mine:"
+    long = open_store(memcached_server, key_prefix=b"p" * 128)
+    put(long, "k" * 1024, b"long")
+    assert len(long._name("k" * 1024)) == 250
+
+
+# Construction
+
+
+@pytest.mark.parametrize(
+    ("client", "error", "sentence"),
+    [
+        (HashClient(["127.0.0.1:1"], timeout=1), TypeError, "HashClient"),
+        (RetryingClient(Client("127.0.0.1:1", timeout=1), attempts=2), TypeError, "RetryingClient"),
+        (object(), TypeError, "object"),
+        ("memcached://host", TypeError, "str"),
+        (Client("127.0.0.1:1"), ValueError, "timeout=None"),
+        (PooledClient("127.0.0.1:1"), ValueError, "timeout=None"),
+        (Client("127.0.0.1:1", timeout=0), ValueError, "timeout=0"),
+        (Client("127.0.0.1:1", timeout=float("inf")), ValueError, "timeout=inf"),
+        (Client("127.0.0.1:1", timeout=1, ignore_exc=True), ValueError, "ignore_exc"),
+        (PooledClient("127.0.0.1:1", timeout=1, ignore_exc=True), ValueError, "ignore_exc"),
+        (Client("127.0.0.1:1", timeout=1, key_prefix=b"a b"), ValueError, "key_prefix"),
+        (Client("127.0.0.1:1", timeout=1, key_prefix=b"p" * 129), ValueError, "key_prefix"),
+    ],
+)
+def test_unsafe_clients_are_refused(client: object, error: type[Exception], sentence: str) -> None:
+    """A client under which no lock is safe is refused by name before any I/O."""
+    with pytest.raises(error, match=sentence):
+        MemcachedStore(client)  # type: ignore[arg-type, unused-ignore]  # that is the point
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda server: Client(server, timeout=5),
+        lambda server: Client("{}:{}".format(*server), timeout=5, connect_timeout=5, no_delay=True),
+        lambda server: PooledClient(server, timeout=5, max_pool_size=1),
+        lambda server: Client(server, timeout=5, serde=pickle_serde, allow_unicode_keys=True, encoding="utf-8"),
+        lambda server: Client(
+            server, timeout=5, serializer=lambda _k, _v: 1 / 0, deserializer=lambda _k, _v, _f: 1 / 0
+        ),
+    ],
+)
+def test_any_plain_client_will_do(
+    make: Callable[[object], Any], memcached_server: Server, raw: Client, key: str, open_store: OpenStore
+) -> None:
+    """A client as users make it works (default_noreply, serializers and all), and its own connection is left alone."""
+    client = make((memcached_server.host, memcached_server.port))
+    store = open_store(client)
+    entry = put(store, key, b"\xff")
+    assert raw.get(key) == b"\xff"
+    assert store.put_if_version(key, b"rival", ABSENT, 60) == entry
+    assert store.invalidate(key, entry.version) is None
+    assert getattr(client, "sock", None) is None
+    assert not getattr(client, "client_pool", None) or not client.client_pool.used
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("memcached://host", "memcached://host:11211"),
+        ("memcached://host:1/", "memcached://host:1"),
+        ("memcached://[::1]:2?timeout=2", "memcached://[::1]:2"),
+        ("memcached:///tmp/a%20b.sock?timeout=0.5", "memcached:///tmp/a%20b.sock"),
+        ("memcached://host?prefix=locks:&timeout=1", "memcached://host:11211?prefix=locks:"),
+    ],
+)
+def test_urls(url: str, place: str) -> None:
+    """A URL names a host or a socket; the place that stands in errors is its plain form, and itself a URL."""
+    store = MemcachedStore.from_url(url)
+    assert store.traits.place == place
+    assert repr(store) == f"MemcachedStore({place!r})"
+    assert MemcachedStore.from_url(place).traits.place == place
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://host", "memcached://", "memcached:///", "memcached:host", "memcached://host/0", "memcached://:1"),
+        *(
+            "memcached://me:secret@host",
+            "memcached://host?timeout=0",
+            "memcached://host?timeout=x",
+            "memcached://host:x",
+        ),
+        *("memcached://host?nonsense=1", "memcached://host?timeout=nan", "memcached://host?timeout="),
+    ],
+)
+def test_bad_urls(url: str) -> None:
+    """Anything else in a URL is a ValueError that tells no secret."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - some of the sentences are Python's own
+        MemcachedStore.from_url(url)
+    assert "secret" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def on_a_socket(path: Path, *options: str) -> Iterator[str]:
+    """Run a memcached that listens on a unix socket only."""
+    binary = shutil.which("memcached") or pytest.skip("needs the program memcached: `make servers` installs it")
+    user = ["-u", "root"] if os.geteuid() == 0 else []
+    with subprocess.Popen([binary, "-s", path, *user, *options]) as server:
+        try:
+            assert eventually(path.exists)
+            yield f"memcached://{path}"
+        finally:
+            server.kill()
+
+
+def test_unix_sockets(tmp_path: Path, open_store: OpenStore) -> None:
+    """A store speaks over a unix socket, by URL and by client."""
+    path = tmp_path / "m.sock"
+    with on_a_socket(path) as url:
+        entry = put(open_store(url), "k")
+        assert open_store(Client(f"unix:{path}", timeout=5)).get("k") == entry
+
+
+# Servers that are not fit
+
+
+def test_a_server_without_cas(new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore) -> None:
+    """A server with cas switched off is a StoreError at first use, before anything is written."""
+    server = new_memcached("-C")
+    store = open_store(server.url)
+    with pytest.raises(StoreError, match="without -C") as caught:
+        store.put_if_version("k", b"x", ABSENT, 60)
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert open_client(server).get("k") is None
+
+
+def test_a_server_that_is_too_old(proxy: Proxy, key: str, open_store: OpenStore) -> None:
+    """A server before 1.6.13 is a StoreError at first use."""
+    for version, good in (
+        (b"1.4.39", 0),
+        (b"1.6.9", 0),
+        (b"1.6.12", 0),
+        (b"1.6.13", 1),
+        (b"1.6.22_3_gab", 1),
+        (b"1.10", 1),
+    ):
+        proxy.rewrite = partial(re.compile(rb"(?<=STAT version )\S+").sub, version)
+        store = open_store(proxy)
+        if good:
+            put(store, f"{key}:{version.decode()}")
+        else:
+            with pytest.raises(StoreError, match=r"use 1\.6\.13 or newer"):
+                store.get(key)
+
+
+def test_a_server_with_a_password(tmp_path: Path, open_store: OpenStore) -> None:
+    """A server that wants a password first is a StoreError, for pymemcache has no words for one."""
+    (tmp_path / "passwords").write_text("me:secret\n")
+    with on_a_socket(tmp_path / "m.sock", "-Y", str(tmp_path / "passwords")) as url:
+        store = open_store(url)
+        with pytest.raises(StoreError, match="without passwords") as caught:
+            store.get("k")
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert caught.value.__cause__ is not None
+
+
+def test_a_server_with_no_connection_left(new_memcached: NewServer, open_store: OpenStore) -> None:
+    """Too many open connections are an outage like any other: nothing was sent, try again."""
+    server = new_memcached("-c", "32")
+    store = open_store(server, timeout=0.5)
+    with contextlib.ExitStack() as crowd:
+        for _ in range(64):
+            crowd.enter_context(socket.create_connection((server.host, server.port)))
+        with pytest.raises(StoreUnavailable) as caught:
+            store.get("k")
+    assert not caught.value.sent
+
+
+def test_a_server_that_has_just_started(
+    new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore
+) -> None:
+    """A server is given no request in the second of its start, so that no other start can have the same number."""
+    server = new_memcached()
+    with pytest.raises(StoreUnavailable, match="only just started") as caught:
+        open_store(server, timeout=0.2).get("k")
+    assert not caught.value.sent
+    put(open_store(server, timeout=5), "k")
+    assert open_client(server).stats()[b"uptime"] >= 4
+
+
+def test_an_earlier_start(
+    new_memcached: NewServer, memcached_server: Server, key: str, open_store: OpenStore, start_proxy: StartProxy
+) -> None:
+    """A place that turns out to be another, older server is refused, for its versions would go back."""
+    open_store(memcached_server.url).get(key)
+    newer = new_memcached()
+    proxy = start_proxy(newer)
+    store = open_store(proxy)
+    put(store, key)
+    store.close()
+    proxy.target = memcached_server
+    with pytest.raises(StoreError, match="earlier start") as caught:
+        store.get(key)
+    assert not isinstance(caught.value, StoreUnavailable)
+    proxy.target = newer
+    assert store.get(key) is not None
+
+
+# Restarts and outages
+
+
+def test_a_restart_never_repeats_a_version(
+    new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore
+) -> None:
+    """A version from before a restart neither writes nor removes after it, though the raw cas id is the very same."""
+    server = new_memcached()
+    long_lived, other = open_store(server.url), open_store(server.url)
+    old = put(long_lived, "k", b"old")
+    old_cas = open_client(server).gets("k")[1]
+    last = [put(long_lived, f"other:{number}") for number in range(100)][-1]
+
+    server.restart()
+    new = put(other, "k", b"new")
+    assert open_client(server).gets("k")[1] == old_cas, "the counter must have restarted, or this proves nothing"
+    assert new.version > last.version > old.version
+
+    # The long-lived store's connection has died in its idle time: it notices, and no request fails for it.
+    assert long_lived.get("k") == new
+    for store in (long_lived, other):
+        assert store.put_if_version("k", b"stale", old.version, 60) == new
+        assert store.invalidate("k", old.version) == new
+    assert open_client(server).raw_command(f"md k C{old_cas.decode()}") == b"HD", "the raw id does remove it"
+
+
+def test_a_restart_costs_one_request(new_memcached: NewServer, open_store: OpenStore) -> None:
+    """However many connections a restart has ended, only one request finds out the hard way, and may be repeated."""
+    server = new_memcached()
+    store, gate = open_store(server.url), threading.Barrier(5)
+
+    def together(_number: int) -> None:
+        gate.wait()
+        for _ in range(50):
+            store.get("k")
+
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(together, range(5)))
+    assert len(store._idle) > 1
+    server.restart()
+    with pytest.raises(StoreUnavailable) as caught:
+        store.get("k")
+    assert caught.value.sent
+    assert store.get("k") is None
+
+
+def test_nobody_listens() -> None:
+    """A server that can't be reached is StoreUnavailable with nothing sent, naming the place and the cause."""
+    port = free_port()
+    with pytest.raises(StoreUnavailable, match=re.escape(f"memcached://{HOST}:{port}")) as caught:
+        MemcachedStore.from_url(f"memcached://{HOST}:{port}").get("k")
+    assert not caught.value.sent
+    assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+    for odd in ("memcached://no.such.host.invalid", f"memcached://{'x' * 70}.invalid", "memcached:///no/such.sock"):
+        with pytest.raises(StoreUnavailable) as caught:
+            MemcachedStore.from_url(odd).get("k")
+        assert not caught.value.sent
+
+
+def test_a_server_that_is_silent(new_memcached: NewServer, open_store: OpenStore) -> None:
+    """A request without an answer may have been applied: StoreUnavailable; its late reply answers no later request."""
+    server = new_memcached()
+    open_store(server.url).get("wait until it is old enough")
+    store = open_store(server, timeout=0.3)
+    held = put(store, "held")
+    server.pause()
+    with pytest.raises(StoreUnavailable) as caught:
+        store.put_if_version("late", b"late", ABSENT, 60)
+    server.resume()
+    assert caught.value.sent
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert store.put_if_version("held", b"rival", ABSENT, 60) == held
+    late = store.get("late")
+    assert late is not None
+    assert late.value == b"late"
+
+
+@pytest.mark.parametrize("verb", ["put", "get", "invalidate"])
+def test_a_reply_that_is_lost(proxy: Proxy, store: MemcachedStore, key: str, verb: str, open_store: OpenStore) -> None:
+    """A lost reply is StoreUnavailable for each verb, the request was carried out, and the next answer is right."""
+    through = open_store(proxy)
+    entry = put(through, key)
+    proxy.rewrite = lambda _data: None
+    requests: dict[str, Callable[[], object]] = {
+        "put": lambda: through.put_if_version(key, b"lost", entry.version, 60),
+        "get": lambda: through.get(key),
+        "invalidate": lambda: through.invalidate(key, entry.version),
+    }
+    with pytest.raises(StoreUnavailable) as caught:
+        requests[verb]()
+    assert caught.value.sent
+    assert isinstance(caught.value.__cause__, OSError)
+    proxy.rewrite = lambda data: data
+    stands = store.get(key)
+    assert through.get(key) == stands
+    assert (stands and stands.value) == {"put": b"lost", "get": b"ours", "invalidate": None}[verb]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"\r\n",
+        b"VA\r\n",
+        b"VA x c1\r\n",
+        b"VA 9 c1\r\n",
+        b"SERVER_ERROR out of memory writing get response\r\n",
+        b"EN\r\nEN\r\n",
+    ],
+)
+def test_a_reply_that_is_broken(
+    proxy: Proxy, store: MemcachedStore, key: str, reply: bytes, open_store: OpenStore
+) -> None:
+    """A reply that can't be read is StoreUnavailable, never a free lock, and the connection ends there."""
+    through = open_store(proxy, timeout=0.5)
+    entry = put(store, key)
+    assert through.get(key) == entry
+    proxy.rewrite = lambda _data: reply
+    with pytest.raises(StoreUnavailable):
+        through.get(key)
+    proxy.rewrite = lambda data: data
+    assert through.get(key) == entry
+
+
+def test_a_full_server(new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore) -> None:
+    """On a full server a put is refused for certain, what stands still stands, rivals see it, and release works."""
+    server = new_memcached("-m", "2", "-M")
+    store = open_store(server.url)
+    held = put(store, "held", b"h" * 150)
+    with socket.create_connection((server.host, server.port)) as sock, sock.makefile("rb") as replies:
+        for size in (100_000, 4000, 150, 20):
+            for number in itertools.count():
+                sock.sendall(b"add fill%d:%d 0 0 %d\r\n%b\r\n" % (size, number, size, b"f" * size))
+                if replies.readline() != b"STORED\r\n":
+                    break
+    for key, version in (("fresh", ABSENT), ("held", held.version)):
+        with pytest.raises(StoreError, match="out of memory") as caught:
+            store.put_if_version(key, b"x" * 150, version, 60)
+        assert not isinstance(caught.value, StoreUnavailable)
+    assert store.put_if_version("held", b"rival" * 30, ABSENT, 60) == held
+    assert store.put_if_version("held", b"stale" * 30, held.version - 1, 60) == held
+    assert store.get("fresh") is None
+    assert store.get("held") == held
+    assert store.invalidate("held", held.version) is None
+    assert store.get("held") is None
+    assert open_client(server).stats()[b"total_connections"] <= 6, "a refusal is an answer: no reason to hang up"
+
+
+# Interrupts, threads, forks
+
+
+@pytest.fixture
+def alarm_interrupts() -> Iterator[None]:
+    """Let the alarm raise KeyboardInterrupt, as ^C does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("alarm_interrupts")
+@pytest.mark.timeout(60, method="thread")  # else the alarm is pytest-timeout's
+def test_an_interrupt_leaves_no_reply_behind(
+    new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore
+) -> None:
+    """After KeyboardInterrupt in the middle of a request the next one gets its own answer; a bare client does not."""
+    server = new_memcached()
+    store, bare = open_store(server.url), open_client(server)
+    held = put(store, "held")
+    bare.get("held")
+
+    def interrupted(request: Callable[[], object]) -> None:
+        server.pause()
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            request()
+        server.resume()
+
+    interrupted(lambda: store.put_if_version("free", b"free", ABSENT, 60))
+    assert store.put_if_version("held", b"rival", ABSENT, 60) == held
+    assert store.get("held") == held
+
+    # The control, without which this test would prove nothing: "stored" is the answer to the request before.
+    interrupted(lambda: bare.add("free2", b"free2"))
+    assert bare.add("held", b"rival") is True
+    assert store.get("held") == held
+
+
+@pytest.mark.usefixtures("alarm_interrupts")
+@pytest.mark.timeout(60, method="thread")  # else the alarm is pytest-timeout's
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a socket may be dropped unclosed
+def test_an_interrupt_at_any_moment(store: MemcachedStore, key: str) -> None:
+    """Wherever an interrupt strikes, each later answer belongs to its question."""
+    rng = random.Random(7)
+    entries = {f"{key}:{number}": put(store, f"{key}:{number}", b"%d" % number * 50) for number in range(5)}
+    struck = 0
+    for _ in range(400):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(20e-6, 600e-6))
+            for name in itertools.islice(itertools.cycle(entries), 50):
+                store.put_if_version(name, b"rival", ABSENT, 60)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            struck += 1
+        for name, entry in entries.items():
+            assert store.get(name) == entry
+    assert struck > 300
+
+
+def test_two_hundred_threads(store: MemcachedStore, raw: Client, key: str) -> None:
+    """Of two hundred threads exactly one wins, no answer is crossed, and few connections stay open."""
+    before = raw.stats()[b"curr_connections"]
+    gate = threading.Barrier(200)
+
+    def contend(number: int) -> Entry | None:
+        gate.wait()
+        mine = put(store, f"{key}:{number}", b"%d" % number)
+        for _ in range(10):
+            assert store.get(f"{key}:{number}") == mine
+        winner = store.put_if_version(key, b"%d" % number, ABSENT, 60)
+        assert store.invalidate(f"{key}:{number}", mine.version) is None
+        return winner
+
+    with ThreadPoolExecutor(200) as pool:
+        winners = set(pool.map(contend, range(200)))
+    assert winners == {store.get(key)}
+    assert eventually(lambda: raw.stats()[b"curr_connections"] <= before + 32)
+    store.close()
+    assert eventually(lambda: raw.stats()[b"curr_connections"] <= before)
+    assert store.get(key) in winners, "a closed store opens again"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
+def test_a_fork(store: MemcachedStore, raw: Client, key: str) -> None:
+    """Parent and child go on with the same store at the same time, on connections of their own."""
+    entries = {name: put(store, f"{key}:{name}", name.encode() * 100) for name in ("parent", "child")}
+    before = raw.stats()[b"total_connections"]
+
+    def act(name: str) -> bool:
+        return all(store.get(f"{key}:{name}") == entries[name] for _ in range(500))
+
+    child = os.fork()
+    if not child:
+        os._exit(0 if act("child") and not store.close() else 1)  # type: ignore[func-returns-value]
+    right = act("parent")
+    assert os.waitpid(child, 0)[1] == 0
+    assert right
+    assert act("parent"), "the child's end has closed nothing of the parent's"
+    assert raw.stats()[b"total_connections"] == before + 1
