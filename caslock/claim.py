@@ -54,7 +54,7 @@ class Claim:
     hold: str  # "<nonce of the Lock object>.<number>": the proof that a record is this attempt's
     ttl: float  # of every renewal
     mutex: AbstractAsyncContextManager[object]  # one renewal, extension or release at a time
-    stamp: Record = Record("", (), 0.0)  # since, host, pid and note of this claim's records
+    stamp: tuple[str, str, int, str] = ("", "", 0, "")  # since, host, pid and note of this claim's records
     auto_renew: bool = True
     max_hold: float = NEVER
     retry: Retry = Retry()
@@ -77,13 +77,15 @@ class Claim:
     writes: int = 0
     sends: dict[str, Send] = field(default_factory=dict)  # by their mark
 
-    def mark(self, number: int) -> str:
-        """What tells our write of that number from all other writes."""
-        return f"{self.hold}.{number}"
+    def mark(self) -> str:
+        """What tells our next write from all other writes."""
+        self.writes += 1
+        return f"{self.hold}.{self.writes}"
 
     def wrote(self, record: Record, first: int) -> bool:
-        """Whether `record` is one of our writes from number `first` on."""
-        return any(record.write == self.mark(number) for number in range(first, self.writes))
+        """Whether `record` is one of our writes after number `first`."""
+        hold, _, number = record.write.rpartition(".")
+        return hold == self.hold and int(number) > first
 
     def stands_in(self, record: Record | None) -> bool:
         """Whether this very attempt is among the holds."""
@@ -106,17 +108,22 @@ class Claim:
 
     def bid(self, standing: Record | None, version: int) -> Record:
         """What we would have stand in place of `standing`, which we may take."""
-        fresh = self.stamp._replace(owner=self.owner, holds=(self.hold,), ttl=self.lease)
         if standing is None:
-            return fresh
+            return self._tenure(0.0)
         if standing.free:
-            return fresh._replace(late=standing.ttl)
+            return self._tenure(standing.ttl)
         others = self.others(standing)
         if not others and not self.stands_in(standing):
-            return fresh._replace(late=standing.late)  # over an echo: a new tenure
+            return self._tenure(standing.late)  # over an echo
         # A lease is never made shorter than what another hold of this owner may believe.
         ttl = max(self.lease, standing.ttl) if others else self.lease
-        return standing._replace(holds=(*others, self.hold), ttl=ttl, fence=_fence(standing, version))
+        holds = (*others, self.hold)
+        return standing._replace(holds=holds, ttl=ttl, write=self.mark(), fence=_fence(standing, version))
+
+    def _tenure(self, late: float) -> Record:
+        """Begin a tenure: its fence will be the version."""
+        holds = (self.hold,)
+        return Record(self.owner, holds, self.lease, self.mark(), None, late, *self.stamp)
 
     def stand(self, record: Record, version: int, now: float) -> None:
         """Take note that we stand in `record`: the one place where belief grows."""
@@ -146,15 +153,15 @@ class Claim:
         """What to leave behind: others' holds or a free record as they stand, else a free record or nothing."""
         others = self.others(standing) if self.stands_in(standing) else standing.holds
         if standing.free:
-            return standing
+            return standing._replace(write=self.mark())
         if others:
-            return standing._replace(holds=others, fence=_fence(standing, version))
+            return standing._replace(holds=others, write=self.mark(), fence=_fence(standing, version))
         rest = FREE_TTL if self.may_land(ABSENT) else standing.late - (now - (self.began or now))
         return self.free(rest) if rest > 0 else None
 
     def free(self, ttl: float) -> Record:
         """Nobody holds the key, and for `ttl` seconds nothing that expects absence can land."""
-        return self.stamp._replace(owner=self.owner, holds=(), ttl=ttl)
+        return Record(self.owner, (), ttl, self.mark(), None, 0.0, *self.stamp)
 
     def lose(self, why: str) -> LockLost:
         """Lost is lost, for every level of re-entry, until a new acquire with a new hold id."""

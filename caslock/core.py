@@ -216,6 +216,7 @@ async def _withdraw(world: World, claim: Claim, version: int, standing: Record |
     A put that expects absence can't be stopped while somebody else stands there.
     """
     for _ in range(PASSES):
+        first = claim.writes
         ours = claim.stands_in(standing)
         # A request of ours that expects what stands now may land yet, unless we win that version before it does.
         if not ours and not claim.may_land(version):
@@ -224,7 +225,6 @@ async def _withdraw(world: World, claim: Claim, version: int, standing: Record |
             bid: Record | None = claim.free(FREE_TTL)
         else:
             bid = claim.farewell(standing, version, world.now())
-        first = claim.writes
         version, standing = await write_surely(world, claim, version, bid, NEVER)
         if standing is None if bid is None else standing is not None and claim.wrote(standing, first):
             return True, standing

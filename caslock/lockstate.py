@@ -11,7 +11,8 @@ import os
 import secrets
 import socket
 import threading
-from datetime import UTC, datetime
+import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, TypeVar
 
 from caslock import core
@@ -19,7 +20,6 @@ from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, key_of, retries, sec
 from caslock.claim import NEVER, Claim, Retry
 from caslock.errors import CaslockError, NotAcquired, NotHeld
 from caslock.hold import Holding
-from caslock.record import Record
 from caslock.request import World, read
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from tenacity.wait import WaitBaseT
+
+    from caslock.record import Record
 
 
 class Settings(TypedDict, total=False):
@@ -132,7 +134,7 @@ class LockState:
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
 
     def _claim(self) -> Claim:
-        since = datetime.now(UTC).isoformat(timespec="milliseconds")
+        since = _wall_clock()
         self.newest = next(self._ids)
         return Claim(
             self.key,
@@ -140,7 +142,7 @@ class LockState:
             self.newest,
             min(self.ttl, self.max_hold),
             self.world.mutex(),
-            stamp=Record("", (), 0.0, since=since, host=self._host, pid=self._pid, note=self.note),
+            stamp=(since, self._host, self._pid, self.note),
             auto_renew=self.auto_renew,
             max_hold=self.max_hold,
             retry=self.retry,
@@ -189,7 +191,7 @@ class LockState:
             await leave(_Ending(self.world, claim), error)
             raise
         self._me = self.world.me()
-        self._since = claim.stamp.since
+        self._since = claim.stamp[0]
         self._unsettled = None
         self.stack.append(hold)
         return hold
@@ -266,6 +268,16 @@ async def leave(state: Leaving, error: BaseException | None) -> None:
         if error is None:
             raise
         error.add_note(str(trouble))
+
+
+@lru_cache(maxsize=1)
+def _iso(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
+
+
+def _wall_clock() -> str:
+    """Tell the time for people; nothing compares it."""
+    return _iso(int(time.time()))
 
 
 class _Ending(NamedTuple):

@@ -61,7 +61,7 @@ async def write_surely(world: World, claim: Claim, expected: int, bid: Record | 
 
     async def again() -> Standing:
         try:
-            return await _write(world, claim, expected, bid)
+            return await _write(world, claim, expected, bid and bid._replace(write=claim.mark()))
         except StoreUnavailable:
             standing = await read(world, claim, limit)
             if standing[0] != expected:
@@ -93,9 +93,7 @@ async def _write(world: World, claim: Claim, expected: int, bid: Record | None) 
         except BaseException as error:
             claim.unanswered = claim.unanswered or _may_land(error)
             raise
-    mark = claim.mark(claim.writes)
-    claim.writes += 1
-    bid = bid._replace(write=mark)
+    mark = bid.write
     value = encode(bid)
     if claim.stands_in(bid):
         claim.sends[mark] = Send(expected, world.now(), claim.lease)  # the ttl counts from before the request

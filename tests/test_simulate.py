@@ -53,7 +53,7 @@ def leave_nothing(self: Claim, standing: Record, version: int, now: float) -> Re
     """Remove the record although a lost put may still arrive."""
     del version, now
     others = self.others(standing) if self.stands_in(standing) else standing.holds
-    return standing._replace(holds=others) if others else None
+    return standing._replace(holds=others, write=self.mark()) if others else None
 
 
 def believe_from_the_reply(self: Claim, record: Record, version: int, now: float) -> None:
