@@ -1,0 +1,101 @@
+"""Thousands of check-then-insert requests from several processes leave exactly one row, in a table without constraints.
+
+Each request is the classic mistake: look whether the row is there, and insert it if not.  All processes look at the
+same time, and the slower the work between the look and the insert, the more of them insert.  Around the same code, one
+`Lock` makes it one row; then the exit status is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleet import WorkerFailed, lock_store, positive, share_out
+
+import caslock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Job(NamedTuple):
+    """What every process is given."""
+
+    database: Path
+    locks: str  # URL of the lock store; empty: no lock
+
+
+def insert_once(database: sqlite3.Connection, worker: str) -> None:
+    """Look, then insert: right for one process at a time."""
+    if database.execute("SELECT 1 FROM gifts WHERE customer = 42").fetchone() is None:
+        time.sleep(0.02)  # wrap the gift
+        database.execute("INSERT INTO gifts VALUES (42, ?)", (worker,))
+
+
+def work(worker: str, job: Job, numbers: Iterator[int]) -> int:
+    """Be one of the processes; give the number of requests that it has handled."""
+    done = 0
+    lock = caslock.Lock(caslock.connect(job.locks), "gift:42", note=worker) if job.locks else None
+    with closing(open_database(job.database)) as database:
+        for _ in numbers:
+            if lock is None:
+                insert_once(database, worker)
+            else:
+                with lock:
+                    insert_once(database, worker)
+            done += 1
+    return done
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Open the table that has no unique constraint."""
+    database = sqlite3.connect(path, timeout=30, isolation_level=None)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("CREATE TABLE IF NOT EXISTS gifts (customer INTEGER, worker TEXT)")
+    return database
+
+
+def rows(title: str, workers: int, requests: int, job: Job) -> int:
+    """Handle all requests, and count what they leave."""
+    names = [f"worker-{n + 1}" for n in range(workers)]
+    with closing(open_database(job.database)) as database:
+        handled, seconds = share_out(title, requests, names, work, job)
+        (count,) = database.execute("SELECT count(*) FROM gifts").fetchone()
+    print(f"{title}: {sum(handled):,} requests by {workers} processes in {seconds:.1f} s left {count} row(s)\n")
+    return int(count)
+
+
+def main() -> int:
+    """Count the rows without and with the lock."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # be as tidy when somebody ends us as at Ctrl-C
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--url", type=lock_store, help="lock store, as redis://localhost:6379/0 (a temporary file)")
+    parser.add_argument("--requests", type=positive, default=10_000, metavar="N", help="(%(default)s)")
+    parser.add_argument("--workers", type=positive, default=6, metavar="N", help="processes (%(default)s)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="caslock-insert-once-") as folder:
+        url = options.url or f"sqlite:///{folder}/locks.db"
+        try:
+            bare = rows("Without lock", options.workers, options.requests, Job(Path(folder, "bare.db"), ""))
+            locked = rows("With lock", options.workers, options.requests, Job(Path(folder, "locked.db"), url))
+        except WorkerFailed as failure:
+            print(failure, file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("\nStopped.", file=sys.stderr)
+            return 130
+    print(f"Rows of one gift: {bare} without the lock, {locked} with it.")
+    if bare == 1:
+        print("One row without the lock too, so this proves nothing: try more --workers.")
+    return 0 if bare > 1 and locked == 1 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
