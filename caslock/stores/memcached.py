@@ -182,7 +182,8 @@ class MemcachedStore:
             raise StoreError(
                 f"{self._traits.place} has refused the request ({reason}), and nothing has changed: has it memory left?"
             )
-        return entry
+        # "HD" answers a removal only: nothing stood after it, though another client may have come in before the read.
+        return None if verdict.startswith(b"HD") else entry
 
     def _take(self) -> _Connection:
         """Take an idle connection, or open one."""

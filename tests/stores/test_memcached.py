@@ -844,3 +844,22 @@ def test_a_fork(store: MemcachedStore, raw: Client, key: str) -> None:
     assert right
     assert act("parent"), "the child's end has closed nothing of the parent's"
     assert raw.stats()[b"total_connections"] == before + 1
+
+
+def test_who_comes_in_after_a_removal_did_not_prevent_it(store: MemcachedStore, key: str) -> None:
+    """A removal that succeeded is not answered with the entry of the next client, however fast that one was."""
+    removals = 0
+
+    def come_and_go(number: int) -> int:
+        mine = 0
+        for _ in range(1_500):
+            value = b"%d" % number
+            entry = store.put_if_version(key, value, ABSENT, 60)
+            if entry is not None and entry.value == value:
+                assert store.invalidate(key, entry.version) is None
+                mine += 1
+        return mine
+
+    with ThreadPoolExecutor(6) as pool:
+        removals = sum(pool.map(come_and_go, range(6)))
+    assert removals > 1_000
