@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Unpack
 
 from caslock.checks import Own, wait_time, waiting
 from caslock.claim import Retry
-from caslock.errors import LockLost, NotAcquired
+from caslock.errors import CaslockError, LockLost, NotAcquired
 from caslock.hold import Holding
-from caslock.lockstate import LockState, Settings, leave
+from caslock.lockstate import LockState, Settings
 from caslock.multi import Holds, MultiState, given_keys, given_locks
 from caslock.task_world import TaskWorld, this_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
 
     from tenacity.wait import WaitBaseT
@@ -98,7 +98,7 @@ class AsyncLock:
 
     async def release(self) -> None:
         """Release the newest hold of this task; see `Hold.release`."""
-        await self._state.release_last()
+        await self._state.newest_hold().released()
 
     async def __aenter__(self) -> AsyncHold:
         """Acquire within the lock's own timeout, or raise `NotAcquired`."""
@@ -110,7 +110,7 @@ class AsyncLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
-        await self._bodies.leave(self._state, error)
+        await self._bodies.leave(self.release, error)
 
     async def locked(self) -> bool:
         """Whether anybody holds the key now."""
@@ -177,7 +177,7 @@ class AsyncMultiLock:
 
     async def release(self) -> None:
         """Release what this task has acquired last."""
-        await self._state.release_last()
+        await self._state.newest_holds().released()
 
     async def __aenter__(self) -> AsyncMultiHold:
         """Acquire all within the timeout, or raise `NotAcquired`."""
@@ -189,7 +189,7 @@ class AsyncMultiLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
-        await self._bodies.leave(self._state, error)
+        await self._bodies.leave(self.release, error)
 
     async def _acquire(self, timeout: float | None) -> AsyncMultiHold:
         return await self._state.acquire(AsyncHold, AsyncMultiHold, timeout)
@@ -208,20 +208,23 @@ class Bodies:
         body = _Body(task, [hold.claim for hold in holds])
         self._open.setdefault(task, []).append(body)
 
-    async def leave(self, state: LockState | MultiState[AsyncMultiHold], error: BaseException | None) -> None:
+    async def leave(self, release: Callable[[], Awaitable[None]], error: BaseException | None) -> None:
         """End the newest body of this task, and release."""
         task = this_task()
-        body = self._open[task].pop()
-        if not self._open[task]:
-            del self._open[task]
-        ours_alone = body.leave()
+        bodies = self._open.get(task, [])
+        ours_alone = bodies.pop().leave() if bodies else False
+        if not bodies:
+            self._open.pop(task, None)
         try:
-            await leave(state, error)
-        except LockLost as lost:
-            raise lost from error
-        if ours_alone and isinstance(error, asyncio.CancelledError):
-            message = "; ".join(getattr(error, "__notes__", ["the lease was lost"]))
-            raise LockLost(message) from error
+            await release()
+        except CaslockError as trouble:
+            if error is None or (ours_alone and isinstance(error, asyncio.CancelledError)):
+                raise trouble from error
+            error.add_note(str(trouble))
+        else:
+            if ours_alone and isinstance(error, asyncio.CancelledError):
+                message = "a lock was lost while its body ran"
+                raise LockLost(message) from error
 
 
 class _Body:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Unpack
 
 from caslock.checks import Own, wait_time, waiting
 from caslock.claim import Retry
-from caslock.errors import NotAcquired
+from caslock.errors import CaslockError, NotAcquired
 from caslock.hold import Holding
-from caslock.lockstate import LockState, Settings, leave
+from caslock.lockstate import LockState, Settings
 from caslock.multi import Holds, MultiState, given_keys, given_locks
-from caslock.thread_world import ThreadWorld, run
+from caslock.thread_world import ThreadWorld, mend, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from tenacity.wait import WaitBaseT
 
+    from caslock.claim import Claim
     from caslock.record import Record
     from caslock.store import Store
 
@@ -33,7 +35,11 @@ class Hold(Holding):
         It is never added to, nor carried past ``max_hold``.  Raises `LockLost` when the lease is gone (it is never
         made anew), `StoreUnavailable` when there was no answer, `NotHeld` after the release.
         """
-        run(self.renewed(ttl))
+        try:
+            run(self.renewed(ttl))
+        except BaseException:
+            mend(self.claim)
+            raise
 
     def release(self) -> None:
         """Release this hold, from any thread; the key is free after the last hold of its owner.
@@ -41,7 +47,28 @@ class Hold(Holding):
         Raises `LockLost` when the lease was over or taken away before, `NotHeld` when this hold was released already,
         `StoreUnavailable` when there was no answer: call it again, or let the lease run out.
         """
-        run(self.released())
+        _release(self)
+
+
+class Made:
+    """Makes holds and knows them, so that an interrupt before the caller has them can take them back."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._holds: list[Hold] = []
+
+    def __call__(self, state: LockState, claim: Claim) -> Hold:
+        """Make one."""
+        hold = Hold(state, claim)
+        self._holds.append(hold)
+        return hold
+
+    def take_back(self) -> None:
+        """Release all that is held still."""
+        for hold in reversed(self._holds):
+            if hold.is_open:
+                with suppress(CaslockError):
+                    hold.release()
 
 
 class Lock:
@@ -121,23 +148,38 @@ class Lock:
         lock whose lease is over.
         """
         try:
-            return run(self._state.acquire(Hold, wait_time(self._state.timeout, timeout, blocking=blocking)))
+            return self._acquire(wait_time(self._state.timeout, timeout, blocking=blocking))
         except NotAcquired:
             return None
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
-        run(self._state.release_last())
+        _release(self._state.newest_hold())
 
     def __enter__(self) -> Hold:
         """Acquire within the lock's own timeout, or raise `NotAcquired`."""
-        return run(self._state.acquire(Hold, self._state.timeout))
+        return self._acquire(self._state.timeout)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
-        run(leave(self._state, error))
+        try:
+            self.release()
+        except CaslockError as trouble:
+            if error is None:
+                raise
+            error.add_note(str(trouble))
+
+    def _acquire(self, timeout: float | None) -> Hold:
+        made = Made()
+        try:
+            return run(self._state.acquire(made, timeout))
+        except Exception:
+            raise
+        except BaseException:
+            made.take_back()
+            raise
 
     def locked(self) -> bool:
         """Whether anybody holds the key now."""
@@ -166,7 +208,17 @@ class MultiHold(Holds[Hold]):
 
     def release(self) -> None:
         """Release every hold in reverse, all of them even when one release raises; see `Hold.release`."""
-        run(self.released())
+        try:
+            run(self.released())
+        except Exception:
+            raise
+        except BaseException:  # interrupted: leave first
+            for hold in reversed(tuple(self)):
+                mend(hold.claim)
+                if hold.is_open:
+                    with suppress(CaslockError):
+                        hold.release()
+            raise
 
 
 class MultiLock:
@@ -210,7 +262,7 @@ class MultiLock:
 
     def release(self) -> None:
         """Release what this thread has acquired last; see `MultiHold.release`."""
-        run(self._state.release_last())
+        self._state.newest_holds().release()
 
     def __enter__(self) -> MultiHold:
         """Acquire all within the timeout, or raise `NotAcquired`."""
@@ -220,7 +272,32 @@ class MultiLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
-        run(leave(self._state, error))
+        try:
+            self.release()
+        except CaslockError as trouble:
+            if error is None:
+                raise
+            error.add_note(str(trouble))
 
     def _acquire(self, timeout: float | None) -> MultiHold:
-        return run(self._state.acquire(Hold, MultiHold, timeout))
+        made = Made()
+        try:
+            return run(self._state.acquire(made, MultiHold, timeout))
+        except Exception:
+            raise
+        except BaseException:
+            made.take_back()
+            raise
+
+
+def _release(hold: Holding) -> None:
+    try:
+        run(hold.released())
+    except Exception:
+        raise
+    except BaseException:  # interrupted: leave first
+        mend(hold.claim)
+        if hold.is_open:
+            with suppress(CaslockError):
+                run(hold.released())
+        raise

@@ -18,7 +18,9 @@ MAX_RETRY: Final = 100
 def seconds(name: str, value: float) -> float:
     """Check a length of time in seconds."""
     try:
-        sound = math.isfinite(value) and value > 0
+        sound = not isinstance(value, bool) and math.isfinite(value) and value > 0
+    except OverflowError:
+        sound = False
     except TypeError:
         message = f"{name} must be a number of seconds, not {value!r}"
         raise TypeError(message) from None
@@ -30,7 +32,7 @@ def seconds(name: str, value: float) -> float:
 
 def waiting(value: float | None) -> float | None:
     """Check a timeout in seconds; None is for ever, 0 one try."""
-    return value if value is None or value == 0 else seconds("timeout", value)
+    return value if value is None or (value == 0 and value is not False) else seconds("timeout", value)
 
 
 class Own(Enum):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
+
 FREE_TTL: Final = 60.0
 """Seconds that a free record stands: longer than any lost packet lives."""
 
@@ -73,7 +74,9 @@ class Claim:
     unanswered: bool = False  # a write went without an answer
     left_in_time: bool = False  # and it was a release, sent before the deadline
     no_visit: Callable[[], object] | None = None  # tells the keeper not to come
-    depth: int = 1  # levels of re-entry
+    levels: list[object] = field(default_factory=list)  # the open holds, by re-entry; the newest is the last
+    by: object = None  # the thread or task that acquired
+    told: bool = False  # of its loss
     writes: int = 0
     sends: dict[str, Send] = field(default_factory=dict)  # by their mark
 

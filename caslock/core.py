@@ -86,6 +86,7 @@ async def _give_up(world: World, claim: Claim, error: BaseException) -> None:
     async def clean_up() -> None:
         try:
             _, standing = await _withdraw(world, claim, *await read(world, claim, NEVER))
+            claim.record = None
         except StoreError as inner:
             trouble.append(f"which could not be asked ({inner})")
         else:
@@ -145,7 +146,7 @@ async def renew(world: World, claim: Claim, ttl: float) -> None:
 async def keep(world: World, claim: Claim) -> float | None:
     """One visit of the keeper: renew what is due, notice what is over; returns when to come again, None for never."""
     now = world.now()
-    if claim.ending or claim.lost:
+    if claim.ending or claim.told:
         return None
     try:
         check(world, claim)
@@ -154,6 +155,7 @@ async def keep(world: World, claim: Claim) -> float | None:
             await renew(world, claim, claim.ttl)
     except LockLost:
         if not claim.ending:
+            claim.told = True
             for tell in reversed(claim.on_loss):  # the bodies first: a callback of the user's may raise
                 tell()
         return None

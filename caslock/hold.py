@@ -30,19 +30,23 @@ class Holder(Protocol):
 class Holding:
     """One successful acquire: what the blocking and the asyncio hold have in common."""
 
-    __slots__ = ("_pid", "_state", "claim", "is_open")
+    __slots__ = ("_pid", "_state", "claim")
 
     def __init__(self, state: Holder, claim: Claim) -> None:
         """Begin as held."""
         self._state = state
         self.claim = claim
-        self.is_open = True
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
         """Say which key, and for how long."""
         state = "released" if not self.is_open else "lost" if self.lost else f"{self.remaining():.3g} s remaining"
         return f"<{type(self).__name__} of {self.key!r}: {state}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still to be released."""
+        return self in self.claim.levels
 
     @property
     def inherited(self) -> bool:

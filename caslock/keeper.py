@@ -68,7 +68,8 @@ class Keeper:
             with _guard:
                 self.claims = {key: kept for key, kept in self.claims.items() if kept[0]() is not None}
                 if not self.claims:
-                    del _keepers[id(self._store)]
+                    if _keepers.get(id(self._store)) is self:  # an interrupt may have struck before it stood there
+                        del _keepers[id(self._store)]
                     return
                 now = clock.now()
                 self.wakes = min(due for _, _, due in self.claims.values())

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypedDict, TypeVar, cast
 
 from caslock import core
 from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, key_of, retries, seconds, text, waiting
@@ -21,6 +21,7 @@ from caslock.claim import NEVER, Claim, Retry
 from caslock.errors import CaslockError, NotAcquired, NotHeld
 from caslock.hold import Holding
 from caslock.request import World, read
+from caslock.turnstile import Event, Turnstile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,18 +45,6 @@ class Settings(TypedDict, total=False):
     poll: WaitBaseT | None
 
 
-class Turnstile(Protocol):
-    """Lets one thread (or task) of this process at a time past."""
-
-    async def enter(self, timeout: float | None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever)."""
-        ...
-
-    def leave(self) -> None:
-        """Let the next one in; any thread may do it."""
-        ...
-
-
 class Surroundings(World, Protocol):
     """What the state of a Lock needs beyond what the core does."""
 
@@ -67,8 +56,12 @@ class Surroundings(World, Protocol):
         """Make a mutex for one claim."""
         ...
 
-    def turnstile(self) -> Turnstile:
-        """Make a turnstile for one Lock object."""
+    def event(self) -> Event:
+        """Make an event for one who waits at a turnstile."""
+        ...
+
+    def ended(self, claim: Claim) -> bool:
+        """Whether what ran the claim, and renewed it, is no more (an event loop that was closed)."""
         ...
 
     def watch(self, claim: Claim) -> None:
@@ -116,102 +109,102 @@ class LockState:
         if owner == "":
             message = "owner must not be empty: leave it out for a private one"
             raise ValueError(message)
-        self.stack: list[Holding] = []
+        self._turnstile = Turnstile(world.event)
         self._begin()
 
     def _begin(self) -> None:
         """Take a fresh identity: at birth, and in a forked child, whose inherited holds are inert."""
-        self._pid = os.getpid()
-        self._host = socket.gethostname()
-        nonce = secrets.token_hex(16)
-        self.owner = self._given_owner or f"{self._host}:{nonce}"
-        self.newest = ""  # hold id: for the simulator
-        self._ids = (f"{nonce}.{number}" for number in itertools.count(1))
-        self._turnstile = self.world.turnstile()
-        self._guard = threading.Lock()  # of depth, ending and is_open: a hold may be released from another thread
-        self._me: object = None
-        self._since = ""
+        inside = self._turnstile.inside
+        self._inherited = inside  # by a forked child, which never held it
+        self._turnstile = Turnstile(self.world.event)
+        self._guard = threading.Lock()  # of a claim's levels: a hold may be released from another thread
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
+        self._host = socket.gethostname()
+        self._nonce = secrets.token_hex(16)
+        self._numbers = itertools.count(1)
+        self.owner = self._given_owner or f"{self._host}:{self._nonce}"
+        self.newest = ""  # hold id
+        self._pid = os.getpid()
 
     def _claim(self) -> Claim:
-        since = _wall_clock()
-        self.newest = next(self._ids)
+        self.newest = f"{self._nonce}.{next(self._numbers)}"
         return Claim(
             self.key,
             self.owner,
             self.newest,
             min(self.ttl, self.max_hold),
             self.world.mutex(),
-            stamp=(since, self._host, self._pid, self.note),
+            stamp=(_wall_clock(), self._host, self._pid, self.note),
             auto_renew=self.auto_renew,
             max_hold=self.max_hold,
             retry=self.retry,
+            by=self.world.me(),
         )
 
     async def acquire(self, make: Callable[[LockState, Claim], H], timeout: float | None) -> H:
-        """Acquire or re-enter; raises `NotAcquired` after `timeout` seconds."""
-        self._after_fork()
-        if self._me is self.world.me():
-            with self._guard:
-                if self.stack and not self.stack[-1].inherited and not self.stack[-1].claim.ending:
-                    hold = make(self, self.stack[-1].claim)
-                    core.check(self.world, hold.claim)
-                    hold.claim.depth += 1
-                    self.stack.append(hold)
-                    return hold
-        began = self.world.now()
-        if not await self._turnstile.enter(timeout):
-            message = (
-                f"lock {self.key!r} is held by {self.owner} (pid {self._pid} on {self._host}), in another thread "
-                f"or task that uses the same Lock object, since {self._since} (waited {timeout:g} s)"
-            )
-            raise NotAcquired(message)
-        try:
-            return await self._contend(make, timeout, began)
-        except BaseException:
-            self._turnstile.leave()
-            raise
+        """Acquire or re-enter; raises `NotAcquired` after `timeout` seconds.
 
-    async def _contend(self, make: Callable[[LockState, Claim], H], timeout: float | None, began: float) -> H:
+        Whatever else it raises, it has left nothing behind; what interrupts its caller after that, `take_back` mends.
+        """
+        self._after_fork()
+        inside = self._turnstile.inside
+        if inside is not None and inside.by is self.world.me():
+            with self._guard:
+                if inside.levels and not inside.ending:
+                    core.check(self.world, inside)
+                    hold = make(self, inside)
+                    inside.levels.append(hold)
+                    return hold
+        elif inside is not None and self.world.ended(inside):
+            inside.lose("its event loop has ended")
+            self._turnstile.leave(inside)
         claim = self._claim()
-        left = None if timeout is None else max(0.0, timeout - (self.world.now() - began))
-        if not await core.acquire(self.world, claim, left, self.poll):
-            waited = f"waited {self.world.now() - began:.3g} s"
-            message = f"lock {self.key!r} at {self.world.store.traits.place} is held by {claim.rival} ({waited})"
-            if claim.rival is None or claim.rival.free:
-                message = f"lock {self.key!r} changed hands faster than it could be taken ({waited})"
-            raise NotAcquired(message)
-        hold = make(self, claim)
-        on_lost = self.on_lost
-        if on_lost is not None:
-            claim.on_loss.append(lambda: on_lost(hold))
+        began = self.world.now()
         try:
+            if not await self._turnstile.enter(claim, timeout):
+                raise NotAcquired(self._in_use(began))  # noqa: TRY301 - undone below, as whatever else happens
+            left = None if timeout is None else max(0.0, timeout - (self.world.now() - began))
+            if not await core.acquire(self.world, claim, left, self.poll):
+                raise NotAcquired(self._busy(claim, began))  # noqa: TRY301 - as above
+            hold = make(self, claim)
+            claim.levels.append(hold)
+            on_lost = self.on_lost
+            if on_lost is not None:
+                claim.on_loss.append(lambda: on_lost(hold))
+            self._unsettled = None
             self.world.watch(claim)
-        except BaseException as error:  # no thread to be had: a lease that nobody renews is not what was asked for
-            await leave(_Ending(self.world, claim), error)
+        except GeneratorExit:
             raise
-        self._me = self.world.me()
-        self._since = claim.stamp[0]
-        self._unsettled = None
-        self.stack.append(hold)
+        except BaseException as error:
+            await self._undo(claim, error)
+            raise
         return hold
 
+    async def _undo(self, claim: Claim, error: BaseException) -> None:
+        """Leave nothing of an acquire behind: no hold that nobody has, no turnstile that nobody leaves."""
+        try:
+            claim.ending = True
+            await core.release(self.world, claim)
+        except CaslockError as trouble:
+            error.add_note(str(trouble))
+        finally:
+            claim.levels.clear()
+            self._turnstile.leave(claim)
+
     async def release(self, hold: Holding) -> None:
-        """Release one hold; the key is free after the last one."""
+        """Release one hold; the key is free after the last one.  It can be called again after any interrupt."""
         self._after_fork()
         claim = hold.claim
+        if hold.inherited:  # this copy of the claim is the child's alone
+            claim.levels = [other for other in claim.levels if other is not hold]
+            return
         with self._guard:
-            if not hold.is_open and not hold.inherited:
+            if hold not in claim.levels:
                 message = f"this hold of {self.key!r} was released already"
                 raise NotHeld(message)
-            hold.is_open = False
-            entered = hold in self.stack
-            self.stack = [other for other in self.stack if other is not hold]
-            if not hold.inherited:
-                claim.depth -= 1
-                claim.ending = claim.depth == 0
-        if hold.inherited:
-            return
+            claim.ending = len(claim.levels) == 1
+            if not claim.ending:
+                claim.levels.remove(hold)
         if not claim.ending:
             core.check(self.world, claim)
             return
@@ -219,24 +212,37 @@ class LockState:
         try:
             await core.release(self.world, claim)
         finally:
-            if claim.record is not None:  # no answer: the hold is not forgotten
-                claim.depth = 1
-                hold.is_open = True
-            self._unsettled = hold if hold.is_open else None
-            if entered:
-                self._me = None
-                self._turnstile.leave()
+            self._unsettled = hold if claim.record is not None else None
+            self._turnstile.leave(claim)
+            if claim.record is None:
+                claim.levels.clear()
 
-    async def release_last(self) -> None:
-        """Release the newest hold of this thread or task."""
+    def newest_hold(self) -> Holding:
+        """Give the newest hold of this thread or task, or one whose release went without an answer."""
         self._after_fork()
-        if self.stack and (self.stack[-1].inherited or self._me is self.world.me()):
-            await self.release(self.stack[-1])
-        elif self._unsettled is not None and not self.stack:
-            await self.release(self._unsettled)
-        else:
-            message = f"lock {self.key!r} is not held by this thread or task"
-            raise NotHeld(message)
+        inside = self._turnstile.inside
+        if inside is not None and inside.by is self.world.me() and inside.levels:
+            return cast("Holding", inside.levels[-1])
+        if self._inherited is not None and self._inherited.levels:
+            return cast("Holding", self._inherited.levels[-1])
+        if self._unsettled is not None and self._unsettled.is_open:
+            return self._unsettled
+        message = f"lock {self.key!r} is not held by this thread or task"
+        raise NotHeld(message)
+
+    def _in_use(self, began: float) -> str:
+        inside = self._turnstile.inside
+        since = f" since {inside.stamp[0]}" if inside is not None else ""
+        return (
+            f"lock {self.key!r} is held by {self.owner} (pid {self._pid} on {self._host}){since}, by another thread "
+            f"or task that uses the same Lock object (waited {self.world.now() - began:.3g} s)"
+        )
+
+    def _busy(self, claim: Claim, began: float) -> str:
+        waited = f"(waited {self.world.now() - began:.3g} s)"
+        if claim.rival is None or claim.rival.free:
+            return f"lock {self.key!r} changed hands faster than it could be taken {waited}"
+        return f"lock {self.key!r} at {self.world.store.traits.place} is held by {claim.rival} {waited}"
 
     async def holder(self) -> Record | None:
         """Who holds the key."""
@@ -252,24 +258,6 @@ class LockState:
             self._begin()
 
 
-class Leaving(Protocol):
-    """Something whose newest hold can be released."""
-
-    async def release_last(self) -> None:
-        """Release it."""
-        ...
-
-
-async def leave(state: Leaving, error: BaseException | None) -> None:
-    """Release at the end of a `with` body; trouble with that never masks the body's own exception."""
-    try:
-        await state.release_last()
-    except CaslockError as trouble:
-        if error is None:
-            raise
-        error.add_note(str(trouble))
-
-
 @lru_cache(maxsize=1)
 def _iso(second: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
@@ -278,14 +266,3 @@ def _iso(second: int) -> str:
 def _wall_clock() -> str:
     """Tell the time for people; nothing compares it."""
     return _iso(int(time.time()))
-
-
-class _Ending(NamedTuple):
-    """A claim as `leave` wants it."""
-
-    world: World
-    claim: Claim
-
-    async def release_last(self) -> None:
-        """Release it."""
-        await core.release(self.world, self.claim)

@@ -114,10 +114,15 @@ class MultiState(Generic[M]):
         """Acquire every lock in order, or none, under one deadline."""
         limit = NEVER if timeout is None else self._world.now() + timeout
         holds: list[H] = []
+
+        def make_one(state: LockState, claim: Claim) -> H:
+            hold = make(state, claim)
+            holds.append(hold)
+            return hold
+
         try:
             for state in self.states:
-                left = None if timeout is None else max(0.0, limit - self._world.now())
-                holds.append(await state.acquire(make, left))
+                await state.acquire(make_one, None if timeout is None else max(0.0, limit - self._world.now()))
             for hold in holds:  # the first lease must have outlasted the last acquire
                 hold.ensure_held()
         except GeneratorExit:
@@ -137,13 +142,13 @@ class MultiState(Generic[M]):
         self._held.append((self._world.me(), held))
         return held
 
-    async def release_last(self) -> None:
-        """Release what this thread or task has acquired last."""
+    def newest_holds(self) -> M:
+        """Give what this thread or task has acquired last and not released."""
         me = self._world.me()
-        for index in reversed(range(len(self._held))):
-            if self._held[index][0] is me:
-                await self._held.pop(index)[1].released()
-                return
+        self._held = [(by, held) for by, held in self._held if any(hold.is_open for hold in held)]
+        for by, held in reversed(self._held):
+            if by is me:
+                return held
         message = f"{', '.join(repr(state.key) for state in self.states)}: not held by this thread or task"
         raise NotHeld(message)
 
@@ -158,9 +163,9 @@ def given_keys(keys: Iterable[str]) -> list[str]:
 
 def given_locks(locks: object, kind: type[L]) -> list[L]:
     """Check that locks were given."""
-    given: list[object] = list(locks) if isinstance(locks, Iterable) else [locks]
+    given: list[object] = list(locks) if isinstance(locks, Iterable) else []
     found = [lock for lock in given if isinstance(lock, kind)]
-    if len(found) != len(given):
-        message = f"give a store and its keys, or several {kind.__name__}s, not {given!r}"
+    if not isinstance(locks, Iterable) or len(found) != len(given):
+        message = f"give a store and its keys, or several {kind.__name__}s, not {locks!r}"
         raise TypeError(message)
     return found

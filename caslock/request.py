@@ -5,6 +5,7 @@ The sunny path is one request, and never enters tenacity.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from caslock.claim import Claim, Send
@@ -14,6 +15,7 @@ from caslock.store import ABSENT, AsyncStore, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from types import ModuleType
 
     from tenacity.wait import WaitBaseT
 
@@ -122,8 +124,7 @@ def _standing(entry: Entry | None) -> Standing:
 
 async def _retry(world: World, times: int, limit: float, verb: Callable[[], Awaitable[T]]) -> T:
     """Run `verb` up to `times` times while it gets no answer, until `limit`."""
-    import tenacity  # noqa: PLC0415 - only a failure enters it, so neither import nor sunny path pays for it
-
+    tenacity = _tenacity()
     retrying = tenacity.AsyncRetrying(
         sleep=world.sleep,
         stop=lambda state: state.attempt_number >= times or world.now() >= limit,
@@ -131,13 +132,24 @@ async def _retry(world: World, times: int, limit: float, verb: Callable[[], Awai
         retry=tenacity.retry_if_exception_type(StoreUnavailable),
         reraise=True,
     )
-    return await retrying(verb)
+    result: T = await retrying(verb)
+    return result
+
+
+def _tenacity() -> ModuleType:
+    """Import tenacity when it is needed first: neither import of caslock nor the sunny path pays for it."""
+    try:
+        import tenacity  # noqa: PLC0415 - see above
+    except BaseException:  # interrupted: half a package would never be imported again
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tenacity"]:
+            del sys.modules[name]
+        raise
+    return tenacity
 
 
 def pauses(poll: WaitBaseT | None) -> Callable[[], float]:
     """Seconds to sleep before each next try: by `poll`, else jittered, from 5 ms doubling to 0.5 s."""
-    import tenacity  # noqa: PLC0415 - only who has to wait pays for it
-
+    tenacity = _tenacity()
     wait = poll or tenacity.wait_random_exponential(multiplier=0.005, max=0.5)
     state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import weakref
 from typing import TYPE_CHECKING, cast
@@ -41,15 +42,21 @@ class TaskWorld:
         await asyncio.sleep(seconds)
 
     async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` in a task of its own and wait for its end, however often this one is cancelled meanwhile."""
-        task = asyncio.ensure_future(work())
+        """Run `work` in a task of its own and wait for its end, however often this one is cancelled meanwhile.
+
+        The end of the loop cancels that task too (`asyncio.run`): then it is run once more.
+        """
         cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        task.result()
+        for _ in range(2):
+            task: asyncio.Future[None] = asyncio.ensure_future(work())
+            while not task.done():
+                try:
+                    await asyncio.wait([task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+            if not task.cancelled():
+                task.result()
+                break
         if cancelled is not None:
             raise cancelled
 
@@ -61,9 +68,13 @@ class TaskWorld:
         """Make a mutex for one claim."""
         return asyncio.Lock()
 
-    def turnstile(self) -> TaskTurnstile:
-        """Make a turnstile for one Lock object."""
-        return TaskTurnstile()
+    def event(self) -> TaskEvent:
+        """Make an event for one who waits at a turnstile."""
+        return TaskEvent()
+
+    def ended(self, claim: Claim) -> bool:
+        """Whether the event loop was closed in which the claim was acquired: nothing renews it any more."""
+        return isinstance(claim.by, asyncio.Task) and claim.by.get_loop().is_closed()
 
     def watch(self, claim: Claim) -> None:
         """Set a timer for the next renewal; the claim is known weakly, so a forgotten one is not renewed for ever."""
@@ -107,26 +118,35 @@ class TaskWorld:
 _renewals: set[asyncio.Task[float | None]] = set()
 
 
-class TaskTurnstile:
-    """Lets one task at a time past, in the order of arrival."""
+class TaskEvent:
+    """A future in the core's clothes, of the loop that runs."""
+
+    __slots__ = ("_future", "_loop")
 
     def __init__(self) -> None:
-        """Begin as free."""
-        self._lock = asyncio.Lock()
+        """Begin as not set."""
+        self._loop = asyncio.get_running_loop()
+        self._future = self._loop.create_future()
 
-    async def enter(self, timeout: float | None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever)."""
-        if timeout == 0 and self._lock.locked():
-            return False
-        try:
+    @property
+    def alive(self) -> bool:
+        """Whether its loop is not closed."""
+        return not self._loop.is_closed()
+
+    async def wait(self, timeout: float | None) -> None:
+        """Let other tasks run."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                return await self._lock.acquire()
-        except TimeoutError:
-            return False
+                await self._future
 
-    def leave(self) -> None:
-        """Let the next one in."""
-        self._lock.release()
+    def set(self) -> None:
+        """Wake the task, in whatever loop it waits."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed at this very moment
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
 
 
 class _InThreads:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import threading
 import time
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -12,7 +14,6 @@ from caslock.store import Entry, Store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-    from contextlib import AbstractAsyncContextManager
 
     from caslock.claim import Claim
     from caslock.store import Traits
@@ -42,6 +43,9 @@ class ThreadWorld:
                 "make one with caslock.connect(url) or a class in caslock.stores"
             )
             raise TypeError(message)
+        if inspect.iscoroutinefunction(store.get):
+            message = f"{type(store).__name__} is an AsyncStore: use it with AsyncLock, or a blocking store with Lock"
+            raise TypeError(message)
         self._store = store
         self.store = _Immediate(store)
 
@@ -65,13 +69,18 @@ class ThreadWorld:
             _thread.me = object()
             return _thread.me
 
-    def mutex(self) -> AbstractAsyncContextManager[object]:
+    def mutex(self) -> ThreadMutex:
         """Make a mutex for one claim."""
         return ThreadMutex()
 
-    def turnstile(self) -> ThreadTurnstile:
-        """Make a turnstile for one Lock object."""
-        return ThreadTurnstile()
+    def event(self) -> ThreadEvent:
+        """Make an event for one who waits at a turnstile."""
+        return ThreadEvent()
+
+    def ended(self, claim: Claim) -> bool:
+        """Tell that the keeper outlives the threads."""
+        del claim
+        return False
 
     def watch(self, claim: Claim) -> None:
         """Have the store's keeper visit the claim."""
@@ -89,24 +98,23 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class ThreadTurnstile:
-    """A `threading.Lock` in the core's clothes: any thread may release it."""
+class ThreadEvent:
+    """A `threading.Event` in the core's clothes."""
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_event",)
+    alive = True
 
     def __init__(self) -> None:
-        """Begin as free."""
-        self._lock = threading.Lock()
+        """Begin as not set."""
+        self._event = threading.Event()
 
-    async def enter(self, timeout: float | None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever)."""
-        if timeout is None:
-            return self._lock.acquire()
-        return self._lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
+    async def wait(self, timeout: float | None) -> None:
+        """Block the thread."""
+        self._event.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
-    def leave(self) -> None:
-        """Let the next one in."""
-        self._lock.release()
+    def set(self) -> None:
+        """Wake the thread."""
+        self._event.set()
 
 
 class ThreadMutex:
@@ -126,6 +134,18 @@ class ThreadMutex:
     async def __aexit__(self, *error: object) -> None:
         """Let the next one in."""
         self._lock.release()
+
+    def mend(self) -> None:
+        """After an interrupt that struck as this thread took it or gave it back: give it back."""
+        with contextlib.suppress(RuntimeError):
+            while True:
+                self._lock.release()
+
+
+def mend(claim: Claim) -> None:
+    """After an interrupt, see to it that the claim's mutex keeps nobody else waiting."""
+    if isinstance(claim.mutex, ThreadMutex):
+        claim.mutex.mend()
 
 
 class _Immediate:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
 
     from caslock.claim import Claim
+    from caslock.turnstile import Event
 
     Program = Coroutine[object, object, object]
 
@@ -114,16 +115,6 @@ class _Mutex:
     async def __aexit__(self, *error: object) -> None:
         self.taken = False
 
-    async def enter(self, timeout: float | None) -> bool:
-        """One program a client: nobody waits here."""
-        del timeout
-        self.taken = True
-        return True
-
-    def leave(self) -> None:
-        """Let the next one in."""
-        self.taken = False
-
 
 class SimulatedWorld:
     """What the core needs, as one client sees it."""
@@ -182,9 +173,14 @@ class SimulatedWorld:
         """Make a mutex for one claim."""
         return _Mutex()
 
-    def turnstile(self) -> _Mutex:
-        """Make a turnstile for one Lock object."""
-        return _Mutex()
+    def event(self) -> Event:
+        """One program a client: nobody waits at a turnstile."""
+        raise AssertionError
+
+    def ended(self, claim: Claim) -> bool:
+        """Tell that a claim ends with its client."""
+        del claim
+        return False
 
     def watch(self, claim: Claim) -> None:
         """Have a keeper visit the claim."""
