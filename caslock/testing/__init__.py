@@ -1,0 +1,46 @@
+"""The proof kit: the contract of a store and the laws of a lock as tests, and stores that fail as planned.
+
+It needs pytest; nothing else in caslock imports it.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite(
+    *(f"caslock.testing.{name}" for name in ("contract", "holders", "owners", "scene", "several", "trials"))
+)
+
+from caslock.testing.contract import StoreContract  # noqa: E402 - its asserts are to be rewritten
+from caslock.testing.drive import on_loop  # noqa: E402
+from caslock.testing.faults import (  # noqa: E402
+    AsyncFaultyStore,
+    Fault,
+    FaultyStore,
+    Request,
+    duplicate,
+    echo,
+    late,
+    lose_reply,
+    lose_request,
+    raising,
+    read_again,
+    unsent,
+)
+from caslock.testing.locks import LockContract  # noqa: E402
+
+__all__ = [
+    "AsyncFaultyStore",
+    "Fault",
+    "FaultyStore",
+    "LockContract",
+    "Request",
+    "StoreContract",
+    "duplicate",
+    "echo",
+    "late",
+    "lose_reply",
+    "lose_request",
+    "on_loop",
+    "raising",
+    "read_again",
+    "unsent",
+]

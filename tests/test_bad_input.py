@@ -1,0 +1,335 @@
+"""What is of no use is refused before anything is asked of a store, and what looks strange but is sound works."""
+
+# ruff: noqa: RUF001 - keys that look alike are what this is about
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import re
+import socket
+import unicodedata
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+import redis
+
+from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, MultiLock, Traits, record
+from caslock.record import MAX_HOLDS
+from caslock.store import MAX_VALUE
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.places import KINDS, Place, fresh, opened, standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Untouchable:
+    """A store of which nobody may ask anything."""
+
+    traits = Traits(place="untouchable://")
+
+    def get(self, key: str) -> NoReturn:
+        """Fail."""
+        raise AssertionError(key)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> NoReturn:
+        """Fail."""
+        raise AssertionError(key, value, version, ttl)
+
+    def invalidate(self, key: str, version: int) -> NoReturn:
+        """Fail."""
+        raise AssertionError(key, version)
+
+
+STORE = Untouchable()
+
+Making = Any  # arguments of every wrong type, which is what these tests are about
+
+MAKERS: list[Callable[..., Making]] = [
+    Lock,
+    AsyncLock,
+    lambda store, key, **settings: MultiLock(store, ["first", key], **settings),
+    lambda store, key, **settings: AsyncMultiLock(store, ["first", key], **settings),
+]
+every_lock = pytest.mark.parametrize("make", MAKERS, ids=["Lock", "AsyncLock", "MultiLock", "AsyncMultiLock"])
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Give each place in turn."""
+    with opened(request.param, request) as place:
+        yield place
+
+
+@every_lock
+@pytest.mark.parametrize("name", ["ttl", "max_hold"])
+@pytest.mark.parametrize("value", [0, 0.0, -1, -0.001, math.nan, math.inf, -math.inf])
+def test_a_length_of_time_must_be_finite_and_positive(make: Callable[..., Making], name: str, value: float) -> None:
+    """ttl and max_hold of 0, less, NaN or infinity are ValueErrors that name the argument."""
+    with pytest.raises(ValueError, match=name):
+        make(STORE, "key", **{name: value})
+
+
+@every_lock
+@pytest.mark.parametrize("name", ["ttl", "max_hold", "timeout"])
+@pytest.mark.parametrize("value", ["5", b"5", [], 1j])
+def test_a_length_of_time_must_be_a_number(make: Callable[..., Making], name: str, value: object) -> None:
+    """A text or a list is a TypeError that names the argument."""
+    with pytest.raises(TypeError, match=name):
+        make(STORE, "key", **{name: value})
+
+
+@every_lock
+@pytest.mark.parametrize("name", ["ttl", "max_hold", "timeout"])
+def test_a_number_beyond_all_floats_is_refused(make: Callable[..., Making], name: str) -> None:
+    """An int that no float can hold is a ValueError like infinity, which it would be."""
+    with pytest.raises(ValueError, match=name):
+        make(STORE, "key", **{name: 10**400})
+
+
+@every_lock
+def test_a_ttl_is_not_a_truth(make: Callable[..., Making]) -> None:
+    """ttl=True is refused: it was meant for another argument."""
+    with pytest.raises((TypeError, ValueError), match="ttl"):
+        make(STORE, "key", ttl=True)
+
+
+@every_lock
+@pytest.mark.parametrize("value", [-1, -0.001, math.nan, math.inf])
+def test_a_timeout_must_not_be_negative(make: Callable[..., Making], value: float) -> None:
+    """A lock's own timeout is None, 0 or more: -1 is for ever in acquire only, as with threading."""
+    with pytest.raises(ValueError, match="timeout"):
+        make(STORE, "key", timeout=value)
+
+
+@every_lock
+@pytest.mark.parametrize("value", [-2, -0.5, math.nan, math.inf])
+def test_the_timeout_of_acquire_must_not_be_negative(make: Callable[..., Making], value: float) -> None:
+    """acquire refuses a negative timeout other than -1, NaN and infinity, before it asks the store."""
+    lock = make(STORE, "key")
+
+    async def acquire() -> None:
+        waiting = lock.acquire(timeout=value)
+        await waiting  # only those of asyncio get here
+
+    with pytest.raises(ValueError, match="timeout"):
+        asyncio.run(acquire())
+
+
+@every_lock
+@pytest.mark.parametrize("key", ["", "x" * 1025, chr(0xD800), f"a{chr(0xDFFF)}b", chr(0xDC80) * 2])
+def test_a_key_must_be_1_to_1024_characters(make: Callable[..., Making], key: str) -> None:
+    """An empty key, one of 1,025 characters and one with a lone surrogate are ValueErrors."""
+    with pytest.raises(ValueError, match="key"):
+        make(STORE, key)
+
+
+@every_lock
+@pytest.mark.parametrize("key", [None, 42, b"room", ["room"], ("a", "b")])
+def test_a_key_must_be_text(make: Callable[..., Making], key: object) -> None:
+    """A key that is no str is a TypeError."""
+    with pytest.raises(TypeError, match="key"):
+        make(STORE, key)
+
+
+@every_lock
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("note", "x" * 1023),
+        ("note", "\n" * 512),
+        ("note", "é" * 171),
+        ("note", "😀" * 86),
+        ("note", "\ud800"),
+        ("owner", ""),
+        ("owner", "x" * 511),
+        ("owner", "é" * 86),
+        ("owner", "\udfff"),
+    ],
+)
+def test_a_note_or_owner_that_does_not_fit_is_refused(make: Callable[..., Making], name: str, value: str) -> None:
+    """A note above 1,024 bytes as JSON, an owner above 512, an empty owner and a lone surrogate are ValueErrors."""
+    with pytest.raises(ValueError, match=name):
+        make(STORE, "key", **{name: value})
+
+
+@every_lock
+@pytest.mark.parametrize(("name", "value"), [("note", None), ("note", b"x"), ("owner", 7), ("owner", b"x")])
+def test_a_note_or_owner_must_be_text(make: Callable[..., Making], name: str, value: object) -> None:
+    """A note or owner that is no str is a TypeError."""
+    with pytest.raises(TypeError, match=name):
+        make(STORE, "key", **{name: value})
+
+
+@every_lock
+@pytest.mark.parametrize("retry", [(-1, 0), (0, -1), (101, 0), (0, 101), (0.5, 1), ("1", 1), (math.nan, 0)])
+def test_retries_are_bounded(make: Callable[..., Making], retry: tuple[int, int]) -> None:
+    """Numbers of retries outside 0 to 100 are ValueErrors."""
+    with pytest.raises(ValueError, match="retry"):
+        make(STORE, "key", retry=retry)
+
+
+@every_lock
+@pytest.mark.parametrize("retry", [3, None, (1, 2, 3)])
+def test_retries_are_two_numbers(make: Callable[..., Making], retry: object) -> None:
+    """Anything else than two numbers is a TypeError."""
+    with pytest.raises(TypeError):
+        make(STORE, "key", retry=retry)
+
+
+@every_lock
+@pytest.mark.parametrize(
+    "store", [None, "redis://localhost", {}, redis.Redis(), redis.asyncio.Redis()], ids=lambda it: type(it).__name__
+)
+def test_a_store_must_be_one(make: Callable[..., Making], store: object) -> None:
+    """A URL, a dict or a client in the place of the store is a TypeError that says how to make one."""
+    with pytest.raises(TypeError, match=r"caslock\.connect"):
+        make(store, "key")
+
+
+def test_extend_checks_its_ttl_before_it_asks() -> None:
+    """extend refuses what a lock would refuse as ttl, and the hold stays what it was."""
+    hold = Lock(MemoryStore(), "key").acquire()
+    assert hold is not None
+    before = hold.claim.version
+    for ttl in (0, -1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="ttl"):
+            hold.extend(ttl)
+    wrong: Making = "5"
+    with pytest.raises(TypeError, match="ttl"):
+        hold.extend(wrong)
+    assert hold.claim.version == before
+    hold.release()
+
+
+def refusal(act: Callable[[], object]) -> str:
+    """Tell by what error `act` ends, and keep nothing of it."""
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - which one is the question
+        return f"{type(error).__name__}: {error}"
+    finally:
+        gc.collect()  # a coroutine that nobody awaits would be the next test's trouble
+    return "none"
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize("act", ["acquire", "holder", "break_", "__enter__"])
+def test_a_lock_does_not_take_an_async_store(act: str) -> None:
+    """An AsyncStore given to a Lock is a clear TypeError or RuntimeError, when it is made or when it is first used."""
+    store: Making = AsyncMemoryStore()
+    told = refusal(lambda: methodcaller(act)(Lock(store, "key")))
+    assert re.match(r"(TypeError|RuntimeError).*async", told, re.IGNORECASE)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_a_multi_lock_does_not_take_an_async_store() -> None:
+    """An AsyncStore given to a MultiLock is a clear TypeError or RuntimeError."""
+    store: Making = AsyncMemoryStore()
+    told = refusal(lambda: MultiLock(store, ["a", "b"]).acquire())
+    assert re.match(r"(TypeError|RuntimeError).*async", told, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("kind", [MultiLock, AsyncMultiLock])
+def test_keys_must_be_several(kind: Callable[..., Making]) -> None:
+    """One str in the place of keys is a TypeError, not a lock on each of its characters; no keys are a ValueError."""
+    with pytest.raises(TypeError, match="keys"):
+        kind(STORE, "room")
+    nothing: list[Making] = [[], (), iter([])]
+    for none in nothing:
+        with pytest.raises(ValueError, match="at least one"):
+            kind(STORE, none)
+    with pytest.raises(ValueError, match="at least one"):
+        kind([])
+
+
+@pytest.mark.parametrize(("kind", "one", "other"), [(MultiLock, Lock, AsyncLock), (AsyncMultiLock, AsyncLock, Lock)])
+def test_locks_must_be_locks_of_the_same_api(
+    kind: Callable[..., Making], one: Callable[..., Making], other: Callable[..., Making]
+) -> None:
+    """A store without keys, keys without a store, and a lock of the other API are TypeErrors."""
+    for wrong in (STORE, ["a", "b"], "room", [one(STORE, "a"), "b"], [one(STORE, "a"), other(STORE, "b")], None, 5):
+        with pytest.raises(TypeError):
+            kind(wrong)
+
+
+@pytest.mark.parametrize(("kind", "one"), [(MultiLock, Lock), (AsyncMultiLock, AsyncLock)])
+def test_one_lock_is_not_several(kind: Callable[..., Making], one: Callable[..., Making]) -> None:
+    """A single lock in the place of several is a TypeError."""
+    with pytest.raises(TypeError, match="several"):
+        kind(one(STORE, "a"))
+
+
+LOOK_ALIKES = [
+    *("a", "A", " a", "a ", "a b", "a  b", "a+b", "a%20b", "a\tb", "a\nb", "a\rb", "a\r\nb", "a\\nb", "a\x00b"),
+    *("a\x00", "\x00", " ", "\n", ".", "..", "/", "a/b", "a%2Fb", "a%2fb", "a//b", "a:b", "a.b", "%", "%%", "%25"),
+    *("%-", "*", "?"),
+    *("[a]", "{a}", "'", '"', "\\", "-", "--", "--a", "\x7f", "\x1b[2J", "a\r\nflush_all\r\nb", "k 0 0 1\r\nx\r\n"),
+    *("é", unicodedata.normalize("NFD", "é"), "%C3%A9", "ß", "ss", "ı", "i", "\u212a", "K", "\ufeffa"),
+    *("a\u200b", "a\u00a0b"),
+    *("\u2028", "\u2029", "\x85", "\u202eab", "中", "😀", "😀" * 62, "😀" * 63, "\U0010ffff", "\uffff"),
+    *("a" * 249, "a" * 250, "a" * 251, "a" * 1023, "a" * 1024, "a" * 1023 + "b", "😀" * 1024, "😀" * 1023 + "😁"),
+    *(" " * 1024, "\x00" * 1024, "%" * 1024, "\n" * 1023, "é" * 1024),
+]
+
+
+def test_keys_that_look_alike_are_different_locks(place: Place) -> None:
+    """Every key of 1 to 1,024 characters works, with blanks, newlines, NUL or any Unicode, and no two ever collide."""
+    assert len(set(LOOK_ALIKES)) == len(LOOK_ALIKES)
+    store, suffix = place.store(), fresh("")[:9]
+    # The keys themselves where the place is this test's own; a few characters more where others live there too.
+    alone = place.kind in ("memory", "sqlite")
+    keys = [key if alone or len(key) > 1000 else key + suffix for key in LOOK_ALIKES]
+    locks = [Lock(store, key, note=str(number), timeout=0) for number, key in enumerate(keys)]
+
+    holds = [lock.acquire() for lock in locks]
+
+    assert [lock.key for lock, hold in zip(locks, holds, strict=True) if hold is None] == []
+    records = [lock.holder() for lock in locks]
+    assert [found and found.note for found in records] == [str(number) for number in range(len(keys))]
+    assert all(Lock(store, key).acquire(timeout=0) is None for key in keys)
+    for lock in locks:
+        lock.release()
+    assert [key for key in keys if standing(store, key)] == []
+
+
+def test_the_largest_record_fits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest owner and note, with as many holds as there may be, fit in 4,096 bytes; one more is just busy."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "h" * 64)
+    store, key, owner, note = place.store(), fresh(), "é" * 85, "\n" * 511
+    locks = [Lock(store, key, ttl=60, owner=owner, note=note) for _ in range(MAX_HOLDS)]
+
+    holds: list[Hold | None] = [lock.acquire(timeout=0) for lock in locks]
+
+    assert None not in holds
+    assert len({hold.fence for hold in holds if hold}) == 1
+    entry = store.get(key)
+    assert entry is not None
+    digits = 10 * (MAX_HOLDS + 1)  # those that the number of a hold gains while its Lock is used ten milliard times
+    assert 3000 < len(entry.value) <= MAX_VALUE - digits
+    found = record.decode(entry.value)
+    assert (found.owner, found.note, len(found.holds)) == (owner, note, MAX_HOLDS)
+    assert Lock(store, key, owner=owner).acquire(timeout=0) is None
+    for hold in holds:
+        assert hold is not None
+        hold.release()
+    assert standing(store, key) is None
+
+
+def test_the_longest_owner_and_note_are_accepted() -> None:
+    """The bounds themselves are allowed."""
+    for settings in ({"owner": "x" * 510}, {"note": "x" * 1022}, {"retry": (0, 100)}, {"timeout": 0}, {"ttl": 1e-9}):
+        make: Making = Lock
+        make(STORE, "x" * 1024, **settings)
+
+
+def test_a_ttl_finer_than_the_clock_of_the_store_works(place: Place) -> None:
+    """A ttl with more digits than the store's clock has is rounded up there, and the lock is held for all of it."""
+    store, key = place.store(), fresh()
+    store.get(key)
+    with Lock(store, key, ttl=0.2500004321) as hold:
+        assert hold.remaining() > 0.1
+        assert standing(store, key) is not None

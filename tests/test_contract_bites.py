@@ -1,0 +1,239 @@
+"""The contract of a store is itself on trial: a store that breaks it turns the test red that is meant for it."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
+from uuid import uuid4
+
+import pytest
+
+from caslock.store import ABSENT, Entry, Traits
+from caslock.stores.memory import MemoryStore
+from caslock.testing import StoreContract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class DeletesUnseen(MemoryStore):
+    """Removes whatever stands."""
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove it."""
+        del version
+        standing = self.get(key)
+        return super().invalidate(key, standing.version if standing else ABSENT)
+
+
+class ForgetsVersions(MemoryStore):
+    """Begins to count again when a key has gone."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Count from what stands."""
+        standing = self.get(key)
+        self._last = standing.version if standing else ABSENT
+        return super().put_if_version(key, value, version, ttl)
+
+
+class LooksFirst(MemoryStore):
+    """Reads and writes in two steps."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Look, think, and write."""
+        standing = self.get(key)
+        if version != (standing.version if standing else ABSENT):
+            return standing
+        time.sleep(0.001)
+        standing = self.get(key)
+        return super().put_if_version(key, value, standing.version if standing else ABSENT, ttl)
+
+
+class RefusesSilently(MemoryStore):
+    """Does not tell a loser who stands."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write, or say nothing."""
+        standing = self.get(key)
+        refused = version != (standing.version if standing else ABSENT)
+        return None if refused else super().put_if_version(key, value, version, ttl)
+
+
+class WritesTwice(MemoryStore):
+    """Takes a put of what stands already for a renewal, whatever version it expects."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write it again."""
+        standing = self.get(key)
+        again = standing is not None and standing.value == value
+        return super().put_if_version(key, value, standing.version if standing and again else version, ttl)
+
+
+class RaisesTheDead(MemoryStore):
+    """Lets a version renew a lease that is over."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write where nothing stands, too."""
+        return super().put_if_version(key, value, version if self.get(key) else ABSENT, ttl)
+
+
+class CountsWithNothing(MemoryStore):
+    """Takes version 0 for "whatever stands"."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write over anything."""
+        standing = self.get(key)
+        return super().put_if_version(key, value, version or (standing.version if standing else ABSENT), ttl)
+
+
+class EndsEarly(MemoryStore):
+    """Cuts leases to whole tenths of seconds."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Round down."""
+        return super().put_if_version(key, value, version, max(0.01, int(ttl * 10 - 0.01) / 10))
+
+
+class EndsLate(MemoryStore):
+    """Ends leases a second after their time, and does not say so."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Add a second."""
+        return super().put_if_version(key, value, version, ttl + 1)
+
+
+class AddsUp(MemoryStore):
+    """Adds a renewal's lease to what is left."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Add."""
+        left = self._leases[key].ends - time.monotonic() if key in self._leases else 0.0
+        return super().put_if_version(key, value, version, ttl + max(left, 0.0))
+
+
+class TouchedByRefusals(MemoryStore):
+    """Begins the lease anew for a put that it refuses."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Touch what stands."""
+        if key in self._leases and self.get(key):
+            self._leases[key] = self._leases[key]._replace(ends=time.monotonic() + ttl)
+        return super().put_if_version(key, value, version, ttl)
+
+
+class FoldsKeys(MemoryStore):
+    """Spells keys in a way of its own."""
+
+    def __init__(self, spell: Callable[[str], str]) -> None:
+        """Take the spelling."""
+        super().__init__()
+        self._spell = spell
+
+    def get(self, key: str) -> Entry | None:
+        """Read."""
+        return super().get(self._spell(key))
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        return super().put_if_version(self._spell(key), value, version, ttl)
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove."""
+        return super().invalidate(self._spell(key), version)
+
+
+class ChangesValues(MemoryStore):
+    """Takes the white space off values, as a protocol of lines does."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write what is left."""
+        return super().put_if_version(key, value.strip(), version, ttl)
+
+
+class CountsReads(MemoryStore):
+    """Gives a new version to what is read."""
+
+    def get(self, key: str) -> Entry | None:
+        """Read and write."""
+        standing = super().get(key)
+        return standing and super().put_if_version(key, standing.value, standing.version, 60.0)
+
+
+def tells_all() -> MemoryStore:
+    """Make a store that tells its password."""
+    store = MemoryStore()
+    store.traits = Traits("redis://user:secret@host:1/0")
+    return store
+
+
+class BadStore(NamedTuple):
+    """A store that breaks the contract, and the test that sees it."""
+
+    make: Callable[[], MemoryStore]
+    test: str
+    name: str = ""
+
+
+BAD_STORES = [
+    BadStore(DeletesUnseen, "test_a_stale_holder_can_not_remove_what_another_has_put"),
+    BadStore(DeletesUnseen, "test_a_removal_that_comes_late_does_nothing"),
+    BadStore(DeletesUnseen, "test_a_removal_can_be_repeated_after_a_lost_reply"),
+    BadStore(DeletesUnseen, "test_what_arrives_twice_is_applied_once"),
+    BadStore(DeletesUnseen, "test_one_of_fifty_takes_over_from_one_of_fifty"),
+    BadStore(ForgetsVersions, "test_a_stale_holder_can_not_remove_what_another_has_put"),
+    BadStore(ForgetsVersions, "test_a_stale_holder_can_not_overwrite_what_another_has_put"),
+    BadStore(ForgetsVersions, "test_no_version_comes_back_when_a_lease_has_ended"),
+    BadStore(ForgetsVersions, "test_versions_never_repeat_and_only_grow"),
+    BadStore(LooksFirst, "test_one_of_fifty_wins_what_nobody_holds"),
+    BadStore(LooksFirst, "test_one_of_fifty_wins_a_version"),
+    BadStore(LooksFirst, "test_no_update_is_lost"),
+    BadStore(RefusesSilently, "test_a_refusal_is_answered_with_what_stands"),
+    BadStore(RefusesSilently, "test_a_put_can_be_repeated_after_a_lost_reply"),
+    BadStore(WritesTwice, "test_a_put_can_be_repeated_after_a_lost_reply"),
+    BadStore(RaisesTheDead, "test_a_put_that_comes_after_the_removal_does_nothing"),
+    BadStore(RaisesTheDead, "test_no_version_comes_back_when_a_lease_has_ended"),
+    BadStore(RaisesTheDead, "test_nothing_is_done_to_nothing"),
+    BadStore(CountsWithNothing, "test_a_refusal_is_answered_with_what_stands"),
+    BadStore(EndsEarly, "test_a_lease_is_never_shorter_than_asked_and_ends"),
+    BadStore(EndsLate, "test_a_lease_is_never_shorter_than_asked_and_ends"),
+    BadStore(AddsUp, "test_a_lease_is_never_shorter_than_asked_and_ends"),
+    BadStore(TouchedByRefusals, "test_a_lease_is_never_shorter_than_asked_and_ends"),
+    BadStore(lambda: FoldsKeys(str.lower), "test_any_text_is_a_key", "lower"),
+    BadStore(lambda: FoldsKeys(str.casefold), "test_any_text_is_a_key", "casefold"),
+    BadStore(lambda: FoldsKeys(str.strip), "test_any_text_is_a_key", "strip"),
+    BadStore(lambda: FoldsKeys(unquote), "test_any_text_is_a_key", "unquote"),
+    BadStore(lambda: FoldsKeys(lambda key: key[:250]), "test_any_text_is_a_key", "cut to 250"),
+    BadStore(lambda: FoldsKeys(lambda key: key.partition("\0")[0]), "test_any_text_is_a_key", "cut at NUL"),
+    BadStore(lambda: FoldsKeys(lambda key: key[:1024]), "test_a_key_that_is_too_long_is_refused_or_kept_whole", "cut"),
+    BadStore(lambda: FoldsKeys(lambda key: key.partition(":")[0]), "test_keys_do_not_touch_each_other", "one shelf"),
+    BadStore(ChangesValues, "test_any_bytes_are_a_value"),
+    BadStore(CountsReads, "test_a_read_changes_nothing"),
+    BadStore(tells_all, "test_a_store_says_what_it_promises"),
+]
+
+
+def meets(store: MemoryStore, test: str) -> None:
+    """Run one test of the contract on a store."""
+    method = getattr(StoreContract(), test)
+    given = {"mine": store, "theirs": store, "store": store, "key": f"key:{uuid4().hex}"}
+    method(**{name: given[name] for name in inspect.signature(method).parameters})
+
+
+@pytest.mark.parametrize("bad", BAD_STORES, ids=lambda bad: f"{bad.name or bad.make.__name__}-{bad.test}")
+def test_a_store_that_breaks_the_contract_is_found_out(bad: BadStore) -> None:
+    """Each way to break the contract turns the test red that is meant for it."""
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        meets(bad.make(), bad.test)
+
+
+def test_no_test_of_the_contract_is_idle() -> None:
+    """All but the plainest tests of the contract have been seen red."""
+    tests = {name for name in vars(StoreContract) if name.startswith("test_")}
+    plain = {
+        "test_a_version_that_was_overwritten_is_stale",
+        "test_success_is_answered_with_what_was_written",
+        "test_the_shortest_keys_are_keys",
+    }
+    assert {bad.test for bad in BAD_STORES} == tests - plain

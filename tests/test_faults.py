@@ -1,0 +1,170 @@
+"""`FaultyStore` and `AsyncFaultyStore` do what was planned, when it was planned, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock.errors import StoreUnavailable
+from caslock.store import ABSENT, AsyncStore, Entry, Store
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.testing import (
+    AsyncFaultyStore,
+    FaultyStore,
+    duplicate,
+    echo,
+    late,
+    lose_reply,
+    lose_request,
+    on_loop,
+    raising,
+    read_again,
+    unsent,
+)
+from caslock.testing.drive import driven
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caslock.testing import Fault
+
+LONG = 60.0
+
+
+class Tried:
+    """A faulty store over a memory, for either API, and the verbs to call."""
+
+    def __init__(self, *, native: bool) -> None:
+        """Begin without faults."""
+        self.memory = MemoryStore()
+        self.faulty = AsyncFaultyStore(AsyncMemoryStore(self.memory)) if native else FaultyStore(self.memory)
+        self.store = driven(self.faulty)
+
+    def put(self, value: bytes, version: int = ABSENT) -> Entry | None:
+        """Put a value under the key."""
+        return self.store.put_if_version("key", value, version, LONG)
+
+    def deliver(self) -> int:
+        """Let arrive what is late."""
+        return on_loop(self.faulty.deliver()) if isinstance(self.faulty, AsyncFaultyStore) else self.faulty.deliver()
+
+    @property
+    def standing(self) -> bytes | None:
+        """What stands under the key."""
+        entry = self.memory.get("key")
+        return entry and entry.value
+
+
+@pytest.fixture(params=[False, True], ids=["blocking", "asyncio"])
+def tried(request: pytest.FixtureRequest) -> Tried:
+    """Set one up for each API."""
+    return Tried(native=request.param)
+
+
+def test_a_store_with_faults_is_a_store() -> None:
+    """Each can be handed to whatever takes a store."""
+    assert isinstance(FaultyStore(MemoryStore()), Store)
+    assert isinstance(AsyncFaultyStore(AsyncMemoryStore()), AsyncStore)
+
+
+@pytest.mark.parametrize(
+    ("fault", "applied"), [(lose_request, False), (unsent, False), (late(), False), (lose_reply, True)]
+)
+def test_no_answer_is_unavailable(tried: Tried, fault: Fault, applied: bool) -> None:  # noqa: FBT001 - a parameter
+    """A lost, late or unsent request is not applied, and one whose reply is lost is: the caller can't tell them apart."""
+    tried.faulty.on("put_if_version", 2, fault)
+    assert tried.put(b"first")
+    with pytest.raises(StoreUnavailable) as failure:
+        tried.store.put_if_version("other", b"second", ABSENT, LONG)
+    assert failure.value.sent == (fault is not unsent)
+    assert (tried.memory.get("other") is not None) == applied
+    assert tried.store.put_if_version("third", b"third", ABSENT, LONG), "it was planned for one call"
+    assert tried.faulty.calls == {"put_if_version": 3}
+    assert [request.key for request in tried.faulty.log] == ["key", "other", "third"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [
+        (late(before=1), [b"late", b"late", b"late"]),
+        (late(before=2), [None, b"late", b"late"]),
+        (late(after=2), [None, None, b"late"]),
+        (late(before=9), [None, None, None]),
+    ],
+)
+def test_what_is_late_arrives_when_it_was_planned(tried: Tried, fault: Fault, seen: list[bytes | None]) -> None:
+    """A late request arrives right before or right after a later call of any verb, or when the test says so."""
+    tried.faulty.on("put_if_version", 1, fault)
+    with pytest.raises(StoreUnavailable):
+        tried.put(b"late")
+    for value in seen:
+        entry = tried.store.get("key")
+        assert (entry and entry.value) == value
+    assert [request.value for request in tried.faulty.late] == ([] if seen[-1] else [b"late"])
+    assert tried.deliver() == (0 if seen[-1] else 1)
+    assert tried.standing == b"late"
+
+
+def test_what_arrives_twice_is_answered_twice(tried: Tried) -> None:
+    """Of a doubled request the second answer counts; of an echo the first, and a copy arrives later."""
+    tried.faulty.on("put_if_version", 1, duplicate)
+    tried.faulty.on("put_if_version", 2, echo())
+    first = tried.put(b"first")
+    assert first == tried.memory.get("key")
+    second = tried.put(b"second", first.version if first else 0)
+    assert second
+    assert tried.memory.invalidate("key", second.version) is None
+    assert tried.deliver() == 1
+    assert tried.standing is None, "it expected a version that has gone"
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_call_may_be_cut_off(tried: Tried, applied: bool) -> None:  # noqa: FBT001 - a parameter
+    """Any exception can be raised before or after the request is applied."""
+
+    class CutOff(BaseException):
+        """An exception that nobody catches by accident."""
+
+    tried.faulty.on("any", 1, raising(CutOff, applied=applied))
+    with pytest.raises(CutOff):
+        tried.put(b"mine")
+    assert tried.standing == (b"mine" if applied else None)
+
+
+@pytest.mark.parametrize(
+    ("where", "answer"), [("before", b"theirs"), ("after", b"mine"), ("after, and read again", b"theirs")]
+)
+def test_another_client_may_move_between(tried: Tried, where: str, answer: bytes) -> None:
+    """A hook runs when a request is sent and has not arrived, or when it has arrived and is not answered."""
+
+    def move() -> None:
+        standing = tried.memory.get("key")
+        tried.memory.put_if_version("key", b"theirs", standing.version if standing else ABSENT, LONG)
+
+    plan: Callable[..., None] = tried.faulty.before if where == "before" else tried.faulty.after
+    plan("put_if_version", 1, move)
+    if where.endswith("again"):
+        tried.faulty.on("put_if_version", 1, read_again)
+
+    entry = tried.put(b"mine")
+
+    assert entry
+    assert entry.value == answer
+    assert tried.standing == b"theirs"
+
+
+def test_an_outage_ends(tried: Tried) -> None:
+    """Everything is lost until the store is healed."""
+    tried.faulty.down()
+    verbs: list[Callable[[], object]] = [
+        lambda: tried.put(b"mine"),
+        lambda: tried.store.get("key"),
+        lambda: tried.store.invalidate("key", 1),
+    ]
+    for verb in verbs:
+        with pytest.raises(StoreUnavailable):
+            verb()
+    tried.faulty.heal()
+    assert tried.put(b"mine")
+    assert tried.faulty.calls == {"put_if_version": 2, "get": 1, "invalidate": 1}

@@ -1,0 +1,642 @@
+"""A forked child holds nothing of its parent's, and an interrupt, wherever it strikes, makes no two hold one lock."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+import tenacity  # noqa: F401 - so that no interrupt strikes in its import, but for the one of a test
+
+from caslock import ABSENT, Hold, Lock, LockLost, MultiLock, NotHeld
+from caslock.stores.memory import MemoryStore
+from tests.places import KINDS, PROMPT, Place, fresh, opened, standing, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from caslock import Store
+
+T = TypeVar("T")
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
+    # What an interrupt took out of every hand, a connection or a coroutine, ends when it is collected.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),  # one test is about those
+]
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Give each place in turn."""
+    with opened(request.param, request) as place:
+        yield place
+
+
+def held(lock: Lock) -> Hold:
+    """Acquire a lock that must be free."""
+    hold = lock.acquire(timeout=0)
+    assert hold is not None
+    return hold
+
+
+class Family:
+    """A process and its child, which tells its parent what it sees, and never leaves the `with` that made it."""
+
+    def __init__(self) -> None:
+        """Begin without a child."""
+        self.child = False
+        self._read, self._write = os.pipe()
+        self._pid = 0
+
+    def fork(self) -> bool:
+        """Fork; True in the child, which is killed if it has not ended in 20 s."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # "the process is multi-threaded": so are our users'
+            self._pid = os.fork()
+        self.child = self._pid == 0
+        if self.child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+        return self.child
+
+    def tell(self, **facts: object) -> None:
+        """Send facts to the parent."""
+        os.write(self._write, json.dumps(facts).encode() + b"\n")
+
+    def hear(self) -> dict[str, object]:
+        """Wait for the end of the child, and give all that it has told."""
+        os.close(self._write)
+        with os.fdopen(self._read) as pipe:
+            facts: dict[str, object] = {}
+            for line in pipe:
+                facts |= json.loads(line)
+        facts["status"] = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return facts
+
+
+@contextlib.contextmanager
+def family() -> Iterator[Family]:
+    """Have a child; it ends where this block does, and tells by what it has left it."""
+    it = Family()
+    try:
+        yield it
+    except BaseException as error:
+        if not it.child:
+            raise
+        it.tell(left_by=type(error).__name__, why=str(error))
+        os._exit(0)
+    if it.child:
+        it.tell(left_by="the end")
+        os._exit(0)
+
+
+ENDINGS = {"the end": None, "SystemExit": SystemExit(3), "KeyError": KeyError("of the child")}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_child_that_leaves_the_body_frees_nothing(place: Place, ending: str) -> None:
+    """However a forked child leaves ``with``, the parent's lock stands; the child holds nothing, and is told so."""
+    store, key = place.store(), fresh()
+    lock = Lock(store, key, ttl=20)
+    with family() as kin, lock as hold:
+        if kin.fork():
+            kin.tell(lost=hold.lost, remaining=hold.remaining(), again=lock.acquire(timeout=0) is not None)
+            kin.tell(by_another_object=Lock(store, key).acquire(timeout=0) is not None)
+            error = ENDINGS[ending]
+            if error is not None:
+                raise error
+        else:
+            facts = kin.hear()
+            assert (facts["left_by"], facts["status"]) == (ending, 0)
+            assert (facts["lost"], facts["remaining"]) == (True, 0.0)
+            assert (facts["again"], facts["by_another_object"]) == (False, False)
+            hold.ensure_held()
+            hold.extend()
+            assert Lock(place.store(), key).acquire(timeout=0) is None
+    assert standing(store, key) is None
+
+
+def test_a_child_can_lock_for_itself(place: Place) -> None:
+    """A forked child locks another key by what it inherited, as its own owner; both go on renewing what they hold."""
+    store, key = place.store(), fresh()
+    other = Lock(store, fresh(), ttl=0.5)
+    store.get(key)
+    with family() as kin, Lock(store, key, ttl=0.5) as hold:
+        parent = other.owner
+        if kin.fork():
+            with other as mine:
+                record = other.holder()
+                kin.tell(
+                    owner=other.owner != parent and record is not None and record.owner == other.owner,
+                    pid=record is not None and record.pid == os.getpid(),
+                )
+                time.sleep(0.7)
+                mine.ensure_held()  # renewed by a keeper of the child's own
+                kin.tell(renewed=True)
+        else:
+            facts = kin.hear()
+            assert facts == {"owner": True, "pid": True, "renewed": True, "left_by": "the end", "status": 0}
+            hold.ensure_held()
+            hold.extend()
+            held(other).release()
+
+
+def test_the_verbs_of_an_inherited_hold_do_nothing(place: Place) -> None:
+    """In a forked child, release frees nothing; extend and ensure_held raise NotHeld."""
+    store, key = place.store(), fresh()
+    lock = Lock(store, key, ttl=20)
+    hold = held(lock)
+    with family() as kin:
+        if kin.fork():
+            for name in ("extend", "ensure_held"):
+                try:
+                    getattr(hold, name)()
+                except NotHeld:
+                    kin.tell(**{name: "NotHeld"})
+            hold.release()
+        else:
+            facts = kin.hear()
+            assert facts == {"extend": "NotHeld", "ensure_held": "NotHeld", "left_by": "the end", "status": 0}
+            hold.extend()
+            hold.release()
+
+
+def test_an_explicit_owner_is_not_left_by_the_child(place: Place) -> None:
+    """Also with an explicit owner, a child that leaves ``with`` leaves the parent's hold alone."""
+    store, key = place.store(), fresh()
+    with family() as kin, Lock(store, key, owner="orders:9f1c", ttl=20) as hold:
+        if not kin.fork():
+            assert kin.hear()["left_by"] == "the end"
+            hold.extend()
+            assert Lock(place.store(), key).acquire(timeout=0) is None
+
+
+def test_a_multi_lock_is_not_left_by_the_child(place: Place) -> None:
+    """A child that leaves ``with`` of a MultiLock leaves all of the parent's holds alone."""
+    store, keys = place.store(), [fresh(), fresh()]
+    with family() as kin, MultiLock(store, keys, ttl=20) as holds:
+        if not kin.fork():
+            assert kin.hear()["left_by"] == "the end"
+            holds.extend()
+            assert all(standing(store, key) for key in keys)
+
+
+def test_forks_in_the_midst_of_other_threads_work(place: Place) -> None:
+    """Children forked while other threads are in the midst of locking, and the keeper of renewing, can lock at once."""
+    store, stop = place.store(), threading.Event()
+    store.get("warm")
+
+    def work() -> None:
+        lock = Lock(store, fresh(), ttl=0.05)
+        while not stop.is_set():
+            with contextlib.suppress(LockLost), lock:
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    with contextlib.suppress(LockLost), Lock(store, fresh(), ttl=0.1):  # so the keeper is busy
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(8):
+                with family() as kin:
+                    if kin.fork():
+                        with Lock(store, fresh(), ttl=20):
+                            kin.tell(locked=True)
+                    else:
+                        assert kin.hear() == {"locked": True, "left_by": "the end", "status": 0}
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+LIBRARIES = ("/caslock/", "/redis/", "/pymemcache/")
+
+
+def interrupted(moment: int, act: Callable[[], object]) -> str:
+    """Raise KeyboardInterrupt at the moment-th chance that `act` gives, and tell where; "" where it has ended before.
+
+    A chance is where Python itself looks for signals (ceval.c): as a function begins, and as one of C returns; not
+    between any two lines, for a `with` would then leak what it holds.
+    """
+    left, place = moment, ""
+
+    def profile(frame: FrameType, event: str, called: object) -> None:
+        nonlocal left, place
+        code = frame.f_code
+        if event in ("call", "c_return") and any(part in code.co_filename for part in LIBRARIES):
+            if left == 0:
+                after = f" after {getattr(called, '__name__', called)}" if event == "c_return" else ""
+                place = f"{moment}: {code.co_qualname}, {Path(code.co_filename).name}:{frame.f_lineno}{after}"
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+            left -= 1
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return place
+    finally:
+        sys.setprofile(before)
+    return ""
+
+
+def every_moment(prepare: Callable[[], Callable[[], object]]) -> Iterator[str]:
+    """Interrupt what `prepare` makes at its first chance, another one at its second, ..., until one gets through."""
+    for moment in itertools.count():
+        act = prepare()
+        place = interrupted(moment, act)
+        if not place:
+            assert moment > 0
+            return
+        yield place
+
+
+class Witness:
+    """Two keys with known answers, which tell whether a later request reads the reply of an earlier one."""
+
+    def __init__(self, store: Store) -> None:
+        """Write what the answers are known of."""
+        self._store, self._taken, self._free = store, fresh("taken"), fresh("free")
+        assert store.put_if_version(self._taken, b"the witness", ABSENT, 60) is not None
+
+    def testifies(self) -> bool:
+        """Ask each verb something of which the answer is known."""
+        taken = self._store.get(self._taken)
+        return (
+            taken is not None
+            and taken.value == b"the witness"
+            and self._store.get(self._free) is None
+            and self._store.put_if_version(self._taken, b"another", ABSENT, 60) == taken
+            and self._store.invalidate(self._taken, taken.version + 1) == taken
+        )
+
+
+@pytest.mark.parametrize("verb", ["get", "put_if_version", "invalidate"])
+def test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply(place: Place, verb: str) -> None:
+    """KeyboardInterrupt at each moment of each verb, store and client library alike: the next answers are right."""
+    store = place.store()
+    witness = Witness(store)
+
+    def prepare() -> Callable[[], object]:
+        key = fresh()
+        if verb == "get":
+            return lambda: store.get(key)
+        if verb == "put_if_version":
+            return lambda: store.put_if_version(key, b"value", ABSENT, 1)
+        entry = store.put_if_version(key, b"value", ABSENT, 1)
+        assert entry is not None
+        return lambda: store.invalidate(key, entry.version)
+
+    for moment in every_moment(prepare):
+        assert witness.testifies(), f"a wrong answer after an interrupt at {moment}"
+
+
+TTL = 0.3
+
+
+@pytest.mark.parametrize("act", ["acquire", "release"])
+def test_answers_are_right_wherever_an_interrupt_strikes(place: Place, act: str) -> None:
+    """KeyboardInterrupt at each moment of acquire and release: later requests read their own replies."""
+    store = place.store()
+    witness = Witness(store)
+
+    def prepare() -> Callable[[], object]:
+        lock = Lock(store, fresh(), ttl=TTL)
+        assert not lock.locked()
+        return lock.acquire if act == "acquire" else held(lock).release
+
+    for moment in every_moment(prepare):
+        assert witness.testifies(), f"a wrong answer after an interrupt at {moment}"
+
+
+@pytest.mark.parametrize("kind", PROMPT)
+@pytest.mark.parametrize("act", ["acquire", "release"])
+def test_no_orphan_outlives_its_lease_wherever_an_interrupt_strikes(
+    kind: str, act: str, request: pytest.FixtureRequest
+) -> None:
+    """KeyboardInterrupt at each moment of acquire and release: the key is free within a lease; the Lock lives on."""
+    locks: list[Lock] = []
+    holds: list[Hold] = []
+    moments: list[str] = []
+    with opened(kind, request) as place:
+        store = place.store()
+        other = held(Lock(store, fresh(), ttl=TTL))  # so that the keeper is there
+
+        def prepare() -> Callable[[], object]:
+            lock = Lock(store, fresh(), ttl=TTL)
+            assert not lock.locked()  # so that a connection is there: each way is as long as the one before
+            locks.append(lock)
+            if act == "acquire":
+                return lambda: lock.acquire(timeout=0)
+            holds.append(held(lock))
+            return holds[-1].release
+
+        for moment in every_moment(prepare):
+            moments.append(moment)
+            if holds and holds[-1].is_open:  # it had not begun yet, or can be called again
+                with contextlib.suppress(LockLost):
+                    holds[-1].release()
+
+        last = locks.pop()  # it got through
+        gc.collect()
+        until(lambda: not any(standing(store, lock.key) for lock in locks), TTL + 0.3)
+        assert [moment for moment, lock in zip(moments, locks, strict=True) if standing(store, lock.key)] == []
+        assert last.locked() == (act == "acquire")
+        other.release()
+
+
+def test_an_interrupt_as_the_keeper_starts_raises_in_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt at each moment of the first acquire on a store: the keeper's thread ends without an error."""
+    before, raised = set(threading.enumerate()), list[BaseException | None]()
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+
+    def prepare() -> Callable[[], object]:
+        lock = Lock(MemoryStore(), fresh(), ttl=TTL)
+        return lambda: lock.acquire(timeout=0)
+
+    for _ in every_moment(prepare):
+        pass
+    gc.collect()
+    assert until(lambda: not {thread for thread in threading.enumerate() if "keeper" in thread.name} - before, 2)
+    assert raised == []
+
+
+@pytest.mark.parametrize("act", ["acquire", "re-enter", "release", "release the inner one"])
+def test_an_interrupted_lock_can_be_used_again(act: str) -> None:
+    """KeyboardInterrupt at each moment of acquire and release: the same object can be had again within a lease."""
+    store = MemoryStore()
+    other = held(Lock(store, fresh(), ttl=TTL))  # so that the keeper is there
+    locks: list[Lock] = []
+
+    def prepare() -> Callable[[], object]:
+        lock = Lock(store, fresh(), ttl=TTL)
+        locks.append(lock)
+        if act == "acquire":
+            return lambda: lock.acquire(timeout=0)
+        outer = held(lock)
+        if act == "re-enter":
+            return lambda: lock.acquire(timeout=0)
+        if act == "release":
+            return outer.release
+        return held(lock).release
+
+    moments = list(every_moment(prepare))
+    locks.pop()  # it got through
+    time.sleep(TTL + 0.2)
+
+    def usable(lock: Lock) -> bool:
+        for _ in range(4):  # whatever is left of it in this thread goes
+            with contextlib.suppress(RuntimeError, LockLost):
+                lock.release()
+        try:
+            held(lock).release()
+        except (AssertionError, LockLost, RuntimeError):
+            return False
+        return standing(store, lock.key) is None
+
+    assert [moment for moment, lock in zip(moments, locks, strict=True) if not usable(lock)] == []
+    other.release()
+
+
+def test_an_interrupted_acquire_lets_no_two_threads_in() -> None:
+    """KeyboardInterrupt at each moment of acquire: its thread and another one never both get the lock afterwards."""
+    store = MemoryStore()
+    locks: list[Lock] = []
+    other = held(Lock(store, fresh(), ttl=TTL))  # so that the keeper is there
+
+    def prepare() -> Callable[[], object]:
+        lock = Lock(store, fresh(), ttl=20)
+        locks.append(lock)
+        return lambda: lock.acquire(timeout=0)
+
+    met = []
+    with ThreadPoolExecutor(1) as pool:
+        for moment in every_moment(prepare):
+            with contextlib.suppress(RuntimeError):
+                mine = locks[-1].acquire(timeout=0)
+                theirs = pool.submit(locks[-1].acquire, timeout=0).result()
+                if mine is not None and theirs is not None and not mine.lost and not theirs.lost:
+                    met.append(moment)
+    assert met == []
+    other.release()
+
+
+def test_an_interrupted_extension_stops_no_other_renewals() -> None:
+    """KeyboardInterrupt at each moment of extend: the keeper goes on renewing the other holds on that store."""
+    kept: list[Hold] = []
+    extended: list[Hold] = []
+
+    def prepare() -> Callable[[], object]:
+        store = MemoryStore()
+        kept.append(held(Lock(store, fresh(), ttl=0.9)))
+        extended.append(held(Lock(store, fresh(), ttl=0.9)))
+        return extended[-1].extend
+
+    moments = list(every_moment(prepare))
+    time.sleep(1.2)
+
+    kept.pop().release()  # it got through
+    assert [moment for moment, hold in zip(moments, kept, strict=True) if hold.lost] == []
+    for hold in extended + kept:
+        with contextlib.suppress(LockLost):
+            hold.release()
+
+
+INTERRUPTED_IMPORT = """
+import importlib.abc, sys
+import caslock
+from caslock.stores.memory import MemoryStore
+
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.startswith("tenacity.") and "tenacity.stop" in sys.modules:
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+
+store = MemoryStore()
+holder = caslock.Lock(store, "key")
+sys.meta_path.insert(0, Interrupt())
+with holder:
+    for _ in range(2):
+        try:
+            print(caslock.Lock(store, "key").acquire(timeout=0.01))
+        except KeyboardInterrupt:
+            print("interrupted")
+"""
+
+
+def test_an_interrupt_at_the_first_wait_breaks_no_later_one() -> None:
+    """KeyboardInterrupt while the first acquire that has to wait imports what it needs: the next one works."""
+    told = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (told.stdout.split(), told.returncode) == (["interrupted", "None"], 0), told.stderr
+
+
+class Interruption(BaseException):
+    """What a signal handler of a user's may raise."""
+
+
+class Bell:
+    """Sends a signal to the main thread after a while; its handler raises, if it still finds itself armed."""
+
+    def __init__(self) -> None:
+        """Install the handler."""
+        self.armed = False
+        self._before = signal.signal(signal.SIGUSR1, self._ring)
+
+    def _ring(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.armed:
+            self.armed = False
+            raise Interruption
+
+    def interrupts(self, delay: float, act: Callable[[], object]) -> bool:
+        """Run `act` and ring after `delay` seconds; whether it was interrupted."""
+
+        def ring() -> None:
+            end = time.perf_counter() + delay
+            while time.perf_counter() < end:
+                pass
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+        thread = threading.Thread(target=ring)
+        try:
+            self.armed = True
+            thread.start()
+            act()
+            self.armed = False
+        except Interruption:
+            return True
+        finally:
+            self.armed = False
+            thread.join()
+        return False
+
+    def remove(self) -> None:
+        """Put back what was there before."""
+        signal.signal(signal.SIGUSR1, self._before)
+
+
+@pytest.fixture
+def bell() -> Iterator[Bell]:
+    """Give a bell."""
+    it = Bell()
+    yield it
+    it.remove()
+
+
+def test_signals_at_random_moments(place: Place, bell: Bell) -> None:
+    """Real signals at random moments of acquire and release: answers are right, and no orphan outlives its lease."""
+    store, chance = place.store(), random.Random(7)
+    witness = Witness(store)
+    keys: list[str] = []
+
+    def work() -> None:
+        lock = Lock(store, keys[-1], ttl=TTL)
+        with lock:
+            pass
+
+    keys.append(fresh())
+    began = time.perf_counter()
+    for _ in range(20):
+        work()
+    usual = (time.perf_counter() - began) / 20
+    hits = 0
+    for _ in range(150):
+        keys.append(fresh())
+        hits += bell.interrupts(chance.uniform(0, 1.5 * usual), work)
+        assert witness.testifies()
+
+    assert hits > 5
+    gc.collect()
+    wait = TTL + (3.5 if place.kind == "memcached" else 0.3)
+    until(lambda: not any(standing(store, key) for key in keys), wait)
+    assert [key for key in keys if standing(store, key)] == []
+
+
+def test_an_interrupt_while_waiting_leaves_nothing(place: Place, bell: Bell) -> None:
+    """A signal while acquire waits for somebody else ends it at once; the holder is left alone, and nothing behind."""
+    store, key = place.store(), fresh()
+    hold = held(Lock(store, key, ttl=20))
+    for delay in (0.02, 0.05, 0.1):
+        began = time.monotonic()
+        assert bell.interrupts(delay, Lock(store, key).acquire)
+        assert time.monotonic() - began < 5
+    hold.extend()
+    hold.release()
+    assert standing(store, key) is None
+
+
+def test_an_interrupt_while_waiting_for_another_thread_leaves_nothing(bell: Bell) -> None:
+    """A signal while acquire waits for another thread of the same object ends it, and that thread is left alone."""
+    store = MemoryStore()
+    lock = Lock(store, fresh())
+    inside, leave = threading.Event(), threading.Event()
+
+    def holder() -> None:
+        with lock:
+            inside.set()
+            assert leave.wait(20)
+
+    thread = threading.Thread(target=holder)
+    thread.start()
+    assert inside.wait(20)
+    assert bell.interrupts(0.05, lock.acquire)
+    leave.set()
+    thread.join()
+    assert standing(store, lock.key) is None
+    held(lock).release()
+
+
+@pytest.mark.parametrize("kind", PROMPT)
+def test_a_signal_between_acquire_and_try_is_bounded_by_the_lease(kind: str, request: pytest.FixtureRequest) -> None:
+    """What no library can close: a signal after acquire's return and before `try`; the lease ends what it leaves."""
+
+    def critical_section(store: Store, key: str) -> None:
+        lock = Lock(store, key, ttl=TTL)
+        lock.acquire()
+        raise KeyboardInterrupt  # it strikes here: nobody will call release
+        try:
+            pass
+        finally:
+            lock.release()
+
+    with opened(kind, request) as place:
+        store, key = place.store(), fresh()
+        with contextlib.suppress(KeyboardInterrupt):
+            critical_section(store, key)
+        gc.collect()
+        assert standing(store, key) is not None
+        assert until(lambda: standing(store, key) is None, TTL + 0.5)
+
+
+def test_a_lock_that_lives_on_can_be_released_after_such_a_signal() -> None:
+    """Where the Lock object outlives a signal between acquire and `try`, its thread can still release it."""
+    store = MemoryStore()
+    lock = Lock(store, fresh())
+    with contextlib.suppress(KeyboardInterrupt):
+        lock.acquire()
+        raise KeyboardInterrupt
+    assert lock.locked()
+    with lock:
+        pass
+    lock.release()
+    assert not lock.locked()

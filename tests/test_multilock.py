@@ -1,0 +1,485 @@
+"""Several locks are one: always taken in one order, all or nothing, and lost together."""
+
+# ruff: noqa: PT012 - what is raised at the end of a `with` body needs a body
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+import tenacity
+
+from caslock import (
+    AsyncLock,
+    AsyncMultiHold,
+    AsyncMultiLock,
+    Lock,
+    LockLost,
+    MultiHold,
+    MultiLock,
+    NotAcquired,
+    NotHeld,
+    StoreUnavailable,
+)
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.places import KINDS, Address, Place, Watched, fresh, opened, standing, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+T = TypeVar("T")
+
+POLL = tenacity.wait_random(0.0, 0.004)
+"""Between two tries, where many of them are the point."""
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Give each place in turn."""
+    with opened(request.param, request) as place:
+        yield place
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    """Give a store for what does not depend on the store."""
+    return MemoryStore()
+
+
+def three() -> list[str]:
+    """Make three keys, in the order in which they are taken."""
+    name = fresh()
+    return [f"{name}:{letter}" for letter in "abc"]
+
+
+def held(lock: MultiLock) -> MultiHold:
+    """Acquire what must be free."""
+    holds = lock.acquire(timeout=0)
+    assert holds is not None
+    return holds
+
+
+def test_any_order_and_duplicates_are_one_lock(place: Place) -> None:
+    """Keys are taken in sorted order, each once, however they are given; all are free after the body."""
+    store = Watched(place.store())
+    a, b, c = three()
+    lock = MultiLock(store, [c, a, b, a, c, c])
+
+    with lock as holds:
+        assert [hold.key for hold in holds] == [a, b, c]
+        assert lock.keys == (a, b, c)
+        assert len(holds) == 3
+        assert holds[b].key == b
+        assert holds.fences == {key: holds[key].fence for key in (a, b, c)}
+        assert all(Lock(store, key).acquire(timeout=0) is None for key in (a, b, c))
+        holds.ensure_held()
+        holds.extend()
+        assert 0 < holds.remaining() <= 30
+        with pytest.raises(KeyError):
+            holds["another"]
+
+    assert store.requests[:3] == [("put", a), ("put", b), ("put", c)]
+    assert store.requests[-3:] == [("invalidate", c), ("invalidate", b), ("invalidate", a)]
+    assert not any(standing(store, key) for key in (a, b, c))
+
+
+def test_a_busy_key_is_none_and_the_rest_is_given_back(place: Place) -> None:
+    """When one key can't be had, acquire gives None and holds nothing; `with` raises NotAcquired, naming that key."""
+    store = place.store()
+    a, b, c = three()
+    with Lock(store, b):
+        lock = MultiLock(store, [a, b, c], timeout=0.05)
+        assert lock.acquire() is None
+        assert lock.acquire(blocking=False) is None
+        with pytest.raises(NotAcquired, match=b), lock:
+            pytest.fail("two hold one lock")
+        assert standing(store, a) is None
+        assert standing(store, c) is None
+    held(lock).release()
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_failure_at_any_key_gives_the_others_back_in_reverse(memory: MemoryStore, position: int) -> None:
+    """A store that fails at the k-th key: what was taken is released in reverse, the rest never asked."""
+    store, keys = Watched(memory), three()
+    failing = keys[position]
+    store.lose = lambda verb, key: verb == "put" and key == failing
+
+    with pytest.raises(StoreUnavailable, match=failing):
+        MultiLock(store, keys).acquire()
+
+    puts = [key for verb, key in store.requests if verb == "put" and key != failing]
+    given_back = [key for verb, key in store.requests if verb == "invalidate"]
+    assert puts == keys[:position]
+    assert given_back == keys[:position][::-1]
+    assert not any(standing(memory, key) for key in keys)
+
+
+def test_a_release_goes_on_when_one_fails_and_raises_it(memory: MemoryStore) -> None:
+    """All holds are released in reverse, although one release raises; that error is raised at the end."""
+    store, keys = Watched(memory), three()
+    holds = held(MultiLock(store, keys, retry=(0, 0)))
+    store.lose = lambda _verb, key: key == keys[1]
+
+    with pytest.raises(StoreUnavailable):
+        holds.release()
+
+    assert [key for verb, key in store.requests if verb == "invalidate"] == keys[::-1]
+    assert [standing(memory, key) is None for key in keys] == [True, False, True]
+    store.lose = lambda _verb, _key: False
+    holds.release()
+    assert standing(memory, keys[1]) is None
+
+
+def test_a_failed_release_can_be_called_again_at_the_lock(memory: MemoryStore) -> None:
+    """After StoreUnavailable, MultiLock.release can be called again, as Lock.release can."""
+    store, keys = Watched(memory), three()
+    lock = MultiLock(store, keys)
+    held(lock)
+    store.lose = lambda _verb, key: key == keys[1]
+    with pytest.raises(StoreUnavailable):
+        lock.release()
+    store.lose = lambda _verb, _key: False
+    lock.release()
+    assert not any(standing(memory, key) for key in keys)
+
+
+def test_two_failing_releases_are_both_told(memory: MemoryStore) -> None:
+    """When two releases fail, the first error is raised and the other is its note."""
+    store, keys = Watched(memory), three()
+    holds = held(MultiLock(store, keys, retry=(0, 0)))
+    for key in keys[:2]:
+        Lock(memory, key).break_()
+    with pytest.raises(LockLost, match=keys[1]) as caught:
+        holds.release()
+    assert any(keys[0] in note for note in caught.value.__notes__)
+
+
+def test_locks_of_different_stores_are_one(request: pytest.FixtureRequest) -> None:
+    """Locks of three stores can be held as one; they are taken in the order of place and key, given back in reverse."""
+    with opened("memory", request) as a, opened("sqlite", request) as b, opened("redis", request) as c:
+        stores = [place.store() for place in (c, a, b, a)]
+        locks = [Lock(store, fresh()) for store in stores]
+        places = [store.traits.place for store in stores]
+        order = [lock for _, _, lock in sorted(zip(places, [lock.key for lock in locks], locks, strict=True))]
+
+        with MultiLock([*locks, locks[0]]) as holds:
+            assert [hold.key for hold in holds] == [lock.key for lock in order]
+            assert all(lock.locked() for lock in locks)
+
+        assert not any(lock.locked() for lock in locks)
+        with locks[2], pytest.raises(NotAcquired), ThreadPoolExecutor(1) as pool:
+            pool.submit(MultiLock(locks, timeout=0).__enter__).result()
+        assert not any(lock.locked() for lock in locks)
+
+
+def test_loss_of_one_is_loss_of_all(place: Place) -> None:
+    """When one lease is gone, the whole is lost: at questions and at exit; the other keys are free afterwards."""
+    store, keys = place.store(), three()
+    told: list[str] = []
+    lock = MultiLock(store, keys, ttl=0.5, on_lost=lambda hold: told.append(hold.key))
+
+    with pytest.raises(LockLost, match=keys[1]), lock as holds:
+        Lock(store, keys[1]).break_()
+        assert until(lambda: holds.lost)
+        with pytest.raises(LockLost, match=keys[1]):
+            holds.ensure_held()
+        assert holds.remaining() == 0
+        assert until(lambda: told)
+
+    assert told == [keys[1]]
+    assert not any(standing(store, key) for key in keys)
+
+
+def test_there_is_one_deadline_for_all(memory: MemoryStore) -> None:
+    """The timeout counts for all keys together: time spent on the first is not there for the second."""
+    keys = three()
+    first = Lock(memory, keys[0]).acquire()
+    assert first is not None
+    with Lock(memory, keys[2]):
+        timer = threading.Timer(0.3, first.release)
+        timer.start()
+        began = time.monotonic()
+        assert MultiLock(memory, keys, poll=POLL).acquire(timeout=0.5) is None
+        assert 0.45 < time.monotonic() - began < 0.79
+        timer.join()
+    assert not any(standing(memory, key) for key in keys)
+
+
+def test_a_first_lease_that_ends_before_the_last_is_had_is_a_loss(memory: MemoryStore) -> None:
+    """An acquire that takes longer than an unrenewed lease does not pretend to hold all: LockLost, and nothing held."""
+    keys = three()
+    last = Lock(memory, keys[2]).acquire()
+    assert last is not None
+    timer = threading.Timer(0.3, last.release)
+    timer.start()
+    with pytest.raises(LockLost, match=keys[0]):
+        MultiLock(memory, keys, ttl=0.2, auto_renew=False, poll=POLL).acquire()
+    timer.join()
+    assert not any(standing(memory, key) for key in keys)
+
+
+def test_nested_multi_locks_share_keys(memory: MemoryStore) -> None:
+    """MultiLocks of the same Lock objects, or of one explicit owner, may be nested where they share keys."""
+    a, b, c = (Lock(memory, key) for key in three())
+    with MultiLock([a, b]) as outer:
+        with MultiLock([b, c]) as inner:
+            assert outer[b.key].fence == inner[b.key].fence
+        assert [lock.locked() for lock in (a, b, c)] == [True, True, False]
+    assert [lock.locked() for lock in (a, b, c)] == [False] * 3
+
+    keys = three()
+    with (
+        MultiLock(memory, keys[:2], owner="one") as outer,
+        MultiLock(memory, keys[1:], owner="one", timeout=0) as inner,
+    ):
+        assert outer[keys[1]].fence == inner[keys[1]].fence
+    assert not any(standing(memory, key) for key in keys)
+
+
+def test_one_multi_lock_re_enters(memory: MemoryStore) -> None:
+    """The same thread may enter a MultiLock again; the keys are free after the last exit."""
+    store, keys = Watched(memory), three()
+    lock = MultiLock(store, keys)
+    with lock:
+        asked = len(store.requests)
+        with lock:
+            assert len(store.requests) == asked
+        assert all(standing(memory, key) for key in keys)
+    assert not any(standing(memory, key) for key in keys)
+    with pytest.raises(NotHeld):
+        lock.release()
+
+
+def test_holds_released_by_hand_do_not_keep_the_body_from_releasing(memory: MemoryStore) -> None:
+    """A body that acquires again and releases those holds by hand still gives back its own at the end."""
+    keys = three()
+    lock = MultiLock(memory, keys)
+    with lock:
+        again = held(lock)
+        again.release()
+    assert not any(standing(memory, key) for key in keys)
+
+
+def test_a_multi_lock_released_by_its_holds_is_not_held(memory: MemoryStore) -> None:
+    """After MultiHold.release, MultiLock.release raises NotHeld, and the object has forgotten the holds."""
+    lock = MultiLock(memory, three())
+    for _ in range(10):
+        held(lock).release()
+    with pytest.raises(NotHeld):
+        lock.release()
+
+
+def test_another_thread_can_not_release(memory: MemoryStore) -> None:
+    """MultiLock.release belongs to the thread that acquired; MultiHold.release may be called from any."""
+    keys = three()
+    lock = MultiLock(memory, keys)
+    holds = held(lock)
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(NotHeld):
+            pool.submit(lock.release).result()
+        assert all(standing(memory, key) for key in keys)
+        pool.submit(holds.release).result()
+    assert not any(standing(memory, key) for key in keys)
+
+
+def test_the_error_of_the_body_is_never_masked(memory: MemoryStore) -> None:
+    """The body's own exception leaves, with a note for each lock that was lost."""
+    keys = three()
+    lock = MultiLock(memory, keys)
+
+    def fail() -> None:
+        with lock:
+            Lock(memory, keys[0]).break_()
+            raise KeyError
+
+    with pytest.raises(KeyError) as caught:
+        fail()
+    assert any(keys[0] in note for note in caught.value.__notes__)
+    assert not any(standing(memory, key) for key in keys)
+
+
+def count(address: Address, keys: list[str], folder: str, rounds: int) -> int:
+    """Add to a number under each key, in two steps, as often as told."""
+    store = address.open()
+    lock = MultiLock(store, keys, timeout=40, poll=POLL)
+    files = [Path(folder) / key.rpartition(":")[2] for key in keys]
+    for _ in range(rounds):
+        with lock:
+            for file in files:
+                file.write_text(str(int(file.read_text()) + 1))
+    return rounds
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_users_in_opposite_order_never_wait_for_each_other(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Processes that ask for the same keys in different orders, hundreds of times: all end, and no addition is lost."""
+    rounds, keys = 100, three()
+    for key in keys:
+        (tmp_path / key.rpartition(":")[2]).write_text("0")
+    orders = [keys[:2], [keys[2], keys[1]], [keys[2], keys[0]]]
+    with (
+        opened(kind, request) as place,
+        ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
+        running = [pool.submit(count, place.address, order, str(tmp_path), rounds) for order in orders]
+        assert [one.result(timeout=50) for one in running] == [rounds] * 3
+        store = place.store()
+        assert not any(standing(store, key) for key in keys)
+    assert [(tmp_path / letter).read_text() for letter in "abc"] == [str(2 * rounds)] * 3
+
+
+def test_threads_in_opposite_order_never_wait_for_each_other(memory: MemoryStore) -> None:
+    """Threads that share Lock objects, and put them together in different orders, all come to their end."""
+    locks = [Lock(memory, key, poll=POLL) for key in three()]
+    number = [0]
+
+    def add(order: list[Lock]) -> None:
+        lock = MultiLock(order)
+        for _ in range(100):
+            with lock:
+                seen = number[0]
+                time.sleep(0)
+                number[0] = seen + 1
+
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(add, order) for order in (locks, locks[::-1], [locks[1], locks[2], locks[0]])]
+        for one in running:
+            one.result(timeout=40)
+    assert number == [300]
+
+
+async def async_held(lock: AsyncMultiLock) -> AsyncMultiHold:
+    """Acquire what must be free."""
+    holds = await lock.acquire(timeout=0)
+    assert holds is not None
+    return holds
+
+
+def test_async_any_order_and_duplicates(place: Place) -> None:
+    """For asyncio too, keys are taken in sorted order, each once, and all are free after the body."""
+    a, b, c = three()
+
+    async def main() -> None:
+        async with place.async_store() as store:
+            lock = AsyncMultiLock(store, [c, a, b, a])
+            async with lock as holds:
+                assert [hold.key for hold in holds] == [a, b, c]
+                assert await AsyncLock(store, b).acquire(timeout=0) is None
+                await holds.extend()
+                holds.ensure_held()
+            again = await async_held(lock)
+            await again.release()
+
+    asyncio.run(main())
+    store = place.store()
+    assert not any(standing(store, key) for key in (a, b, c))
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_async_failure_gives_back_in_reverse(memory: MemoryStore, position: int) -> None:
+    """For asyncio too, a failure at the k-th key releases what was taken, in reverse."""
+    store, keys = Watched(memory), three()
+    failing = keys[position]
+    store.lose = lambda verb, key: verb == "put" and key == failing
+
+    async def main() -> None:
+        with pytest.raises(StoreUnavailable, match=failing):
+            await AsyncMultiLock(store, keys).acquire()
+
+    asyncio.run(main())
+    assert [key for verb, key in store.requests if verb == "invalidate"] == keys[:position][::-1]
+    assert not any(standing(memory, key) for key in keys)
+
+
+def test_async_loss_of_one_cancels_the_body(memory: MemoryStore) -> None:
+    """For asyncio, loss of one cancels the body, and surfaces as LockLost of that key; the others are free."""
+    keys = three()
+    told: list[str] = []
+
+    async def main() -> None:
+        lock = AsyncMultiLock(AsyncMemoryStore(memory), keys, ttl=0.3, on_lost=lambda hold: told.append(hold.key))
+
+        async def work() -> None:
+            async with lock:
+                Lock(memory, keys[1]).break_()
+                await asyncio.sleep(20)
+
+        with pytest.raises(LockLost, match=keys[1]):
+            await work()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    asyncio.run(main())
+    assert told == [keys[1]]
+    assert not any(standing(memory, key) for key in keys)
+
+
+def test_async_cancelled_acquire_holds_nothing(memory: MemoryStore) -> None:
+    """A MultiLock whose acquire is cancelled while it waits for its last key gives back the others."""
+    keys = three()
+
+    async def main() -> None:
+        store = AsyncMemoryStore(memory)
+        async with AsyncLock(store, keys[2]):
+            waiting = asyncio.create_task(AsyncMultiLock(store, keys).acquire())
+            while not standing(memory, keys[1]):  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert not any(standing(memory, key) for key in keys[:2])
+
+    asyncio.run(main())
+
+
+def test_async_tasks_in_opposite_order_never_wait_for_each_other() -> None:
+    """Tasks that ask for the same keys in different orders all come to their end, one at a time."""
+    keys, inside = three(), [0]
+
+    async def add(store: AsyncMemoryStore, order: list[str]) -> None:
+        lock = AsyncMultiLock(store, order, poll=POLL)
+        for _ in range(50):
+            async with lock:
+                inside[0] += 1
+                await asyncio.sleep(0)
+                assert inside == [1]
+                inside[0] -= 1
+
+    async def main() -> None:
+        store = AsyncMemoryStore()
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            for order in (keys, keys[::-1], [keys[1], keys[2], keys[0]]):
+                group.create_task(add(store, order))
+
+    asyncio.run(main())
+
+
+def test_async_holds_released_by_hand_do_not_keep_the_body_from_releasing(memory: MemoryStore) -> None:
+    """For asyncio too, a body that acquires again and releases by hand gives back its own at the end."""
+    keys = three()
+
+    async def main() -> None:
+        lock = AsyncMultiLock(AsyncMemoryStore(memory), keys)
+        async with lock:
+            await (await async_held(lock)).release()
+
+    asyncio.run(main())
+    assert not any(standing(memory, key) for key in keys)
+
+
+def test_a_multi_lock_says_what_it_is(memory: MemoryStore) -> None:
+    """repr tells the keys, and of the holds how long they are certain."""
+    lock = MultiLock(memory, ["b", "a"])
+    assert repr(lock) == "<MultiLock of 'a', 'b'>"
+    with lock as holds:
+        assert "remaining" in repr(holds)
