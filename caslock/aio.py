@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack
 
+from caslock.bodies import Bodies
 from caslock.checks import Own, wait_time, waiting
 from caslock.claim import Retry
-from caslock.errors import CaslockError, LockLost, NotAcquired
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
 from caslock.hold import Holding
 from caslock.lockstate import LockState, Settings
 from caslock.multi import Holds, MultiState, given_keys, given_locks
 from caslock.task_world import TaskWorld, this_task
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from tenacity.wait import WaitBaseT
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from caslock.claim import Claim
     from caslock.record import Record
     from caslock.store import AsyncStore, Store
+
+
+class _Releasable(Protocol):
+    async def release(self) -> None: ...
+
+
+T = TypeVar("T", bound=_Releasable)
 
 
 class AsyncHold(Holding):
@@ -73,7 +81,7 @@ class AsyncLock:
             retry=retry,
             poll=poll,
         )
-        self._bodies = Bodies()
+        self._bodies = Bodies[_Body[AsyncHold]]()
 
     def __repr__(self) -> str:
         """Say which key, and where."""
@@ -103,14 +111,14 @@ class AsyncLock:
     async def __aenter__(self) -> AsyncHold:
         """Acquire within the lock's own timeout, or raise `NotAcquired`."""
         hold = await self._state.acquire(AsyncHold, self._state.timeout)
-        self._bodies.enter([hold])
+        _Body(self._bodies, hold, [hold.claim])
         return hold
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
-        await self._bodies.leave(self.release, error)
+        await _leave(self._bodies, error)
 
     async def locked(self) -> bool:
         """Whether anybody holds the key now."""
@@ -157,7 +165,7 @@ class AsyncMultiLock:
             world = TaskWorld(store)
             self._state = MultiState(LockState(world, key, **settings) for key in given_keys(keys))
         self._timeout = waiting(timeout)
-        self._bodies = Bodies()
+        self._bodies = Bodies[_Body[AsyncMultiHold]]()
 
     def __repr__(self) -> str:
         """Say which keys."""
@@ -182,69 +190,60 @@ class AsyncMultiLock:
     async def __aenter__(self) -> AsyncMultiHold:
         """Acquire all within the timeout, or raise `NotAcquired`."""
         holds = await self._acquire(self._timeout)
-        self._bodies.enter(list(holds))
+        _Body(self._bodies, holds, [hold.claim for hold in holds])
         return holds
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
-        await self._bodies.leave(self.release, error)
+        await _leave(self._bodies, error)
 
     async def _acquire(self, timeout: float | None) -> AsyncMultiHold:
         return await self._state.acquire(AsyncHold, AsyncMultiHold, timeout)
 
 
-class Bodies:
-    """The bodies of ``async with`` that the loss of a lease cancels, as `asyncio.timeout` does."""
+class _Body(Generic[T]):
+    """One body of ``async with``: its task is cancelled at the loss of a lease, as `asyncio.timeout` does."""
 
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._open: dict[asyncio.Task[object], list[_Body]] = {}
-
-    def enter(self, holds: Sequence[Holding]) -> None:
-        """Begin a body in this task."""
-        task = this_task()
-        body = _Body(task, [hold.claim for hold in holds])
-        self._open.setdefault(task, []).append(body)
-
-    async def leave(self, release: Callable[[], Awaitable[None]], error: BaseException | None) -> None:
-        """End the newest body of this task, and release."""
-        task = this_task()
-        bodies = self._open.get(task, [])
-        ours_alone = bodies.pop().leave() if bodies else False
-        if not bodies:
-            self._open.pop(task, None)
-        try:
-            await release()
-        except CaslockError as trouble:
-            if error is None or (ours_alone and isinstance(error, asyncio.CancelledError)):
-                raise trouble from error
-            error.add_note(str(trouble))
-        else:
-            if ours_alone and isinstance(error, asyncio.CancelledError):
-                message = "a lock was lost while its body ran"
-                raise LockLost(message) from error
-
-
-class _Body:
-    """One body of ``async with``, and the task that runs it."""
-
-    def __init__(self, task: asyncio.Task[object], claims: list[Claim]) -> None:
-        self._task = task
+    def __init__(self, bodies: Bodies[_Body[T]], held: T, claims: list[Claim]) -> None:
+        self.held = held
+        self._bodies = bodies
+        self._task = this_task()
         self._claims = claims
-        self._cancelling = task.cancelling()
+        self._cancelling = self._task.cancelling()
         self._cancelled = False
         for claim in claims:
             claim.on_loss.append(self._cancel)
+        bodies.enter(self._task, self)
 
     def _cancel(self) -> None:
         if not self._cancelled:
             self._cancelled = True
             self._task.cancel()
 
-    def leave(self) -> bool:
-        """From here on loss cancels nothing; whether it has, and nobody else has cancelled the task."""
+    async def leave(self, error: BaseException | None) -> None:
+        """End the body, and release what it holds."""
+        self._bodies.left(self)
         for claim in self._claims:
             claim.on_loss.remove(self._cancel)
-        return self._cancelled and self._task.uncancel() <= self._cancelling
+        # A cancellation of ours is taken back; it is ours alone unless somebody else has cancelled the task as well.
+        ours_alone = self._cancelled and self._task.uncancel() <= self._cancelling
+        ours_alone = ours_alone and isinstance(error, asyncio.CancelledError)
+        try:
+            await self.held.release()
+        except Exception as trouble:
+            if error is None or (ours_alone and isinstance(trouble, CaslockError)):
+                raise trouble from error
+            error.add_note(str(trouble) or repr(trouble))
+        if ours_alone:
+            message = "a lock was lost while its body ran"
+            raise LockLost(message) from error
+
+
+async def _leave(bodies: Bodies[_Body[T]], error: BaseException | None) -> None:
+    body = bodies.newest(this_task())
+    if body is None:
+        message = "this lock is not held by an async with statement"
+        raise NotHeld(message)
+    await body.leave(error)

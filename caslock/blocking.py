@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
+from caslock.bodies import Bodies
 from caslock.checks import Own, wait_time, waiting
 from caslock.claim import Retry
-from caslock.errors import CaslockError, NotAcquired
+from caslock.errors import CaslockError, NotAcquired, NotHeld
 from caslock.hold import Holding
 from caslock.lockstate import LockState, Settings
 from caslock.multi import Holds, MultiState, given_keys, given_locks
@@ -99,11 +100,15 @@ class Lock:
             store: where the lock lives, from `connect` or a store class.
             key: 1 to 1,024 characters, any Unicode.
             ttl: seconds the lease lasts unless it is renewed.
-            timeout: seconds to wait for the lock; None for ever, 0 for one try.
+            timeout: seconds to wait for the lock; None for ever, 0 for one try.  A store that gives no answer adds
+                to it, for a few requests at the most.
             owner: a name of your own, at most 512 bytes: every Lock with it re-enters.  None: private to this object.
+                A hold of it whose process has died ends only when a whole lease goes by without any other of its
+                holds, or by `break_`.
             auto_renew: renew the lease in the background, at a third of it.
             max_hold: seconds after which it is renewed no more.  None: no bound.
-            on_lost: called once with the hold, from a background thread, when the lease is found to be over.
+            on_lost: called once with the hold when the lease is found to be over, from a background thread (in asyncio:
+                from the event loop).  It must not block: it delays the other renewals on that store.
             note: at most 1,024 bytes for people who look at the record.
             retry: how many more times a get and a put are sent which got no answer.
             poll: a tenacity wait strategy for the pauses between tries; default: jittered, 5 ms doubling to 0.5 s.
@@ -125,6 +130,7 @@ class Lock:
             retry=retry,
             poll=poll,
         )
+        self._bodies = Bodies[Hold]()
 
     def __repr__(self) -> str:
         """Say which key, and where."""
@@ -145,7 +151,8 @@ class Lock:
 
         As with `threading.Lock`: ``blocking=False`` is one try, ``timeout=-1`` (or None) waits for ever.
         Raises `StoreUnavailable` or `OutcomeUnknown` when the store gave no answer, `LockLost` when re-entering a
-        lock whose lease is over.
+        lock whose lease is over.  After None, a request that got no answer may still be applied when the other has
+        left; what it leaves behind ends by itself within a lease.
         """
         try:
             return self._acquire(wait_time(self._state.timeout, timeout, blocking=blocking))
@@ -158,27 +165,36 @@ class Lock:
 
     def __enter__(self) -> Hold:
         """Acquire within the lock's own timeout, or raise `NotAcquired`."""
-        return self._acquire(self._state.timeout)
+        hold = self._acquire(self._state.timeout)
+        try:
+            self._bodies.enter(self._state.world.me(), hold)
+        except BaseException as error:
+            _release_body(self._bodies, hold, error)
+            raise
+        return hold
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
         try:
-            self.release()
-        except CaslockError as trouble:
-            if error is None:
-                raise
-            error.add_note(str(trouble))
+            _release_body(self._bodies, self._bodies.newest(self._state.world.me()), error)
+        except Exception:
+            raise
+        except BaseException:  # interrupted: leave first
+            if self._bodies.newest(self._state.world.me()) is not None:
+                _release_body(self._bodies, self._bodies.newest(self._state.world.me()), error or KeyboardInterrupt())
+            raise
 
     def _acquire(self, timeout: float | None) -> Hold:
         made = Made()
         try:
             return run(self._state.acquire(made, timeout))
-        except Exception:
+        except CaslockError:
             raise
-        except BaseException:
+        except BaseException as error:
             made.take_back()
+            run(self._state.take_back(error))
             raise
 
     def locked(self) -> bool:
@@ -204,13 +220,14 @@ class MultiHold(Holds[Hold]):
 
     def extend(self, ttl: float | None = None) -> None:
         """Extend every hold; see `Hold.extend`."""
-        run(self.renewed(ttl))
+        for hold in self:
+            hold.extend(ttl)
 
     def release(self) -> None:
         """Release every hold in reverse, all of them even when one release raises; see `Hold.release`."""
         try:
             run(self.released())
-        except Exception:
+        except CaslockError:
             raise
         except BaseException:  # interrupted: leave first
             for hold in reversed(tuple(self)):
@@ -243,6 +260,7 @@ class MultiLock:
             world = ThreadWorld(store)
             self._state = MultiState(LockState(world, key, **settings) for key in given_keys(keys))
         self._timeout = waiting(timeout)
+        self._bodies = Bodies[MultiHold]()
 
     def __repr__(self) -> str:
         """Say which keys."""
@@ -266,34 +284,44 @@ class MultiLock:
 
     def __enter__(self) -> MultiHold:
         """Acquire all within the timeout, or raise `NotAcquired`."""
-        return self._acquire(self._timeout)
+        holds = self._acquire(self._timeout)
+        try:
+            self._bodies.enter(self._state.me(), holds)
+        except BaseException as error:
+            _release_body(self._bodies, holds, error)
+            raise
+        return holds
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
         try:
-            self.release()
-        except CaslockError as trouble:
-            if error is None:
-                raise
-            error.add_note(str(trouble))
+            _release_body(self._bodies, self._bodies.newest(self._state.me()), error)
+        except Exception:
+            raise
+        except BaseException:  # interrupted: leave first
+            if self._bodies.newest(self._state.me()) is not None:
+                _release_body(self._bodies, self._bodies.newest(self._state.me()), error or KeyboardInterrupt())
+            raise
 
     def _acquire(self, timeout: float | None) -> MultiHold:
         made = Made()
         try:
             return run(self._state.acquire(made, MultiHold, timeout))
-        except Exception:
+        except CaslockError:
             raise
-        except BaseException:
+        except BaseException as error:
             made.take_back()
+            for state in self._state.states:
+                run(state.take_back(error))
             raise
 
 
 def _release(hold: Holding) -> None:
     try:
         run(hold.released())
-    except Exception:
+    except CaslockError:
         raise
     except BaseException:  # interrupted: leave first
         mend(hold.claim)
@@ -301,3 +329,21 @@ def _release(hold: Holding) -> None:
             with suppress(CaslockError):
                 run(hold.released())
         raise
+
+
+B = TypeVar("B", Hold, MultiHold)
+
+
+def _release_body(bodies: Bodies[B], held: B | None, error: BaseException | None) -> None:
+    if held is None:
+        message = "this lock is not held by a with statement"
+        raise NotHeld(message)
+    try:
+        held.release()
+    except Exception as trouble:
+        bodies.left(held)
+        if error is None:
+            raise
+        error.add_note(str(trouble) or repr(trouble))
+    else:
+        bodies.left(held)

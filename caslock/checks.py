@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 from caslock.claim import Retry
 from caslock.record import json_size
+
+T = TypeVar("T")
 
 MAX_KEY: Final = 1024
 MAX_OWNER_BYTES: Final = 512
@@ -33,6 +35,14 @@ def seconds(name: str, value: float) -> float:
 def waiting(value: float | None) -> float | None:
     """Check a timeout in seconds; None is for ever, 0 one try."""
     return value if value is None or (value == 0 and value is not False) else seconds("timeout", value)
+
+
+def callback(name: str, value: T) -> T:
+    """Check that something can be called, or is None."""
+    if value is not None and not callable(value):
+        message = f"{name} must be callable, or None, not {value!r}"
+        raise TypeError(message)
+    return value
 
 
 class Own(Enum):
@@ -87,7 +97,11 @@ def _encodable(name: str, text: str) -> str:
 
 def retries(retry: Retry | tuple[int, int]) -> Retry:
     """Check how often to retry."""
-    checked = Retry(*retry)
+    try:
+        checked = Retry(*retry)
+    except TypeError:
+        message = f"retry must be two numbers, (get, put), not {retry!r}"
+        raise TypeError(message) from None
     if not all(times in range(MAX_RETRY + 1) for times in checked):
         message = f"retry must be two numbers from 0 to {MAX_RETRY}, (get, put), not {retry!r}"
         raise ValueError(message)

@@ -157,9 +157,11 @@ class Claim:
         others = self.others(standing) if self.stands_in(standing) else standing.holds
         if standing.free:
             return standing._replace(write=self.mark())
+        lost_put = self.may_land(ABSENT)
         if others:
-            return standing._replace(holds=others, write=self.mark(), fence=_fence(standing, version))
-        rest = FREE_TTL if self.may_land(ABSENT) else standing.late - (now - (self.began or now))
+            late = FREE_TTL if lost_put else standing.late
+            return standing._replace(holds=others, write=self.mark(), fence=_fence(standing, version), late=late)
+        rest = FREE_TTL if lost_put else standing.late - (now - (self.began or now))
         return self.free(rest) if rest > 0 else None
 
     def free(self, ttl: float) -> Record:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from caslock.claim import FREE_TTL, NEVER, Claim, margin
-from caslock.errors import LockLost, OutcomeUnknown, StoreError, StoreUnavailable
+from caslock.errors import CaslockError, LockLost, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.request import World, pauses, read, write_surely
 from caslock.store import ABSENT
 
@@ -122,7 +122,6 @@ async def renew(world: World, claim: Claim, ttl: float) -> None:
         if claim.ending or claim.record is None:
             return
         check(world, claim)
-        claim.ttl = ttl
         claim.forget_dead(world.now())
         for _ in range(PASSES):
             now = world.now()
@@ -138,6 +137,7 @@ async def renew(world: World, claim: Claim, ttl: float) -> None:
                 raise claim.lose(_instead(world, standing))
             claim.stand(standing, version, world.now())
             if claim.wrote(standing, first):
+                claim.ttl = ttl  # what the store has accepted: the keeper goes on with it
                 return
         message = f"lock {claim.key!r} could not be renewed: its record changed {PASSES} times under our hands"
         raise StoreUnavailable(message)
@@ -154,14 +154,20 @@ async def keep(world: World, claim: Claim) -> float | None:
             claim.due = now + claim.ttl / 12  # should this one fail: again soon, until the deadline
             await renew(world, claim, claim.ttl)
     except LockLost:
-        if not claim.ending:
-            claim.told = True
-            for tell in reversed(claim.on_loss):  # the bodies first: a callback of the user's may raise
-                tell()
+        tell(claim)
         return None
     except StoreError:  # no answer, or refused for now: only the deadline ends a lease
         pass
     return min(claim.due, claim.deadline) if claim.auto_renew else claim.deadline
+
+
+def tell(claim: Claim) -> None:
+    """Tell of a loss, once."""
+    if claim.ending or claim.told:
+        return
+    claim.told = True
+    for call in reversed(claim.on_loss):  # the bodies first: a callback of the user's may raise
+        call()
 
 
 def check(world: World, claim: Claim) -> None:
@@ -178,7 +184,7 @@ async def release(world: World, claim: Claim) -> None:
     """
     try:
         await _release(world, claim)
-    except (Exception, GeneratorExit):
+    except (CaslockError, GeneratorExit):
         raise
     except BaseException as error:  # interrupted or cancelled: leave first, then go on with it
         interruption = error
@@ -240,13 +246,16 @@ async def break_(world: World, claim: Claim) -> Record | None:
     A free record takes the place, so that the holder learns of its loss even from a release.
     """
     version, standing = await read(world, claim, NEVER)
+    broken = standing
     for _ in range(PASSES):
         if standing is None or standing.free:
-            return None
+            return None if broken is standing else broken
         if standing.foreign:
             message = f"{claim.key!r} is held by {standing} at {_place(world)}: remove it by other means"
             raise StoreError(message)
-        first, broken = claim.writes, standing
+        if broken is None or not set(broken.holds) & set(standing.holds):
+            return broken  # it has left meanwhile, or our lost request has broken it: who came after is not meant
+        first = claim.writes
         version, standing = await write_surely(world, claim, version, claim.free(FREE_TTL), NEVER)
         if standing is not None and claim.wrote(standing, first):
             return broken

@@ -31,7 +31,8 @@ class StoreUnavailable(StoreError):  # noqa: N818 - named by the outcome
     """No answer, or an answer that says "try again".
 
     Raised by a store: the request may have been applied, unless `sent` is False.
-    Raised by a lock's acquire: the lock is not held, and no late request of ours can take it any more.
+    Raised by a lock's acquire: the lock is not held, and no late request of ours can take it any more (else it is
+    `OutcomeUnknown`).
     """
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
@@ -41,4 +42,7 @@ class StoreUnavailable(StoreError):  # noqa: N818 - named by the outcome
 
 
 class OutcomeUnknown(StoreUnavailable):
-    """The request may have been applied, and the store could not be reached to find out; the lease is the bound."""
+    """The request may have been applied, and that could not be found out or prevented; the lease is the bound.
+
+    A kind of `StoreUnavailable`, so catch it first where the difference matters.
+    """

@@ -26,6 +26,10 @@ class Holder(Protocol):
         """Release one hold."""
         ...
 
+    async def renew(self, claim: Claim, ttl: float) -> None:
+        """Replace the lease."""
+        ...
+
 
 class Holding:
     """One successful acquire: what the blocking and the asyncio hold have in common."""
@@ -78,12 +82,14 @@ class Holding:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is over, or was found to be taken away."""
+        """Whether the lease is over, or was found to be taken away; after a release it tells nothing new."""
         return bool(self.claim.lost) or self.inherited or self._state.world.now() >= self.claim.deadline
 
     def remaining(self) -> float:
-        """Seconds for which the lease is certain, if nothing renews it; 0 when it is over."""
-        return 0.0 if self.lost else max(0.0, self.claim.deadline - self._state.world.now())
+        """Seconds for which the lease is certain, if nothing renews it; 0 when it is over, or a release has begun."""
+        if self.lost or self.claim.ending or not self.is_open:
+            return 0.0
+        return max(0.0, self.claim.deadline - self._state.world.now())
 
     def ensure_held(self) -> None:
         """Raise `LockLost` if the lease is over, `NotHeld` after the release; no request is made."""
@@ -94,14 +100,14 @@ class Holding:
         """See `extend`."""
         self._mine()
         ttl = self.claim.ttl if ttl is None else seconds("ttl", ttl)
-        await core.renew(self._state.world, self.claim, ttl)
+        await self._state.renew(self.claim, ttl)
 
     async def released(self) -> None:
         """See `release`."""
         await self._state.release(self)
 
     def _mine(self) -> None:
-        if not self.is_open or self.inherited:
+        if not self.is_open or self.inherited or self.claim.ending:
             message = (
                 f"this hold of {self.key!r} was released" if not self.is_open else f"{self.key!r}: held by a parent"
             )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Run = Callable[[Coroutine[object, object, float | None]], float | None]
 
 
-_guard = threading.Lock()
+_guard = threading.RLock()  # a signal handler may use a lock while its thread is in here
 _keepers: dict[int, Keeper] = {}  # by the id of their store
 
 
@@ -85,9 +85,9 @@ class Keeper:
             return
         try:
             again = self._run(core.keep(world, claim))
-        except Exception:  # noqa: BLE001 - a callback or store with a bug must not end the renewals of all the others
+        except BaseException:  # noqa: BLE001 - a callback that raises, even SystemExit, ends nobody else's renewals
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-            again = None if claim.lost else clock.now() + claim.ttl / 12
+            again = None if claim.told else min(clock.now() + claim.ttl / 12, claim.deadline)
         with _guard:
             kept = self.claims.pop(id(claim), None)
             if kept is not None and again is not None:
@@ -97,7 +97,7 @@ class Keeper:
 def _forget_parent() -> None:
     """A forked child has none of its parent's threads, and keeps none of its holds."""
     global _guard, _keepers  # noqa: PLW0603 - the guard may be locked in the parent at this moment
-    _guard = threading.Lock()
+    _guard = threading.RLock()
     _keepers = {}
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypedDict, TypeVar, cast
 
 from caslock import core
-from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, key_of, retries, seconds, text, waiting
+from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, callback, key_of, retries, seconds, text, waiting
 from caslock.claim import NEVER, Claim, Retry
 from caslock.errors import CaslockError, NotAcquired, NotHeld
 from caslock.hold import Holding
@@ -101,10 +101,10 @@ class LockState:
         self.timeout = waiting(timeout)
         self.max_hold = NEVER if max_hold is None else seconds("max_hold", max_hold)
         self.auto_renew = auto_renew
-        self.on_lost = on_lost
+        self.on_lost = callback("on_lost", on_lost)
         self.note = text("note", note, MAX_NOTE_BYTES)
         self.retry = retries(retry)
-        self.poll = poll
+        self.poll = callback("poll", poll)
         self._given_owner = None if owner is None else text("owner", owner, MAX_OWNER_BYTES)
         if owner == "":
             message = "owner must not be empty: leave it out for a private one"
@@ -124,7 +124,7 @@ class LockState:
         self._numbers = itertools.count(1)
         self.owner = self._given_owner or f"{self._host}:{self._nonce}"
         self.newest = ""  # hold id
-        self._pid = os.getpid()
+        self._pid = os.getpid()  # last: from here on other threads of a child rely on the rest
 
     def _claim(self) -> Claim:
         self.newest = f"{self._nonce}.{next(self._numbers)}"
@@ -191,6 +191,14 @@ class LockState:
             claim.levels.clear()
             self._turnstile.leave(claim)
 
+    async def take_back(self, error: BaseException) -> None:
+        """After an interrupt of this thread: mend what it has left half done here."""
+        me = self.world.me()
+        for claim in self._turnstile.claims():
+            if claim.by is me and (claim.ending or not claim.levels):
+                await self._undo(claim, error)
+        self._turnstile.wake()
+
     async def release(self, hold: Holding) -> None:
         """Release one hold; the key is free after the last one.  It can be called again after any interrupt."""
         self._after_fork()
@@ -208,14 +216,22 @@ class LockState:
         if not claim.ending:
             core.check(self.world, claim)
             return
-        self.world.unwatch(claim)
         try:
+            self.world.unwatch(claim)
             await core.release(self.world, claim)
         finally:
             self._unsettled = hold if claim.record is not None else None
             self._turnstile.leave(claim)
             if claim.record is None:
                 claim.levels.clear()
+
+    async def renew(self, claim: Claim, ttl: float) -> None:
+        """Replace the lease, and tell the keeper, which may be due earlier than it thinks."""
+        try:
+            await core.renew(self.world, claim, ttl)
+        finally:
+            if not claim.ending:
+                self.world.watch(claim)
 
     def newest_hold(self) -> Holding:
         """Give the newest hold of this thread or task, or one whose release went without an answer."""
@@ -232,10 +248,12 @@ class LockState:
 
     def _in_use(self, began: float) -> str:
         inside = self._turnstile.inside
-        since = f" since {inside.stamp[0]}" if inside is not None else ""
+        waited = f"(waited {self.world.now() - began:.3g} s)"
+        if inside is None or not inside.levels:
+            return f"lock {self.key!r} is waited for by another thread or task that uses the same Lock object {waited}"
         return (
-            f"lock {self.key!r} is held by {self.owner} (pid {self._pid} on {self._host}){since}, by another thread "
-            f"or task that uses the same Lock object (waited {self.world.now() - began:.3g} s)"
+            f"lock {self.key!r} is held by {self.owner} (pid {self._pid} on {self._host}) since {inside.stamp[0]}, "
+            f"in another thread or task that uses the same Lock object {waited}"
         )
 
     def _busy(self, claim: Claim, began: float) -> str:
@@ -246,16 +264,31 @@ class LockState:
 
     async def holder(self) -> Record | None:
         """Who holds the key."""
+        self._after_fork()
         _, standing = await read(self.world, self._claim(), NEVER)
         return None if standing is None or standing.free else standing
 
     async def break_(self) -> Record | None:
         """Take the key away from whoever holds it."""
+        self._after_fork()
         return await core.break_(self.world, self._claim())
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():
-            self._begin()
+            with _fork_guard:
+                if self._pid != os.getpid():  # another thread of the child may have been first
+                    self._begin()
+
+
+_fork_guard = threading.Lock()
+
+
+def _free_fork_guard() -> None:
+    global _fork_guard  # noqa: PLW0603 - the parent may have held it at this moment
+    _fork_guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_fork_guard)
 
 
 @lru_cache(maxsize=1)

@@ -139,13 +139,21 @@ class MultiState(Generic[M]):
             await self._world.finish(roll_back)
             raise
         held = gather(holds)
+        self._forget_released()
         self._held.append((self._world.me(), held))
         return held
+
+    def _forget_released(self) -> None:
+        self._held = [(by, held) for by, held in self._held if any(hold.is_open for hold in held)]
+
+    def me(self) -> object:
+        """Identity of the thread or task that runs."""
+        return self._world.me()
 
     def newest_holds(self) -> M:
         """Give what this thread or task has acquired last and not released."""
         me = self._world.me()
-        self._held = [(by, held) for by, held in self._held if any(hold.is_open for hold in held)]
+        self._forget_released()
         for by, held in reversed(self._held):
             if by is me:
                 return held

@@ -6,6 +6,7 @@ A record is one line of JSON, so that a person can read it in ``redis-cli``.
 from __future__ import annotations
 
 import json
+import math
 from typing import Final, NamedTuple
 
 FORM: Final = 1
@@ -80,7 +81,10 @@ def decode(value: bytes) -> Record:
         fields["holds"] = tuple(map(str, fields["holds"]))
         fields["ttl"], fields["late"] = float(fields["ttl"]), float(fields["late"])
         fields["fence"] = None if fields["fence"] is None else int(fields["fence"])
-        return Record(**fields)
+        record = Record(**fields)
+        texts = (record.owner, record.write, record.since, record.host, record.note)
+        sound = all(isinstance(text, str) for text in texts) and math.isfinite(record.ttl + record.late)
+        return record if sound and isinstance(record.pid, int) else _foreign(value)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return _foreign(value)
 

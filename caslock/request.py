@@ -55,6 +55,8 @@ async def write_surely(world: World, claim: Claim, expected: int, bid: Record | 
         return await _write(world, claim, expected, bid)
     except StoreUnavailable as error:
         failure = error
+    if world.now() >= limit:  # a lease that is over, or a waiting time: what comes after must not wait for us
+        raise failure
     standing = await read(world, claim, limit)
     if standing[0] != expected:
         return standing  # it has landed, or never will

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import weakref
-from typing import TYPE_CHECKING, cast
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, ParamSpec, cast
 
 from caslock import clock, core
 from caslock.store import AsyncStore, Entry, Store
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
     from caslock.claim import Claim
     from caslock.store import Traits
+
+
+P = ParamSpec("P")
 
 
 class TaskWorld:
@@ -77,19 +83,39 @@ class TaskWorld:
         return isinstance(claim.by, asyncio.Task) and claim.by.get_loop().is_closed()
 
     def watch(self, claim: Claim) -> None:
-        """Set a timer for the next renewal; the claim is known weakly, so a forgotten one is not renewed for ever."""
-        self._come_back(weakref.ref(claim), min(claim.due, claim.deadline) if claim.auto_renew else claim.deadline)
+        """Set timers for the next renewal and for the end of the lease, which no hanging renewal may hide.
+
+        The claim is known weakly, so a forgotten one is not renewed for ever.
+        """
+        self.unwatch(claim)
+        loop, now, reference = asyncio.get_running_loop(), clock.now(), weakref.ref(claim)
+        end = loop.call_later(max(0.0, claim.deadline - now), self._end, reference)
+        visit = loop.call_later(max(0.0, claim.due - now), self._visit, reference) if self._renews(claim) else end
+
+        def no_visit() -> None:
+            end.cancel()
+            visit.cancel()
+
+        claim.no_visit = no_visit
 
     def unwatch(self, claim: Claim) -> None:
-        """Cancel its timer."""
+        """Cancel its timers."""
         if claim.no_visit is not None:
             claim.no_visit()
 
-    def _come_back(self, reference: weakref.ref[Claim], due: float) -> None:
+    @staticmethod
+    def _renews(claim: Claim) -> bool:
+        return claim.auto_renew and claim.due < claim.deadline
+
+    def _end(self, reference: weakref.ref[Claim]) -> None:
         claim = reference()
-        if claim is not None and not claim.ending:
-            loop = asyncio.get_running_loop()
-            claim.no_visit = loop.call_later(max(0.0, due - clock.now()), self._visit, reference).cancel
+        if claim is None or claim.ending:
+            return
+        if clock.now() < claim.deadline:
+            self.watch(claim)
+            return
+        claim.lose("its lease ended before it was renewed")
+        core.tell(claim)
 
     def _visit(self, reference: weakref.ref[Claim]) -> None:
         claim = reference()
@@ -100,17 +126,13 @@ class TaskWorld:
 
         def done(task: asyncio.Task[float | None]) -> None:
             _renewals.discard(task)
-            if task.cancelled():
-                return
-            error = task.exception()
             claim = reference()
+            error = None if task.cancelled() else task.exception()
             if error is not None:
                 message = "a callback of a lock, or its store, has raised"
                 asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
-            if claim is not None and not claim.lost:
-                again = clock.now() + claim.ttl / 12 if error is not None else task.result()
-                if again is not None:
-                    self._come_back(reference, again)
+            if claim is not None and not (claim.ending or claim.told):
+                self.watch(claim)
 
         task.add_done_callback(done)
 
@@ -150,7 +172,7 @@ class TaskEvent:
 
 
 class _InThreads:
-    """A blocking store as asyncio sees it: each verb in a worker thread."""
+    """A blocking store as asyncio sees it: each verb in a worker thread of our own, for the loop's may all be busy."""
 
     __slots__ = ("_store",)
 
@@ -162,13 +184,24 @@ class _InThreads:
         return self._store.traits
 
     async def get(self, key: str) -> Entry | None:
-        return await asyncio.to_thread(self._store.get, key)
+        return await _in_thread(self._store.get, key)
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        return await asyncio.to_thread(self._store.put_if_version, key, value, version, ttl)
+        return await _in_thread(self._store.put_if_version, key, value, version, ttl)
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
-        return await asyncio.to_thread(self._store.invalidate, key, version)
+        return await _in_thread(self._store.invalidate, key, version)
+
+
+def _in_thread(verb: Callable[P, Entry | None], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[Entry | None]:
+    return asyncio.get_running_loop().run_in_executor(_workers(os.getpid()), partial(verb, *args, **kwargs))
+
+
+@lru_cache(maxsize=1)
+def _workers(pid: int) -> ThreadPoolExecutor:
+    """Make the worker threads of this process."""
+    del pid  # a forked child has none of its parent's
+    return ThreadPoolExecutor(32, thread_name_prefix="caslock-store")
 
 
 def this_task() -> asyncio.Task[object]:

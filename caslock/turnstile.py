@@ -60,6 +60,12 @@ class Turnstile:
         await waiter.event.wait(timeout)
         return self.inside is claim
 
+    def claims(self) -> list[Claim]:
+        """All that are inside or wait."""
+        with self._guard:
+            inside = [] if self.inside is None else [self.inside]
+            return inside + [waiter.claim for waiter in self._waiters]
+
     def leave(self, claim: Claim) -> None:
         """Let the next one in if `claim` is inside; take it out of the queue if it waits."""
         with self._guard:
@@ -68,6 +74,11 @@ class Turnstile:
             )
             if self.inside is claim:
                 self.inside = self._waiters[0].claim if self._waiters else None
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake who is let in; once more does no harm."""
+        with self._guard:
             for waiter in self._waiters:
                 if waiter.claim is self.inside:
                     waiter.event.set()

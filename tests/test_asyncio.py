@@ -21,7 +21,7 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.places import KINDS, Place, Watched, fresh, opened, standing, until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
     from caslock import Entry, Traits
 
@@ -419,15 +419,35 @@ def test_a_hold_may_be_released_by_another_task(memory: MemoryStore) -> None:
     asyncio.run(main())
 
 
-def test_a_body_that_ends_in_another_task_is_not_held_there(memory: MemoryStore) -> None:
-    """Leaving ``async with`` in another task than it was entered in is NotHeld, and the hold can still be released."""
+async def close(generator: AsyncGenerator[int, None]) -> None:
+    """Close a generator, as the event loop does with a forgotten one."""
+    await generator.aclose()
+
+
+def test_a_body_that_ends_in_another_task_gives_back_its_hold(memory: MemoryStore) -> None:
+    """Leaving ``async with`` in another task than it was entered in releases what was entered, and that only once."""
 
     async def main() -> None:
         lock = AsyncLock(AsyncMemoryStore(memory), fresh())
         hold = await lock.__aenter__()
+        await asyncio.create_task(lock.__aexit__(None, None, None))
+        assert standing(memory, lock.key) is None
         with pytest.raises(NotHeld):
-            await asyncio.create_task(lock.__aexit__(None, None, None))
-        await hold.release()
+            await hold.release()
+        with pytest.raises(NotHeld):
+            await lock.__aexit__(None, None, None)
+
+        async def rooms() -> AsyncGenerator[int, None]:
+            async with lock:
+                yield 1
+                yield 2
+
+        generator = rooms()
+        async for _ in generator:
+            break
+        assert standing(memory, lock.key) is not None
+        await asyncio.create_task(close(generator))
+        assert standing(memory, lock.key) is None
 
     asyncio.run(main())
 

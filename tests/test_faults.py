@@ -72,7 +72,7 @@ def test_a_store_with_faults_is_a_store() -> None:
     ("fault", "applied"), [(lose_request, False), (unsent, False), (late(), False), (lose_reply, True)]
 )
 def test_no_answer_is_unavailable(tried: Tried, fault: Fault, applied: bool) -> None:  # noqa: FBT001 - a parameter
-    """A lost, late or unsent request is not applied, and one whose reply is lost is: the caller can't tell them apart."""
+    """A lost, late or unsent request is not applied, one whose reply is lost is: the caller can't tell."""
     tried.faulty.on("put_if_version", 2, fault)
     assert tried.put(b"first")
     with pytest.raises(StoreUnavailable) as failure:

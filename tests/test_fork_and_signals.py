@@ -14,22 +14,22 @@ import sys
 import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 import tenacity  # noqa: F401 - so that no interrupt strikes in its import, but for the one of a test
 
-from caslock import ABSENT, Hold, Lock, LockLost, MultiLock, NotHeld
+from caslock import ABSENT, Hold, Lock, LockLost, MultiHold, MultiLock, NotHeld
 from caslock.stores.memory import MemoryStore
-from tests.places import KINDS, PROMPT, Place, fresh, opened, standing, until
+from tests.places import KINDS, PROMPT, Place, Watched, fresh, opened, standing, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from caslock import Store
+    from caslock import Entry, Store
 
 T = TypeVar("T")
 
@@ -196,6 +196,29 @@ def test_a_multi_lock_is_not_left_by_the_child(place: Place) -> None:
             assert kin.hear()["left_by"] == "the end"
             holds.extend()
             assert all(standing(store, key) for key in keys)
+
+
+@pytest.mark.parametrize("between", ["asks", "locks", "does nothing"])
+def test_a_grandchild_that_leaves_the_body_frees_nothing(between: str) -> None:
+    """A child of the child, too, leaves the body that it never entered without a word, whatever lies between."""
+    store, key = MemoryStore(), fresh()
+    lock = Lock(store, key, ttl=20)
+    with family() as kin, lock as hold:
+        if kin.fork():
+            if between == "asks":
+                lock.acquire(timeout=0)
+            elif between == "locks":
+                held(Lock(store, fresh(), ttl=20))
+            with family() as young, contextlib.ExitStack() as stack:
+                if young.fork():
+                    stack.push(lock)  # the same exit once more, from within the young family
+                else:
+                    kin.tell(grandchild=young.hear())
+        else:
+            facts = kin.hear()
+            assert facts == {"grandchild": {"left_by": "the end", "status": 0}, "left_by": "the end", "status": 0}
+            hold.extend()
+            assert Lock(store, key).acquire(timeout=0) is None
 
 
 def test_forks_in_the_midst_of_other_threads_work(place: Place) -> None:
@@ -441,25 +464,135 @@ def test_an_interrupted_acquire_lets_no_two_threads_in() -> None:
     other.release()
 
 
-def test_an_interrupted_extension_stops_no_other_renewals() -> None:
+@pytest.mark.parametrize(
+    "kind",
+    ["Hold", "MultiHold"],
+)
+def test_an_interrupted_extension_stops_no_other_renewals(kind: str) -> None:
     """KeyboardInterrupt at each moment of extend: the keeper goes on renewing the other holds on that store."""
     kept: list[Hold] = []
-    extended: list[Hold] = []
+    extended: list[Hold | MultiHold] = []
 
     def prepare() -> Callable[[], object]:
         store = MemoryStore()
         kept.append(held(Lock(store, fresh(), ttl=0.9)))
-        extended.append(held(Lock(store, fresh(), ttl=0.9)))
-        return extended[-1].extend
+        hold = held(Lock(store, fresh(), ttl=0.9)) if kind == "Hold" else MultiLock(store, [fresh()], ttl=0.9).acquire()
+        assert hold is not None
+        extended.append(hold)
+        return hold.extend
 
     moments = list(every_moment(prepare))
     time.sleep(1.2)
 
     kept.pop().release()  # it got through
     assert [moment for moment, hold in zip(moments, kept, strict=True) if hold.lost] == []
-    for hold in extended + kept:
+    for hold in [*extended, *kept]:
         with contextlib.suppress(LockLost):
             hold.release()
+
+
+def test_a_body_interrupted_as_it_ends_is_bounded_by_the_lease() -> None:
+    """KeyboardInterrupt at each moment of ``with`` past the first of its exit: the key is free within a lease."""
+    store = MemoryStore()
+    other = held(Lock(store, fresh(), ttl=TTL))  # so that the keeper is there
+    locks: list[Lock | MultiLock] = []
+    left: list[str] = []
+    for multi in (False, True):
+        locks.clear()
+
+        def prepare() -> Callable[[], object]:
+            lock = MultiLock(store, [fresh()], ttl=TTL) if multi else Lock(store, fresh(), ttl=TTL)  # noqa: B023 - used at once
+            locks.append(lock)
+
+            def visit() -> None:
+                with lock:
+                    pass
+
+            return visit
+
+        moments = list(every_moment(prepare))
+        time.sleep(TTL + 0.3)
+        left += [
+            moment
+            for moment, lock in zip(moments, locks[:-1], strict=True)
+            if standing(store, lock.key if isinstance(lock, Lock) else lock.keys[0])
+            and "__exit__" not in moment  # as it is called: no library can close that
+        ]
+    assert left == []
+    other.release()
+
+
+def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
+    """KeyboardInterrupt at each moment of an acquire out of time: another thread of that object is not left asleep."""
+    locks: list[Lock] = []
+    others: list[Hold] = []
+    waiting: list[Future[Hold | None]] = []
+    pool = ThreadPoolExecutor(200)
+
+    class Inviting(Watched):
+        """Has another thread wait for the same object while this one is inside."""
+
+        def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            if threading.current_thread() is threading.main_thread():
+                waiting.append(pool.submit(locks[-1].acquire, timeout=20))
+                assert until(lambda: locks[-1]._state._turnstile._waiters)
+            return super().put_if_version(key, value, version, ttl)
+
+    def prepare() -> Callable[[], object]:
+        if len(waiting) < len(locks):  # it was interrupted before it had asked
+            waiting.append(pool.submit(locks[-1].acquire, timeout=20))
+        store, key = MemoryStore(), fresh()
+        others.append(held(Lock(store, key, ttl=20)))
+        locks.append(Lock(Inviting(store), key, ttl=20))
+        return lambda: locks[-1].acquire(timeout=0)
+
+    moments = [*every_moment(prepare), "none"]
+    for hold in others:
+        hold.release()
+    done, _ = wait(waiting, timeout=3)
+    asleep = [moment for moment, one in zip(moments, waiting, strict=True) if one not in done]
+    for lock in locks:  # so that nobody sleeps on, whatever has come of this
+        for waiter in lock._state._turnstile._waiters:
+            waiter.event.set()
+    pool.shutdown()
+    assert asleep == []
+
+
+HANDLER = """
+import faulthandler, itertools, sys
+faulthandler.dump_traceback_later(10, exit=True)
+from caslock import Lock
+from caslock.stores.memory import MemoryStore
+
+store, other = MemoryStore(), MemoryStore()
+
+def handle():
+    with Lock(other, "of the handler", timeout=0):
+        pass
+
+for moment in itertools.count():
+    left = moment
+    def profile(frame, event, _):
+        global left
+        if event in ("call", "c_return") and "/caslock/" in frame.f_code.co_filename:
+            left -= 1
+            if left < 0:
+                sys.setprofile(None)
+                handle()
+    sys.setprofile(profile)
+    with Lock(store, "of the program", timeout=0):
+        pass
+    sys.setprofile(None)
+    if left >= 0:
+        break
+print(moment > 50)
+"""
+
+
+def test_a_signal_handler_may_use_locks() -> None:
+    """A handler that strikes at any moment of a Lock, and uses another Lock, does not wait for what it interrupts."""
+    told = subprocess.run([sys.executable, "-c", HANDLER], capture_output=True, text=True, check=False)
+    assert (told.stdout.split(), told.returncode) == (["True"], 0), told.stderr
 
 
 INTERRUPTED_IMPORT = """

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "caslock"
 RULES = ("errors", "store", "record", "claim", "request", "core")
 """The rules of locking, from the ground up: all that the simulator drives."""
 
-STATE = ("checks", "hold", "turnstile", "lockstate", "multi")
+STATE = ("bodies", "checks", "hold", "turnstile", "lockstate", "multi")
 LADDER = (
     *("clock", *RULES, *STATE, "keeper", "thread_world", "task_world"),
     *("blocking", "aio", "connect", "__init__", "testing", "cli"),

@@ -213,7 +213,7 @@ class _Server:
         self._idle: dict[_Untyped, _Idle] = {}
         self._inherited: list[object] = []
         idle = self._new_idle()
-        place = _place(pool, idle.new())  # not connected, but an unknown setting is refused here
+        place = _place(pool, idle.new(), prefix)  # not connected, but an unknown setting is refused here
         self.traits = Traits(place, fences=True, expires=True)
         pools = [pool, *(client.connection_pool for client in idle.sentinel.sentinels)] if idle.sentinel else [pool]
         names = ("password", "username", "ssl_password")
@@ -455,13 +455,20 @@ def _asking_once(client: _Untyped, retry: object) -> _Untyped:
     return type(client).from_pool(type(pool)(connection_class=pool.connection_class, **_settings(pool, retry)))
 
 
-def _place(pool: _Untyped, link: _Untyped) -> str:
+def _place(pool: _Untyped, link: _Untyped, prefix: str) -> str:
+    """Name the server and the part of its keys that is ours: what differs in either is another place."""
+    query = [f"prefix={prefix}"] if prefix else []
     if hasattr(pool, "sentinel_manager"):
-        return f"redis+sentinel://{pool.service_name}/{link.db or 0}"
-    if path := getattr(link, "path", None):
-        return f"unix://{path}?db={link.db or 0}"
-    scheme = "rediss" if isinstance(link, (redis.SSLConnection, redis.asyncio.SSLConnection)) else "redis"
-    return f"{scheme}://{f'[{link.host}]' if ':' in link.host else link.host}:{link.port}/{link.db or 0}"
+        settings = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+        hosts = ",".join(sorted(f"{setting.get('host')}:{setting.get('port')}" for setting in settings))
+        where = f"redis+sentinel://{hosts}/{pool.service_name}/{link.db or 0}"
+    elif path := getattr(link, "path", None):
+        where = f"unix://{path}"
+        query.insert(0, f"db={link.db or 0}")
+    else:
+        scheme = "rediss" if isinstance(link, (redis.SSLConnection, redis.asyncio.SSLConnection)) else "redis"
+        where = f"{scheme}://{f'[{link.host}]' if ':' in link.host else link.host}:{link.port}/{link.db or 0}"
+    return f"{where}?{'&'.join(query)}" if query else where
 
 
 def _from_url(build: Callable[[], _T]) -> _T:

@@ -35,6 +35,9 @@ T = TypeVar("T")
 LONG: Final = 60.0
 """Seconds of a lease that no test outlives."""
 
+COARSE: Final = 0.5
+"""Seconds of overstay from which on a store's clock is taken to count whole seconds."""
+
 SHORT: Final = 0.2
 """Seconds of a lease that a test waits for."""
 
@@ -314,11 +317,13 @@ class StoreContract:
         So it does when it replaces a longer or a shorter one, as a renewal does, to which it never adds; and a refused
         put makes no lease longer.
         """
-        leases = [Lease(f"{key}:{number}", ttl) for number, ttl in enumerate((0.05, SHORT, 0.5, 1.01))]
+        coarse = mine.traits.overstay > COARSE
+        ttls = (0.05, SHORT, 0.5, 1.01) if coarse else (0.0505, SHORT)
+        leases = [Lease(f"{key}:{number}", ttl) for number, ttl in enumerate(ttls)]
         for lease in leases:
             lease.begin(mine)
         for number, before in enumerate((LONG, SHORT / 2)):
-            lease = Lease(f"{key}:again:{number}", 1.0)
+            lease = Lease(f"{key}:again:{number}", 1.0 if coarse else 2 * SHORT)
             entry = put(mine, lease.key, b"", ttl=before)
             lease.begin(mine, entry.version)
             leases.append(lease)

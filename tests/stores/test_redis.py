@@ -782,7 +782,7 @@ def test_a_url_opens_a_store(redis_server: Server) -> None:
     """Both classes read the URLs of redis-py, and show where they lead to."""
     store = RedisStore.from_url(redis_server.url + "?socket_timeout=1", prefix="p:")
     put(store, "url", b"a")
-    assert repr(store) == f"RedisStore('redis://{HOST}:{redis_server.port}/0')"
+    assert repr(store) == f"RedisStore('redis://{HOST}:{redis_server.port}/0?prefix=p:')"
     store.close()
     places = {
         "redis://": "redis://localhost:6379/0",
@@ -878,7 +878,8 @@ def test_sentinel_leads_to_the_primary(api: Api, sentinel: tuple[int, Server, Se
     watchers = [(HOST, free_port()), (HOST, port)]
     manager: Any = (Sentinel if api.blocking else AsyncSentinel)(watchers)
     store = api.on(manager.master_for("main"))
-    assert store.traits.place == "redis+sentinel://main/0"
+    hosts = ",".join(sorted(f"{host}:{port}" for host, port in watchers))
+    assert store.traits.place == f"redis+sentinel://{hosts}/main/0"
     start = time.monotonic()
     before = put(store, "k", b"a")
     assert time.monotonic() - start < 1

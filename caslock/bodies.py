@@ -1,0 +1,32 @@
+"""The law of this file: leaving a `with` body gives back what entering it took, in whatever thread or task it ends.
+
+A generator that is closed elsewhere, or a fixture, ends its body in another task than it began.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Bodies(Generic[T]):
+    """The bodies of one lock that have been entered and not left."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._open: list[tuple[object, T]] = []
+
+    def enter(self, me: object, held: T) -> None:
+        """Begin a body in the thread or task `me`."""
+        self._open.append((me, held))
+
+    def newest(self, me: object) -> T | None:
+        """What the newest body of `me` holds; that of somebody else where `me` has begun none."""
+        bodies = list(self._open)
+        mine = [held for by, held in bodies if by is me] or [held for _, held in bodies]
+        return mine[-1] if mine else None
+
+    def left(self, held: T) -> None:
+        """Forget a body."""
+        self._open = [body for body in self._open if body[1] is not held]
