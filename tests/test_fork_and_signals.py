@@ -549,7 +549,7 @@ def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
     moments = [*every_moment(prepare), "none"]
     for hold in others:
         hold.release()
-    done, _ = wait(waiting, timeout=3)
+    done, _ = wait(waiting, timeout=2)
     asleep = [moment for moment, one in zip(moments, waiting, strict=True) if one not in done]
     for lock in locks:  # so that nobody sleeps on, whatever has come of this
         for waiter in lock._state._turnstile._waiters:

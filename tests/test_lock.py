@@ -665,11 +665,11 @@ def test_extend_replaces_the_lease(place: Place) -> None:
 
 
 def test_renewals_that_fail_for_most_of_a_lease_lose_nothing(memory: MemoryStore) -> None:
-    """A store that is down for 0.9 of a lease, and then is back, costs nobody his lock."""
+    """A store that is down until 0.85 of a lease is over, and then is back, costs nobody his lock."""
     store, ttl = Watched(memory), 1.6
     lock = Lock(store, fresh(), ttl=ttl)
     hold = held(lock)
-    back = time.monotonic() + 0.9 * ttl
+    back = time.monotonic() + 0.85 * ttl
     store.lose = lambda _verb, _key: time.monotonic() < back
 
     wait(1.5 * ttl)

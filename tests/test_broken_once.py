@@ -1,0 +1,228 @@
+"""What an adversarial reading once broke stays mended; each docstring says what is right."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import AsyncLock, CaslockError, Lock, MultiLock, NotHeld, StoreUnavailable
+from caslock.record import Record, decode, encode
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.testing.faults import FaultyStore, lose_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caslock import Entry, Hold
+
+
+def eventually(condition: Callable[[], object], seconds: float = 3) -> bool:
+    """Ask until it is so, or the time is over."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        threading.Event().wait(0.005)
+    return True
+
+
+async def turns_until(condition: Callable[[], object]) -> None:
+    """Let the loop turn until it is so."""
+    async with asyncio.timeout(3):
+        while not condition():  # noqa: ASYNC110 - the core sets no event when it has renewed
+            await asyncio.sleep(0)
+
+
+def held(lock: Lock) -> Hold:
+    """Acquire what is free."""
+    hold = lock.acquire(timeout=0)
+    assert hold is not None
+    return hold
+
+
+def test_a_hold_whose_release_has_begun_is_not_held() -> None:
+    """After a release without an answer nothing says that it is still held, and the release can be called again."""
+    memory = MemoryStore()
+    faulty = FaultyStore(memory)
+    hold = held(Lock(faulty, "key", retry=(0, 0)))
+    faulty.on("invalidate", 1, lose_reply)
+    faulty.on("get", 1, lose_reply)
+    with pytest.raises(StoreUnavailable):
+        hold.release()
+    other = held(Lock(memory, "key"))
+    with pytest.raises(NotHeld):
+        hold.ensure_held()
+    with pytest.raises(NotHeld):
+        hold.extend(60)
+    assert hold.remaining() == 0
+    hold.release()
+    other.ensure_held()
+
+
+def test_a_released_hold_has_nothing_remaining() -> None:
+    """A loop on `remaining` ends when another thread releases the hold."""
+    hold = held(Lock(MemoryStore(), "key"))
+    assert hold.remaining() > 20
+    hold.release()
+    assert hold.remaining() == 0
+
+
+def test_break_spares_who_came_after() -> None:
+    """When the reply of a break is lost and somebody else has acquired meanwhile, that hold stands."""
+    memory = MemoryStore()
+    first = held(Lock(memory, "key"))
+    newcomers: list[Hold] = []
+
+    class Meanwhile:
+        """Applies the break, lets somebody in, and loses the reply."""
+
+        traits = memory.traits
+        get = staticmethod(memory.get)
+        invalidate = staticmethod(memory.invalidate)
+
+        @staticmethod
+        def put_if_version(key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            entry = memory.put_if_version(key, value, version, ttl)
+            if not newcomers:
+                newcomers.append(held(Lock(memory, key)))
+                message = "the reply was lost"
+                raise StoreUnavailable(message)
+            return entry
+
+    broken = Lock(Meanwhile(), "key").break_()
+    assert broken is not None
+    assert broken.owner == first.owner
+    newcomers[0].extend()
+    newcomers[0].release()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the SystemExit is told of
+def test_a_callback_that_exits_ends_no_renewals() -> None:
+    """SystemExit in on_lost does not end the renewals of other holds on that store, nor of later ones."""
+    store = MemoryStore()
+    told = threading.Event()
+
+    def leave(_: object) -> None:
+        told.set()
+        sys.exit(3)
+
+    doomed = held(Lock(store, "doomed", ttl=0.3, on_lost=leave))
+    other = held(Lock(store, "other", ttl=0.3))
+    Lock(store, "doomed").break_()
+    assert told.wait(3)
+    later = held(Lock(store, "later", ttl=0.3))
+    deadlines = other.claim.deadline, later.claim.deadline
+    assert eventually(lambda: other.claim.deadline > deadlines[0] and later.claim.deadline > deadlines[1])
+    with pytest.raises(CaslockError):
+        doomed.release()
+    other.release()
+    later.release()
+
+
+def test_a_shortened_lease_is_renewed_in_time() -> None:
+    """After extend(shorter) the keeper comes earlier, with threads and with asyncio."""
+    store = MemoryStore()
+    hold = held(Lock(store, "key", ttl=30))
+    hold.extend(0.3)
+    before = hold.claim.deadline
+    assert eventually(lambda: hold.claim.deadline > before)
+    hold.release()
+
+    async def main() -> None:
+        async with AsyncLock(AsyncMemoryStore(store), "key", ttl=30) as shortened:
+            await shortened.extend(0.3)
+            before = shortened.claim.deadline
+            await turns_until(lambda: shortened.claim.deadline > before)
+
+    asyncio.run(main())
+
+
+def test_a_refused_extension_leaves_the_renewals_alone() -> None:
+    """A ttl that the store refuses by ValueError is not the ttl of later renewals."""
+    memory = MemoryStore()
+
+    class Choosy:
+        """Keeps nothing for more than a minute."""
+
+        traits = memory.traits
+        get = staticmethod(memory.get)
+        invalidate = staticmethod(memory.invalidate)
+
+        @staticmethod
+        def put_if_version(key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            if ttl > 60:
+                message = "too long"
+                raise ValueError(message)
+            return memory.put_if_version(key, value, version, ttl)
+
+    hold = held(Lock(Choosy(), "key", ttl=0.3))
+    with pytest.raises(ValueError, match="too long"):
+        hold.extend(3600)
+    before = hold.claim.deadline
+    assert eventually(lambda: hold.claim.deadline > before)
+    hold.release()
+
+
+def test_a_cancelled_renewal_is_not_the_last() -> None:
+    """Cancelling every other task of the loop does not end the renewals of a body that goes on."""
+
+    class Slow(AsyncMemoryStore):
+        """Suspends in each verb."""
+
+        async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            await asyncio.sleep(0)
+            return await super().put_if_version(key, value, version, ttl)
+
+    async def main() -> None:
+        async with AsyncLock(Slow(), "key", ttl=0.4) as hold:
+            cancelled = 0
+            async with asyncio.timeout(3):
+                while not cancelled:
+                    await asyncio.sleep(0)
+                    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                        cancelled += task.cancel()
+            before = hold.claim.deadline
+            await turns_until(lambda: hold.claim.deadline > before)
+
+    asyncio.run(main())
+
+
+def test_an_inner_body_does_not_release_the_outer_hold() -> None:
+    """A hold released by hand in an inner body is not taken from the outer body at the inner exit."""
+    store = MemoryStore()
+    lock = Lock(store, "key")
+
+    def inner() -> None:
+        with lock as hold:
+            hold.release()
+
+    with lock as outer:
+        with pytest.raises(NotHeld):
+            inner()
+        outer.ensure_held()
+        assert Lock(store, "key").acquire(timeout=0) is None
+    assert not lock.locked()
+
+
+def test_a_forged_record_is_a_foreign_value() -> None:
+    """A record with fields of the wrong type, or that are no numbers, is held by an unknown owner."""
+    good = encode(Record("me", ("a.1",), 1.0)).decode()
+    assert not decode(good.encode()).foreign
+    for old, new in (('"since":""', '"since":{}'), ('"write":""', '"write":7'), ('"ttl":1.0', '"ttl":1e400')):
+        assert old in good
+        assert decode(good.replace(old, new).encode()).foreign
+
+
+def test_a_multi_lock_forgets_what_its_holds_have_released() -> None:
+    """A thousand holds that were released by hand are not remembered."""
+    lock = MultiLock(MemoryStore(), ["a", "b"])
+    for _ in range(1_000):
+        holds = lock.acquire()
+        assert holds is not None
+        holds.release()
+    assert len(lock._state._held) <= 1
