@@ -87,7 +87,7 @@ def standing(rows: dict[str, tuple[int, float, str]], key: str) -> Entry | None:
 if find_spec("pytest"):
     import pytest
 
-    from caslock.testing.contract import StoreContract
+    from caslock.testing import StoreContract
 
     class TestFileStore(StoreContract):
         """The whole contract of a store."""
