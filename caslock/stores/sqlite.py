@@ -262,15 +262,15 @@ def _before_fork() -> None:
     _forking.acquire()
     for store in list(_stores):
         store._mutex.acquire()  # noqa: SLF001 - the same file; waits for the verb that another thread is in
-        store._drop()  # noqa: SLF001
+        store._drop()  # noqa: SLF001 - the store's own hook
         _paused.append(store)
 
 
 def _after_fork() -> None:
     # A store that is not paused, because the fork came from C code, keeps its pid: the child's verbs refuse.
     for store in _paused:
-        store._pid = os.getpid()  # noqa: SLF001
-        store._mutex.release()  # noqa: SLF001
+        store._pid = os.getpid()  # noqa: SLF001 - the store's own hook
+        store._mutex.release()  # noqa: SLF001 - the store's own hook
     _paused.clear()
     with suppress(RuntimeError):  # From C code, nobody has taken it.
         _forking.release()

@@ -10,8 +10,8 @@ pytest.register_assert_rewrite(
 )
 
 from caslock.testing.contract import StoreContract  # noqa: E402 - its asserts are to be rewritten
-from caslock.testing.drive import on_loop  # noqa: E402
-from caslock.testing.faults import (  # noqa: E402
+from caslock.testing.drive import on_loop  # noqa: E402 - as above
+from caslock.testing.faults import (  # noqa: E402 - as above
     AsyncFaultyStore,
     Fault,
     FaultyStore,
@@ -25,7 +25,7 @@ from caslock.testing.faults import (  # noqa: E402
     read_again,
     unsent,
 )
-from caslock.testing.locks import LockContract  # noqa: E402
+from caslock.testing.locks import LockContract  # noqa: E402 - as above
 
 __all__ = [
     "AsyncFaultyStore",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from caslock import core
@@ -304,13 +305,13 @@ class Run:
         moments: list[float] = []
         for flow in self.flows:
             if isinstance(flow.waits, Request):
-                choices += [lambda flow=flow: self._deliver(flow)] * 3  # type: ignore[misc] # a lambda per flow
+                choices += [partial(self._deliver, flow)] * 3
             elif isinstance(flow.waits, _Mutex):
                 if not flow.waits.taken:
-                    choices.append(lambda flow=flow: self._resume(flow, None))  # type: ignore[misc] # a lambda per flow
+                    choices.append(partial(self._resume, flow, None))
             elif isinstance(flow.waits, float):
                 if flow.waits <= self.now:
-                    choices.append(lambda flow=flow: self._resume(flow, None))  # type: ignore[misc] # a lambda per flow
+                    choices.append(partial(self._resume, flow, None))
                 else:
                     moments.append(flow.waits)
         if self.late:
