@@ -162,6 +162,8 @@ def test_booking_refuses_a_store_that_processes_can_not_share(tmp_path: Path, ur
 
 def test_booking_stops_at_ctrl_c(tmp_path: Path) -> None:
     """At Ctrl-C all processes end, no traceback is printed, and no temporary file stays."""
+    # Tests in the background may have been told to ignore it, and what they start would ignore it too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         command("booking.py", "--bookings=50000"),
         cwd=tmp_path,
@@ -172,6 +174,7 @@ def test_booking_stops_at_ctrl_c(tmp_path: Path) -> None:
         text=True,
         process_group=0,
     )
+    signal.signal(signal.SIGINT, before)
     try:
         bookings = tmp_path / "tmp"
         deadline = time.monotonic() + 30

@@ -560,15 +560,16 @@ def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
 
 HANDLER = """
 import faulthandler, itertools, sys
-faulthandler.dump_traceback_later(10, exit=True)
+faulthandler.dump_traceback_later(5, exit=True)
 from caslock import Lock
 from caslock.stores.memory import MemoryStore
 
-store, other = MemoryStore(), MemoryStore()
+lock = Lock(MemoryStore(), "of the program")
+other = lock if sys.argv[1] == "the same Lock" else Lock(MemoryStore(), "of the handler")
 
 def handle():
-    with Lock(other, "of the handler", timeout=0):
-        pass
+    if hold := other.acquire(timeout=0):
+        hold.release()
 
 for moment in itertools.count():
     left = moment
@@ -580,7 +581,7 @@ for moment in itertools.count():
                 sys.setprofile(None)
                 handle()
     sys.setprofile(profile)
-    with Lock(store, "of the program", timeout=0):
+    with lock:
         pass
     sys.setprofile(None)
     if left >= 0:
@@ -589,9 +590,16 @@ print(moment > 50)
 """
 
 
-def test_a_signal_handler_may_use_locks() -> None:
-    """A handler that strikes at any moment of a Lock, and uses another Lock, does not wait for what it interrupts."""
-    told = subprocess.run([sys.executable, "-c", HANDLER], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    "which",
+    [
+        "another Lock",
+        pytest.param("the same Lock", marks=pytest.mark.xfail(reason="LockState._guard can't be entered twice")),
+    ],
+)
+def test_a_signal_handler_may_use_locks(which: str) -> None:
+    """A handler that strikes at any moment of a Lock, and uses one itself, does not wait for what it interrupts."""
+    told = subprocess.run([sys.executable, "-c", HANDLER, which], capture_output=True, text=True, check=False)
     assert (told.stdout.split(), told.returncode) == (["True"], 0), told.stderr
 
 
