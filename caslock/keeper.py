@@ -31,8 +31,8 @@ _keepers: dict[int, Keeper] = {}  # by the id of their store
 
 def watch(claim: Claim, world: World, store: object, run: Run) -> None:
     """Have the keeper of `store` visit `claim` when it is due, running the core by `run`."""
-    due = min(claim.due, claim.deadline) if claim.auto_renew else claim.deadline
     with _guard:
+        due = _due(claim)
         keeper = _keepers.get(id(store))
         if keeper is None:
             keeper = Keeper(store, run)
@@ -84,14 +84,18 @@ class Keeper:
         if claim is None:
             return
         try:
-            again = self._run(core.keep(world, claim))
+            once_more = self._run(core.keep(world, claim)) is not None
         except BaseException:  # noqa: BLE001 - a callback that raises, even SystemExit, ends nobody else's renewals
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-            again = None if claim.told else min(clock.now() + claim.ttl / 12, claim.deadline)
+            once_more = not claim.told
         with _guard:
             kept = self.claims.pop(id(claim), None)
-            if kept is not None and again is not None:
-                self.claims[id(claim)] = (*kept[:2], again)
+            if kept is not None and once_more:
+                self.claims[id(claim)] = (*kept[:2], _due(claim))  # asked now: an extension may have made it earlier
+
+
+def _due(claim: Claim) -> float:
+    return min(claim.due, claim.deadline) if claim.auto_renew else claim.deadline
 
 
 def _forget_parent() -> None:
