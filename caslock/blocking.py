@@ -76,7 +76,8 @@ class Lock:
     """A lease lock on one key of a store.  Cheap to make, safe to share between threads, reusable.
 
     Like `threading.RLock`: one thread at a time holds it, the same thread re-enters at no request, and it is free after
-    as many releases as acquires.
+    as many releases as acquires.  A signal handler must not use the Lock object, nor the memory store, that it may have
+    interrupted: it would wait for itself.
     """
 
     def __init__(
