@@ -218,7 +218,11 @@ def test_thousands_of_acquires_out_of_time_leave_nothing(kind: str, request: pyt
                 await visit(AsyncLock(store, fresh()))
             usual = (time.perf_counter() - began) / 30
             cut = 0
-            for _ in range(rounds):
+            for done in range(5 * rounds):
+                if (
+                    done >= rounds and cut > rounds / 10
+                ):  # on a busy machine most get through: go on until enough are cut
+                    break
                 lock = AsyncLock(store, fresh())
                 cut += await one(lock, usual)
                 assert standing(seen, lock.key) is None
