@@ -21,7 +21,7 @@ test: servers $(VENV)/.dev  ## run the tests, against real servers; ARGS goes to
 	@$(RUN) -m pytest $(ARGS)
 
 servers:  ## install the servers that the tests use, where that is allowed
-	@missing=; for server in redis-server memcached; do \
+	@missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
 	done; \
 	test -n "$$missing" || exit 0; \

@@ -38,7 +38,7 @@ class Hold(Holding):
         """
         try:
             run(self.renewed(ttl))
-        except BaseException:
+        except BaseException:  # an interrupt may leave the mutex taken, and the keeper waiting for it
             mend(self.claim)
             raise
 

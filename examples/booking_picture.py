@@ -115,7 +115,7 @@ class View(NamedTuple):
         part = (moment - self.start) / SPAN
         return LEFT + (WIDTH - LEFT - RIGHT) * min(max(part, 0.0), 1.0)
 
-    def bar(self, began: float, ended: float, y: int, height: int, fill: str, title: str) -> str:  # noqa: PLR0917
+    def bar(self, began: float, ended: float, y: int, height: int, fill: str, title: str) -> str:  # noqa: PLR0917 - the four of a box, in their usual order
         """Draw a stretch of time."""
         x = self.x(began)
         return rectangle(x, y, max(self.x(ended) - x, 1.2), height, fill, title)
@@ -219,7 +219,7 @@ def legend(paint: dict[str, str]) -> Iterator[str]:
     yield text(408, 118, "waits for the lock")
 
 
-def rectangle(x: float, y: float, width: float, height: float, fill: str, title: str = "") -> str:  # noqa: PLR0917
+def rectangle(x: float, y: float, width: float, height: float, fill: str, title: str = "") -> str:  # noqa: PLR0917 - the four of a box, in their usual order
     """Draw a box; the title shows when the mouse rests on it."""
     inside = f"<title>{escape(title)}</title>" if title else ""
     return f'<rect x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="{height:g}" fill="{fill}">{inside}</rect>'

@@ -194,7 +194,11 @@ def private(kind: Kind, folder: Path, *options: str) -> Iterator[Server]:
 
 def missing(kind: Kind) -> NoReturn:
     """Skip the test, or fail it in CI."""
-    line = f"no {kind.name} server: `make servers` installs one, {kind.variable}=URL names one"
+    absent(f"no {kind.name} server: `make servers` installs one, {kind.variable}=URL names one")
+
+
+def absent(line: str) -> NoReturn:
+    """Skip the test for want of what `line` names and tells how to get, or fail it in CI."""
     if os.environ.get("CI") == "true":
         pytest.fail(line, pytrace=False)
     pytest.skip(line)

@@ -27,7 +27,7 @@ from pymemcache.serde import pickle_serde
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry, Store
 from caslock.stores.memcached import MemcachedStore
-from tests.servers import HOST, Server, free_port
+from tests.servers import HOST, Server, absent, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -488,7 +488,7 @@ def test_bad_urls(url: str) -> None:
 @contextlib.contextmanager
 def on_a_socket(path: Path, *options: str) -> Iterator[str]:
     """Run a memcached that listens on a unix socket only."""
-    binary = shutil.which("memcached") or pytest.skip("needs the program memcached: `make servers` installs it")
+    binary = shutil.which("memcached") or absent("no memcached on the PATH: `make servers` installs it")
     user = ["-u", "root"] if os.geteuid() == 0 else []
     with subprocess.Popen([binary, "-s", path, *user, *options]) as server:
         try:
@@ -838,7 +838,7 @@ def test_a_fork(store: MemcachedStore, raw: Client, key: str) -> None:
 
     child = os.fork()
     if not child:
-        os._exit(0 if act("child") and not store.close() else 1)  # type: ignore[func-returns-value]
+        os._exit(0 if act("child") and not store.close() else 1)  # type: ignore[func-returns-value]  # None, as it must
     right = act("parent")
     assert os.waitpid(child, 0)[1] == 0
     assert right

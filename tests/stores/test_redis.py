@@ -26,7 +26,7 @@ from redis.sentinel import Sentinel
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, AsyncStore, Entry, Store, Traits
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
-from tests.servers import HOST, Process, free_port
+from tests.servers import HOST, Process, absent, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -848,7 +848,7 @@ def test_replicas_must_acknowledge(api: Api, new_redis: NewServer) -> None:
 def sentinel(new_redis: NewServer, tmp_path: Path) -> Iterator[tuple[int, Server, Server]]:
     """A Sentinel's port, the primary it watches, and that one's replica."""
     if not shutil.which("redis-server"):
-        pytest.skip("no redis-server on the PATH to run as a Sentinel: `make servers` installs one")
+        absent("no redis-server on the PATH to run as a Sentinel: `make servers` installs one")
     primary = new_redis("--repl-diskless-sync-delay", "0")
     replica = new_redis("--replicaof", HOST, str(primary.port))
     port = free_port()
@@ -908,7 +908,7 @@ def test_sentinel_leads_to_the_primary(api: Api, sentinel: tuple[int, Server, Se
 def test_tls_serves_too(api: Api, new_redis: NewServer, tmp_path: Path) -> None:
     """rediss:// works, and a certificate that is not trusted is unavailable with nothing sent."""
     if not shutil.which("openssl"):
-        pytest.skip("no openssl on the PATH to make a certificate: apt-get install openssl")
+        absent("no openssl on the PATH to make a certificate: `make servers` installs it")
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-keyout", key, "-out", certificate,

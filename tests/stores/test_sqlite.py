@@ -151,7 +151,7 @@ def test_without_a_name_for_the_boot_leases_go_on(
     path: Path,
     store: SQLiteStore,
     monkeypatch: pytest.MonkeyPatch,
-    first_named: bool,  # noqa: FBT001
+    first_named: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     """A process that can't name its boot shares the file with one that can, and neither ends the other's leases."""
     for named, opener in (first_named, store), (not first_named, SQLiteStore(path)):
@@ -277,7 +277,7 @@ def test_8_processes_exclude_each_other(path: Path) -> None:
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_a_file_that_stays_locked_is_unavailable(path: Path, store: SQLiteStore, opened: bool) -> None:  # noqa: FBT001
+def test_a_file_that_stays_locked_is_unavailable(path: Path, store: SQLiteStore, opened: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A verb gives up within the timeout, says that nothing was sent, has applied nothing, and works again after."""
     version = put(store)
     if not opened:
@@ -671,7 +671,7 @@ def test_a_store_keeps_few_handles_and_gives_them_back(tmp_path: Path, store: SQ
     """However many threads use it, a store has three files open; none after `close`; the next verb opens again."""
 
     def handles() -> int:
-        names = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+        names = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - names, not paths
         links = []
         for name in names:
             with contextlib.suppress(OSError):
