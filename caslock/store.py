@@ -9,6 +9,8 @@ only, "who stands there now?", and a first attempt, a retry after a timeout and 
 - Every verb is one atomic request.  It raises `StoreUnavailable` where it may or may not have been applied, and
   `StoreError` where the store has refused it for certain.  Nothing else escapes.
 - A value that caslock did not write is an entry like any other: it is never overwritten, for its version is not ours.
+
+What a store can do beyond that is optional: `WakingStore`, `BatchingStore`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Sequence
 
 ABSENT: Final = 0
 """The version of a key under which nothing stands.  No entry ever has it."""
@@ -29,6 +31,26 @@ class Entry(NamedTuple):
     """What stands under a key."""
 
     value: bytes
+    version: int
+
+
+WOKEN: Final = Entry(b"", ABSENT)
+"""What `invalidate` may answer in place of None: nothing stands, and somebody who waits for the key was told so."""
+
+
+class Put(NamedTuple):
+    """One of several puts: the arguments of `Store.put_if_version`."""
+
+    key: str
+    value: bytes
+    version: int
+    ttl: float
+
+
+class Removal(NamedTuple):
+    """One of several removals: the arguments of `Store.invalidate`."""
+
+    key: str
     version: int
 
 
@@ -87,4 +109,58 @@ class AsyncStore(Protocol):
 
     def invalidate(self, key: str, version: int) -> Awaitable[Entry | None]:
         """See `Store.invalidate`."""
+        ...
+
+
+@runtime_checkable
+class WakingStore(Protocol):
+    """A store that can tell a waiter that a key was let go of."""
+
+    def wait(self, key: str, version: int, timeout: float) -> bool:
+        """Block until `version` stands no more under `key`, or for `timeout` seconds.
+
+        With `ABSENT`: until the next `invalidate` that removes something, whatever stands now.  One removal wakes one
+        waiter, first come, first served; a put and an expiry need wake nobody.  It may return early for no reason, and
+        a waiter that dies may take a wake-up with it.  Returns False, at once, where it can't wait now (too many
+        wait already): the caller sleeps as it would without.  Raises `StoreUnavailable` when the connection is lost.
+        """
+        ...
+
+
+@runtime_checkable
+class BatchingStore(Protocol):
+    """A store that can apply several requests as one.
+
+    The answers are those of `Store`'s verbs, one for each, in order; None: these can't travel together (their keys
+    live on several nodes, say), and nothing was sent.  Of one request's keys none comes twice.
+    """
+
+    def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
+        """Write all of them if every one's version stands, else none, in one atomic request."""
+        ...
+
+    def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
+        """Remove each whose version stands, in one atomic request."""
+        ...
+
+
+@runtime_checkable
+class AsyncWakingStore(Protocol):
+    """The same for asyncio."""
+
+    def wait(self, key: str, version: int, timeout: float) -> Awaitable[bool]:
+        """See `WakingStore.wait`."""
+        ...
+
+
+@runtime_checkable
+class AsyncBatchingStore(Protocol):
+    """The same for asyncio."""
+
+    def put_many(self, puts: Sequence[Put]) -> Awaitable[Sequence[Entry | None] | None]:
+        """See `BatchingStore.put_many`."""
+        ...
+
+    def invalidate_many(self, removals: Sequence[Removal]) -> Awaitable[Sequence[Entry | None] | None]:
+        """See `BatchingStore.invalidate_many`."""
         ...
