@@ -10,8 +10,7 @@ Only a late put that expects *absence* can come back from the dead, and a free r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from caslock.errors import LockLost
 from caslock.record import MAX_HOLDS, Record
@@ -38,6 +37,27 @@ class Retry(NamedTuple):
     put: int = 1
 
 
+Standing = tuple[int, Record | None]
+"""What stands: its version (`ABSENT`: nothing) and its record."""
+
+
+class Event(Protocol):
+    """Something that one thread or task waits for."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether who waits for it can still be woken."""
+        ...
+
+    async def wait(self, timeout: float | None) -> None:
+        """Return when it is set, or after `timeout` seconds (None: never)."""
+        ...
+
+    def set(self) -> None:
+        """Wake who waits; any thread may do it, and again."""
+        ...
+
+
 class Send(NamedTuple):
     """A write that is under way, or got no answer: it may stand, or land yet."""
 
@@ -46,39 +66,87 @@ class Send(NamedTuple):
     lease: float
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
 class Claim:
-    """One acquire call's claim to a key, from its first put until its last release."""
+    """One acquire call's claim to a key, from its first put until its last release.
 
-    key: str
-    owner: str
-    hold: str  # "<nonce of the Lock object>.<number>": the proof that a record is this attempt's
-    ttl: float  # of every renewal
-    mutex: AbstractAsyncContextManager[object]  # one renewal, extension or release at a time
-    stamp: tuple[str, str, int, str] = ("", "", 0, "")  # since, host, pid and note of this claim's records
-    auto_renew: bool = True
-    max_hold: float = NEVER
-    retry: Retry = Retry()
-    on_loss: list[Callable[[], object]] = field(default_factory=list)
+    What most claims never need stands on the class: a claim is made for every acquire.
+    """
 
-    lease: float = 0.0  # of the write that is sent now
+    lease = 0.0  # of the write that is sent now
     record: Record | None = None  # where we last saw ourselves stand
-    version: int = ABSENT
-    fence: int = 0
-    began: float = 0.0
-    deadline: float = -NEVER  # until then, and no longer, we believe that we hold the key
-    due: float = NEVER  # when to renew
+    version = ABSENT
+    fence = 0
+    began = 0.0
+    deadline = -NEVER  # until then, and no longer, we believe that we hold the key
+    due = NEVER  # when to renew
     rival: Record | None = None  # who stood in the way
-    lost: str = ""  # why, once it is lost
-    ending: bool = False  # a release has begun: no more renewals
-    unanswered: bool = False  # a write went without an answer
-    left_in_time: bool = False  # and it was a release, sent before the deadline
+    rival_version = ABSENT
+    rival_seen = 0.0  # when that version was first seen to stand
+    lost = ""  # why, once it is lost
+    ending = False  # a release has begun: no more renewals
+    unanswered = False  # a write went without an answer
+    left_in_time = False  # and it was a release, sent before the deadline
+    woke = False  # its release has woken somebody who waits at the store
+    polite = False  # this process has just let go of the key: who was woken goes first
+    told = False  # of its loss
+    writes = 0
+    event: Event | None = None  # what wakes it in the queue of its process
+    promised = False  # who holds the key before us, in this process, writes our first put
+    heir: Claim | None = None  # the claim that we have promised that
+    given: Standing | None = None  # what stood after a write that was sent for us
+    pause: Callable[[], float] | None = None  # gives the seconds before the next try
     no_visit: Callable[[], object] | None = None  # tells the keeper not to come
-    levels: list[object] = field(default_factory=list)  # the open holds, by re-entry; the newest is the last
-    by: object = None  # the thread or task that acquired
-    told: bool = False  # of its loss
-    writes: int = 0
-    sends: dict[str, Send] = field(default_factory=dict)  # by their mark
+
+    def __init__(
+        self,
+        key: str,
+        owner: str,
+        hold: str,
+        ttl: float,
+        mutex: AbstractAsyncContextManager[object],
+        *,
+        stamp: tuple[str, str, int, str] = ("", "", 0, ""),
+        auto_renew: bool = True,
+        max_hold: float = NEVER,
+        retry: Retry = Retry(),
+        by: object = None,
+        shared: bool = False,
+    ) -> None:
+        """Begin with nothing sent.
+
+        Args:
+            key: what is claimed.
+            owner: whose the claim is.
+            hold: ``<nonce of the Lock object>.<number>``: the proof that a record is this attempt's.
+            ttl: seconds of every lease.
+            mutex: lets one renewal, extension or release at a time.
+            stamp: since, host, pid and note of this claim's records.
+            auto_renew: whether the keeper renews it.
+            max_hold: seconds after which it is renewed no more.
+            retry: how often a request without an answer is sent again.
+            by: the thread or task that acquires.
+            shared: whether other Lock objects may have the same owner.
+
+        """
+        self.key = key
+        self.owner = owner
+        self.hold = hold
+        self.ttl = ttl
+        self.mutex = mutex
+        self.stamp = stamp
+        self.auto_renew = auto_renew
+        self.max_hold = max_hold
+        self.retry = retry
+        self.by = by
+        self.shared = shared
+        self.on_loss: list[Callable[[], object]] = []
+        self.levels: list[object] = []  # the open holds, by re-entry; the newest is the last
+        self.sends: dict[str, Send] = {}  # by their mark
+
+    @property
+    def siblings(self) -> str:
+        """What the hold ids of the same Lock object begin with."""
+        return self.hold[: self.hold.index(".") + 1]
 
     def mark(self) -> str:
         """What tells our next write from all other writes."""
@@ -100,8 +168,8 @@ class Claim:
         A Lock object has one live hold at a time: all the other ids that begin with its nonce are dead, or echoes of
         requests that arrived late.
         """
-        siblings = self.hold[: self.hold.index(".") + 1]
-        return tuple(hold for hold in record.holds if not hold.startswith(siblings))
+        siblings = self.siblings
+        return tuple([hold for hold in record.holds if not hold.startswith(siblings)])
 
     def may_take(self, record: Record | None) -> bool:
         """Whether what stands is ours to write over."""
@@ -144,13 +212,20 @@ class Claim:
         """Take note that we do not stand, or stand no more, while still trying: a later success is another tenure."""
         self.record, self.version, self.fence, self.began, self.deadline = None, ABSENT, 0, 0.0, -NEVER
 
+    def meet(self, rival: Record | None, version: int, now: float) -> None:
+        """Take note of who stands in the way."""
+        if version != self.rival_version:
+            self.rival_version, self.rival_seen = version, now
+        self.rival = rival
+
     def may_land(self, version: int) -> bool:
         """Whether a write of ours that expects `version` is still under way."""
-        return any(send.expected == version for send in self.sends.values())
+        return any(send.expected == version for send in list(self.sends.values()))
 
     def forget_dead(self, now: float) -> None:
         """Drop the writes that are too old to be still under way."""
-        self.sends = {mark: send for mark, send in self.sends.items() if send.at > now - FREE_TTL}
+        if self.sends:
+            self.sends = {mark: send for mark, send in self.sends.items() if send.at > now - FREE_TTL}
 
     def farewell(self, standing: Record, version: int, now: float) -> Record | None:
         """What to leave behind: others' holds or a free record as they stand, else a free record or nothing."""
@@ -163,6 +238,10 @@ class Claim:
             return standing._replace(holds=others, write=self.mark(), fence=_fence(standing, version), late=late)
         rest = FREE_TTL if lost_put else standing.late - (now - (self.began or now))
         return self.free(rest) if rest > 0 else None
+
+    def leaves_nothing(self, now: float) -> bool:
+        """Whether it stands, and its release is a removal."""
+        return self.record is not None and self.farewell(self.record, self.version, now) is None
 
     def free(self, ttl: float) -> Record:
         """Nobody holds the key, and for `ttl` seconds nothing that expects absence can land."""

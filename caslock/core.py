@@ -8,14 +8,26 @@ stop.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from caslock.claim import FREE_TTL, NEVER, Claim, margin
+from caslock.claim import FREE_TTL, NEVER, Claim, Standing, margin
 from caslock.errors import CaslockError, LockLost, OutcomeUnknown, StoreError, StoreUnavailable
-from caslock.request import World, pauses, read, write_surely
-from caslock.store import ABSENT
+from caslock.request import (
+    World,
+    first_put,
+    may_have_landed,
+    pauses,
+    read,
+    standing_of,
+    write,
+    write_surely,
+)
+from caslock.store import ABSENT, Removal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tenacity.wait import WaitBaseT
 
     from caslock.record import Record
@@ -23,34 +35,38 @@ if TYPE_CHECKING:
 PASSES: Final = 8
 """How often one call follows a record that changes under its hands."""
 
+LONGEST_WAIT: Final = 5.0
+"""Seconds after which a waiter looks for itself: what a wake-up costs at most that is lost."""
+
+COURTESY: Final = 0.1
+"""Seconds for which a process stands in line behind the one that its release has woken."""
+
 
 async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitBaseT | None = None) -> bool:
     """Try until the claim holds or `timeout` seconds (None: for ever) are over; `claim.rival` tells who stands there.
 
-    Raises `StoreUnavailable` when the lock is certainly not ours and no late request can make it so, `OutcomeUnknown`
-    when that could not be made certain.
+    Whatever it raises, or when it returns False, `give_up` has to follow.
     """
     limit = NEVER if timeout is None else world.now() + timeout
-    pause = None
-    try:
-        while True:
-            # One try is bounded by its retries alone: a deadline that is over would forbid to settle a lost reply.
-            if await _attempt(world, claim, limit if timeout else NEVER):
-                return True
-            left = limit - world.now()
-            if left <= 0:
-                return False
-            pause = pause or pauses(poll)
-            await world.sleep(min(pause(), left))
-            claim.forget_dead(world.now())
-    except GeneratorExit:  # the event loop is gone: nothing can be awaited any more, the lease is the bound
-        raise
-    except BaseException as error:  # whatever it is: make the outcome definite before it is told
-        await _give_up(world, claim, error)
-        raise
+    # Who has let us in may have written for us: its answer counts as ours, and its silence as well.
+    given, claim.given = claim.given, None
+    if given is None and claim.sends:
+        given = await read(world, claim, NEVER)
+    if given is None and claim.polite and timeout != 0:
+        await _yield(world, claim, limit)
+    while True:
+        # One try is bounded by its retries alone: a deadline that is over would forbid to settle a lost reply.
+        if await _attempt(world, claim, limit if timeout else NEVER, given):
+            return True
+        given = None
+        left = limit - world.now()
+        if left <= 0:
+            return False
+        await _wait(world, claim, poll, left)
+        claim.forget_dead(world.now())
 
 
-async def _attempt(world: World, claim: Claim, limit: float) -> bool:
+async def _attempt(world: World, claim: Claim, limit: float, given: Standing | None) -> bool:
     """Write, look who stands, and decide; again while the key is ours to take."""
     claim.lease = claim.ttl
     standing: Record | None = None
@@ -58,11 +74,14 @@ async def _attempt(world: World, claim: Claim, limit: float) -> bool:
     renewed = False
     for _ in range(PASSES):
         # 1. One request when nobody contends.
-        version, standing = await write_surely(world, claim, version, claim.bid(standing, version), limit)
+        if given is None:
+            given = await write_surely(world, claim, version, claim.bid(standing, version), limit)
+        (version, standing), given = given, None
         # 2. Ours.  One that is half over before we know of it (a lost reply, a slow answer) is renewed first.
         if standing is not None and claim.stands_in(standing):
-            claim.stand(standing, version, world.now())
-            left = claim.deadline - world.now()
+            now = world.now()
+            claim.stand(standing, version, now)
+            left = claim.deadline - now
             if left >= claim.ttl / 2 or (renewed and left > 0):
                 return True
             renewed = True
@@ -74,19 +93,54 @@ async def _attempt(world: World, claim: Claim, limit: float) -> bool:
     if claim.record is not None:
         message = f"{world.store.traits.place} answers too slowly for a ttl of {claim.ttl:g} s"
         raise StoreUnavailable(message)
-    claim.rival = standing
+    if claim.may_land(version):  # what was sent for us: nothing of a try that has failed lands afterwards
+        _, (version, standing) = await _withdraw(world, claim, version, standing)
+    claim.meet(standing, version, world.now())
     return False
 
 
-async def _give_up(world: World, claim: Claim, error: BaseException) -> None:
-    """Make a failed acquire's outcome definite: nothing of it stands, and no late request of it can land."""
+async def _wait(world: World, claim: Claim, poll: WaitBaseT | None, left: float) -> None:
+    """Wait until the key may be free, never past the end of the lease that stands, nor for more than `left` seconds."""
+    rival = claim.rival
+    if rival is not None and not rival.foreign:
+        rest = claim.rival_seen + rival.ttl + world.store.traits.overstay - world.now()
+        left = min(left, rest) if rest > 0 else left
+        # The end of a lease wakes nobody, nor does a tenure that is released into a free record (`late`).
+        if world.waking is not None and rest > 0 and not rival.late:
+            longest = LONGEST_WAIT if poll is None else _pause(claim, poll)
+            with suppress(StoreUnavailable):
+                if await world.waking.wait(claim.key, claim.rival_version, min(left, longest)):
+                    return
+    await world.sleep(min(_pause(claim, poll), left))
+
+
+def _pause(claim: Claim, poll: WaitBaseT | None) -> float:
+    claim.pause = claim.pause or pauses(poll)
+    return claim.pause()
+
+
+async def _yield(world: World, claim: Claim, limit: float) -> None:
+    """Let somebody else's process go first, whom our own release has just woken: stand in line behind it."""
+    if world.waking is not None:
+        with suppress(StoreUnavailable):
+            await world.waking.wait(claim.key, ABSENT, max(0.0, min(COURTESY, limit - world.now())))
+
+
+async def give_up(world: World, claim: Claim, error: BaseException) -> None:
+    """Make a failed acquire's outcome definite: nothing of it stands, and no late request of it can land.
+
+    In place of a `StoreError` it raises one that tells so: `StoreUnavailable` when the lock is certainly not ours and
+    no late request can make it so, `OutcomeUnknown` when that could not be made certain.
+    """
     claim.ending = True
     trouble: list[str] = []
 
     async def clean_up() -> None:
         try:
-            _, standing = await _withdraw(world, claim, *await read(world, claim, NEVER))
-            claim.record = None
+            async with claim.mutex:  # first settle any renewal under way
+                start = (claim.version, claim.record) if claim.record else await read(world, claim, NEVER)
+                _, (_, standing) = await _withdraw(world, claim, *start)
+                claim.record = None
         except StoreError as inner:
             trouble.append(f"which could not be asked ({inner})")
         else:
@@ -110,6 +164,29 @@ async def _give_up(world: World, claim: Claim, error: BaseException) -> None:
     elif isinstance(error, StoreError):
         message = f"lock {claim.key!r} is not held: {place} has refused it ({error})"
         raise StoreError(message) from error
+
+
+async def bid_together(world: World, claims: Sequence[Claim]) -> None:
+    """Send the first puts of several claims as one request, all or nothing; each finds its answer in `given`.
+
+    Without an answer each asks for itself, as after any put of its own that got none.
+    """
+    if world.batching is None:
+        return
+    puts = [first_put(claim, world.now()) for claim in claims]
+    try:
+        answers = await world.batching.put_many([put for put, _ in puts])
+    except StoreError as error:
+        if not may_have_landed(error):
+            for claim in claims:
+                claim.sends.clear()
+        return
+    for claim, (put, bid), entry in zip(claims, puts, answers or [None] * len(puts), strict=True):
+        if entry is not None and entry.value == put.value:
+            claim.given = entry.version, bid
+        else:
+            claim.sends.clear()
+            claim.given = None if answers is None else standing_of(entry)
 
 
 async def renew(world: World, claim: Claim, ttl: float) -> None:
@@ -204,21 +281,57 @@ async def release(world: World, claim: Claim) -> None:
 async def _release(world: World, claim: Claim) -> None:
     claim.ending = True
     async with claim.mutex:  # first settle any renewal under way
-        if claim.record is None:
-            return  # an earlier call has done it
-        in_time = not claim.lost and world.now() < claim.deadline
-        claim.unanswered = False
+        heir, claim.heir = claim.heir, None
+        given: Standing | None = None
         try:
-            by_us, standing = await _withdraw(world, claim, claim.version, claim.record)
+            if claim.record is None:
+                return  # an earlier call has done it
+            in_time = not claim.lost and world.now() < claim.deadline
+            claim.unanswered = False
+            try:
+                start: Standing = claim.version, claim.record
+                if claim.given is not None:  # it was sent together with others
+                    start, claim.given = claim.given, None
+                elif heir is not None:
+                    start = await _hand_over(world, claim, heir)
+                by_us, given = await _withdraw(world, claim, *start)
+            finally:
+                claim.left_in_time = claim.left_in_time or (in_time and claim.unanswered)
+            claim.record = None
         finally:
-            claim.left_in_time = claim.left_in_time or (in_time and claim.unanswered)
-        claim.record = None
+            if heir is not None and heir.event is not None:
+                heir.given, heir.promised = given, False
+                heir.event.set()
+    _, standing = given
+    by_us = by_us or (heir is not None and heir.stands_in(standing))
     if claim.left_in_time or (in_time and (by_us or standing is None)):
         return
     raise claim.lose("its lease ended before it was released" if by_us else _instead(world, standing))
 
 
-async def _withdraw(world: World, claim: Claim, version: int, standing: Record | None) -> tuple[bool, Record | None]:
+async def _hand_over(world: World, claim: Claim, heir: Claim) -> Standing:
+    """Release and acquire in one request: the first put of `heir`, in this process, at the version that is ours.
+
+    To the heir it is a put like its own: without an answer it looks, and gives up as for certain as ever.
+    """
+    assert claim.record is not None  # noqa: S101 - only who stands hands over
+    rest = claim.farewell(claim.record, claim.version, world.now())
+    if rest is None or rest.free:
+        heir.lease = heir.ttl
+        try:
+            return await write(world, heir, claim.version, heir.bid(rest, claim.version))
+        except StoreUnavailable as error:
+            claim.unanswered = claim.unanswered or error.sent
+            return await read(world, claim, NEVER)
+        except (StoreError, ValueError):  # it concerns the heir alone, which will be told when it asks
+            pass
+        except BaseException:
+            claim.unanswered = True
+            raise
+    return claim.version, claim.record
+
+
+async def _withdraw(world: World, claim: Claim, version: int, standing: Record | None) -> tuple[bool, Standing]:
     """Write until nothing of the claim stands or can land at once; returns whether it was we who left, and who stands.
 
     A put that expects absence can't be stopped while somebody else stands there.
@@ -228,16 +341,42 @@ async def _withdraw(world: World, claim: Claim, version: int, standing: Record |
         ours = claim.stands_in(standing)
         # A request of ours that expects what stands now may land yet, unless we win that version before it does.
         if not ours and not claim.may_land(version):
-            return False, standing
+            return False, (version, standing)
         if standing is None:
             bid: Record | None = claim.free(FREE_TTL)
         else:
             bid = claim.farewell(standing, version, world.now())
         version, standing = await write_surely(world, claim, version, bid, NEVER)
         if standing is None if bid is None else standing is not None and claim.wrote(standing, first):
-            return True, standing
+            return True, (version, standing)
     message = f"lock {claim.key!r} could not be left: its record changed {PASSES} times under our hands"
     raise StoreUnavailable(message)
+
+
+async def leave_together(world: World, claims: Sequence[Claim]) -> None:
+    """Send the releases of several claims as one request; each finds its answer in `given`.
+
+    Without an answer each is released for itself, as after any release of its own that got none.
+    """
+    for claim in claims:
+        claim.ending = True
+        async with claim.mutex:  # settle any renewal under way; no other begins
+            pass
+    claims = [claim for claim in claims if claim.leaves_nothing(world.now())]  # a renewal may have changed that
+    if world.batching is None or len(claims) < 2:  # noqa: PLR2004 - one alone is no batch
+        return
+    in_time = [not claim.lost and world.now() < claim.deadline for claim in claims]
+    try:
+        answers = await world.batching.invalidate_many([Removal(claim.key, claim.version) for claim in claims])
+    except BaseException as error:
+        for claim, early in zip(claims, in_time, strict=True):
+            claim.left_in_time = early and may_have_landed(error)
+        if isinstance(error, StoreError):
+            return
+        raise
+    for claim, early, entry in zip(claims, in_time, answers or [], strict=answers is not None):
+        claim.given = standing_of(entry)
+        claim.left_in_time = early and claim.given[1] is None
 
 
 async def break_(world: World, claim: Claim) -> Record | None:

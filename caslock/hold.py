@@ -30,6 +30,10 @@ class Holder(Protocol):
         """Replace the lease."""
         ...
 
+    def leaves_key(self, hold: Holding) -> bool:
+        """Whether the release of `hold` removes the record, and nobody in this process waits for it."""
+        ...
+
 
 class Holding:
     """One successful acquire: what the blocking and the asyncio hold have in common."""
@@ -105,6 +109,16 @@ class Holding:
     async def released(self) -> None:
         """See `release`."""
         await self._state.release(self)
+
+    @property
+    def world(self) -> World:
+        """Where it is held."""
+        return self._state.world
+
+    @property
+    def leaves_key(self) -> bool:
+        """Whether its release removes the record, and nobody in this process waits for it."""
+        return self._state.leaves_key(self)
 
     def _mine(self) -> None:
         if not self.is_open or self.inherited or self.claim.ending:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import socket
 import threading
 import time
@@ -18,10 +17,10 @@ from typing import TYPE_CHECKING, Protocol, TypedDict, TypeVar, cast
 from caslock import core
 from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, callback, key_of, retries, seconds, text, waiting
 from caslock.claim import NEVER, Claim, Retry
-from caslock.errors import CaslockError, NotAcquired, NotHeld
+from caslock.errors import NotAcquired, NotHeld
 from caslock.hold import Holding
 from caslock.request import World, read
-from caslock.turnstile import Event, Turnstile
+from caslock.turnstile import turnstile_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from tenacity.wait import WaitBaseT
 
+    from caslock.claim import Event
     from caslock.record import Record
 
 
@@ -109,18 +109,18 @@ class LockState:
         if owner == "":
             message = "owner must not be empty: leave it out for a private one"
             raise ValueError(message)
-        self._turnstile = Turnstile(world.event)
+        self._claims: dict[str, Claim] = {}  # by hold id: all that wait, hold or are being released
         self._begin()
 
     def _begin(self) -> None:
         """Take a fresh identity: at birth, and in a forked child, whose inherited holds are inert."""
-        inside = self._turnstile.inside
-        self._inherited = inside  # by a forked child, which never held it
-        self._turnstile = Turnstile(self.world.event)
+        self._inherited = list(self._claims.values())  # by a forked child, which never held them
+        self._claims = {}
+        self._turnstile = turnstile_of(self.world.home, self.key)
         self._guard = threading.Lock()  # of a claim's levels: a hold may be released from another thread
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
         self._host = socket.gethostname()
-        self._nonce = secrets.token_hex(16)
+        self._nonce = os.urandom(16).hex()
         self._numbers = itertools.count(1)
         self.owner = self._given_owner or f"{self._host}:{self._nonce}"
         self.newest = ""  # hold id
@@ -139,6 +139,7 @@ class LockState:
             max_hold=self.max_hold,
             retry=self.retry,
             by=self.world.me(),
+            shared=self._given_owner is not None,
         )
 
     async def acquire(self, make: Callable[[LockState, Claim], H], timeout: float | None) -> H:
@@ -146,26 +147,53 @@ class LockState:
 
         Whatever else it raises, it has left nothing behind; what interrupts its caller after that, `take_back` mends.
         """
+        return self.re_enter(make) or await self.win(self.begin(), make, timeout)
+
+    def re_enter(self, make: Callable[[LockState, Claim], H]) -> H | None:
+        """Go one level deeper, where this thread or task holds the lock."""
         self._after_fork()
-        inside = self._turnstile.inside
-        if inside is not None and inside.by is self.world.me():
-            with self._guard:
-                if inside.levels and not inside.ending:
-                    core.check(self.world, inside)
-                    hold = make(self, inside)
-                    inside.levels.append(hold)
-                    return hold
-        elif inside is not None and self.world.ended(inside):
-            inside.lose("its event loop has ended")
-            self._turnstile.leave(inside)
+        if not self._claims:
+            return None
+        me = self.world.me()
+        for claim in list(self._claims.values()):
+            if claim.by is me:
+                with self._guard:
+                    if claim.levels and not claim.ending:
+                        core.check(self.world, claim)
+                        hold = make(self, claim)
+                        claim.levels.append(hold)
+                        return hold
+            elif self.world.ended(claim):
+                claim.lose("its event loop has ended")
+                self._forget(claim)
+        return None
+
+    def begin(self) -> Claim:
+        """Prepare a new claim: `win` has to follow, or `undo`."""
         claim = self._claim()
+        self._claims[claim.hold] = claim
+        return claim
+
+    async def enter(self, claim: Claim, timeout: float | None) -> float | None:
+        """Wait for our turn in this process; returns what is left of `timeout`, or raises `NotAcquired`."""
+        began = self.world.now()
+        if self._turnstile.enter(claim, began):
+            return timeout
+        limit = NEVER if timeout is None else began + timeout
+        if timeout == 0 or not await self._turnstile.turn(claim, self.world, limit):
+            raise NotAcquired(self._in_use(claim, began))
+        return None if timeout is None else max(0.0, limit - self.world.now())
+
+    async def win(
+        self, claim: Claim, make: Callable[[LockState, Claim], H], timeout: float | None, *, entered: bool = False
+    ) -> H:
+        """Acquire; whatever it raises, nothing of the claim is left behind."""
         began = self.world.now()
         try:
-            if not await self._turnstile.enter(claim, timeout):
-                raise NotAcquired(self._in_use(began))  # noqa: TRY301 - undone below, as whatever else happens
-            left = None if timeout is None else max(0.0, timeout - (self.world.now() - began))
-            if not await core.acquire(self.world, claim, left, self.poll):
-                raise NotAcquired(self._busy(claim, began))  # noqa: TRY301 - as above
+            if not entered:
+                timeout = await self.enter(claim, timeout)
+            if not await core.acquire(self.world, claim, timeout, self.poll):
+                raise NotAcquired(self._busy(claim, began))  # noqa: TRY301 - undone below, as whatever else happens
             hold = make(self, claim)
             claim.levels.append(hold)
             on_lost = self.on_lost
@@ -176,28 +204,29 @@ class LockState:
         except GeneratorExit:
             raise
         except BaseException as error:
-            await self._undo(claim, error)
+            await self.undo(claim, error)
             raise
         return hold
 
-    async def _undo(self, claim: Claim, error: BaseException) -> None:
+    async def undo(self, claim: Claim, error: BaseException) -> None:
         """Leave nothing of an acquire behind: no hold that nobody has, no turnstile that nobody leaves."""
         try:
-            claim.ending = True
-            await core.release(self.world, claim)
-        except CaslockError as trouble:
-            error.add_note(str(trouble))
+            await core.give_up(self.world, claim, error)
         finally:
             claim.levels.clear()
-            self._turnstile.leave(claim)
+            self._forget(claim)
+
+    def _forget(self, claim: Claim) -> None:
+        self._turnstile.leave(claim, self.world.now())
+        self._claims.pop(claim.hold, None)
 
     async def take_back(self, error: BaseException) -> None:
         """After an interrupt of this thread: mend what it has left half done here."""
         me = self.world.me()
-        for claim in self._turnstile.claims():
+        for claim in list(self._claims.values()):
             if claim.by is me and (claim.ending or not claim.levels):
-                await self._undo(claim, error)
-        self._turnstile.wake()
+                await self.undo(claim, error)
+        self._turnstile.inside(self.world.now())
 
     async def release(self, hold: Holding) -> None:
         """Release one hold; the key is free after the last one.  It can be called again after any interrupt."""
@@ -210,20 +239,29 @@ class LockState:
             if hold not in claim.levels:
                 message = f"this hold of {self.key!r} was released already"
                 raise NotHeld(message)
-            claim.ending = len(claim.levels) == 1
-            if not claim.ending:
+            ending = len(claim.levels) == 1
+            if ending:
+                claim.ending = True
+            else:
                 claim.levels.remove(hold)
-        if not claim.ending:
+        if not ending:
             core.check(self.world, claim)
             return
         try:
             self.world.unwatch(claim)
+            self._turnstile.name_heir(claim, self.world.now())
             await core.release(self.world, claim)
         finally:
             self._unsettled = hold if claim.record is not None else None
-            self._turnstile.leave(claim)
+            self._forget(claim)
             if claim.record is None:
                 claim.levels.clear()
+
+    def leaves_key(self, hold: Holding) -> bool:
+        """Whether the release of `hold` removes the record, and nobody in this process waits for it."""
+        claim = hold.claim
+        last = claim.levels == [hold] and not hold.inherited
+        return last and not self._turnstile.is_awaited and claim.leaves_nothing(self.world.now())
 
     async def renew(self, claim: Claim, ttl: float) -> None:
         """Replace the lease, and tell the keeper, which may be due earlier than it thinks."""
@@ -236,25 +274,27 @@ class LockState:
     def newest_hold(self) -> Holding:
         """Give the newest hold of this thread or task, or one whose release went without an answer."""
         self._after_fork()
-        inside = self._turnstile.inside
-        if inside is not None and inside.by is self.world.me() and inside.levels:
-            return cast("Holding", inside.levels[-1])
-        if self._inherited is not None and self._inherited.levels:
-            return cast("Holding", self._inherited.levels[-1])
+        me = self.world.me()
+        for claim in reversed(list(self._claims.values())):
+            if claim.by is me and claim.levels:
+                return cast("Holding", claim.levels[-1])
+        for claim in reversed(self._inherited):
+            if claim.levels:
+                return cast("Holding", claim.levels[-1])
         if self._unsettled is not None and self._unsettled.is_open:
             return self._unsettled
         message = f"lock {self.key!r} is not held by this thread or task"
         raise NotHeld(message)
 
-    def _in_use(self, began: float) -> str:
-        inside = self._turnstile.inside
-        waited = f"(waited {self.world.now() - began:.3g} s)"
-        if inside is None or not inside.levels:
-            return f"lock {self.key!r} is waited for by another thread or task that uses the same Lock object {waited}"
-        return (
-            f"lock {self.key!r} is held by {self.owner} (pid {self._pid} on {self._host}) since {inside.stamp[0]}, "
-            f"in another thread or task that uses the same Lock object {waited}"
-        )
+    def _in_use(self, claim: Claim, began: float) -> str:
+        now = self.world.now()
+        waited = f"(waited {now - began:.3g} s)"
+        others = [other for other in self._turnstile.inside(now) if other is not claim]
+        record = others[0].record if others else None
+        if record is None:
+            return f"lock {self.key!r} is waited for by another thread or task of this process {waited}"
+        place = self.world.store.traits.place
+        return f"lock {self.key!r} at {place} is held by {record}, in another thread or task of this process {waited}"
 
     def _busy(self, claim: Claim, began: float) -> str:
         waited = f"(waited {self.world.now() - began:.3g} s)"
@@ -271,7 +311,12 @@ class LockState:
     async def break_(self) -> Record | None:
         """Take the key away from whoever holds it."""
         self._after_fork()
-        return await core.break_(self.world, self._claim())
+        broken = await core.break_(self.world, self._claim())
+        for claim in self._turnstile.inside(self.world.now()) if broken is not None else ():
+            if claim.stands_in(broken):
+                claim.lose("it was broken by this process")
+        self._turnstile.inside(self.world.now())
+        return broken
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():

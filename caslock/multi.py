@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from caslock import core
 from caslock.claim import NEVER
 from caslock.errors import CaslockError, NotHeld
 from caslock.hold import Holding
@@ -74,8 +77,19 @@ class Holds(Generic[H_co]):
             await hold.renewed(ttl)
 
     async def released(self) -> None:
-        """Release every hold in reverse, all of them even when one release raises; then raise the first trouble."""
+        """Release every hold in reverse, all of them even when one release raises; then raise the first trouble.
+
+        Where the store can, what leaves nothing behind travels as one request.
+        """
         failure: BaseException | None = None
+        leaving = [hold for hold in reversed(self._holds) if hold.leaves_key]
+        if len(leaving) > 1 and all(hold.world.home is leaving[0].world.home for hold in leaving):
+            try:
+                await core.leave_together(leaving[0].world, [hold.claim for hold in leaving])
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised once all is released
+                failure = error
         for hold in reversed(self._holds):
             if not hold.is_open:
                 continue
@@ -106,6 +120,8 @@ class MultiState(Generic[M]):
             raise ValueError(message)
         self.states = tuple(by_name[name] for name in sorted(by_name))
         self._world = self.states[0].world
+        one_store = all(state.world.home is self._world.home for state in self.states)
+        self._batches = one_store and len(self.states) > 1 and self._world.batching is not None
         self._held: list[tuple[object, M]] = []
 
     async def acquire(
@@ -113,35 +129,48 @@ class MultiState(Generic[M]):
     ) -> M:
         """Acquire every lock in order, or none, under one deadline."""
         limit = NEVER if timeout is None else self._world.now() + timeout
-        holds: list[H] = []
+        holds: dict[LockState, H] = {}
+        begun: dict[LockState, Claim] = {}
 
-        def make_one(state: LockState, claim: Claim) -> H:
-            hold = make(state, claim)
-            holds.append(hold)
-            return hold
+        def left() -> float | None:
+            return None if timeout is None else max(0.0, limit - self._world.now())
 
         try:
+            if self._batches:
+                await self._bid_together(make, left, holds, begun)
             for state in self.states:
-                await state.acquire(make_one, None if timeout is None else max(0.0, limit - self._world.now()))
-            for hold in holds:  # the first lease must have outlasted the last acquire
+                if state in begun:
+                    holds[state] = await state.win(begun.pop(state), make, left(), entered=True)
+                elif state not in holds:
+                    holds[state] = await state.acquire(make, left())
+            for hold in holds.values():  # the first lease must have outlasted the last acquire
                 hold.ensure_held()
         except GeneratorExit:
             raise
         except BaseException as error:
-            failure = error
-
-            async def roll_back() -> None:
-                try:
-                    await Holds(holds).released()
-                except CaslockError as trouble:
-                    failure.add_note(str(trouble))
-
-            await self._world.finish(roll_back)
+            await self._world.finish(partial(_roll_back, begun, list(holds.values()), error))
             raise
-        held = gather(holds)
+        held = gather([holds[state] for state in self.states])
         self._forget_released()
         self._held.append((self._world.me(), held))
         return held
+
+    async def _bid_together(
+        self,
+        make: Callable[[LockState, Claim], H],
+        left: Callable[[], float | None],
+        holds: dict[LockState, H],
+        begun: dict[LockState, Claim],
+    ) -> None:
+        """Wait for our turn at each key in this process, in order, then send the first puts of all as one request."""
+        for state in self.states:
+            hold = state.re_enter(make)
+            if hold is not None:
+                holds[state] = hold
+            else:
+                begun[state] = state.begin()
+                await state.enter(begun[state], left())
+        await core.bid_together(self._world, list(begun.values()))
 
     def _forget_released(self) -> None:
         self._held = [(by, held) for by, held in self._held if any(hold.is_open for hold in held)]
@@ -159,6 +188,23 @@ class MultiState(Generic[M]):
                 return held
         message = f"{', '.join(repr(state.key) for state in self.states)}: not held by this thread or task"
         raise NotHeld(message)
+
+
+async def _roll_back(begun: dict[LockState, Claim], holds: list[H], failure: BaseException) -> None:
+    for state in reversed(begun):
+        with _noting(failure):
+            await state.undo(begun[state], failure)
+    with _noting(failure):
+        await Holds(holds).released()
+
+
+@contextmanager
+def _noting(failure: BaseException) -> Iterator[None]:
+    """Let trouble on the way back be a note to what has sent us back."""
+    try:
+        yield
+    except CaslockError as trouble:
+        failure.add_note(str(trouble))
 
 
 def given_keys(keys: Iterable[str]) -> list[str]:

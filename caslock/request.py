@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from caslock.claim import Claim, Send
+from caslock.claim import Claim, Send, Standing
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.record import Record, decode, encode
-from caslock.store import ABSENT, AsyncStore, Entry
+from caslock.store import ABSENT, AsyncBatchingStore, AsyncStore, AsyncWakingStore, Entry, Put
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tenacity.wait import WaitBaseT
 
 T = TypeVar("T")
-Standing = tuple[int, Record | None]
-"""What stands: its version (`ABSENT`: nothing) and its record."""
 
 
 class World(Protocol):
@@ -30,6 +28,21 @@ class World(Protocol):
     @property
     def store(self) -> AsyncStore:
         """The store; its verbs never suspend where the API blocks."""
+        ...
+
+    @property
+    def home(self) -> object:
+        """The store object that was given: what shares it shares its requests and its queues."""
+        ...
+
+    @property
+    def waking(self) -> AsyncWakingStore | None:
+        """The same store, where it can wake those who wait."""
+        ...
+
+    @property
+    def batching(self) -> AsyncBatchingStore | None:
+        """The same store, where it can apply several requests as one."""
         ...
 
     def now(self) -> float:
@@ -52,7 +65,7 @@ async def write_surely(world: World, claim: Claim, expected: int, bid: Record | 
     `StoreUnavailable` when that was not enough, or at `limit`.
     """
     try:
-        return await _write(world, claim, expected, bid)
+        return await write(world, claim, expected, bid)
     except StoreUnavailable as error:
         failure = error
     if world.now() >= limit:  # a lease that is over, or a waiting time: what comes after must not wait for us
@@ -65,7 +78,7 @@ async def write_surely(world: World, claim: Claim, expected: int, bid: Record | 
 
     async def again() -> Standing:
         try:
-            return await _write(world, claim, expected, bid and bid._replace(write=claim.mark()))
+            return await write(world, claim, expected, bid and bid._replace(write=claim.mark()))
         except StoreUnavailable:
             standing = await read(world, claim, limit)
             if standing[0] != expected:
@@ -75,11 +88,19 @@ async def write_surely(world: World, claim: Claim, expected: int, bid: Record | 
     return await _retry(world, claim.retry.put, limit, again)
 
 
+def first_put(claim: Claim, now: float) -> tuple[Put, Record]:
+    """Prepare the put that an acquire begins with, which the caller is to send now."""
+    claim.lease = claim.ttl
+    bid = claim.bid(None, ABSENT)
+    claim.sends[bid.write] = Send(ABSENT, now, claim.lease)
+    return Put(claim.key, encode(bid), ABSENT, bid.ttl), bid
+
+
 async def read(world: World, claim: Claim, limit: float) -> Standing:
     """Tell what stands, asking `claim.retry.get` times again after no answer."""
 
     async def get() -> Standing:
-        return _standing(await world.store.get(claim.key))
+        return standing_of(await world.store.get(claim.key))
 
     try:
         return await get()
@@ -89,13 +110,15 @@ async def read(world: World, claim: Claim, limit: float) -> Standing:
     return await _retry(world, claim.retry.get, limit, get)
 
 
-async def _write(world: World, claim: Claim, expected: int, bid: Record | None) -> Standing:
+async def write(world: World, claim: Claim, expected: int, bid: Record | None) -> Standing:
     """Send one write; it is remembered until an answer shows that it does not stand."""
     if bid is None:
         try:
-            return _standing(await world.store.invalidate(claim.key, expected))
+            entry = await world.store.invalidate(claim.key, expected)
+            claim.woke = entry is not None and entry.version == ABSENT
+            return standing_of(entry)
         except BaseException as error:
-            claim.unanswered = claim.unanswered or _may_land(error)
+            claim.unanswered = claim.unanswered or may_have_landed(error)
             raise
     mark = bid.write
     value = encode(bid)
@@ -104,7 +127,7 @@ async def _write(world: World, claim: Claim, expected: int, bid: Record | None) 
     try:
         entry = await world.store.put_if_version(claim.key, value, expected, bid.ttl)
     except BaseException as error:
-        if _may_land(error):
+        if may_have_landed(error):
             claim.unanswered = True
         else:
             claim.sends.pop(mark, None)
@@ -112,16 +135,18 @@ async def _write(world: World, claim: Claim, expected: int, bid: Record | None) 
     if entry is not None and entry.value == value:
         return entry.version, bid
     claim.sends.pop(mark, None)
-    return _standing(entry)
+    return standing_of(entry)
 
 
-def _may_land(error: BaseException) -> bool:
+def may_have_landed(error: BaseException) -> bool:
+    """Whether a request that raised `error` may have been applied, or may be yet."""
     # A store refuses bad input by ValueError, before any I/O (a ttl that is too long for it, say).
     return error.sent if isinstance(error, StoreUnavailable) else not isinstance(error, (StoreError, ValueError))
 
 
-def _standing(entry: Entry | None) -> Standing:
-    return (ABSENT, None) if entry is None else (entry.version, decode(entry.value))
+def standing_of(entry: Entry | None) -> Standing:
+    """Read an answer; `WOKEN` says as well that nothing stands."""
+    return (ABSENT, None) if entry is None or entry.version == ABSENT else (entry.version, decode(entry.value))
 
 
 async def _retry(world: World, times: int, limit: float, verb: Callable[[], Awaitable[T]]) -> T:

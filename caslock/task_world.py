@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, ParamSpec, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from caslock import clock, core
+from caslock.checks import suspends
 from caslock.store import AsyncStore, Entry, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from caslock.claim import Claim
-    from caslock.store import Traits
+    from caslock.store import AsyncBatchingStore, AsyncWakingStore, BatchingStore, Put, Removal, Traits
 
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class TaskWorld:
@@ -36,8 +37,12 @@ class TaskWorld:
                 "make one with caslock.connect_async(url) or a class in caslock.stores"
             )
             raise TypeError(message)
-        native = inspect.iscoroutinefunction(store.get)
+        self.home = store
+        native = suspends(store.get)
         self.store = cast("AsyncStore", store) if native else _InThreads(cast("Store", store))
+        # A blocking store that waits would keep a worker thread from all others for as long.
+        self.waking = cast("AsyncWakingStore", store) if native and hasattr(store, "wait") else None
+        self.batching = cast("AsyncBatchingStore", self.store) if hasattr(store, "put_many") else None
 
     def now(self) -> float:
         """Seconds on the local clock."""
@@ -157,9 +162,7 @@ class TaskEvent:
 
     async def wait(self, timeout: float | None) -> None:
         """Let other tasks run."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._future
+        await asyncio.wait([self._future], timeout=timeout)
 
     def set(self) -> None:
         """Wake the task, in whatever loop it waits."""
@@ -192,8 +195,14 @@ class _InThreads:
     async def invalidate(self, key: str, version: int) -> Entry | None:
         return await _in_thread(self._store.invalidate, key, version)
 
+    async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
+        return await _in_thread(cast("BatchingStore", self._store).put_many, puts)
 
-def _in_thread(verb: Callable[P, Entry | None], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[Entry | None]:
+    async def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
+        return await _in_thread(cast("BatchingStore", self._store).invalidate_many, removals)
+
+
+def _in_thread(verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
     return asyncio.get_running_loop().run_in_executor(_workers(os.getpid()), partial(verb, *args, **kwargs))
 
 

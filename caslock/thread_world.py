@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 import time
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from caslock import clock
+from caslock.checks import suspends
 from caslock.keeper import unwatch, watch
 from caslock.store import Entry, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from caslock.claim import Claim
-    from caslock.store import Traits
+    from caslock.store import BatchingStore, Put, Removal, Traits, WakingStore
 
 T = TypeVar("T")
 
@@ -43,11 +43,13 @@ class ThreadWorld:
                 "make one with caslock.connect(url) or a class in caslock.stores"
             )
             raise TypeError(message)
-        if inspect.iscoroutinefunction(store.get):
+        if suspends(store.get):
             message = f"{type(store).__name__} is an AsyncStore: use it with AsyncLock, or a blocking store with Lock"
             raise TypeError(message)
-        self._store = store
-        self.store = _Immediate(store)
+        self.home = store
+        self.store = immediate = _Immediate(store)
+        self.waking = immediate if hasattr(store, "wait") else None
+        self.batching = immediate if hasattr(store, "put_many") else None
 
     def now(self) -> float:
         """Seconds on the local clock."""
@@ -84,11 +86,11 @@ class ThreadWorld:
 
     def watch(self, claim: Claim) -> None:
         """Have the store's keeper visit the claim."""
-        watch(claim, self, self._store, run)
+        watch(claim, self, self.home, run)
 
     def unwatch(self, claim: Claim) -> None:
         """Spare the keeper the claim."""
-        unwatch(claim, self._store)
+        unwatch(claim, self.home)
 
 
 class _Thread(threading.local):
@@ -168,3 +170,12 @@ class _Immediate:
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
         return self._store.invalidate(key, version)
+
+    async def wait(self, key: str, version: int, timeout: float) -> bool:
+        return cast("WakingStore", self._store).wait(key, version, timeout)
+
+    async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
+        return cast("BatchingStore", self._store).put_many(puts)
+
+    async def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
+        return cast("BatchingStore", self._store).invalidate_many(removals)

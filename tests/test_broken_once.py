@@ -89,7 +89,7 @@ def test_break_spares_who_came_after() -> None:
         def put_if_version(key: str, value: bytes, version: int, ttl: float) -> Entry | None:
             entry = memory.put_if_version(key, value, version, ttl)
             if not newcomers:
-                newcomers.append(held(Lock(memory, key)))
+                newcomers.append(held(Lock(FaultyStore(memory), key)))  # in another process
                 message = "the reply was lost"
                 raise StoreUnavailable(message)
             return entry

@@ -535,7 +535,7 @@ def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
         def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
             if threading.current_thread() is threading.main_thread():
                 waiting.append(pool.submit(locks[-1].acquire, timeout=20))
-                assert until(lambda: locks[-1]._state._turnstile._waiters)
+                assert until(lambda: locks[-1]._state._turnstile._waiting)
             return super().put_if_version(key, value, version, ttl)
 
     def prepare() -> Callable[[], object]:
@@ -552,8 +552,9 @@ def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
     done, _ = wait(waiting, timeout=2)
     asleep = [moment for moment, one in zip(moments, waiting, strict=True) if one not in done]
     for lock in locks:  # so that nobody sleeps on, whatever has come of this
-        for waiter in lock._state._turnstile._waiters:
-            waiter.event.set()
+        for claim in lock._state._turnstile._waiting:
+            if claim.event is not None:
+                claim.event.set()
     pool.shutdown()
     assert asleep == []
 

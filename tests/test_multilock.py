@@ -28,6 +28,7 @@ from caslock import (
     StoreUnavailable,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.testing.faults import FaultyStore
 from tests.places import KINDS, Address, Place, Watched, fresh, opened, standing, until
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def test_there_is_one_deadline_for_all(memory: MemoryStore) -> None:
 def test_a_first_lease_that_ends_before_the_last_is_had_is_a_loss(memory: MemoryStore) -> None:
     """An acquire that takes longer than an unrenewed lease does not pretend to hold all: LockLost, and nothing held."""
     keys = three()
-    last = Lock(memory, keys[2]).acquire()
+    last = Lock(FaultyStore(memory), keys[2]).acquire()  # in another process
     assert last is not None
     timer = threading.Timer(0.3, last.release)
     timer.start()
@@ -430,7 +431,7 @@ def test_async_cancelled_acquire_holds_nothing(memory: MemoryStore) -> None:
 
     async def main() -> None:
         store = AsyncMemoryStore(memory)
-        async with AsyncLock(store, keys[2]):
+        async with AsyncLock(AsyncMemoryStore(memory), keys[2]):  # in another process
             waiting = asyncio.create_task(AsyncMultiLock(store, keys).acquire())
             while not standing(memory, keys[1]):  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0)

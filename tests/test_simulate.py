@@ -129,7 +129,7 @@ async def give_up_without_looking(*args: object) -> None:
 
 def test_the_simulator_catches_an_acquire_that_gives_up_without_looking() -> None:
     """An acquire that reports a failure while its own hold may stand is caught."""
-    with replaced(core, "_give_up", give_up_without_looking), pytest.raises(Violation):
+    with replaced(core, "give_up", give_up_without_looking), pytest.raises(Violation):
         simulate_all(SEEDS)
 
 

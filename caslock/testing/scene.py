@@ -197,7 +197,7 @@ class Scene:
         """Set the scene."""
         self.play = play
         self.store = store
-        self.another = another
+        self.another = play.faulty(another) if another is store else another
         self.key = key
         self.traits = store.traits
 
@@ -208,13 +208,16 @@ class Scene:
     def lock(
         self, store: Store | AsyncStore | None = None, key: str | None = None, **settings: Unpack[Settings]
     ) -> AnyLock:
-        """One client's lock, which does not renew by itself unless it is told to."""
+        """One client's lock, which does not renew by itself unless it is told to.
+
+        Unless a store is given, the client is a new one, which shares no queue with another, as if in its own process.
+        """
         settings.setdefault("auto_renew", False)
-        return self.play.lock(self.store if store is None else store, self.key if key is None else key, **settings)
+        return self.play.lock(self.faulty() if store is None else store, self.key if key is None else key, **settings)
 
     def rival(self, key: str | None = None, **settings: Unpack[Settings]) -> AnyLock:
-        """The other client's lock."""
-        return self.lock(self.another, key, **settings)
+        """Another client's lock."""
+        return self.lock(self.play.faulty(self.another), key, **settings)
 
     async def holder(self, key: str | None = None) -> Record | None:
         """Who holds the key, as the store has it."""

@@ -22,8 +22,7 @@ from caslock.store import ABSENT, Entry, Traits
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
 
-    from caslock.claim import Claim
-    from caslock.turnstile import Event
+    from caslock.claim import Claim, Event
 
     Program = Coroutine[object, object, object]
 
@@ -124,7 +123,8 @@ class SimulatedWorld:
         """Share the run's store and clock."""
         self._run = run
         self._name = name
-        self.store = self
+        self.store = self.home = self
+        self.waking = self.batching = None
         self.traits = Traits("simulated://")
         self.finishing = 0
 
