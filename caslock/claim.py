@@ -220,7 +220,8 @@ class Claim:
 
     def may_land(self, version: int) -> bool:
         """Whether a write of ours that expects `version` is still under way."""
-        return any(send.expected == version for send in list(self.sends.values()))
+        # A copy, for whoever hands over to us takes note of its answer in its own thread.
+        return bool(self.sends) and any(send.expected == version for send in list(self.sends.values()))
 
     def forget_dead(self, now: float) -> None:
         """Drop the writes that are too old to be still under way."""

@@ -598,9 +598,9 @@ def test_a_signal_handler_may_use_another_lock() -> None:
 
 
 INTERRUPTED_IMPORT = """
-import importlib.abc, sys
+import importlib.abc, sys, tempfile
 import caslock
-from caslock.stores.memory import MemoryStore
+from caslock.stores.sqlite import SQLiteStore
 
 class Interrupt(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -608,8 +608,9 @@ class Interrupt(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
             raise KeyboardInterrupt
 
-store = MemoryStore()
-holder = caslock.Lock(store, "key")
+path = tempfile.mkdtemp() + "/locks.db"
+holder = caslock.Lock(SQLiteStore(path), "key")
+store = SQLiteStore(path)  # another process's, as it were
 sys.meta_path.insert(0, Interrupt())
 with holder:
     for _ in range(2):
