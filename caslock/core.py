@@ -8,7 +8,6 @@ stop.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from caslock.claim import FREE_TTL, NEVER, Claim, Standing, margin
@@ -18,6 +17,7 @@ from caslock.request import (
     first_put,
     may_have_landed,
     pauses,
+    put_when_free,
     read,
     standing_of,
     write,
@@ -52,17 +52,16 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
     given, claim.given = claim.given, None
     if given is None and claim.sends:
         given = await read(world, claim, NEVER)
-    if given is None and claim.polite and timeout != 0:
-        await _yield(world, claim, limit)
+    if given is None and claim.polite and world.waking is not None and world.now() < limit:
+        # Our own release has just woken somebody of another process, who goes first: stand in line behind it.
+        given = await _put_when_free(world, claim, ABSENT, COURTESY, limit)
     while True:
         # One try is bounded by its retries alone: a deadline that is over would forbid to settle a lost reply.
         if await _attempt(world, claim, limit if timeout else NEVER, given):
             return True
-        given = None
-        left = limit - world.now()
-        if left <= 0:
+        if world.now() >= limit:
             return False
-        await _wait(world, claim, poll, left)
+        given = await _wait(world, claim, poll, limit)
         claim.forget_dead(world.now())
 
 
@@ -99,19 +98,36 @@ async def _attempt(world: World, claim: Claim, limit: float, given: Standing | N
     return False
 
 
-async def _wait(world: World, claim: Claim, poll: WaitBaseT | None, left: float) -> None:
-    """Wait until the key may be free, never past the end of the lease that stands, nor for more than `left` seconds."""
-    rival = claim.rival
+async def _wait(world: World, claim: Claim, poll: WaitBaseT | None, limit: float) -> Standing | None:
+    """Wait until the key may be free, never past the end of the lease that stands, nor past `limit`.
+
+    Gives what stands then, where the store could be told to put for us as soon as it may.
+    """
+    rival, left = claim.rival, limit - world.now()
     if rival is not None and not rival.foreign:
         rest = claim.rival_seen + rival.ttl + world.store.traits.overstay - world.now()
         left = min(left, rest) if rest > 0 else left
         # The end of a lease wakes nobody, nor does a tenure that is released into a free record (`late`).
         if world.waking is not None and rest > 0 and not rival.late:
             longest = LONGEST_WAIT if poll is None else _pause(claim, poll)
-            with suppress(StoreUnavailable):
-                if await world.waking.wait(claim.key, claim.rival_version, min(left, longest)):
-                    return
+            given = await _put_when_free(world, claim, claim.rival_version, min(rest, longest), limit)
+            if given is not None:
+                return given
     await world.sleep(min(_pause(claim, poll), left))
+    return None
+
+
+async def _put_when_free(world: World, claim: Claim, version: int, longest: float, limit: float) -> Standing | None:
+    """Have the store put for us when `version` has gone; None: it can't, for now."""
+    # The lease counts from before the request: most of it must be left when the wait ends.
+    seconds = min(longest, claim.ttl / 3, limit - world.now())
+    try:
+        return await put_when_free(world, claim, version, seconds)
+    except StoreUnavailable as error:
+        if not error.sent:
+            return None
+    await world.sleep(min(_pause(claim, None), seconds))
+    return await read(world, claim, limit)
 
 
 def _pause(claim: Claim, poll: WaitBaseT | None) -> float:

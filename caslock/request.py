@@ -96,6 +96,22 @@ def first_put(claim: Claim, now: float) -> tuple[Put, Record]:
     return Put(claim.key, encode(bid), ABSENT, bid.ttl), bid
 
 
+async def put_when_free(world: World, claim: Claim, version: int, seconds: float) -> Standing:
+    """Have the store put the claim's first record when `version` has gone, or after `seconds`; tell what stands then."""
+    assert world.waking is not None  # noqa: S101 - the caller has looked
+    put, bid = first_put(claim, world.now())
+    try:
+        entry = await world.waking.put_when_free(put.key, put.value, version, put.ttl, seconds)
+    except BaseException as error:
+        if not may_have_landed(error):
+            claim.sends.pop(bid.write, None)
+        raise
+    if entry is not None and entry.value == put.value:
+        return entry.version, bid
+    claim.sends.pop(bid.write, None)
+    return standing_of(entry)
+
+
 async def read(world: World, claim: Claim, limit: float) -> Standing:
     """Tell what stands, asking `claim.retry.get` times again after no answer."""
 

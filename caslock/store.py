@@ -116,13 +116,15 @@ class AsyncStore(Protocol):
 class WakingStore(Protocol):
     """A store that can tell a waiter that a key was let go of."""
 
-    def wait(self, key: str, version: int, timeout: float) -> bool:
-        """Block until `version` stands no more under `key`, or for `timeout` seconds.
+    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+        """Block until `version` stands no more, or for `timeout` seconds; then put as one that expects `ABSENT` does.
 
-        With `ABSENT`: until the next `invalidate` that removes something, whatever stands now.  One removal wakes one
-        waiter, first come, first served; a put and an expiry need wake nobody.  It may return early for no reason, and
-        a waiter that dies may take a wake-up with it.  Returns False, at once, where it can't wait now (too many
-        wait already): the caller sleeps as it would without.  Raises `StoreUnavailable` when the connection is lost.
+        All in one request: what wakes the waiter also writes for it.  With `ABSENT` as `version` it blocks until the
+        next `invalidate` that removes something, whatever stands now.  One removal wakes one waiter, first come, first
+        served; a put and an expiry need wake nobody.  It may return early now and then, and a waiter that dies may
+        take a wake-up with it.  Answers as `put_if_version`, when nothing of it can land any more; the `ttl` counts
+        from the write.  Raises ``StoreUnavailable(sent=False)``, at once, where it can't wait now (too many wait
+        already): the caller sleeps as it would without.
         """
         ...
 
@@ -148,8 +150,10 @@ class BatchingStore(Protocol):
 class AsyncWakingStore(Protocol):
     """The same for asyncio."""
 
-    def wait(self, key: str, version: int, timeout: float) -> Awaitable[bool]:
-        """See `WakingStore.wait`."""
+    def put_when_free(
+        self, key: str, value: bytes, version: int, ttl: float, timeout: float
+    ) -> Awaitable[Entry | None]:
+        """See `WakingStore.put_when_free`."""
         ...
 
 

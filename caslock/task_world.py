@@ -41,7 +41,7 @@ class TaskWorld:
         native = suspends(store.get)
         self.store = cast("AsyncStore", store) if native else _InThreads(cast("Store", store))
         # A blocking store that waits would keep a worker thread from all others for as long.
-        self.waking = cast("AsyncWakingStore", store) if native and hasattr(store, "wait") else None
+        self.waking = cast("AsyncWakingStore", store) if native and hasattr(store, "put_when_free") else None
         self.batching = cast("AsyncBatchingStore", self.store) if hasattr(store, "put_many") else None
 
     def now(self) -> float:

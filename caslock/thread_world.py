@@ -48,7 +48,7 @@ class ThreadWorld:
             raise TypeError(message)
         self.home = store
         self.store = immediate = _Immediate(store)
-        self.waking = immediate if hasattr(store, "wait") else None
+        self.waking = immediate if hasattr(store, "put_when_free") else None
         self.batching = immediate if hasattr(store, "put_many") else None
 
     def now(self) -> float:
@@ -171,8 +171,8 @@ class _Immediate:
     async def invalidate(self, key: str, version: int) -> Entry | None:
         return self._store.invalidate(key, version)
 
-    async def wait(self, key: str, version: int, timeout: float) -> bool:
-        return cast("WakingStore", self._store).wait(key, version, timeout)
+    async def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+        return cast("WakingStore", self._store).put_when_free(key, value, version, ttl, timeout)
 
     async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
         return cast("BatchingStore", self._store).put_many(puts)
