@@ -166,12 +166,22 @@ class TaskEvent:
 
     def set(self) -> None:
         """Wake the task, in whatever loop it waits."""
+        if _running_loop() is self._loop:
+            self._wake()
+            return
         with contextlib.suppress(RuntimeError):  # the loop was closed at this very moment
             self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
         if not self._future.done():
             self._future.set_result(None)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class _InThreads:
