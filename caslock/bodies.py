@@ -23,7 +23,10 @@ class Bodies(Generic[T]):
 
     def newest(self, me: object) -> T | None:
         """What the newest body of `me` holds; that of somebody else where `me` has begun none."""
-        bodies = list(self._open)
+        bodies = self._open
+        if len(bodies) == 1:
+            return bodies[0][1]
+        bodies = list(bodies)
         mine = [held for by, held in bodies if by is me] or [held for _, held in bodies]
         return mine[-1] if mine else None
 

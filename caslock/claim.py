@@ -72,7 +72,7 @@ class Claim:
     What most claims never need stands on the class: a claim is made for every acquire.
     """
 
-    lease = 0.0  # of the write that is sent now
+    lease: float  # of the write that is sent now
     record: Record | None = None  # where we last saw ourselves stand
     version = ABSENT
     fence = 0
@@ -131,7 +131,7 @@ class Claim:
         self.key = key
         self.owner = owner
         self.hold = hold
-        self.ttl = ttl
+        self.ttl = self.lease = ttl
         self.mutex = mutex
         self.stamp = stamp
         self.auto_renew = auto_renew
@@ -168,6 +168,8 @@ class Claim:
         A Lock object has one live hold at a time: all the other ids that begin with its nonce are dead, or echoes of
         requests that arrived late.
         """
+        if record.holds == (self.hold,):
+            return ()
         siblings = self.siblings
         return tuple([hold for hold in record.holds if not hold.startswith(siblings)])
 

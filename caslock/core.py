@@ -14,16 +14,18 @@ from caslock.claim import FREE_TTL, NEVER, Claim, Standing, margin
 from caslock.errors import CaslockError, LockLost, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.request import (
     World,
-    first_put,
+    answered,
     may_have_landed,
     pauses,
     put_when_free,
     read,
+    sent,
     standing_of,
+    unanswered,
     write,
     write_surely,
 )
-from caslock.store import ABSENT, Removal
+from caslock.store import ABSENT, Put, Removal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,13 +137,6 @@ def _pause(claim: Claim, poll: WaitBaseT | None) -> float:
     return claim.pause()
 
 
-async def _yield(world: World, claim: Claim, limit: float) -> None:
-    """Let somebody else's process go first, whom our own release has just woken: stand in line behind it."""
-    if world.waking is not None:
-        with suppress(StoreUnavailable):
-            await world.waking.wait(claim.key, ABSENT, max(0.0, min(COURTESY, limit - world.now())))
-
-
 async def give_up(world: World, claim: Claim, error: BaseException) -> None:
     """Make a failed acquire's outcome definite: nothing of it stands, and no late request of it can land.
 
@@ -189,20 +184,21 @@ async def bid_together(world: World, claims: Sequence[Claim]) -> None:
     """
     if world.batching is None:
         return
-    puts = [first_put(claim, world.now()) for claim in claims]
+    bids = [claim.bid(None, ABSENT) for claim in claims]
+    now = world.now()
+    values = [sent(claim, ABSENT, bid, now) for claim, bid in zip(claims, bids, strict=True)]
+    puts = [Put(claim.key, value, ABSENT, claim.lease) for claim, value in zip(claims, values, strict=True)]
     try:
-        answers = await world.batching.put_many([put for put, _ in puts])
-    except StoreError as error:
-        if not may_have_landed(error):
-            for claim in claims:
-                claim.sends.clear()
-        return
-    for claim, (put, bid), entry in zip(claims, puts, answers or [None] * len(puts), strict=True):
-        if entry is not None and entry.value == put.value:
-            claim.given = entry.version, bid
-        else:
-            claim.sends.clear()
-            claim.given = None if answers is None else standing_of(entry)
+        answers = await world.batching.put_many(puts)
+    except BaseException as error:
+        for claim, bid in zip(claims, bids, strict=True):
+            unanswered(claim, bid, error)
+        if isinstance(error, StoreError):
+            return
+        raise
+    for claim, bid, value, entry in zip(claims, bids, values, answers or [None] * len(claims), strict=True):
+        given = answered(claim, bid, value, entry)
+        claim.given = None if answers is None else given
 
 
 async def renew(world: World, claim: Claim, ttl: float) -> None:
@@ -354,7 +350,7 @@ async def _withdraw(world: World, claim: Claim, version: int, standing: Record |
     """
     for _ in range(PASSES):
         first = claim.writes
-        ours = claim.stands_in(standing)
+        ours = standing is not None and claim.hold in standing.holds
         # A request of ours that expects what stands now may land yet, unless we win that version before it does.
         if not ours and not claim.may_land(version):
             return False, (version, standing)

@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from caslock import clock, core
+from caslock.claim import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -31,33 +32,37 @@ _keepers: dict[int, Keeper] = {}  # by the id of their store
 
 def watch(claim: Claim, world: World, store: object, run: Run) -> None:
     """Have the keeper of `store` visit `claim` when it is due, running the core by `run`."""
+    keeper = _keepers.get(id(store))
+    if keeper is not None:
+        # The sunny path takes no guard: the keeper writes `wakes` before it reads `claims`, and we the other way round.
+        keeper.claims[id(claim)] = (weakref.ref(claim), world)
+        if _due(claim) >= keeper.wakes:
+            return
     with _guard:
-        due = _due(claim)
         keeper = _keepers.get(id(store))
         if keeper is None:
             keeper = Keeper(store, run)
             threading.Thread(target=keeper.keep, name="caslock-keeper", daemon=True).start()
             _keepers[id(store)] = keeper
-        keeper.claims[id(claim)] = (weakref.ref(claim), world, due)
-        if due < keeper.wakes:
+        keeper.claims[id(claim)] = (weakref.ref(claim), world)
+        if _due(claim) < keeper.wakes:
             keeper.alarm.notify()
 
 
 def unwatch(claim: Claim, store: object) -> None:
     """Spare the keeper of `store` a claim that was released."""
-    with _guard:
-        keeper = _keepers.get(id(store))
-        if keeper is not None:
-            keeper.claims.pop(id(claim), None)
+    keeper = _keepers.get(id(store))
+    if keeper is not None:
+        keeper.claims.pop(id(claim), None)
 
 
 class Keeper:
-    """What the thread of one blocking store does; `_guard` guards it."""
+    """What the thread of one blocking store does; `_guard` guards its beginning, its sleep and its end."""
 
     def __init__(self, store: object, run: Run) -> None:
         """Keep the holds on `store`."""
-        self.claims: dict[int, tuple[weakref.ref[Claim], World, float]] = {}
-        self.wakes = 0.0
+        self.claims: dict[int, tuple[weakref.ref[Claim], World]] = {}
+        self.wakes = NEVER  # whoever is due before that has to wake it
         self.alarm = threading.Condition(_guard)
         self._store = store  # so that its id is not used again while we stand in the dictionary
         self._run = run
@@ -66,32 +71,46 @@ class Keeper:
         """Visit claims as they come due, until there are none."""
         while True:
             with _guard:
-                self.claims = {key: kept for key, kept in self.claims.items() if kept[0]() is not None}
-                if not self.claims:
+                self.wakes = NEVER
+                if not self._forget_dead():
                     if _keepers.get(id(self._store)) is self:  # an interrupt may have struck before it stood there
                         del _keepers[id(self._store)]
                     return
                 now = clock.now()
-                self.wakes = min(due for _, _, due in self.claims.values())
-                if self.wakes > now:
+                ready, self.wakes = self._ready(now)
+                if not ready:
                     self.alarm.wait(min(self.wakes - now, threading.TIMEOUT_MAX))
                     continue
-                ready = [(kept[0](), kept[1]) for kept in self.claims.values() if kept[2] <= now]
             while ready:
                 self._visit(*ready.pop())  # weakly known again, once it is visited
 
-    def _visit(self, claim: Claim | None, world: World) -> None:
-        if claim is None:
-            return
+    def _forget_dead(self) -> bool:
+        """Forget what everybody has forgotten; whether there is anything left."""
+        for key, (claim, _) in list(self.claims.items()):
+            if claim() is None:
+                self.claims.pop(key, None)
+        return bool(self.claims)
+
+    def _ready(self, now: float) -> tuple[list[tuple[Claim, World]], float]:
+        """Give what is due, and when the next one is."""
+        ready: list[tuple[Claim, World]] = []
+        wakes = NEVER
+        for reference, world in list(self.claims.values()):
+            claim = reference()
+            due = NEVER if claim is None else _due(claim)
+            if claim is not None and due <= now:
+                ready.append((claim, world))
+            wakes = min(wakes, due)
+        return ready, wakes
+
+    def _visit(self, claim: Claim, world: World) -> None:
         try:
             once_more = self._run(core.keep(world, claim)) is not None
         except BaseException:  # noqa: BLE001 - a callback that raises, even SystemExit, ends nobody else's renewals
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             once_more = not claim.told
-        with _guard:
-            kept = self.claims.pop(id(claim), None)
-            if kept is not None and once_more:
-                self.claims[id(claim)] = (*kept[:2], _due(claim))  # asked now: an extension may have made it earlier
+        if not once_more:
+            self.claims.pop(id(claim), None)
 
 
 def _due(claim: Claim) -> float:

@@ -177,8 +177,9 @@ class LockState:
     async def enter(self, claim: Claim, timeout: float | None) -> float | None:
         """Wait for our turn in this process; returns what is left of `timeout`, or raises `NotAcquired`."""
         began = self.world.now()
-        if self._turnstile.enter(claim, began):
-            return timeout
+        return timeout if self._turnstile.enter(claim, began) else await self._turn(claim, began, timeout)
+
+    async def _turn(self, claim: Claim, began: float, timeout: float | None) -> float | None:
         limit = NEVER if timeout is None else began + timeout
         if timeout == 0 or not await self._turnstile.turn(claim, self.world, limit):
             raise NotAcquired(self._in_use(claim, began))
@@ -190,8 +191,8 @@ class LockState:
         """Acquire; whatever it raises, nothing of the claim is left behind."""
         began = self.world.now()
         try:
-            if not entered:
-                timeout = await self.enter(claim, timeout)
+            if not entered and not self._turnstile.enter(claim, began):
+                timeout = await self._turn(claim, began, timeout)
             if not await core.acquire(self.world, claim, timeout, self.poll):
                 raise NotAcquired(self._busy(claim, began))  # noqa: TRY301 - undone below, as whatever else happens
             hold = make(self, claim)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from caslock.claim import Claim, Send, Standing
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.record import Record, decode, encode
-from caslock.store import ABSENT, AsyncBatchingStore, AsyncStore, AsyncWakingStore, Entry, Put
+from caslock.store import ABSENT, AsyncBatchingStore, AsyncStore, AsyncWakingStore, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -64,10 +64,17 @@ async def write_surely(world: World, claim: Claim, expected: int, bid: Record | 
     After no answer: read first, and write again, `claim.retry.put` times, only if `expected` still stands.  Raises
     `StoreUnavailable` when that was not enough, or at `limit`.
     """
-    try:
-        return await write(world, claim, expected, bid)
+    value = sent(claim, expected, bid, world.now())
+    try:  # `write`, for once without a coroutine more: this is the sunny path
+        if bid is None:
+            return answered(claim, bid, value, await world.store.invalidate(claim.key, expected))
+        return answered(claim, bid, value, await world.store.put_if_version(claim.key, value, expected, bid.ttl))
     except StoreUnavailable as error:
+        unanswered(claim, bid, error)
         failure = error
+    except BaseException as error:
+        unanswered(claim, bid, error)
+        raise
     if world.now() >= limit:  # a lease that is over, or a waiting time: what comes after must not wait for us
         raise failure
     standing = await read(world, claim, limit)
@@ -88,28 +95,17 @@ async def write_surely(world: World, claim: Claim, expected: int, bid: Record | 
     return await _retry(world, claim.retry.put, limit, again)
 
 
-def first_put(claim: Claim, now: float) -> tuple[Put, Record]:
-    """Prepare the put that an acquire begins with, which the caller is to send now."""
-    claim.lease = claim.ttl
-    bid = claim.bid(None, ABSENT)
-    claim.sends[bid.write] = Send(ABSENT, now, claim.lease)
-    return Put(claim.key, encode(bid), ABSENT, bid.ttl), bid
-
-
 async def put_when_free(world: World, claim: Claim, version: int, seconds: float) -> Standing:
-    """Have the store put the claim's first record when `version` has gone, or after `seconds`; tell what stands then."""
+    """Have the store put the claim's first record when `version` has gone, or after `seconds`."""
     assert world.waking is not None  # noqa: S101 - the caller has looked
-    put, bid = first_put(claim, world.now())
+    bid = claim.bid(None, ABSENT)
+    value = sent(claim, ABSENT, bid, world.now())
     try:
-        entry = await world.waking.put_when_free(put.key, put.value, version, put.ttl, seconds)
+        entry = await world.waking.put_when_free(claim.key, value, version, bid.ttl, seconds)
     except BaseException as error:
-        if not may_have_landed(error):
-            claim.sends.pop(bid.write, None)
+        unanswered(claim, bid, error)
         raise
-    if entry is not None and entry.value == put.value:
-        return entry.version, bid
-    claim.sends.pop(bid.write, None)
-    return standing_of(entry)
+    return answered(claim, bid, value, entry)
 
 
 async def read(world: World, claim: Claim, limit: float) -> Standing:
@@ -127,31 +123,43 @@ async def read(world: World, claim: Claim, limit: float) -> Standing:
 
 
 async def write(world: World, claim: Claim, expected: int, bid: Record | None) -> Standing:
-    """Send one write; it is remembered until an answer shows that it does not stand."""
-    if bid is None:
-        try:
-            entry = await world.store.invalidate(claim.key, expected)
-            claim.woke = entry is not None and entry.version == ABSENT
-            return standing_of(entry)
-        except BaseException as error:
-            claim.unanswered = claim.unanswered or may_have_landed(error)
-            raise
-    mark = bid.write
-    value = encode(bid)
-    if claim.stands_in(bid):
-        claim.sends[mark] = Send(expected, world.now(), claim.lease)  # the ttl counts from before the request
+    """Write once."""
+    value = sent(claim, expected, bid, world.now())
     try:
-        entry = await world.store.put_if_version(claim.key, value, expected, bid.ttl)
+        if bid is None:
+            return answered(claim, bid, value, await world.store.invalidate(claim.key, expected))
+        return answered(claim, bid, value, await world.store.put_if_version(claim.key, value, expected, bid.ttl))
     except BaseException as error:
-        if may_have_landed(error):
-            claim.unanswered = True
-        else:
-            claim.sends.pop(mark, None)
+        unanswered(claim, bid, error)
         raise
-    if entry is not None and entry.value == value:
+
+
+def sent(claim: Claim, expected: int, bid: Record | None, now: float) -> bytes:
+    """Give the value to be written now; it is remembered until an answer shows that it does not stand."""
+    if bid is None:
+        return b""
+    if claim.hold in bid.holds:
+        claim.sends[bid.write] = Send(expected, now, claim.lease)  # the ttl counts from before the request
+    return encode(bid)
+
+
+def answered(claim: Claim, bid: Record | None, value: bytes, entry: Entry | None) -> Standing:
+    """Read the answer to a write."""
+    if bid is None:
+        claim.woke = entry is not None and entry.version == ABSENT
+    elif entry is not None and entry.value == value:
         return entry.version, bid
-    claim.sends.pop(mark, None)
+    else:
+        claim.sends.pop(bid.write, None)
     return standing_of(entry)
+
+
+def unanswered(claim: Claim, bid: Record | None, error: BaseException) -> None:
+    """Take note that a write has raised `error`."""
+    if may_have_landed(error):
+        claim.unanswered = True
+    elif bid is not None:
+        claim.sends.pop(bid.write, None)
 
 
 def may_have_landed(error: BaseException) -> bool:

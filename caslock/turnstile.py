@@ -59,7 +59,12 @@ class Turnstile:
                 inside = self._admit(now)
                 if inside and not _may_join(claim, inside):
                     return False
-            self._let_in(claim, now)
+                self._let_in(claim, now)
+            else:
+                self._row = 0
+                self._inside = [weakref.ref(claim)]
+                if self._polite_until:
+                    claim.polite = now < self._polite_until
             return True
 
     async def turn(self, claim: Claim, world: Surroundings, limit: float) -> bool:
@@ -88,8 +93,10 @@ class Turnstile:
 
     def name_heir(self, claim: Claim, now: float) -> None:
         """Choose who gets the key straight from `claim`, which is about to be released."""
+        if not self._waiting:
+            return
         with self._guard:
-            if not self._waiting or claim.heir is not None or self._admit(now) != [claim] or not self._waiting:
+            if claim.heir is not None or self._admit(now) != [claim] or not self._waiting:
                 return
             if not self._row:
                 self._row_began = claim.began
@@ -106,14 +113,16 @@ class Turnstile:
         with self._guard:
             if claim.woke:
                 self._polite_until = now + POLITE_SECONDS
+            if len(self._inside) == 1 and not self._waiting and self._inside[0]() is claim:
+                self._inside = []
+                return
             if claim.heir is not None:  # nothing was sent for it
                 claim.heir.promised = False
                 claim.heir = None
             self._inside = [other for other in self._inside if other() is not claim]
             if claim.event is not None and claim in self._waiting:
                 self._waiting.remove(claim)
-            if self._inside or self._waiting:
-                self._admit(now)
+            self._admit(now)
 
     @property
     def is_awaited(self) -> bool:
