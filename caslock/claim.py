@@ -66,6 +66,21 @@ class Send(NamedTuple):
     lease: float
 
 
+class Terms(NamedTuple):
+    """What all claims of a Lock object have in common."""
+
+    key: str
+    owner: str
+    ttl: float
+    """Seconds of every lease."""
+    auto_renew: bool
+    max_hold: float
+    """Seconds after which it is renewed no more."""
+    retry: Retry
+    shared: bool
+    """Whether other Lock objects may have the same owner."""
+
+
 class Claim:
     """One acquire call's claim to a key, from its first put until its last release.
 
@@ -99,46 +114,28 @@ class Claim:
 
     def __init__(
         self,
-        key: str,
-        owner: str,
+        terms: Terms,
         hold: str,
-        ttl: float,
+        stamp: tuple[str, str, int, str],
         mutex: AbstractAsyncContextManager[object],
-        *,
-        stamp: tuple[str, str, int, str] = ("", "", 0, ""),
-        auto_renew: bool = True,
-        max_hold: float = NEVER,
-        retry: Retry = Retry(),
-        by: object = None,
-        shared: bool = False,
+        by: object,
     ) -> None:
         """Begin with nothing sent.
 
         Args:
-            key: what is claimed.
-            owner: whose the claim is.
+            terms: what all claims of a Lock object have in common.
             hold: ``<nonce of the Lock object>.<number>``: the proof that a record is this attempt's.
-            ttl: seconds of every lease.
-            mutex: lets one renewal, extension or release at a time.
             stamp: since, host, pid and note of this claim's records.
-            auto_renew: whether the keeper renews it.
-            max_hold: seconds after which it is renewed no more.
-            retry: how often a request without an answer is sent again.
+            mutex: lets one renewal, extension or release at a time.
             by: the thread or task that acquires.
-            shared: whether other Lock objects may have the same owner.
 
         """
-        self.key = key
-        self.owner = owner
+        self.key, self.owner, self.ttl, self.auto_renew, self.max_hold, self.retry, self.shared = terms
+        self.lease = self.ttl
         self.hold = hold
-        self.ttl = self.lease = ttl
-        self.mutex = mutex
         self.stamp = stamp
-        self.auto_renew = auto_renew
-        self.max_hold = max_hold
-        self.retry = retry
+        self.mutex = mutex
         self.by = by
-        self.shared = shared
         self.on_loss: list[Callable[[], object]] = []
         self.levels: list[object] = []  # the open holds, by re-entry; the newest is the last
         self.sends: dict[str, Send] = {}  # by their mark

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from caslock.claim import FREE_TTL, NEVER, Claim, Standing, margin
 from caslock.errors import CaslockError, LockLost, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.request import (
+    Unanswered,
     World,
     answered,
     may_have_landed,
@@ -20,6 +21,7 @@ from caslock.request import (
     put_when_free,
     read,
     sent,
+    settle,
     standing_of,
     unanswered,
     write,
@@ -49,22 +51,45 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
 
     Whatever it raises, or when it returns False, `give_up` has to follow.
     """
-    limit = NEVER if timeout is None else world.now() + timeout
-    # Who has let us in may have written for us: its answer counts as ours, and its silence as well.
+    now = world.now()
+    limit = NEVER if timeout is None else now + timeout
+    # One try is bounded by its retries alone: a deadline that is over would forbid to settle a lost reply.
+    within = limit if timeout else NEVER
     given, claim.given = claim.given, None
-    if given is None and claim.sends:
+    if given is None and claim.sends:  # whoever has let us in has written for us, and its silence counts as ours
         given = await read(world, claim, NEVER)
-    if given is None and claim.polite and world.waking is not None and world.now() < limit:
+    elif given is None and claim.polite and world.waking is not None and now < limit:
         # Our own release has just woken somebody of another process, who goes first: stand in line behind it.
         given = await _put_when_free(world, claim, ABSENT, COURTESY, limit)
+    if given is None:
+        given = await _first(world, claim, now, within)
+        if claim.record is not None:
+            return True
     while True:
-        # One try is bounded by its retries alone: a deadline that is over would forbid to settle a lost reply.
-        if await _attempt(world, claim, limit if timeout else NEVER, given):
+        if await _attempt(world, claim, within, given):
             return True
         if world.now() >= limit:
             return False
         given = await _wait(world, claim, poll, limit)
         claim.forget_dead(world.now())
+
+
+async def _first(world: World, claim: Claim, now: float, within: float) -> Standing:
+    """Take the sunny path, in as few steps as there are: one request when nobody contends."""
+    bid = claim.bid(None, ABSENT)
+    value = sent(claim, ABSENT, bid, now)
+    try:
+        entry = await world.store.put_if_version(claim.key, value, ABSENT, bid.ttl)
+    except StoreUnavailable as error:
+        unanswered(claim, bid, error)
+        return await settle(world, claim, Unanswered(ABSENT, bid, error), within)
+    except BaseException as error:
+        unanswered(claim, bid, error)
+        raise
+    given = answered(claim, bid, value, entry)
+    if given[1] is bid and world.now() - now < claim.ttl / 2:  # an answer that comes later is renewed first
+        claim.stand(bid, given[0], now)
+    return given
 
 
 async def _attempt(world: World, claim: Claim, limit: float, given: Standing | None) -> bool:
@@ -298,14 +323,18 @@ async def _release(world: World, claim: Claim) -> None:
         try:
             if claim.record is None:
                 return  # an earlier call has done it
-            in_time = not claim.lost and world.now() < claim.deadline
+            now = world.now()
+            in_time = not claim.lost and now < claim.deadline
             claim.unanswered = False
             try:
-                start: Standing = claim.version, claim.record
                 if claim.given is not None:  # it was sent together with others
                     start, claim.given = claim.given, None
                 elif heir is not None:
                     start = await _hand_over(world, claim, heir)
+                elif claim.leaves_nothing(now):  # the sunny path
+                    start = await _remove(world, claim)
+                else:
+                    start = claim.version, claim.record
                 by_us, given = await _withdraw(world, claim, *start)
             finally:
                 claim.left_in_time = claim.left_in_time or (in_time and claim.unanswered)
@@ -315,10 +344,21 @@ async def _release(world: World, claim: Claim) -> None:
                 heir.given, heir.promised = given, False
                 heir.event.set()
     _, standing = given
-    by_us = by_us or (heir is not None and heir.stands_in(standing))
-    if claim.left_in_time or (in_time and (by_us or standing is None)):
+    by_us = by_us or standing is None or (heir is not None and heir.stands_in(standing))
+    if claim.left_in_time or (in_time and by_us):
         return
     raise claim.lose("its lease ended before it was released" if by_us else _instead(world, standing))
+
+
+async def _remove(world: World, claim: Claim) -> Standing:
+    """Remove our record, in one request, and tell what stands then."""
+    try:
+        return answered(claim, None, b"", await world.store.invalidate(claim.key, claim.version))
+    except BaseException as error:
+        unanswered(claim, None, error)
+        if not isinstance(error, StoreUnavailable):
+            raise
+        return await settle(world, claim, Unanswered(claim.version, None, error), NEVER)
 
 
 async def _hand_over(world: World, claim: Claim, heir: Claim) -> Standing:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypedDict, TypeVar, cast
 
 from caslock import core
 from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, callback, key_of, retries, seconds, text, waiting
-from caslock.claim import NEVER, Claim, Retry
+from caslock.claim import NEVER, Claim, Retry, Terms
 from caslock.errors import NotAcquired, NotHeld
 from caslock.hold import Holding
 from caslock.request import World, read
@@ -123,24 +123,16 @@ class LockState:
         self._nonce = os.urandom(16).hex()
         self._numbers = itertools.count(1)
         self.owner = self._given_owner or f"{self._host}:{self._nonce}"
+        ttl = min(self.ttl, self.max_hold)
+        shared = self._given_owner is not None
+        self._terms = Terms(self.key, self.owner, ttl, self.auto_renew, self.max_hold, self.retry, shared)
         self.newest = ""  # hold id
         self._pid = os.getpid()  # last: from here on other threads of a child rely on the rest
 
     def _claim(self) -> Claim:
         self.newest = f"{self._nonce}.{next(self._numbers)}"
-        return Claim(
-            self.key,
-            self.owner,
-            self.newest,
-            min(self.ttl, self.max_hold),
-            self.world.mutex(),
-            stamp=(_wall_clock(), self._host, self._pid, self.note),
-            auto_renew=self.auto_renew,
-            max_hold=self.max_hold,
-            retry=self.retry,
-            by=self.world.me(),
-            shared=self._given_owner is not None,
-        )
+        stamp = (_wall_clock(), self._host, self._pid, self.note)
+        return Claim(self._terms, self.newest, stamp, self.world.mutex(), self.world.me())
 
     async def acquire(self, make: Callable[[LockState, Claim], H], timeout: float | None) -> H:
         """Acquire or re-enter; raises `NotAcquired` after `timeout` seconds.

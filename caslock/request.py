@@ -6,7 +6,7 @@ The sunny path is one request, and never enters tenacity.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from caslock.claim import Claim, Send, Standing
 from caslock.errors import StoreError, StoreUnavailable
@@ -64,17 +64,24 @@ async def write_surely(world: World, claim: Claim, expected: int, bid: Record | 
     After no answer: read first, and write again, `claim.retry.put` times, only if `expected` still stands.  Raises
     `StoreUnavailable` when that was not enough, or at `limit`.
     """
-    value = sent(claim, expected, bid, world.now())
-    try:  # `write`, for once without a coroutine more: this is the sunny path
-        if bid is None:
-            return answered(claim, bid, value, await world.store.invalidate(claim.key, expected))
-        return answered(claim, bid, value, await world.store.put_if_version(claim.key, value, expected, bid.ttl))
+    try:
+        return await write(world, claim, expected, bid)
     except StoreUnavailable as error:
-        unanswered(claim, bid, error)
         failure = error
-    except BaseException as error:
-        unanswered(claim, bid, error)
-        raise
+    return await settle(world, claim, Unanswered(expected, bid, failure), limit)
+
+
+class Unanswered(NamedTuple):
+    """A write that got no answer."""
+
+    expected: int
+    bid: Record | None
+    failure: StoreUnavailable
+
+
+async def settle(world: World, claim: Claim, lost: Unanswered, limit: float) -> Standing:
+    """Go on after a write that got no answer; see `write_surely`."""
+    expected, bid, failure = lost
     if world.now() >= limit:  # a lease that is over, or a waiting time: what comes after must not wait for us
         raise failure
     standing = await read(world, claim, limit)
