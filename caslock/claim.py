@@ -79,6 +79,8 @@ class Terms(NamedTuple):
     retry: Retry
     shared: bool
     """Whether other Lock objects may have the same owner."""
+    ended: Callable[[Claim], bool]
+    """Tells whether what ran a claim is no more (an event loop that was closed)."""
 
 
 class Claim:
@@ -104,6 +106,7 @@ class Claim:
     woke = False  # its release has woken somebody who waits at the store
     polite = False  # this process has just let go of the key: who was woken goes first
     told = False  # of its loss
+    settled = True  # nothing of it can stand that nobody knows of: a clean-up has come to its end
     writes = 0
     event: Event | None = None  # what wakes it in the queue of its process
     promised = False  # who holds the key before us, in this process, writes our first put
@@ -130,7 +133,7 @@ class Claim:
             by: the thread or task that acquires.
 
         """
-        self.key, self.owner, self.ttl, self.auto_renew, self.max_hold, self.retry, self.shared = terms
+        self.key, self.owner, self.ttl, self.auto_renew, self.max_hold, self.retry, self.shared, self.ended = terms
         self.lease = self.ttl
         self.hold = hold
         self.stamp = stamp
@@ -188,7 +191,7 @@ class Claim:
         # A lease is never made shorter than what another hold of this owner may believe.
         ttl = max(self.lease, standing.ttl) if others else self.lease
         holds = (*others, self.hold)
-        return standing._replace(holds=holds, ttl=ttl, write=self.mark(), fence=_fence(standing, version))
+        return standing._replace(holds=holds, ttl=ttl, write=self.mark(), fence=fence_of(standing, version))
 
     def _tenure(self, late: float) -> Record:
         """Begin a tenure: its fence will be the version."""
@@ -197,8 +200,9 @@ class Claim:
 
     def stand(self, record: Record, version: int, now: float) -> None:
         """Take note that we stand in `record`: the one place where belief grows."""
-        self.began = self.began or now
-        self.fence = self.fence or _fence(record, version)
+        fence = fence_of(record, version)
+        if fence != self.fence:  # another tenure than one that an acquire has told nobody of yet
+            self.began, self.fence = now, fence
         self.record, self.version = record, version
         landed = self.sends.pop(record.write, None)
         if landed is None:  # another hold of our owner has written it: our lease is no shorter for that
@@ -235,7 +239,7 @@ class Claim:
         lost_put = self.may_land(ABSENT)
         if others:
             late = FREE_TTL if lost_put else standing.late
-            return standing._replace(holds=others, write=self.mark(), fence=_fence(standing, version), late=late)
+            return standing._replace(holds=others, write=self.mark(), fence=fence_of(standing, version), late=late)
         rest = FREE_TTL if lost_put else standing.late - (now - (self.began or now))
         return self.free(rest) if rest > 0 else None
 
@@ -258,5 +262,6 @@ def margin(lease: float) -> float:
     return min(0.01 * lease + 0.002, lease / 2)
 
 
-def _fence(record: Record, version: int) -> int:
+def fence_of(record: Record, version: int) -> int:
+    """Give the fencing number of the tenure that a record belongs to."""
     return version if record.fence is None else record.fence

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from caslock.claim import FREE_TTL, NEVER, Claim, Standing, margin
+from caslock.claim import FREE_TTL, NEVER, Claim, Standing, fence_of, margin
 from caslock.errors import CaslockError, LockLost, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.request import (
     Unanswered,
@@ -172,6 +172,7 @@ async def give_up(world: World, claim: Claim, error: BaseException) -> None:
     trouble: list[str] = []
 
     async def clean_up() -> None:
+        claim.settled = False
         try:
             async with claim.mutex:  # first settle any renewal under way
                 start = (claim.version, claim.record) if claim.record else await read(world, claim, NEVER)
@@ -182,6 +183,7 @@ async def give_up(world: World, claim: Claim, error: BaseException) -> None:
         else:
             if claim.may_land(ABSENT) and standing is not None and not standing.free:
                 trouble.append(f"when {standing} has left")
+        claim.settled = True  # else an interrupt has struck, and it has to be done again
 
     if claim.sends or claim.record is not None:
         await world.finish(clean_up)
@@ -247,7 +249,8 @@ async def renew(world: World, claim: Claim, ttl: float) -> None:
             first = claim.writes
             bid = claim.bid(claim.record, claim.version)
             version, standing = await write_surely(world, claim, claim.version, bid, claim.deadline)
-            if standing is None or not claim.stands_in(standing):
+            check(world, claim)  # lost is lost: it may have been told, and another claim of ours been let in
+            if standing is None or not claim.stands_in(standing) or fence_of(standing, version) != claim.fence:
                 raise claim.lose(_instead(world, standing))
             claim.stand(standing, version, world.now())
             if claim.wrote(standing, first):

@@ -125,7 +125,8 @@ class LockState:
         self.owner = self._given_owner or f"{self._host}:{self._nonce}"
         ttl = min(self.ttl, self.max_hold)
         shared = self._given_owner is not None
-        self._terms = Terms(self.key, self.owner, ttl, self.auto_renew, self.max_hold, self.retry, shared)
+        ended = self.world.ended
+        self._terms = Terms(self.key, self.owner, ttl, self.auto_renew, self.max_hold, self.retry, shared, ended)
         self.newest = ""  # hold id
         self._pid = os.getpid()  # last: from here on other threads of a child rely on the rest
 
@@ -207,7 +208,9 @@ class LockState:
             await core.give_up(self.world, claim, error)
         finally:
             claim.levels.clear()
-            self._forget(claim)
+            self._turnstile.leave(claim, self.world.now())
+            if claim.settled:
+                self._claims.pop(claim.hold, None)
 
     def _forget(self, claim: Claim) -> None:
         self._turnstile.leave(claim, self.world.now())
@@ -218,7 +221,10 @@ class LockState:
         me = self.world.me()
         for claim in list(self._claims.values()):
             if claim.by is me and (claim.ending or not claim.levels):
-                await self.undo(claim, error)
+                try:
+                    await self.undo(claim, error)
+                finally:
+                    self._claims.pop(claim.hold, None)
         self._turnstile.inside(self.world.now())
 
     async def release(self, hold: Holding) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from caslock import core
 from caslock.claim import NEVER
-from caslock.errors import CaslockError, NotHeld
+from caslock.errors import CaslockError, LockLost, NotHeld, StoreError
 from caslock.hold import Holding
 
 if TYPE_CHECKING:
@@ -81,15 +81,7 @@ class Holds(Generic[H_co]):
 
         Where the store can, what leaves nothing behind travels as one request.
         """
-        failure: BaseException | None = None
-        leaving = [hold for hold in reversed(self._holds) if hold.leaves_key]
-        if len(leaving) > 1 and all(hold.world.home is leaving[0].world.home for hold in leaving):
-            try:
-                await core.leave_together(leaving[0].world, [hold.claim for hold in leaving])
-            except GeneratorExit:
-                raise
-            except BaseException as error:  # noqa: BLE001 - raised once all is released
-                failure = error
+        failure = await self._leave_together()
         for hold in reversed(self._holds):
             if not hold.is_open:
                 continue
@@ -98,12 +90,21 @@ class Holds(Generic[H_co]):
             except GeneratorExit:
                 raise
             except BaseException as error:  # noqa: BLE001 - raised once the rest is released
-                if failure is None:
-                    failure = error
-                else:
-                    failure.add_note(str(error))
+                failure = _worse(failure, error)
         if failure is not None:
             raise failure
+
+    async def _leave_together(self) -> BaseException | None:
+        """Release as one request what can be; gives what has interrupted that."""
+        leaving = [hold for hold in reversed(self._holds) if hold.leaves_key]
+        if len(leaving) > 1 and all(hold.world.home is leaving[0].world.home for hold in leaving):
+            try:
+                await core.leave_together(leaving[0].world, [hold.claim for hold in leaving])
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised once all is released
+                return error
+        return None
 
 
 M = TypeVar("M", bound=Holds[Holding])
@@ -188,6 +189,16 @@ class MultiState(Generic[M]):
                 return held
         message = f"{', '.join(repr(state.key) for state in self.states)}: not held by this thread or task"
         raise NotHeld(message)
+
+
+def _worse(failure: BaseException | None, error: BaseException) -> BaseException:
+    """Give the one to raise, with the other as its note: a loss, for what gave no answer can be released again."""
+    if failure is None:
+        return error
+    if isinstance(error, LockLost) and isinstance(failure, StoreError):
+        failure, error = error, failure
+    failure.add_note(str(error))
+    return failure
 
 
 async def _roll_back(begun: dict[LockState, Claim], holds: list[H], failure: BaseException) -> None:

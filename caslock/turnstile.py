@@ -173,7 +173,9 @@ def _may_join(claim: Claim, inside: list[Claim]) -> bool:
 
 
 def _is_over(claim: Claim, now: float) -> bool:
-    return bool(claim.levels) and (now >= claim.deadline or bool(claim.lost))
+    if claim.levels and (now >= claim.deadline or claim.lost):
+        return True
+    return claim.ended(claim)
 
 
 def turnstile_of(store: object, key: str) -> Turnstile:
