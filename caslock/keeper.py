@@ -1,9 +1,9 @@
 """The law of this file: a lease is renewed at a third of its length, and nobody pays for it who lets go before.
 
 Blocking stores have one background thread each, so that a store that hangs starves no other's renewals.  It starts with
-the first hold and ends when it comes by and finds none.  It sleeps until the earliest hold is due, so an acquire wakes
-it only to tell of one that is due before that.  Claims are known weakly: a hold that everybody has forgotten is not
-renewed for ever.
+the first hold and ends when it comes by twice and finds none.  It sleeps until the earliest hold is due, so an acquire
+wakes it only to tell of one that is due before that.  Claims are known weakly: a hold that everybody has forgotten is
+not renewed for ever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from caslock import clock, core
 from caslock.claim import NEVER
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     Run = Callable[[Coroutine[object, object, float | None]], float | None]
 
+
+LINGER: Final = 1.0
+"""Seconds that a keeper stays without a hold: who locks again and again starts no thread each time."""
 
 _guard = threading.RLock()  # a signal handler may use a lock while its thread is in here
 _keepers: dict[int, Keeper] = {}  # by the id of their store
@@ -69,18 +72,23 @@ class Keeper:
 
     def keep(self) -> None:
         """Visit claims as they come due, until there are none."""
+        idle = False
         while True:
             with _guard:
                 self.wakes = NEVER
-                if not self._forget_dead():
+                empty = not self._forget_dead()
+                if empty and idle:
                     if _keepers.get(id(self._store)) is self:  # an interrupt may have struck before it stood there
                         del _keepers[id(self._store)]
                     return
+                idle = empty
                 now = clock.now()
-                ready, self.wakes = self._ready(now)
+                ready, wakes = self._ready(now)
                 if not ready:
+                    self.wakes = min(wakes, now + LINGER) if empty else wakes
                     self.alarm.wait(min(self.wakes - now, threading.TIMEOUT_MAX))
                     continue
+                self.wakes = wakes
             while ready:
                 self._visit(*ready.pop())  # weakly known again, once it is visited
 
