@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock.store import ABSENT, AsyncStore, Entry, Store
+from caslock.store import (
+    ABSENT,
+    WOKEN,
+    AsyncBatchingStore,
+    AsyncStore,
+    AsyncWakingStore,
+    BatchingStore,
+    Entry,
+    Put,
+    Removal,
+    Store,
+    WakingStore,
+)
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -144,8 +162,8 @@ def test_every_memory_is_a_place_of_its_own() -> None:
     assert three.traits.place in repr(three)
     put(one)
     assert two.get("k") is None
-    assert isinstance(one, Store)
-    assert isinstance(three, AsyncStore)
+    assert all(isinstance(one, kind) for kind in (Store, WakingStore, BatchingStore))
+    assert all(isinstance(three, kind) for kind in (AsyncStore, AsyncWakingStore, AsyncBatchingStore))
 
 
 FORK = """
@@ -177,3 +195,283 @@ thread.join()
 def test_a_forked_child_has_a_copy_that_works() -> None:
     """A fork while another thread is inside a verb gives the child a memory of its own, never a stuck mutex."""
     subprocess.run([sys.executable, "-c", FORK], cwd=ROOT, check=True, timeout=50)
+
+
+def until(happened: Callable[[], object]) -> None:
+    """Look again and again until something has happened."""
+    give_up = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < give_up
+        time.sleep(0.0005)
+
+
+def value_stands(store: MemoryStore, value: bytes) -> int:
+    """Give the version under which it stands."""
+    entry = store.get("k")
+    assert entry is not None
+    assert entry.value == value
+    return entry.version
+
+
+def waits(store: MemoryStore, *, native: bool) -> Callable[[str, int, float], Entry | None]:
+    """Give what waits for a key, by either API, and then puts there."""
+
+    def wait(key: str, version: int, timeout: float) -> Entry | None:
+        if native:
+            return asyncio.run(AsyncMemoryStore(store).put_when_free(key, b"mine", version, 10, timeout))
+        return store.put_when_free(key, b"mine", version, 10, timeout)
+
+    return wait
+
+
+class Waiters:
+    """Threads and tasks that wait for one key, in the order in which they were started."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        """Begin with none."""
+        self.store = store
+        self.woken: list[str] = []
+        self.threads: list[threading.Thread] = []
+
+    def lined_up(self) -> int:
+        """How many stand in line."""
+        return sum(map(len, self.store._lines.values()))
+
+    def start(self, name: str, version: int, kind: str) -> None:
+        """Start one, and see it stand in line."""
+        lined_up = self.lined_up()
+        self.threads.append(
+            threading.Thread(target=self._thread if kind == "thread" else self._task, args=[name, version])
+        )
+        self.threads[-1].start()
+        until(lambda: self.lined_up() == lined_up + 1)
+
+    def _thread(self, name: str, version: int) -> None:
+        assert self.store.put_when_free("k", name.encode(), version, 10, 20) is not None
+        self.woken.append(name)
+
+    def _task(self, name: str, version: int) -> None:
+        waiting = AsyncMemoryStore(self.store).put_when_free("k", name.encode(), version, 10, 20)
+        assert asyncio.run(waiting) is not None
+        self.woken.append(name)
+
+    def join(self) -> None:
+        """See the end of all."""
+        for thread in self.threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_one_removal_wakes_one_waiter_in_order(store: MemoryStore) -> None:
+    """Threads, and tasks of other loops, wait in one line: each removal lets the first of it put, and says so."""
+    waiters = Waiters(store)
+    version = put(store)
+    for number in range(8):
+        waiters.start(str(number), (version, ABSENT)[number // 2 % 2], ("thread", "task")[number % 2])
+    for number in range(8):
+        assert store.invalidate("k", version) == WOKEN
+        until(lambda: len(waiters.woken) > number)  # noqa: B023 - called at once
+        assert waiters.woken == [str(earlier) for earlier in range(number + 1)]
+        version = put(store, value=b"%d" % number, version=value_stands(store, b"%d" % number))
+    waiters.join()
+    assert store.invalidate("k", version) is None
+    assert not store._lines
+
+
+def test_only_a_removal_of_that_key_wakes(store: MemoryStore, clock: Clock) -> None:
+    """A put, an expiry, a refused removal and another key's removal wake nobody."""
+    waiters = Waiters(store)
+    waiters.start("first", ABSENT, "thread")
+    version = put(store, version=put(store))
+    assert store.invalidate("k", version + 1) == (b"v", version)
+    assert store.invalidate("other", put(store, "other")) is None
+    clock.now += 11
+    assert store.invalidate("k", version) is None
+    assert waiters.lined_up() == 1
+    assert store.invalidate("k", put(store)) == WOKEN
+    waiters.join()
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_version_that_has_passed_is_not_waited_for(
+    store: MemoryStore,
+    clock: Clock,
+    native: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Removed, expired or never there: it puts at once; overwritten: it tells at once who stands."""
+    wait, begun = waits(store, native=native), time.monotonic()
+    assert wait("k", 1, 20) == (b"mine", 1)
+    assert wait("k", 7, 20) == (b"mine", 1)
+    version = put(store, version=1)
+    assert wait("k", 1, 20) == (b"v", version)
+    assert store.invalidate("k", version) is None
+    assert wait("k", version, 20) == (b"mine", version + 1)
+    clock.now += 11
+    assert wait("k", version + 1, 20) == (b"mine", version + 2)
+    assert time.monotonic() - begun < 10
+    assert not store._lines
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("timeout", [0.03, 0.0, -1.0])
+def test_a_wait_ends_in_time_and_leaves_nothing(store: MemoryStore, timeout: float, native: bool) -> None:  # noqa: FBT001 - a parameter
+    """At its timeout a waiter tries, and is gone: the next removal wakes nobody, and nothing has grown."""
+    wait, version = waits(store, native=native), put(store)
+    for _ in range(20):
+        begun = time.monotonic()
+        assert wait("k", version, timeout) == wait("k", ABSENT, timeout) == (b"v", version)
+        free = wait("free", ABSENT, timeout)
+        assert time.monotonic() - begun >= 3 * timeout
+        assert free is not None
+        assert free.value == b"mine"
+        assert store.invalidate("free", free.version) is None
+    assert not store._lines
+    assert store.invalidate("k", version) is None
+
+
+def test_no_removal_is_missed(store: MemoryStore) -> None:
+    """Two that hand a key to and fro thousands of times never wait for a timeout: no wake-up is lost."""
+    rounds, begun = 3000, time.monotonic()
+
+    def take_and_leave(name: bytes) -> None:
+        for _ in range(rounds):
+            standing = store.put_if_version("k", name, ABSENT, 1e6)
+            while standing is None or standing.value != name:
+                standing = store.put_when_free("k", name, standing.version if standing else ABSENT, 1e6, 30)
+            assert store.invalidate("k", standing.version) in (None, WOKEN)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(take_and_leave, (b"a", b"b", b"c")))
+    assert time.monotonic() - begun < 30
+    assert not store._lines
+
+
+INTERRUPT = """
+import random, signal, threading, time
+from caslock.stores.memory import MemoryStore
+from caslock.store import WOKEN
+def interrupt(signum, frame):
+    if armed:
+        raise KeyboardInterrupt
+armed = False
+signal.signal(signal.SIGALRM, interrupt)
+store, interrupted = MemoryStore(), 0
+for number in range(3000):
+    version = store.put_if_version("k", b"", 0, 60).version
+    remover = None
+    if number % 3 == 0:
+        remover = threading.Timer(random.uniform(0, 1e-4), store.invalidate, ("k", version))
+        remover.start()
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-6, 2e-4))
+        while True:
+            store.put_when_free("k", b"mine", 0, 60, random.uniform(0, 1e-4))
+    except KeyboardInterrupt:
+        armed = False
+        interrupted += 1
+    if remover:
+        remover.join()
+    assert not store._lines, number
+    standing = store.get("k")
+    assert standing is None or store.invalidate("k", standing.version) is None
+assert interrupted == 3000
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
+def test_an_interrupted_wait_leaves_nothing() -> None:
+    """KeyboardInterrupt at any moment of a wait leaves nobody in line."""
+    subprocess.run([sys.executable, "-c", INTERRUPT], cwd=ROOT, check=True, timeout=50)
+
+
+def test_a_cancelled_wait_leaves_nothing_and_passes_on_what_woke_it(store: MemoryStore) -> None:
+    """A task that is cancelled has left the line; one that was woken and is cancelled at once wakes the next."""
+
+    async def main() -> None:
+        shared = AsyncMemoryStore(store)
+
+        def wait(value: bytes) -> asyncio.Task[Entry | None]:
+            return asyncio.create_task(shared.put_when_free("k", value, ABSENT, 10, 20))
+
+        first, second = wait(b"1"), wait(b"2")
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert len(store._lines["k"]) == 1
+        third = wait(b"3")
+        await asyncio.sleep(0)
+        assert await shared.invalidate("k", put(store)) == WOKEN
+        second.cancel()
+        assert await third == (b"3", value_stands(store, b"3"))
+        with pytest.raises(asyncio.CancelledError):
+            await second
+
+    asyncio.run(main())
+    assert not store._lines
+
+
+def test_a_loop_that_has_ended_takes_no_wake_up_with_it(store: MemoryStore) -> None:
+    """A task of a closed loop is passed over: the removal wakes the next in line."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(AsyncMemoryStore(store).put_when_free("k", b"lost", ABSENT, 10, 20))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    waiters = Waiters(store)
+    waiters.start("next", ABSENT, "thread")
+    assert waiters.lined_up() == 2
+    assert store.invalidate("k", put(store)) == WOKEN
+    waiters.join()
+    task._log_destroy_pending = False  # type: ignore[attr-defined] # asyncio would tell of what we did on purpose
+
+
+def test_several_puts_are_one(store: MemoryStore) -> None:
+    """All are written or none, and the answers tell what stands under each key."""
+    first = store.put_many([Put(key, key.encode(), ABSENT, 10) for key in "abc"])
+    assert first == [store.get(key) for key in "abc"]
+    mixed = [Put("a", b"x", first[0].version if first[0] else 0, 10), Put("b", b"y", ABSENT, 10), Put("d", b"", 0, 10)]
+    assert store.put_many(mixed) == [first[0], first[1], None]
+    assert [store.get(key) for key in "abcd"] == [*first, None]
+
+
+def test_several_removals_are_one_and_wake(store: MemoryStore) -> None:
+    """Each that matches is removed and wakes its first waiter; the answers tell what stands under each key."""
+    waiters = Waiters(store)
+    waiters.start("waiter", ABSENT, "thread")
+    versions = [put(store, key) for key in "kab"]
+    removals = [Removal(key, version) for key, version in zip("kab", [*versions[:2], 1], strict=True)]
+    assert store.invalidate_many(removals) == [WOKEN, None, (b"v", versions[2])]
+    waiters.join()
+
+
+FORK_WHILE_WAITING = """
+import asyncio, os, threading, time
+from caslock.store import WOKEN
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+store = MemoryStore()
+threads = [
+    threading.Thread(target=store.put_when_free, args=("k", b"1", 0, 30, 30)),
+    threading.Thread(target=lambda: asyncio.run(AsyncMemoryStore(store).put_when_free("k", b"2", 0, 30, 30))),
+]
+for thread in threads:
+    thread.start()
+while sum(map(len, store._lines.values())) < 2:
+    time.sleep(0.001)
+child = os.fork()
+if child == 0:
+    assert store.invalidate("k", store.put_if_version("k", b"", 0, 60).version) is None
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+version = store.put_if_version("k", b"", 0, 60).version
+for thread in threads:
+    assert store.invalidate("k", version) == WOKEN
+    thread.join()
+    version = store.get("k").version
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_has_none_of_the_waiters() -> None:
+    """The child's removals wake nobody, and the parent's waiters are still there to be woken."""
+    subprocess.run([sys.executable, "-c", FORK_WHILE_WAITING], cwd=ROOT, check=True, timeout=50)
