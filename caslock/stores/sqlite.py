@@ -1,6 +1,8 @@
 """The law of this file: one transaction per verb, in one local file that all processes of one machine share.
 
 - Versions come from a single row that is never deleted, counted up in the transaction that uses them.
+- A verb costs by the pages it writes.  So there is one table and no index, and as long as few keys are locked at
+  once, the counter and all of them are in a single page.
 - Leases are measured by the machine's own clock since boot, which nobody can set.  It starts again with the machine,
   and by then every holder is dead: leases of another boot are removed by whoever opens the file first.
 - A connection never lives through a fork.  The child's SQLite would believe that it has the parent's file locks, and
@@ -18,15 +20,18 @@ import weakref
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec
+from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple, Unpack
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry, Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-_P = ParamSpec("_P")
+    from caslock.store import Put, Removal
+
+_T = TypeVar("_T")
+_Arguments = TypeVarTuple("_Arguments")
 
 _now: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
@@ -36,21 +41,26 @@ _LONGEST: Final = 86_400
 _SKIP: Final = 2**32
 """More versions than a power failure can take back: it loses what the write-ahead log had not yet synced."""
 
-_TABLES: Final = (
-    """CREATE TABLE IF NOT EXISTS caslock_counter (
-        id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, boot TEXT NOT NULL, clock REAL NOT NULL)""",
-    """CREATE TABLE IF NOT EXISTS caslock_entries (
-        key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID""",
-    "CREATE INDEX IF NOT EXISTS caslock_expires ON caslock_entries (expires)",
-)
-_LOOK: Final = """SELECT c.boot, c.version, CAST(e.value AS BLOB), e.version
-    FROM caslock_counter c LEFT JOIN caslock_entries e ON e.key = ? AND e.expires > ?"""
-_COUNT: Final = "UPDATE caslock_counter SET version = ?, clock = ?"
-_WRITE: Final = "INSERT OR REPLACE INTO caslock_entries (key, value, version, expires) VALUES (?, ?, ?, ?)"
-_REMOVE: Final = "DELETE FROM caslock_entries WHERE key = ? AND version = ?"
-# A put adds one entry at most and removes two that have expired, so that what has expired never piles up.
-_SWEEP: Final = """DELETE FROM caslock_entries WHERE key IN (
-    SELECT key FROM caslock_entries WHERE expires <= ? ORDER BY expires LIMIT 2)"""
+# Keys of entries are text.  Two rows are not entries: the counter, under the number 0, with the name of the boot for a
+# value, the last version, and the clock at that moment; and the sweeper's hand, under 1, with a key for a value.
+_TABLE: Final = """CREATE TABLE IF NOT EXISTS caslock (
+    key BLOB PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID"""
+_COUNTER: Final = "SELECT value, expires, version FROM caslock WHERE key = 0"
+_LOOK: Final = """SELECT c.value, c.version, CAST(e.value AS BLOB), e.version
+    FROM caslock c LEFT JOIN caslock e ON e.key = ? AND e.expires > ? WHERE c.key = 0"""
+_COUNT: Final = "REPLACE INTO caslock VALUES (0, ?, ?, ?)"
+_WRITE: Final = "REPLACE INTO caslock VALUES (?, ?, ?, ?)"
+_COUNT_AND_WRITE: Final = "REPLACE INTO caslock VALUES (0, ?, ?, ?), (?, ?, ?, ?)"
+_REMOVE: Final = "DELETE FROM caslock WHERE key = ? AND version = ?"
+_REMOVE_ALL: Final = "DELETE FROM caslock WHERE key >= ''"
+
+# A hand goes round the keys: 16 puts add 16 entries at most and look at 32, as does whoever opens the file.  So what
+# has expired is gone after one more round, without an index that every verb would have to write.
+_SWEEP_EVERY: Final = 16
+_HAND: Final = "SELECT value FROM caslock WHERE key = 1"
+_REACH: Final = "SELECT max(key) FROM (SELECT key FROM caslock WHERE key > ? ORDER BY key LIMIT 32)"
+_SWEEP: Final = "DELETE FROM caslock WHERE key > ? AND key <= ? AND expires <= ?"
+_TURN: Final = "REPLACE INTO caslock VALUES (1, ?, 0, 0)"
 
 _REASONS: Final = {
     sqlite3.SQLITE_CANTOPEN: "its directory must exist, and must be writable as the file must",
@@ -99,15 +109,27 @@ class SQLiteStore:
 
     def get(self, key: str) -> Entry | None:
         """Read what stands under `key`; takes no write lock."""
-        return self._request(self._get, key)
+        return self._request(self._get, _checked(key))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """Write `value` for `ttl` seconds, from when the write lock is ours, if exactly `version` stands."""
-        return self._request(self._put, key, value, version, ttl)
+        return self._request(self._put, _checked(key), value, version, ttl)
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """Remove what stands under `key` if its version is exactly `version`; who fails reads once more."""
-        return self._request(self._remove, key, version)
+        return self._request(self._remove, _checked(key), version)
+
+    def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None]:
+        """Write all of them if every one's version stands, else none, in one transaction."""
+        for put in puts:
+            _checked(put.key)
+        return self._request(self._put_many, puts)
+
+    def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None]:
+        """Remove each whose version stands, in one transaction."""
+        for removal in removals:
+            _checked(removal.key)
+        return self._request(self._remove_many, removals)
 
     def close(self) -> None:
         """Give back the file handles.  What is in the file stays."""
@@ -119,17 +141,7 @@ class SQLiteStore:
         """Name the file."""
         return f"<SQLiteStore {self.traits.place}>"
 
-    def _request(
-        self,
-        verb: Callable[Concatenate[sqlite3.Cursor, str, _P], Entry | None],
-        key: str,
-        *args: _P.args,
-        **kwargs: _P.kwargs,
-    ) -> Entry | None:
-        try:
-            key.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"the key {key!r} holds a lone surrogate, which is no character") from None
+    def _request(self, verb: Callable[[sqlite3.Cursor, Unpack[_Arguments]], _T], *arguments: *_Arguments) -> _T:
         asked = time.monotonic()
         # One connection for all threads: SQLite has one writer at a time, and threads of one process would only
         # add its polling to their wait.  `with` and not `acquire`: no signal can come between taking it and the block.
@@ -142,7 +154,7 @@ class SQLiteStore:
                 raise StoreUnavailable(f"{self._path}: other threads waited for all of {self._timeout:g} s", sent=False)
             self._busy = True
             try:
-                return verb(self._cursor or self._open(), key, *args, **kwargs)
+                return verb(self._cursor or self._open(), *arguments)
             except (sqlite3.Error, OverflowError) as error:
                 self._drop()
                 raise self._outcome(error) from error
@@ -163,17 +175,49 @@ class SQLiteStore:
             cursor.execute("ROLLBACK")
             return standing
         written = Entry(value, last + 1)
-        cursor.execute(_COUNT, (written.version, now))
-        cursor.execute(_SWEEP, (now,))
-        cursor.execute(_WRITE, (key, value, written.version, now + ttl))
+        cursor.execute(_COUNT_AND_WRITE, (self._boot, last + 1, now, key, value, last + 1, now + ttl))
+        if not written.version % _SWEEP_EVERY:
+            self._sweep(cursor, now)
         cursor.execute("COMMIT")
         return written
+
+    def _put_many(self, cursor: sqlite3.Cursor, puts: Sequence[Put]) -> Sequence[Entry | None]:
+        cursor.execute("BEGIN IMMEDIATE")
+        now, last, standing = _now(), ABSENT, list[Entry | None]()
+        for put in puts:
+            last, entry = self._look(cursor, put.key, now)
+            standing.append(entry)
+        if [put.version for put in puts] != [entry.version if entry else ABSENT for entry in standing]:
+            cursor.execute("ROLLBACK")
+            return standing
+        written = [Entry(put.value, last + number) for number, put in enumerate(puts, 1)]
+        rows = zip(puts, written, strict=True)
+        cursor.executemany(_WRITE, [(put.key, *entry, now + put.ttl) for put, entry in rows])
+        if written:
+            cursor.execute(_COUNT, (self._boot, last + len(puts), now))
+            for _ in range((last + len(puts)) // _SWEEP_EVERY - last // _SWEEP_EVERY):
+                self._sweep(cursor, now)
+        cursor.execute("COMMIT")
+        return written
+
+    def _sweep(self, cursor: sqlite3.Cursor, now: float) -> None:
+        (hand,) = cursor.execute(_HAND).fetchone() or ("",)
+        (reach,) = cursor.execute(_REACH, (hand,)).fetchone()
+        if reach is not None:
+            cursor.execute(_SWEEP, (hand, reach, now))
+        cursor.execute(_TURN, (reach or "",))
 
     def _remove(self, cursor: sqlite3.Cursor, key: str, version: int) -> Entry | None:
         # A single statement is a transaction of its own.  It asks for no time and no boot: a version is of one write.
         if cursor.execute(_REMOVE, (key, version)).rowcount == 1:
             return None
         return self._get(cursor, key)
+
+    def _remove_many(self, cursor: sqlite3.Cursor, removals: Sequence[Removal]) -> Sequence[Entry | None]:
+        cursor.execute("BEGIN IMMEDIATE")
+        standing = [self._remove(cursor, *removal) for removal in removals]
+        cursor.execute("COMMIT")
+        return standing
 
     def _look(self, cursor: sqlite3.Cursor, key: str, now: float) -> tuple[int, Entry | None]:
         row = cursor.execute(_LOOK, (key, now)).fetchone()
@@ -204,21 +248,21 @@ class SQLiteStore:
         # `_SKIP` sees to it that no version comes twice.
         cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute("BEGIN IMMEDIATE")
-        for statement in _TABLES:
-            cursor.execute(statement)
+        cursor.execute(_TABLE)
         mine, now = _boot(), _now()
-        row = cursor.execute("SELECT boot, clock, version FROM caslock_counter").fetchone()
+        row = cursor.execute(_COUNTER).fetchone()
         boot, clock, version = row or (mine, now, ABSENT)
         # Where a process can't name its boot (no Linux, no /proc), a clock that has run backwards tells of a new one.
         # A reboot that even this misses does no harm: then no lease there is longer than when it was written.
         if clock > now or (mine and boot and mine != boot):
             boot = mine
-            cursor.execute("DELETE FROM caslock_entries")
+            cursor.execute(_REMOVE_ALL)
             version += _SKIP
         self._boot = boot
         # At least the wall clock's microseconds, so that versions also grow when somebody has deleted the file.
         version = max(version, time.time_ns() // 1000)
-        cursor.execute("INSERT OR REPLACE INTO caslock_counter VALUES (1, ?, ?, ?)", (version, boot, now))
+        cursor.execute(_COUNT, (boot, version, now))
+        self._sweep(cursor, now)  # Versions may have leapt over the one at which a put would have done it.
         cursor.execute("COMMIT")
         cursor.execute(f"PRAGMA busy_timeout = {int(self._timeout * 1000)}")
         return cursor
@@ -239,6 +283,14 @@ class SQLiteStore:
             return StoreUnavailable(f"{self._path} can't be read or written: {error}")
         reason = _REASONS.get(code)
         return StoreError(f"{self._path}: {error}" + (f" ({reason})" if reason else ""))
+
+
+def _checked(key: str) -> str:
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the key {key!r} holds a lone surrogate, which is no character") from None
+    return key
 
 
 def _locked(error: Exception) -> bool:

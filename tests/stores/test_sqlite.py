@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.store import ABSENT, Entry, Store
+from caslock.store import ABSENT, Entry, Put, Removal, Store
 from caslock.stores import sqlite
 from caslock.stores.sqlite import SQLiteStore
 
@@ -48,6 +48,12 @@ def sql(path: Path) -> Iterator[Callable[..., list[tuple[object, ...]]]]:
     """Work on the file by hand, in autocommit mode."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=5)) as connection:
         yield lambda *args: connection.execute(*args).fetchall()
+
+
+def entries(path: Path) -> list[object]:
+    """Give the keys of all entries in the file, whether they stand or not."""
+    with sql(path) as execute:
+        return [key for (key,) in execute("SELECT key FROM caslock WHERE typeof(key) = 'text'")]
 
 
 def put(store: SQLiteStore, key: str = "k", value: bytes = b"v", version: int = ABSENT, ttl: float = 60.0) -> int:
@@ -133,17 +139,16 @@ def test_versions_grow_even_when_the_file_is_deleted(path: Path, store: SQLiteSt
     assert put(store) > before
 
 
-@pytest.mark.parametrize("change", ["boot = 'another'", "clock = clock + 1e6"])
+@pytest.mark.parametrize("change", ["value = 'another'", "expires = expires + 1e6"])
 def test_what_stood_before_a_reboot_does_not_stand(path: Path, store: SQLiteStore, change: str) -> None:
     """Entries of another boot, told by its name or by a clock that ran backwards, are gone; versions leap ahead."""
     before = put(store, ttl=1e9)
     store.close()
     with sql(path) as execute:
-        execute(f"UPDATE caslock_counter SET {change}")  # noqa: S608 - the test's own text
+        execute(f"UPDATE caslock SET {change} WHERE key = 0")  # noqa: S608 - the test's own text
     assert store.get("k") is None
     assert put(store) > before + 2**32 - 1
-    with sql(path) as execute:
-        assert execute("SELECT count(*) FROM caslock_entries") == [(1,)]
+    assert entries(path) == ["k"]
 
 
 @pytest.mark.parametrize("first_named", [True, False])
@@ -168,7 +173,7 @@ def test_a_file_taken_over_while_it_is_open_is_an_error(path: Path, store: SQLit
     """Two machines on one file is an error that says so, not a wrong answer."""
     put(store)
     with sql(path) as execute:
-        execute("UPDATE caslock_counter SET boot = 'another'")
+        execute("UPDATE caslock SET value = 'another' WHERE key = 0")
     with pytest.raises(StoreError, match=f"{path} .* another machine"):
         store.get("k") if verb == "get" else put(store, "other")
 
@@ -200,7 +205,7 @@ def test_a_lease_begins_when_the_write_lock_is_ours(path: Path, store: SQLiteSto
         released = sqlite._now()
         execute("COMMIT")
         waiting.result()
-        ((expires,),) = execute("SELECT expires FROM caslock_entries")
+        ((expires,),) = execute("SELECT expires FROM caslock WHERE key = 'k'")
     assert isinstance(expires, float)
     assert expires >= released + 60
 
@@ -514,24 +519,50 @@ def test_a_fork_by_c_code_is_refused(path: Path) -> None:
 
 
 def test_what_has_expired_does_not_pile_up(path: Path, store: SQLiteStore) -> None:
-    """Each put removes up to two entries that have expired: 1,000 puts remove 2,000."""
-    for number in range(2000):
-        put(store, f"old {number}", ttl=1e-6)
-    put(store, ttl=0.001)
-    expire(store)
-    for number in range(1000):
-        put(store, f"new {number}")
-    with sql(path) as execute:
-        assert execute("SELECT count(*) FROM caslock_entries") == [(1000,)]
-    for number in range(1000):
-        entry = store.get(f"new {number}")
-        assert entry is not None
-        store.invalidate(f"new {number}", entry.version)
-    with sql(path) as execute:
-        assert execute("SELECT count(*) FROM caslock_entries") == [(0,)]
+    """Thousands of keys, locked once each and never released, leave no more than the live ones and as many, and few."""
+    for number in range(300):
+        put(store, f"lasting {number}")
+    for number in range(4000):
+        put(store, str(number), ttl=1e-6)
+    assert len(entries(path)) <= 2 * 300 + 64
 
 
-KEYS = ["k", "K", "k ", "k\0", "k\0k", "\0", "'; DROP TABLE caslock_entries; --", "?", "%", "é", "e\u0301", "🔒" * 1024]
+def test_what_has_expired_goes_also_with_those_who_come_once(path: Path) -> None:
+    """The hand that sweeps lives in the file: it goes on where another process's put has left it."""
+    for number in range(600):
+        with contextlib.closing(SQLiteStore(path)) as once:
+            put(once, str(number), ttl=1e-6)
+    assert len(entries(path)) <= 64
+
+
+def test_an_entry_that_lives_is_never_swept(path: Path, store: SQLiteStore) -> None:
+    """The sweep passes over what still stands, wherever it stands between what does not."""
+    lasting = {f"{number}": put(store, f"{number}") for number in range(0, 1000, 7)}
+    for number in range(1000):
+        if f"{number}" not in lasting:
+            put(store, f"{number}", ttl=1e-6)
+    for _ in range(1000):
+        put(store, "again", ttl=1e-6)
+    assert set(entries(path)) - {"again"} == set(lasting)
+    assert {key: store.get(key) for key in lasting} == {key: (b"v", version) for key, version in lasting.items()}
+
+
+KEYS = [
+    "k",
+    "K",
+    "k ",
+    "k\0",
+    "k\0k",
+    "\0",
+    "0",
+    "1",
+    "'; DROP TABLE caslock; --",
+    "?",
+    "%",
+    "é",
+    "e\u0301",
+    "🔒" * 1024,
+]
 
 
 def test_every_key_is_a_key_of_its_own(store: SQLiteStore) -> None:
@@ -542,7 +573,14 @@ def test_every_key_is_a_key_of_its_own(store: SQLiteStore) -> None:
 
 def test_a_lone_surrogate_is_refused_before_any_io(path: Path, store: SQLiteStore) -> None:
     """A key that is no Unicode text is a ValueError, and the file is not even made."""
-    for verb in (store.get, lambda key: put(store, key), lambda key: store.invalidate(key, 1)):
+    verbs: list[Callable[[str], object]] = [
+        store.get,
+        lambda key: put(store, key),
+        lambda key: store.invalidate(key, 1),
+        lambda key: store.put_many([Put("k", b"", ABSENT, 60), Put(key, b"", ABSENT, 60)]),
+        lambda key: store.invalidate_many([Removal(key, 1)]),
+    ]
+    for verb in verbs:
         with pytest.raises(ValueError, match="lone surrogate"):
             verb("k\ud800")
     assert not path.exists()
@@ -560,7 +598,7 @@ def test_a_value_written_by_hand_is_an_entry_like_any_other(path: Path, store: S
     """Text that somebody wrote in the file reads as bytes, and is not overwritten."""
     version = put(store)
     with sql(path) as execute:
-        execute("UPDATE caslock_entries SET value = 'by hand'")
+        execute("UPDATE caslock SET value = 'by hand' WHERE key = 'k'")
     assert store.put_if_version("k", b"mine", ABSENT, 60) == (b"by hand", version)
 
 
@@ -630,9 +668,14 @@ def test_nothing_of_sqlite3_escapes(path: Path, store: SQLiteStore) -> None:
         store.get("k")
     assert store.get("k") == (b"v", version)
     with sql(path) as execute:
-        execute("DROP TABLE caslock_entries")
+        execute("DROP TABLE caslock")
     with pytest.raises(StoreError, match="no such table"):
         store.get("k")
+    assert put(store) > version
+    with sql(path) as execute:
+        execute("DELETE FROM caslock")
+    with pytest.raises(StoreError, match="emptied"):
+        store.put_many([Put("k", b"", ABSENT, 60)])
     assert put(store) > version
 
 
@@ -709,3 +752,68 @@ def test_random_verbs_do_as_a_dict_would(store: SQLiteStore) -> None:
                 assert answer.version > last
                 model[key], last = Entry(value, answer.version), answer.version
             assert answer == model.get(key)
+
+
+def test_several_puts_are_one(store: SQLiteStore) -> None:
+    """All are written or none, each with a version of its own, and the answers tell what stands under each key."""
+    first = store.put_many([Put(key, key.encode(), ABSENT, 60) for key in "abc"])
+    assert first == [store.get(key) for key in "abc"]
+    versions = [entry.version for entry in first if entry]
+    assert versions == sorted(set(versions))
+    mixed = [Put("a", b"x", versions[0], 60), Put("b", b"y", ABSENT, 60), Put("d", b"z", ABSENT, 60)]
+    assert store.put_many(mixed) == [first[0], first[1], None]
+    assert [store.get(key) for key in "abcd"] == [*first, None]
+    assert put(store) > versions[-1]
+    assert store.put_many([]) == []
+
+
+def test_several_removals_are_one(store: SQLiteStore) -> None:
+    """Each that matches is removed, the others stay, and the answers tell what stands under each key."""
+    entries = [Entry(b"v", put(store, key)) for key in "abc"]
+    stale = [Removal("a", entries[0].version), Removal("b", entries[0].version), Removal("d", 1)]
+    assert store.invalidate_many(stale) == [None, entries[1], None]
+    assert [store.get(key) for key in "abc"] == [None, *entries[1:]]
+    assert store.invalidate_many([]) == []
+
+
+def test_several_puts_count_as_many_for_the_sweeper(path: Path, store: SQLiteStore) -> None:
+    """What is put together and expires does not pile up either."""
+    for number in range(200):
+        store.put_many([Put(f"{number} {other}", b"", ABSENT, 1e-6) for other in range(50)])
+    assert len(entries(path)) <= 150
+
+
+def test_a_failure_in_the_middle_of_several_applies_none(store: SQLiteStore) -> None:
+    """What SQLite refuses of one is refused of all."""
+    with pytest.raises(StoreError, match="NOT NULL"):
+        store.put_many([Put("a", b"", ABSENT, 60), Put("b", b"", ABSENT, float("nan"))])
+    version = put(store, "c")
+    with pytest.raises(StoreError):
+        store.invalidate_many([Removal("c", version), Removal("d", 2**63)])
+    assert [store.get(key) for key in "abc"] == [None, None, Entry(b"v", version)]
+
+
+KILLED_IN_TURN = """
+import sys
+from caslock.store import Put
+from caslock.stores.sqlite import SQLiteStore
+store = SQLiteStore(sys.argv[1], timeout=30)
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    versions = [entry.version if entry else 0 for entry in map(store.get, "abcd")]
+    store.put_many([Put(key, b"%d" % number, version, 60) for key, version in zip("abcd", versions)])
+"""
+
+
+def test_a_kill_leaves_all_of_several_or_none(path: Path, store: SQLiteStore) -> None:
+    """Whenever a process is killed, what it put together stands together."""
+    for _ in range(10):
+        process = python(KILLED_IN_TURN, path)
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(random.uniform(0.001, 0.02))
+        process.kill()
+        process.communicate(timeout=30)
+        assert len({entry and entry.value for entry in map(store.get, "abcd")}) == 1
