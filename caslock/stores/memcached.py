@@ -6,15 +6,18 @@ Each packet ends with the question who stands now (``mg``) and a full stop (``mn
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import hashlib
 import math
 import os
 import re
 import selectors
+import socket
+import struct
 import time
 from collections import deque
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -25,12 +28,12 @@ from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
 _LONGEST_KEY: Final = 1024
 _LONGEST_TTL: Final = 30 * 24 * 3600 - 2  # the server takes an exptime of more than 30 days for a date
 _MOST_IDLE: Final = 32
+_PIECE: Final = 65_536  # bytes; a reply about what caslock writes comes in one
 _OF_AGE: Final = 4  # `uptime` starts at 2 and counts ticks of whole seconds: at 4, more than one second has gone by
 
 
@@ -115,11 +118,11 @@ class MemcachedStore:
 
     def get(self, key: str) -> Entry | None:
         """Read what stands under `key`: one round trip."""
-        return self._ask(self._name(key), ABSENT, lambda _cas: b"")
+        return self._ask(_name(key, self._prefix), ABSENT, lambda _cas: b"")
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """Write `value` for `ttl` seconds (up to 30 days less 2 s) if exactly `version` stands: one round trip."""
-        name = self._name(key)
+        name = _name(key, self._prefix)
         if len(value) > MAX_VALUE:
             raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {len(value)}")
         if not 0 < ttl <= _LONGEST_TTL:
@@ -132,7 +135,7 @@ class MemcachedStore:
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """Remove what stands under `key` if its version is exactly `version`: one round trip, and no memory."""
-        name = self._name(key)
+        name = _name(key, self._prefix)
         return self._ask(name, version, lambda cas: b"md %b C%d\r\n" % (name, cas) if version != ABSENT else b"")
 
     def close(self) -> None:
@@ -144,19 +147,9 @@ class MemcachedStore:
         """Show the place."""
         return f"MemcachedStore({self._traits.place!r})"
 
-    def _name(self, key: str) -> bytes:
-        """Encode a key so that no two share a name, none is too long, and none can hold a command."""
-        if not 1 <= len(key) <= _LONGEST_KEY:
-            raise ValueError(f"a key has 1 to {_LONGEST_KEY} characters, not {len(key)}")
-        name = quote(key, safe=":", errors="surrogatepass").encode()
-        if len(name) > (room := 250 - len(self._prefix)):
-            digest = b"%%-%b" % hashlib.sha256(name).hexdigest().encode()  # quote never makes "%-": no plain key does
-            name = name[: room - len(digest)] + digest
-        return self._prefix + name
-
     def _ask(self, name: bytes, version: int, command: Callable[[int], bytes]) -> Entry | None:
         """Send the command for the cas id of `version`, and return who stands after it."""
-        connection = self._take()
+        connection = self._next_idle() or self._open()
         try:
             cas = version - connection.origin
             # A version of another start can't stand any more, so there is nothing to do to it but to ask who does.
@@ -171,7 +164,6 @@ class MemcachedStore:
             raise StoreUnavailable(
                 f"no answer from {self._traits.place} ({problem}): the request may have been applied; read who stands"
             ) from problem
-        connection.idle_since = time.monotonic()
         if len(self._idle) < _MOST_IDLE:
             self._idle.append(connection)
         else:
@@ -184,25 +176,6 @@ class MemcachedStore:
             )
         # "HD" answers a removal only: nothing stood after it, though another client may have come in before the read.
         return None if verdict.startswith(b"HD") else entry
-
-    def _take(self) -> _Connection:
-        """Take an idle connection, or open one."""
-        place = self._traits.place
-        try:
-            return self._next_idle() or self._open()
-        except StoreError:
-            raise
-        except Exception as problem:
-            # Every memcached knows `stats`, so its "ERROR" is the one of "too many open connections".
-            unknown = isinstance(problem, MemcacheUnknownCommandError)
-            if isinstance(problem, MemcacheClientError | LookupError) and not unknown:
-                raise StoreError(
-                    f"{place} does not answer as a plain memcached without passwords does ({problem!r})"
-                ) from problem
-            raise StoreUnavailable(
-                f"can't reach memcached at {place} ({problem!r}): check that it runs, listens there and has room",
-                sent=False,
-            ) from problem
 
     def _next_idle(self) -> _Connection | None:
         """Take the connection used last, for as long as there are idle ones."""
@@ -219,6 +192,25 @@ class MemcachedStore:
                 return connection
 
     def _open(self) -> _Connection:
+        """Connect, or tell what prevents it."""
+        place = self._traits.place
+        try:
+            return self._connect()
+        except StoreError:
+            raise
+        except Exception as problem:
+            # Every memcached knows `stats`, so its "ERROR" is the one of "too many open connections".
+            unknown = isinstance(problem, MemcacheUnknownCommandError)
+            if isinstance(problem, MemcacheClientError | LookupError) and not unknown:
+                raise StoreError(
+                    f"{place} does not answer as a plain memcached without passwords does ({problem!r})"
+                ) from problem
+            raise StoreUnavailable(
+                f"can't reach memcached at {place} ({problem!r}): check that it runs, listens there and has room",
+                sent=False,
+            ) from problem
+
+    def _connect(self) -> _Connection:
         """Connect, and learn which start of the server this is and whether locks are safe with it."""
         client, patience = self._client(), time.monotonic() + self._patience
         try:
@@ -227,7 +219,7 @@ class MemcachedStore:
                 time.sleep(0.05)
                 facts |= client.stats()
             self._start = start = _start(facts, self._traits.place, not_before=self._start)
-            return _Connection(client, start)
+            return _Connection(client, start, self._patience)
         except BaseException:
             client.close()
             raise
@@ -236,32 +228,34 @@ class MemcachedStore:
 class _Connection:
     """A connection of our own to one start of the server.  It serves one request at a time."""
 
-    def __init__(self, client: Client, start: int) -> None:
+    def __init__(self, client: Client, start: int, timeout: float) -> None:
         self._client = client
         self._socket: socket.socket = client.sock
-        self._replies = self._socket.makefile("rb")
         self.pid = os.getpid()
         self.start = start
         self.origin = start << 30
-        self.idle_since = 0.0
+        self._answered = time.monotonic()
+        _let_the_kernel_time(self._socket, timeout)
 
     def ask(self, command: bytes, name: bytes) -> tuple[bytes, Entry | None]:
         """Send `command` (b"": none) and return what the server says to it, and the entry that stands after it."""
-        self._socket.sendall(b"%bmg %b v c\r\nmn\r\n" % (command, name))
-        verdict = self._line() if command else b""
-        answer, entry = self._line().split(), None
-        if answer[0] == b"VA":
-            value = self._replies.read(int(answer[1]) + 2)
-            entry = Entry(value[:-2], self.origin + int(answer[2].removeprefix(b"c")))
-        elif answer != [b"EN"]:
-            raise ConnectionError(b" ".join(answer)[:100])
-        if (end := self._line()) != b"MN":
-            raise ConnectionError(end[:100])
-        return verdict, entry
+        try:
+            self._socket.sendall(b"%bmg %b v c\r\nmn\r\n" % (command, name))
+            reply = b"" if command else b"\r\n"  # as if the server had said nothing to no command
+            while True:
+                piece = self._socket.recv(_PIECE)
+                if not piece:
+                    raise ConnectionResetError("the server closed the connection")
+                reply += piece
+                if (answer := _read(reply, self.origin)) is not None:
+                    self._answered = time.monotonic()
+                    return answer
+        except BlockingIOError as problem:  # so says the kernel that the time is over
+            raise TimeoutError("timed out") from problem
 
     def has_ended(self) -> bool:
         """Whether the server has said anything, such as goodbye, while the connection lay idle for a second or more."""
-        if time.monotonic() - self.idle_since < 1:
+        if time.monotonic() - self._answered < 1:
             return False
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
@@ -270,14 +264,51 @@ class _Connection:
     def close(self) -> None:
         """Close the socket, whatever state it is in."""
         self._client.close()
-        with contextlib.suppress(OSError):
-            self._replies.close()  # a socket ends with its last reader
 
-    def _line(self) -> bytes:
-        line: bytes = self._replies.readline(4096)
-        if not line.endswith(b"\r\n"):
-            raise ConnectionResetError("the server closed the connection")
-        return line[:-2]
+
+def _read(reply: bytes, origin: int) -> tuple[bytes, Entry | None] | None:
+    """Read a reply: what the server says to the command, and the entry that stands.  None: it is not whole yet."""
+    lines = reply.split(b"\r\n", 2)
+    if len(lines) < 3:  # noqa: PLR2004 - verdict, answer, and the rest
+        if len(reply) > _PIECE:
+            raise ConnectionError(reply[:100])
+        return None
+    verdict, answer, rest = lines
+    entry, end = None, b"MN\r\n"
+    if answer.startswith(b"VA "):
+        _, size, cas = answer.split()
+        length = int(size)
+        entry, rest, end = Entry(rest[:length], origin + int(cas.removeprefix(b"c"))), rest[length:], b"\r\nMN\r\n"
+    elif answer != b"EN":
+        raise ConnectionError(answer[:100])
+    if rest == end:
+        return verdict, entry
+    if not end.startswith(rest):
+        raise ConnectionError(rest[:100])
+    return None
+
+
+def _let_the_kernel_time(connection: socket.socket, timeout: float) -> None:
+    """Leave the timeout to the kernel, where it can: Python's own makes two system calls of each send and receive."""
+    if os.name != "posix" or type(connection).recv is not _socket.socket.recv:  # TLS, or a socket of green threads
+        return
+    limit = struct.pack("ll", *divmod(math.ceil(timeout * 1e6), 1_000_000))
+    with contextlib.suppress(OSError):
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, option, limit)
+        connection.settimeout(None)
+
+
+@lru_cache(maxsize=1024)
+def _name(key: str, prefix: bytes) -> bytes:
+    """Encode a key so that no two share a name, none is too long, and none can hold a command."""
+    if not 1 <= len(key) <= _LONGEST_KEY:
+        raise ValueError(f"a key has 1 to {_LONGEST_KEY} characters, not {len(key)}")
+    name = quote(key, safe=":", errors="surrogatepass").encode()
+    if len(name) > (room := 250 - len(prefix)):
+        digest = b"%%-%b" % hashlib.sha256(name).hexdigest().encode()  # quote never makes "%-": no plain key does
+        name = name[: room - len(digest)] + digest
+    return prefix + name
 
 
 def _start(facts: dict[bytes, Any], place: str, not_before: int) -> int:

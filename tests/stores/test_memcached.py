@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -26,7 +27,7 @@ from pymemcache.serde import pickle_serde
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry, Store
-from caslock.stores.memcached import MemcachedStore
+from caslock.stores.memcached import MemcachedStore, _name, _read
 from tests.servers import HOST, Server, absent, free_port
 
 if TYPE_CHECKING:
@@ -367,16 +368,16 @@ def test_no_two_keys_share_an_entry(memcached_server: Server, open_store: OpenSt
         assert entry.value == b"%d" % number
 
 
-def test_names_on_the_server(store: MemcachedStore) -> None:
+def test_names_on_the_server() -> None:
     """A name is 1 to 250 plain bytes, reads like its key, and a digested one can't be had by a plain key."""
     keys = nasty_keys()
-    names = [store._name(key) for key in keys]
+    names = [_name(key, b"") for key in keys]
     assert len(set(names)) == len(keys)
     assert all(re.fullmatch(rb"[A-Za-z0-9._:~%-]{1,250}", name) for name in names)
-    assert store._name("Room:42_a.b~c-d") == b"Room:42_a.b~c-d"
-    assert store._name("a b%") == b"a%20b%25"
-    digested = store._name("k" * 1024)
-    assert store._name(digested.decode()) != digested
+    assert _name("Room:42_a.b~c-d", b"") == b"Room:42_a.b~c-d"
+    assert _name("a b%", b"") == b"a%20b%25"
+    digested = _name("k" * 1024, b"")
+    assert _name(digested.decode(), b"") != digested
     assert digested.startswith(b"k" * 184 + b"%-")
 
 
@@ -392,7 +393,7 @@ def test_the_prefix_is_part_of_the_place(
     assert mine.traits.place == f"{memcached_server.url}?prefix=mine:"
     long = open_store(memcached_server, key_prefix=b"p" * 128)
     put(long, "k" * 1024, b"long")
-    assert len(long._name("k" * 1024)) == 250
+    assert len(_name("k" * 1024, b"p" * 128)) == 250
 
 
 # Construction
@@ -650,11 +651,23 @@ def test_nobody_listens() -> None:
         assert not caught.value.sent
 
 
-def test_a_server_that_is_silent(new_memcached: NewServer, open_store: OpenStore) -> None:
-    """A request without an answer may have been applied: StoreUnavailable; its late reply answers no later request."""
+class Green(socket.socket):
+    """A socket that is more than the kernel's: those of TLS and of green threads are."""
+
+    def recv(self, *args: int) -> bytes:
+        """Receive."""
+        return super().recv(*args)
+
+
+@pytest.mark.parametrize("kind", [socket.socket, Green])
+def test_a_server_that_is_silent(new_memcached: NewServer, open_store: OpenStore, kind: type[socket.socket]) -> None:
+    """A request without an answer may have been applied: StoreUnavailable; its late reply answers no later request.
+
+    So it is whoever keeps the timeout: the kernel, or Python for a socket that the kernel does not know.
+    """
     server = new_memcached()
     open_store(server.url).get("wait until it is old enough")
-    store = open_store(server, timeout=0.3)
+    store = open_store(server, timeout=0.3, socket_module=SimpleNamespace(**(vars(socket) | {"socket": kind})))
     held = put(store, "held")
     server.pause()
     with pytest.raises(StoreUnavailable) as caught:
@@ -708,6 +721,41 @@ def test_a_reply_that_is_broken(
     entry = put(store, key)
     assert through.get(key) == entry
     proxy.rewrite = lambda _data: reply
+    with pytest.raises(StoreUnavailable):
+        through.get(key)
+    proxy.rewrite = lambda data: data
+    assert through.get(key) == entry
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"STORED\r\nVA 4 c7\r\nours\r\nMN\r\n",
+        b"\r\nVA 0 c7\r\n\r\nMN\r\n",
+        b"NOT_STORED\r\nVA 16 c7\r\n\r\nMN\r\nEN\r\nMN\r\n\r\n\r\nMN\r\n",
+        b"HD\r\nEN\r\nMN\r\n",
+        b"SERVER_ERROR out of memory storing object\r\nEN\r\nMN\r\n",
+    ],
+)
+def test_a_reply_is_read_when_it_is_whole(reply: bytes) -> None:
+    """Wherever a reply is cut it is known for not whole, and one byte too many is an error."""
+    assert all(_read(reply[:size], 100) is None for size in range(len(reply)))
+    whole = _read(reply, 100)
+    assert whole is not None
+    assert whole[0] == reply.partition(b"\r\n")[0]
+    assert whole[1] is None or whole[1].version == 107
+    with pytest.raises(ConnectionError):
+        _read(reply + b"\r", 100)
+
+
+def test_a_reply_without_an_end_is_not_read_for_ever(
+    proxy: Proxy, store: MemcachedStore, key: str, open_store: OpenStore
+) -> None:
+    """A server that babbles is hung up on, however long it goes on without a line."""
+    through = open_store(proxy)
+    entry = put(store, key)
+    assert through.get(key) == entry
+    proxy.rewrite = lambda _data: b"x" * 1_000_000
     with pytest.raises(StoreUnavailable):
         through.get(key)
     proxy.rewrite = lambda data: data
