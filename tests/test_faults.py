@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock.errors import StoreUnavailable
-from caslock.store import ABSENT, AsyncStore, Entry, Store
+from caslock.store import (
+    ABSENT,
+    WOKEN,
+    AsyncBatchingStore,
+    AsyncStore,
+    AsyncWakingStore,
+    BatchingStore,
+    Entry,
+    Put,
+    Removal,
+    Store,
+    Traits,
+    WakingStore,
+)
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing import (
     AsyncFaultyStore,
@@ -23,6 +38,7 @@ from caslock.testing import (
     unsent,
 )
 from caslock.testing.drive import driven
+from caslock.testing.faults import lose_wake_up, wake_early
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +56,10 @@ class Tried:
         self.memory = MemoryStore()
         self.faulty = AsyncFaultyStore(AsyncMemoryStore(self.memory)) if native else FaultyStore(self.memory)
         self.store = driven(self.faulty)
+        assert isinstance(self.store, WakingStore)
+        assert isinstance(self.store, BatchingStore)
+        self.waking: WakingStore = self.store
+        self.batching: BatchingStore = self.store
 
     def put(self, value: bytes, version: int = ABSENT) -> Entry | None:
         """Put a value under the key."""
@@ -64,8 +84,60 @@ def tried(request: pytest.FixtureRequest) -> Tried:
 
 def test_a_store_with_faults_is_a_store() -> None:
     """Each can be handed to whatever takes a store."""
-    assert isinstance(FaultyStore(MemoryStore()), Store)
-    assert isinstance(AsyncFaultyStore(AsyncMemoryStore()), AsyncStore)
+    for kind in (Store, WakingStore, BatchingStore):
+        assert isinstance(FaultyStore(MemoryStore()), kind)
+    for async_kind in (AsyncStore, AsyncWakingStore, AsyncBatchingStore):
+        assert isinstance(AsyncFaultyStore(AsyncMemoryStore()), async_kind)
+
+
+class Plain:
+    """A store of the three verbs alone."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryStore()
+        self.traits: Traits = self._memory.traits
+
+    def get(self, key: str) -> Entry | None:
+        """Read."""
+        return self._memory.get(key)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        return self._memory.put_if_version(key, value, version, ttl)
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove."""
+        return self._memory.invalidate(key, version)
+
+
+class AsyncPlain:
+    """The same for asyncio."""
+
+    def __init__(self) -> None:
+        self._plain = Plain()
+        self.traits: Traits = self._plain.traits
+
+    async def get(self, key: str) -> Entry | None:
+        """Read."""
+        return self._plain.get(key)
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        return self._plain.put_if_version(key, value, version, ttl)
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove."""
+        return self._plain.invalidate(key, version)
+
+
+def test_faults_add_nothing_to_what_a_store_can_do() -> None:
+    """What the store can't do, its faulty one can't either, nor the one that drives it; the three verbs do."""
+    plain = FaultyStore(Plain()), AsyncFaultyStore(AsyncPlain())
+    for store in (*plain, driven(plain[1])):
+        for verb in ("put_when_free", "put_many", "invalidate_many"):
+            assert not hasattr(store, verb)
+        assert (entry := driven(store).put_if_version("key", b"", ABSENT, LONG)) is not None
+        assert driven(store).get("key") == entry
 
 
 @pytest.mark.parametrize(
@@ -168,3 +240,86 @@ def test_an_outage_ends(tried: Tried) -> None:
     tried.faulty.heal()
     assert tried.put(b"mine")
     assert tried.faulty.calls == {"put_if_version": 2, "get": 1, "invalidate": 1}
+
+
+def several(value: bytes) -> list[Put]:
+    """Put the value under three keys."""
+    return [Put(key, value, ABSENT, LONG) for key in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "applied"), [(lose_request, False), (unsent, False), (late(), False), (lose_reply, True)]
+)
+def test_several_requests_fail_as_one(tried: Tried, fault: Fault, applied: bool) -> None:  # noqa: FBT001 - a parameter
+    """What is put or removed together is lost together, or applied and not answered; and arrives late as a whole."""
+    tried.faulty.on("put_many", 1, fault)
+    with pytest.raises(StoreUnavailable) as failure:
+        tried.batching.put_many(several(b"mine"))
+    assert failure.value.sent == (fault is not unsent)
+    assert [tried.memory.get(key) is not None for key in "abc"] == [applied] * 3
+    arrives = int(fault.kept)
+    assert tried.deliver() == arrives
+    assert [tried.memory.get(key) is not None for key in "abc"] == [applied or fault.kept] * 3
+
+    standing = tried.batching.put_many(several(b"again"))
+    assert standing is not None
+    removals = [Removal(key, entry.version) for key, entry in zip("abc", standing, strict=True) if entry]
+    tried.faulty.on("invalidate_many", 1, fault)
+    with pytest.raises(StoreUnavailable):
+        tried.batching.invalidate_many(removals)
+    assert [tried.memory.get(key) is None for key in "abc"] == [applied] * 3
+    assert tried.deliver() == arrives
+    assert [tried.memory.get(key) is None for key in "abc"] == [applied or fault.kept] * 3
+    assert tried.faulty.calls == {"put_many": 2, "invalidate_many": 1}
+    assert [request.puts for request in tried.faulty.log] == [tuple(several(b"mine")), tuple(several(b"again")), ()]
+    assert tried.faulty.log[-1].removals == tuple(removals)
+
+
+def test_a_wait_without_an_answer(tried: Tried) -> None:
+    """A wait can be lost, unsent, or answered in vain; late it arrives as the put that it comes to."""
+    for fault, applied in ((lose_request, False), (unsent, False), (late(), False), (lose_reply, True)):
+        tried.faulty.on("put_when_free", 1, fault)
+        with pytest.raises(StoreUnavailable) as failure:
+            tried.waking.put_when_free("key", b"mine", 7, LONG, 20)
+        assert failure.value.sent == (fault is not unsent)
+        assert tried.standing == (b"mine" if applied else None)
+        assert tried.deliver() == (1 if fault.kept else 0)
+        assert tried.standing == (b"mine" if applied or fault.kept else None)
+        if entry := tried.memory.get("key"):
+            tried.memory.invalidate("key", entry.version)
+    assert tried.faulty.calls == {"put_when_free": 4}
+    assert tried.faulty.log[0] == ("put_when_free", "key", 7, b"mine", LONG, 20, (), ())
+
+
+def test_a_wake_up_may_be_lost(tried: Tried) -> None:
+    """Who is not woken puts at its timeout, though the key was free long before."""
+    tried.faulty.on("put_when_free", 1, lose_wake_up)
+    begun = time.monotonic()
+    answer = tried.waking.put_when_free("key", b"mine", 7, LONG, 0.2)
+    assert time.monotonic() - begun >= 0.2
+    assert answer == tried.memory.get("key")
+    assert tried.standing == b"mine"
+
+
+def test_a_wait_may_end_for_no_reason(tried: Tried) -> None:
+    """Who is woken early puts at once, and is told who stands."""
+    standing = tried.put(b"theirs")
+    assert standing is not None
+    tried.faulty.on("put_when_free", 1, wake_early)
+    begun = time.monotonic()
+    assert tried.waking.put_when_free("key", b"mine", standing.version, LONG, 20) == standing
+    assert time.monotonic() - begun < 10
+
+
+def test_without_a_fault_a_wait_is_a_wait(tried: Tried) -> None:
+    """Nothing is planned, and a removal lets in who waits."""
+    standing = tried.put(b"theirs")
+    assert standing is not None
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(tried.waking.put_when_free, "key", b"mine", standing.version, LONG, 20)
+        while not tried.memory._lines:
+            time.sleep(0.001)
+        assert tried.store.invalidate("key", standing.version) == WOKEN
+        answer = waiting.result(20)
+    assert answer is not None
+    assert answer.value == b"mine"

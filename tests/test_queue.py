@@ -115,7 +115,7 @@ def test_who_waits_costs_the_store_nothing(place: Place, pool: ThreadPoolExecuto
     waiting = [pool.submit(Lock(store, key).acquire, timeout=ENOUGH) for _ in range(30)]
     assert asked.wait(ENOUGH)
     assert until(lambda: waiters(store, key) == 29)  # the first is past the turnstile
-    assert {request.verb for request in store.log} <= {"put_if_version", "wait"}
+    assert {request.verb for request in store.log} <= {"put_if_version", "put_when_free"}
     theirs.release()
     while waiting:
         assert until(lambda: any(one.done() for one in waiting))
@@ -174,7 +174,7 @@ def test_hand_overs_in_a_row_are_bounded_in_time(
     store.log.clear()
     first.release()
     waiting.result(timeout=ENOUGH)
-    assert [request.verb for request in store.log if request.verb != "wait"] == [
+    assert [request.verb for request in store.log if request.verb != "put_when_free"] == [
         "invalidate",
         "put_if_version",
         "invalidate",

@@ -6,7 +6,7 @@ It needs pytest; nothing else in caslock imports it.
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"caslock.testing.{name}" for name in ("contract", "holders", "owners", "scene", "several", "trials"))
+    *(f"caslock.testing.{name}" for name in ("contract", "holders", "owners", "scene", "several", "trials", "waiters"))
 )
 
 from caslock.testing.contract import StoreContract  # noqa: E402 - its asserts are to be rewritten
@@ -21,9 +21,11 @@ from caslock.testing.faults import (  # noqa: E402 - as above
     late,
     lose_reply,
     lose_request,
+    lose_wake_up,
     raising,
     read_again,
     unsent,
+    wake_early,
 )
 from caslock.testing.locks import LockContract  # noqa: E402 - as above
 
@@ -39,8 +41,10 @@ __all__ = [
     "late",
     "lose_reply",
     "lose_request",
+    "lose_wake_up",
     "on_loop",
     "raising",
     "read_again",
     "unsent",
+    "wake_early",
 ]

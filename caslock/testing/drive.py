@@ -9,9 +9,9 @@ import threading
 from typing import TYPE_CHECKING, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-    from caslock.store import AsyncStore, Entry, Store, Traits
+    from caslock.store import AsyncBatchingStore, AsyncStore, AsyncWakingStore, Entry, Put, Removal, Store, Traits
 
 T = TypeVar("T")
 
@@ -40,9 +40,23 @@ def on_loop(coroutine: Coroutine[object, object, T]) -> T:
 class Driven:
     """An `AsyncStore` as a `Store`: each verb runs on the loop, those of several threads at the same time."""
 
+    put_when_free: Callable[[str, bytes, int, float, float], Entry | None]
+    """See `WakingStore.put_when_free`; it is there if the store has it."""
+    put_many: Callable[[Sequence[Put]], Sequence[Entry | None] | None]
+    """See `BatchingStore.put_many`; it is there if the store has it."""
+    invalidate_many: Callable[[Sequence[Removal]], Sequence[Entry | None] | None]
+    """See `BatchingStore.invalidate_many`; it is there if the store has it."""
+
     def __init__(self, store: AsyncStore) -> None:
         """Drive `store`."""
         self._store = store
+        if hasattr(store, "put_when_free"):
+            waking = cast("AsyncWakingStore", store)
+            self.put_when_free = lambda *arguments: on_loop(_awaited(waking.put_when_free(*arguments)))
+        if hasattr(store, "put_many"):
+            batching = cast("AsyncBatchingStore", store)
+            self.put_many = lambda puts: on_loop(_awaited(batching.put_many(puts)))
+            self.invalidate_many = lambda removals: on_loop(_awaited(batching.invalidate_many(removals)))
 
     @property
     def traits(self) -> Traits:

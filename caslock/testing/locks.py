@@ -21,6 +21,7 @@ from caslock.testing.owners import Owners
 from caslock.testing.scene import Asyncio, Blocking, Play, Scene
 from caslock.testing.several import SeveralKeys
 from caslock.testing.trials import Trials
+from caslock.testing.waiters import Waiters
 
 if TYPE_CHECKING:
     from caslock.store import AsyncStore, Store
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 PLAYS: Final[dict[str, type[Play]]] = {"blocking": Blocking, "asyncio": Asyncio}
 
 
-class LockContract(SeveralKeys, Owners, Trials, Holders):
+class LockContract(Waiters, SeveralKeys, Owners, Trials, Holders):
     """The laws of a lock: subclass it with a fixture `store`; pytest begins with the last of these classes.
 
     `another_store` should be a second client of the same place, where there can be one.

@@ -52,8 +52,8 @@ class Play(Protocol):
     def run(self, scenario: Coroutine[object, object, None]) -> None:
         """Play a whole scenario."""
 
-    def faulty(self, store: Store | AsyncStore) -> AnyFaultyStore:
-        """Wrap a store."""
+    def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
+        """Wrap a store; `plain`: without what it can do beyond the three verbs."""
         ...
 
     def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings]) -> AnyLock:
@@ -89,9 +89,9 @@ class Blocking:
         """See `Play.run`."""
         run(scenario)
 
-    def faulty(self, store: Store | AsyncStore) -> AnyFaultyStore:
+    def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
         """See `Play.faulty`."""
-        return FaultyStore(cast("Store", store))
+        return FaultyStore(cast("Store", store), plain=plain)
 
     def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings]) -> AnyLock:
         """See `Play.lock`."""
@@ -141,9 +141,11 @@ class Asyncio:
         """See `Play.run`."""
         on_loop(scenario)
 
-    def faulty(self, store: Store | AsyncStore) -> AnyFaultyStore:
+    def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
         """See `Play.faulty`."""
-        return AsyncFaultyStore(cast("AsyncStore", store)) if is_async(store) else FaultyStore(cast("Store", store))
+        if is_async(store):
+            return AsyncFaultyStore(cast("AsyncStore", store), plain=plain)
+        return FaultyStore(cast("Store", store), plain=plain)
 
     def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings]) -> AnyLock:
         """See `Play.lock`."""
@@ -201,9 +203,9 @@ class Scene:
         self.key = key
         self.traits = store.traits
 
-    def faulty(self) -> AnyFaultyStore:
-        """One client's store, with faults to be planned."""
-        return self.play.faulty(self.store)
+    def faulty(self, *, plain: bool = False) -> AnyFaultyStore:
+        """One client's store, with faults to be planned; `plain`: without what it can do beyond the three verbs."""
+        return self.play.faulty(self.store, plain=plain)
 
     def lock(
         self, store: Store | AsyncStore | None = None, key: str | None = None, **settings: Unpack[Settings]

@@ -8,7 +8,7 @@ import pytest
 
 from caslock.errors import LockLost, StoreUnavailable
 from caslock.testing.drive import done
-from caslock.testing.faults import lose_request
+from caslock.testing.faults import Fault, late, lose_reply, lose_request, unsent
 from caslock.testing.scene import TTL, Scene, attempt_all, each, scenario, take
 
 
@@ -23,7 +23,7 @@ class SeveralKeys:
             keys = [f"{key}:{letter}" for letter in "abcd"]
             busy = number < len(keys)
             theirs = await take(scene.rival(keys[number])) if busy else None
-            faulty = scene.faulty()
+            faulty = scene.faulty(plain=True)
             both_ways = scene.play.multi(faulty, [*reversed(keys), *keys], ttl=TTL, retry=(0, 0), auto_renew=False)
             if busy:
                 assert await attempt_all(both_ways) is None
@@ -54,7 +54,7 @@ class SeveralKeys:
 
         async def fail(number: int, key: str) -> None:
             keys = [f"{key}:{letter}" for letter in "abcd"]
-            faulty = scene.faulty()
+            faulty = scene.faulty(plain=True)
             lock = scene.play.multi(faulty, keys, ttl=TTL, retry=(0, 0), auto_renew=False)
             holds = await attempt_all(lock)
             assert holds is not None
@@ -89,3 +89,55 @@ class SeveralKeys:
         assert [await scene.holder(key) is None for key in keys] == [True, False, True]
         theirs.ensure_held()
         await done(theirs.release())
+
+    @scenario
+    async def test_several_keys_travel_as_one_request(self, scene: Scene) -> None:
+        """Where the store can, ten keys are one request to take and one to release."""
+        faulty = scene.faulty()
+        if not hasattr(faulty, "put_many"):
+            return
+        keys = [f"{scene.key}:{letter}" for letter in "abcdefghij"]
+        holds = await attempt_all(scene.play.multi(faulty, keys, ttl=TTL, auto_renew=False))
+        assert holds is not None
+        assert faulty.calls == {"put_many": 1}
+        assert [hold.key for hold in holds] == keys
+        holds.ensure_held()
+        for hold in holds:
+            holder = await scene.holder(hold.key)
+            assert holder is not None
+            assert holder.holds == (hold.claim.hold,)
+        faulty.calls.clear()
+        await done(holds.release())
+        assert faulty.calls == {"invalidate_many": 1}
+        assert [await scene.holder(key) for key in keys] == [None] * len(keys)
+
+    @scenario
+    async def test_of_one_request_for_several_keys_all_is_written_or_nothing(self, scene: Scene) -> None:
+        """When one of the keys is held by somebody else, nothing of the request stands, and the holder is undisturbed."""
+        faulty = scene.faulty()
+        keys = [f"{scene.key}:{letter}" for letter in "abc"]
+        theirs = await take(scene.rival(keys[2]))
+        assert await attempt_all(scene.play.multi(faulty, keys, ttl=TTL, auto_renew=False)) is None
+        assert [await scene.holder(key) is None for key in keys] == [True, True, False]
+        theirs.ensure_held()
+        await done(theirs.release())
+
+    @scenario
+    async def test_one_request_for_several_keys_without_an_answer(self, scene: Scene) -> None:
+        """Lost, late or doubled, it is settled for each key: all are held, and all are free afterwards."""
+
+        async def lose(fault: Fault, key: str) -> None:
+            faulty = scene.faulty()
+            keys = [f"{key}:{letter}" for letter in "abc"]
+            faulty.on("put_many", 1, fault)
+            holds = await attempt_all(scene.play.multi(faulty, keys, ttl=TTL, auto_renew=False))
+            assert holds is not None
+            await done(faulty.deliver())
+            holds.ensure_held()
+            await done(holds.extend())
+            faulty.on("invalidate_many", 1, fault)
+            await done(holds.release())
+            await done(faulty.deliver())
+            assert [await scene.holder(each_key) for each_key in keys] == [None] * len(keys)
+
+        await each(scene, [lose_request, lose_reply, unsent, late(), late(after=1), late(before=2)], lose)

@@ -179,7 +179,7 @@ class Trials:
     @scenario
     async def test_who_waits_knows_its_own_late_request(self, scene: Scene) -> None:
         """A request that got no answer may land while its sender still waits: then it is the sender's who holds."""
-        faulty = scene.faulty()
+        faulty = scene.faulty(plain=True)
         lock = scene.lock(faulty, ttl=TTL)
         theirs = await take(scene.rival())
 
