@@ -8,7 +8,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test servers check lint types clean
+.PHONY: help demo test bench servers check lint types clean
 
 help:  ## tell what there is
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12]"; echo
@@ -19,6 +19,9 @@ demo: $(VENV)/.demo  ## see it work: no server needed
 
 test: servers $(VENV)/.dev  ## run the tests, against real servers; ARGS goes to pytest
 	@$(RUN) -m pytest $(ARGS)
+
+bench: servers $(VENV)/.bench  ## measure it beside other libraries (15 minutes; ARGS=--quick: one)
+	@$(RUN) -m benchmarks $(ARGS)
 
 servers:  ## install the servers that the tests use, where that is allowed
 	@missing=; for server in redis-server memcached openssl; do \
@@ -47,7 +50,7 @@ types: $(VENV)/.dev  ## mypy, strict
 
 clean:  ## remove all that was made here
 	rm -rf $(VENV) build dist .coverage htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find caslock examples tests -name __pycache__ -prune -exec rm -rf {} +
+	find benchmarks caslock examples tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.python:
 	@command -v "$(PYTHON)" >/dev/null || \
@@ -68,3 +71,11 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.python
 	@echo "Installing caslock and what its tests need into $(VENV) ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.bench: $(VENV)/.dev
+	@echo "Installing what caslock is measured beside into $(VENV) ..."
+	@$(PIP) --editable '.[bench]' || { \
+	    echo "Not all of it can be installed here, so each by itself; the tables name what is missing."; \
+	    $(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["bench"], sep="\n")' | \
+	        while read -r peer; do $(PIP) "$$peer" >/dev/null 2>&1 || echo "Not installed: $$peer"; done; }
+	@touch $@

@@ -1,0 +1,1 @@
+"""What is measured, one file each: a measure takes the `Bench`, and gives rows of one kind."""
