@@ -64,6 +64,11 @@ def wait_time(own: float | None, timeout: float | Own | None, *, blocking: bool)
     return None if timeout == -1 else waiting(timeout)
 
 
+def has_verbs(store: object) -> bool:
+    """Whether something can be a store (`isinstance` with its protocol takes fifty times as long)."""
+    return all(hasattr(store, name) for name in ("get", "put_if_version", "invalidate", "traits"))
+
+
 def suspends(verb: object) -> bool:
     """Whether a function is an ``async def`` (as `inspect` has it, which takes 10 ms to import)."""
     code = getattr(verb, "__code__", None)

@@ -119,7 +119,7 @@ class LockState:
         self._turnstile = turnstile_of(self.world.home, self.key)
         self._guard = threading.Lock()  # of a claim's levels: a hold may be released from another thread
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
-        self._host = socket.gethostname()
+        self._host = _hostname()
         self._nonce = os.urandom(16).hex()
         self._numbers = itertools.count(1)
         self.owner = self._given_owner or f"{self._host}:{self._nonce}"
@@ -333,6 +333,11 @@ def _free_fork_guard() -> None:
 
 
 os.register_at_fork(after_in_child=_free_fork_guard)
+
+
+@lru_cache(maxsize=1)
+def _hostname() -> str:
+    return socket.gethostname()
 
 
 @lru_cache(maxsize=1)

@@ -11,15 +11,25 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from caslock import clock, core
-from caslock.checks import suspends
-from caslock.store import AsyncStore, Entry, Store
+from caslock.checks import has_verbs, suspends
+
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from caslock.claim import Claim
-    from caslock.store import AsyncBatchingStore, AsyncWakingStore, BatchingStore, Put, Removal, Traits
+    from caslock.store import (
+        AsyncBatchingStore,
+        AsyncStore,
+        AsyncWakingStore,
+        BatchingStore,
+        Entry,
+        Put,
+        Removal,
+        Store,
+        Traits,
+    )
 
 
 P = ParamSpec("P")
@@ -31,14 +41,14 @@ class TaskWorld:
 
     def __init__(self, store: object) -> None:
         """Check that the store is one."""
-        if not isinstance(store, (AsyncStore, Store)):
+        if not has_verbs(store):
             message = (
                 f"a store has get, put_if_version, invalidate and traits; {type(store).__name__} has not: "
                 "make one with caslock.connect_async(url) or a class in caslock.stores"
             )
             raise TypeError(message)
         self.home = store
-        native = suspends(store.get)
+        native = suspends(getattr(store, "get", None))
         self.store = cast("AsyncStore", store) if native else _InThreads(cast("Store", store))
         # A blocking store that waits would keep a worker thread from all others for as long.
         self.waking = cast("AsyncWakingStore", store) if native and hasattr(store, "put_when_free") else None

@@ -8,15 +8,15 @@ import time
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from caslock import clock
-from caslock.checks import suspends
+from caslock.checks import has_verbs, suspends
 from caslock.keeper import unwatch, watch
-from caslock.store import Entry, Store
+
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from caslock.claim import Claim
-    from caslock.store import BatchingStore, Put, Removal, Traits, WakingStore
+    from caslock.store import BatchingStore, Entry, Put, Removal, Store, Traits, WakingStore
 
 T = TypeVar("T")
 
@@ -37,12 +37,13 @@ class ThreadWorld:
 
     def __init__(self, store: object) -> None:
         """Check that the store is one."""
-        if not isinstance(store, Store):
+        if not has_verbs(store):
             message = (
                 f"a store has get, put_if_version, invalidate and traits; {type(store).__name__} has not: "
                 "make one with caslock.connect(url) or a class in caslock.stores"
             )
             raise TypeError(message)
+        store = cast("Store", store)
         if suspends(store.get):
             message = f"{type(store).__name__} is an AsyncStore: use it with AsyncLock, or a blocking store with Lock"
             raise TypeError(message)

@@ -113,7 +113,7 @@ class SeveralKeys:
 
     @scenario
     async def test_of_one_request_for_several_keys_all_is_written_or_nothing(self, scene: Scene) -> None:
-        """When one of the keys is held by somebody else, nothing of the request stands, and the holder is undisturbed."""
+        """When one of the keys is held by somebody else, nothing of the request stands, nor is its holder disturbed."""
         faulty = scene.faulty()
         keys = [f"{scene.key}:{letter}" for letter in "abc"]
         theirs = await take(scene.rival(keys[2]))

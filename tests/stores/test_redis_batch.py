@@ -1,0 +1,339 @@
+"""Several requests as one: `put_many` and `invalidate_many`, and the packets that tasks of one loop share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.store import ABSENT, WOKEN, AsyncBatchingStore, BatchingStore, Entry, Put, Removal
+from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
+from caslock.stores.redis_line import MOST_AT_ONCE
+from tests.servers import HOST, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import NewServer
+    from tests.servers import Server
+
+Opened = Any  # a store of either API, whose verbs block
+
+
+class OnLoop:
+    """An `AsyncRedisStore` as a blocking one."""
+
+    def __init__(self, store: AsyncRedisStore, runner: asyncio.Runner) -> None:
+        self.store, self.runner = store, runner
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        return lambda *arguments: self.runner.run(getattr(self.store, verb)(*arguments))
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def store(request: pytest.FixtureRequest, redis_server: Server) -> Iterator[Opened]:
+    """A store of either API."""
+    if request.param == "blocking":
+        with contextlib.closing(RedisStore.from_url(redis_server.url)) as blocking:
+            yield blocking
+    else:
+        with asyncio.Runner() as runner:
+            native = AsyncRedisStore.from_url(redis_server.url)
+            yield OnLoop(native, runner)
+            runner.run(native.aclose())
+
+
+@pytest.fixture
+def admin(redis_server: Server) -> Iterator[redis.Redis]:
+    """A plain client of the shared server, under whose keys nothing stands."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+        yield client
+
+
+def puts(keys: str, version: int = ABSENT, value: bytes = b"a") -> list[Put]:
+    """Ask for each key of one letter."""
+    return [Put(key, value + key.encode(), version, 30.0) for key in keys]
+
+
+def test_both_stores_batch() -> None:
+    """They have what `BatchingStore` and `AsyncBatchingStore` ask for."""
+    assert isinstance(RedisStore.from_url("redis://h"), BatchingStore)
+    assert isinstance(AsyncRedisStore.from_url("redis://h"), AsyncBatchingStore)
+
+
+def test_many_are_put_and_removed_by_one_command_each(store: Opened, admin: redis.Redis) -> None:
+    """The answers come in order; versions grow; nothing is left behind."""
+    store.invalidate_many(
+        [Removal(key, entry.version) for key, entry in zip("x", store.put_many(puts("x")), strict=True)]
+    )
+    admin.config_resetstat()
+    first = store.put_many(puts("abc"))
+    assert [entry.value for entry in first] == [b"aa", b"ab", b"ac"]
+    second = store.put_many([Put(key, b"2", entry.version, 30.0) for key, entry in zip("abc", first, strict=True)])
+    assert all(new.version > old.version for new, old in zip(second, first, strict=True))
+    assert [store.get(key) for key in "abc"] == second
+    assert all(29_000 < admin.pttl(key) <= 30_001 for key in "abc")
+    assert (
+        store.invalidate_many([Removal(key, entry.version) for key, entry in zip("abc", second, strict=True)])
+        == [None] * 3
+    )
+    assert admin.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
+    assert admin.dbsize() == 0
+
+
+def test_many_are_put_all_or_none(store: Opened, admin: redis.Redis) -> None:
+    """One that does not match keeps all from being written, and each answer tells what stands."""
+    (held,) = store.put_many(puts("b"))
+    admin.set("f", b"foreign")
+    assert store.put_many(puts("abc")) == [None, held, None]
+    assert store.put_many(puts("af")) == [None, Entry(b"foreign", FOREIGN)]
+    assert store.put_many([*puts("a"), *puts("b", held.version + 1)]) == [None, held]
+    assert store.put_many([*puts("a"), *puts("c", 7)]) == [None, None]
+    assert set(admin.keys()) == {b"b", b"f"}
+    written = store.put_many([*puts("a"), *puts("b", held.version, b"new")])
+    assert [entry.value for entry in written] == [b"aa", b"newb"]
+
+
+def test_many_follow_the_rules_of_versions(store: Opened, admin: redis.Redis) -> None:
+    """A version that is ahead of the clock leaves its marker, and the next one is larger."""
+    ahead = int(admin.time()[0] + 3600) * 1_000_000
+    admin.set("a", b"%d:a" % ahead, px=60_000)
+    admin.set("b", b"%d!gone" % ahead)
+    assert store.invalidate_many([Removal("a", ahead), Removal("b", ahead)]) == [None, None]
+    assert admin.get("a") == b"%d!gone" % ahead
+    assert [entry.version for entry in store.put_many(puts("ab"))] == [ahead + 1] * 2
+
+
+def test_each_whose_version_stands_is_removed(store: Opened, admin: redis.Redis) -> None:
+    """The others are told what stands."""
+    a, b = store.put_many(puts("ab"))
+    admin.set("f", b"foreign")
+    removals = [Removal("a", a.version), Removal("b", b.version - 1), Removal("c", 7), Removal("f", FOREIGN)]
+    assert store.invalidate_many(removals) == [None, b, None, Entry(b"foreign", FOREIGN)]
+    assert set(admin.keys()) == {b"b", b"f"}
+
+
+def test_removing_many_wakes_who_waits(redis_server: Server, store: Opened, admin: redis.Redis) -> None:
+    """WOKEN stands in the answer for the key that was waited for."""
+    a, b = store.put_many(puts("ab"))
+    packed = [Removal("a", a.version), Removal("b", b.version)]
+
+    async def main() -> Entry | None:
+        waiting = AsyncRedisStore.from_url(redis_server.url)
+        waiter = asyncio.create_task(waiting.put_when_free("b", b"w", b.version, 30, 20))
+        while not admin.exists(b"b\xffwaiters"):  # noqa: ASYNC110 - it is the server that knows
+            await asyncio.sleep(0.001)
+        with contextlib.closing(RedisStore.from_url(redis_server.url)) as other:
+            assert other.invalidate_many(packed) == [None, WOKEN]
+        written = await waiter
+        await waiting.aclose()
+        return written
+
+    written = asyncio.run(main())
+    assert written is not None
+    assert written.value == b"w"
+    assert admin.keys() == [b"b"]
+
+
+def test_a_server_that_forgot_the_scripts_learns_them_again(store: Opened, admin: redis.Redis) -> None:
+    """EVAL after NOSCRIPT."""
+    admin.script_flush()
+    (entry,) = store.put_many(puts("a"))
+    admin.script_flush()
+    assert store.invalidate_many([Removal("a", entry.version)]) == [None]
+
+
+def test_a_key_of_another_type_refuses_all(store: Opened, admin: redis.Redis) -> None:
+    """Nothing has changed then."""
+    (entry,) = store.put_many(puts("a"))
+    admin.lpush("l", "x")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        store.put_many(puts("bl"))
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        store.invalidate_many([Removal("a", entry.version), Removal("l", 7)])
+    assert set(admin.keys()) == {b"a", b"l"}
+
+
+def test_bad_arguments_are_refused_and_none_is_nothing(store: Opened) -> None:
+    """Before anything is sent."""
+    assert store.put_many([]) == []
+    assert store.invalidate_many([]) == []
+    for bad in (Put("", b"", ABSENT, 1.0), Put("k", bytes(4097), ABSENT, 1.0), Put("k", b"", ABSENT, 0.0)):
+        with pytest.raises(ValueError, match="must"):
+            store.put_many([Put("other", b"", ABSENT, 1.0), bad])
+    with pytest.raises(ValueError, match="twice"):
+        store.put_many([*puts("a"), *puts("a")])
+    with pytest.raises(ValueError, match="twice"):
+        store.invalidate_many([Removal("a", 1), Removal("a", 2)])
+    assert store.get("other") is None
+
+
+async def one(store: AsyncRedisStore, key: str) -> None:
+    """Put and remove one key."""
+    entry = await store.put_if_version(key, key.encode(), ABSENT, 30)
+    assert entry is not None
+    assert entry.value == key.encode()
+    assert await store.get(key) == entry
+    assert await store.invalidate(key, entry.version) is None
+
+
+def test_a_thousand_tasks_share_a_few_connections_and_packets(new_redis: NewServer) -> None:
+    """Each gets its own answers, the server is sent far fewer packets than requests, and a packet has a bound."""
+    server = new_redis()
+
+    async def main() -> None:
+        store = AsyncRedisStore.from_url(server.url + "?client_name=tasks")
+        await one(store, "first")
+        with redis.Redis.from_url(server.url) as admin:
+            before = admin.info("stats")["total_reads_processed"]
+            await asyncio.gather(*(one(store, f"k{number}") for number in range(1000)))
+            assert admin.info("stats")["total_reads_processed"] - before < 300
+            assert [each["name"] for each in admin.client_list()].count("tasks") <= MOST_AT_ONCE
+            assert admin.dbsize() == 0
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_caller_disturbs_nobody(redis_server: Server) -> None:
+    """At whatever step: the others of its packet, and those after it, get their own answers."""
+
+    async def main() -> None:
+        store = AsyncRedisStore.from_url(redis_server.url)
+        for steps in range(12):
+            tasks = [asyncio.create_task(one(store, f"c{number}")) for number in range(20)]
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            for task in tasks[::3]:
+                task.cancel()
+            for number, outcome in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
+                assert outcome is None or (number % 3 == 0 and isinstance(outcome, asyncio.CancelledError))
+            for number in range(20):
+                if entry := await store.get(f"c{number}"):
+                    await store.invalidate(f"c{number}", entry.version)
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_packet_without_an_answer_fails_for_each_of_its_callers(new_redis: NewServer) -> None:
+    """Each gets an error of its own, which says whether its request may have been applied; the next ones succeed."""
+    server = new_redis()
+
+    async def main() -> None:
+        store = AsyncRedisStore.from_url(server.url + "?socket_timeout=0.3")
+        await asyncio.gather(*(one(store, f"k{number}") for number in range(50)))
+        server.pause()
+        outcomes = await asyncio.gather(*(one(store, f"k{number}") for number in range(50)), return_exceptions=True)
+        server.resume()
+        assert len({id(outcome) for outcome in outcomes}) == 50
+        for outcome in outcomes:
+            assert isinstance(outcome, StoreUnavailable)
+        first = outcomes[0]  # some of the others may have waited for a further connection
+        assert isinstance(first, StoreUnavailable)
+        assert first.sent
+        tasks = [asyncio.create_task(one(store, f"n{number}")) for number in range(50)]
+        await asyncio.sleep(0)
+        server.restart()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            assert outcome is None or isinstance(outcome, StoreUnavailable)
+        await one(store, "afterwards")
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_who_queues_in_vain_was_not_sent(new_redis: NewServer) -> None:
+    """While all connections hang, no more are opened, and what is left in the queue ends too."""
+    server = new_redis()
+
+    async def main() -> None:
+        store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout=0.2&socket_connect_timeout=0.2&client_name=hung")
+        await asyncio.gather(*(one(store, f"k{number}") for number in range(1500)))
+        server.pause()
+        outcomes = await asyncio.gather(*(store.get(f"k{number}") for number in range(3000)), return_exceptions=True)
+        server.resume()
+        assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+        assert {outcome.sent for outcome in outcomes if isinstance(outcome, StoreUnavailable)} == {True, False}
+        await one(store, "afterwards")
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_one_refusal_in_a_packet_is_one_callers(redis_server: Server, admin: redis.Redis) -> None:
+    """So is a script that the server has forgotten: every request of the packet succeeds all the same."""
+
+    async def main() -> None:
+        store = AsyncRedisStore.from_url(redis_server.url)
+        await one(store, "first")
+        admin.script_flush()
+        admin.lpush("list", "x")
+        outcomes = await asyncio.gather(*(one(store, key) for key in ("a", "list", "b")), return_exceptions=True)
+        assert outcomes[0] is outcomes[2] is None
+        assert isinstance(outcomes[1], StoreError)
+        assert not isinstance(outcomes[1], StoreUnavailable)
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_for_ever_for_a_server_that_is_not_there() -> None:
+    """Each of many learns that nothing was sent."""
+
+    async def main() -> None:
+        store = AsyncRedisStore.from_url(f"redis://{HOST}:{free_port()}")
+        outcomes = await asyncio.gather(*(store.get(f"k{number}") for number in range(100)), return_exceptions=True)
+        assert len({id(outcome) for outcome in outcomes}) == 100
+        for outcome in outcomes:
+            assert isinstance(outcome, StoreUnavailable)
+            assert not outcome.sent
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_replicas_acknowledge_a_packet_as_a_whole(new_redis: NewServer) -> None:
+    """One WAIT follows it: too few is an error for each."""
+    server = new_redis()
+
+    async def main() -> None:
+        store = AsyncRedisStore.from_url(server.url + "?socket_timeout=0.4", replicas=1)
+        outcomes = await asyncio.gather(*(one(store, f"k{number}") for number in range(20)), return_exceptions=True)
+        assert all(isinstance(outcome, StoreUnavailable) and "replicas" in str(outcome) for outcome in outcomes)
+        assert len({id(outcome) for outcome in outcomes}) == 20
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+class Closed:
+    """A connection of redis-py that shows nothing but what is public."""
+
+    def __init__(self, connection: Any) -> None:  # noqa: ANN401 - of either API
+        for name in ("connect", "disconnect", "send_packed_command", "read_response", "can_read", "host", "port", "db"):
+            if hasattr(connection, name):
+                setattr(self, name, getattr(connection, name))
+
+
+def test_a_connection_that_shows_no_socket_serves_too(store: Opened, admin: redis.Redis) -> None:
+    """redis-py's own way of sending and reading is taken then."""
+    native: Any = getattr(store, "store", store)
+    module: Any = redis if native is store else redis.asyncio
+    client = module.Redis.from_url(f"redis://{HOST}:{admin.connection_pool.connection_kwargs['port']}")
+    usual = client.connection_pool.connection_class
+    client.connection_pool.connection_class = lambda **settings: Closed(usual(**settings))
+    native.__init__(client)
+    (entry,) = store.put_many(puts("a"))
+    assert store.get("a") == entry
+    assert store.put_when_free("a", b"w", entry.version, 30, 0.01) == entry
+    written = store.put_when_free("b", b"w", 7, 30, 20)
+    assert written.value == b"w"
+    assert store.put_when_free("b", b"w", written.version, 30, 2.5) == written
+    assert store.invalidate("a", entry.version) is None

@@ -1,0 +1,340 @@
+"""`RedisStore` and `AsyncRedisStore` on a real Redis Cluster of three nodes on the loopback address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
+from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
+from redis.cluster import ClusterNode, RedisCluster
+from redis.crc import key_slot
+
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.store import ABSENT, WOKEN, Entry, Put, Removal
+from caslock.stores.redis import AsyncRedisStore, RedisStore
+from tests.servers import HOST, REDIS, absent, private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.servers import Server
+
+SLOTS = 16384
+
+
+class Nodes:
+    """Three primaries without replicas."""
+
+    def __init__(self, servers: list[Server]) -> None:
+        self.servers = servers
+        self.admins = [redis.Redis(host=HOST, port=server.port) for server in servers]
+        self.ids = [str(admin.cluster("MYID"), "ascii") for admin in self.admins]
+
+    def join(self) -> None:
+        """Share the slots out, and return when every node knows."""
+        for number in range(3):
+            first, after = SLOTS * number // 3, SLOTS * (number + 1) // 3
+            self.say(number, "CLUSTER", "ADDSLOTSRANGE", first, after - 1)
+            self.say(number, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for server in self.servers[1:]:
+            bus = server.port + 10_000
+            self.say(0, "CLUSTER", "MEET", HOST, server.port, bus)
+        until(lambda: all(self.agreed(number) for number in range(3)))
+
+    def agreed(self, number: int) -> bool:
+        info = self.say(number, "CLUSTER", "INFO")
+        text = info if isinstance(info, dict) else dict(line.split(":") for line in str(info, "ascii").split())
+        known = (text["cluster_state"], text["cluster_known_nodes"], text["cluster_slots_assigned"])
+        return bool(known == ("ok", "3", str(SLOTS)))
+
+    def owner(self, key: str) -> int:
+        """The number of the node that has the key's slot at the start."""
+        return key_slot(key.encode()) * 3 // SLOTS
+
+    def say(self, number: int, *command: object) -> Any:  # noqa: ANN401 - as redis-py answers
+        return self.admins[number].execute_command(*command)  # type: ignore[no-untyped-call]
+
+    def begin_move(self, key: str, source: int, target: int) -> None:
+        slot = key_slot(key.encode())
+        self.say(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[source])
+        self.say(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[target])
+
+    def carry(self, key: str, source: int, target: int) -> None:
+        self.say(source, "MIGRATE", HOST, self.servers[target].port, key, 0, 5000)
+
+    def end_move(self, key: str, source: int, target: int) -> None:
+        for number in (target, source, ({0, 1, 2} - {source, target}).pop()):
+            self.say(number, "CLUSTER", "SETSLOT", key_slot(key.encode()), "NODE", self.ids[target])
+
+
+@pytest.fixture(scope="module")
+def module_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """A cluster for this file."""
+    with started(tmp_path_factory) as nodes:
+        yield nodes
+
+
+@contextlib.contextmanager
+def started(folders: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Run three nodes."""
+    if os.environ.get(REDIS.variable) or not any(map(shutil.which, REDIS.binaries)):
+        absent("no redis-server on the PATH to run as a Redis Cluster: `make servers` installs one")
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for _ in range(3):
+            ports = ("--cluster-announce-ip", HOST)
+            servers.append(stack.enter_context(private(REDIS, folders.mktemp("cluster"), *options, *ports)))
+        nodes = Nodes(servers)
+        nodes.join()
+        yield nodes
+
+
+@pytest.fixture
+def nodes(module_nodes: Nodes) -> Nodes:
+    """The cluster, empty."""
+    for admin in module_nodes.admins:
+        admin.flushall()
+    return module_nodes
+
+
+class OnLoop:
+    """An `AsyncRedisStore` as a blocking one, for any thread."""
+
+    def __init__(self, store: AsyncRedisStore) -> None:
+        self.store, self.traits = store, store.traits
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        call = getattr(self.store, verb)
+        return lambda *arguments: asyncio.run_coroutine_threadsafe(call(*arguments), self._loop).result(30)
+
+    def close(self) -> None:
+        self.aclose()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+Opened = Any  # a store of either API
+New = Any  # opens one
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def new(request: pytest.FixtureRequest) -> Iterator[New]:
+    """Open a store of either API on a cluster."""
+    with contextlib.ExitStack() as stack:
+
+        def open_store(nodes: Nodes, prefix: str = "", **options: Any) -> Opened:  # noqa: ANN401 - redis-py's
+            store: Opened
+            if request.param == "blocking":
+                node: Any = ClusterNode  # untyped
+                startup = [node(HOST, server.port) for server in nodes.servers]
+                client = stack.enter_context(contextlib.closing(RedisCluster(startup_nodes=startup, **options)))
+                store = RedisStore(client, prefix=prefix)
+            else:
+                spread = [AsyncClusterNode(HOST, server.port) for server in nodes.servers]
+                store = OnLoop(AsyncRedisStore(AsyncRedisCluster(startup_nodes=spread, **options), prefix=prefix))
+            stack.callback(store.close)
+            return store
+
+        yield open_store
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Return as soon as the condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+
+
+def put(store: Opened, key: str, version: int = ABSENT, value: bytes = b"a") -> Entry:
+    """Write, and expect success."""
+    entry: Entry | None = store.put_if_version(key, value, version, 30.0)
+    assert entry is not None
+    assert entry.value == value
+    return entry
+
+
+def test_every_key_goes_to_the_node_of_its_slot(nodes: Nodes, new: New) -> None:
+    """The three verbs work on keys of all nodes, and each is one request to one node."""
+    store = new(nodes)
+    for turn in range(2):
+        for name in (f"k{number}" for number in range(30)):
+            entry = put(store, name)
+            assert store.get(name) == entry
+            assert store.put_if_version(name, b"b", ABSENT, 30) == entry
+            assert nodes.admins[nodes.owner(name)].exists(name)
+            assert store.invalidate(name, entry.version) is None
+            assert store.get(name) is None
+        if turn == 0:
+            for admin in nodes.admins:
+                admin.config_resetstat()
+    for admin in nodes.admins:
+        stats = admin.info("commandstats")
+        assert "cmdstat_cluster|slots" not in stats
+        assert stats["cmdstat_evalsha"]["calls"] == stats["cmdstat_time"]["calls"] * 3 // 2
+    assert not any(admin.dbsize() for admin in nodes.admins)
+
+
+def test_the_place_is_the_nodes_that_the_client_was_told_of(nodes: Nodes, new: New) -> None:
+    """Sorted, the same text in every process."""
+    ports = sorted(server.port for server in nodes.servers)
+    hosts = ",".join(f"{HOST}:{port}" for port in ports)
+    assert new(nodes).traits.place == f"redis+cluster://{hosts}"
+    assert new(nodes, prefix="p:").traits.place == f"redis+cluster://{hosts}?prefix=p:"
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_slot_that_moves_is_followed(nodes: Nodes, new: New, protocol: int, request: pytest.FixtureRequest) -> None:
+    """Every verb works before, during and after: ASK is followed for what has gone ahead, MOVED once it is over."""
+    store = new(nodes, protocol=protocol)
+    tag = f"{{{request.node.name}}}"  # a slot of its own, for it does not come back
+    source = nodes.owner(tag)
+    target = (source + 1) % 3
+    kept, carried, late = (put(store, tag + name) for name in ("kept", "carried", "late"))
+    nodes.begin_move(tag, source, target)
+    nodes.carry(tag + "carried", source, target)
+    assert store.get(tag + "carried") == carried
+    carried = put(store, tag + "carried", carried.version, b"b")
+    for admin in nodes.admins:
+        admin.script_flush()
+    carried = put(store, tag + "carried", carried.version, b"c")
+    assert store.get(tag + "kept") == kept
+    kept = put(store, tag + "kept", kept.version, b"b")
+    new_one = put(store, tag + "new")
+    assert nodes.say(target, "CLUSTER", "COUNTKEYSINSLOT", key_slot(tag.encode())) == 2
+    assert store.invalidate(tag + "new", new_one.version) is None
+    assert store.invalidate(tag + "kept", kept.version) is None
+    assert store.get(tag + "kept") is None
+    assert store.put_when_free(tag + "carried", b"x", carried.version, 30, 0.01) == carried
+    nodes.carry(tag + "late", source, target)
+    nodes.end_move(tag, source, target)
+    assert store.get(tag + "late") == late
+    for _ in range(3):
+        entry = put(store, tag + "after")
+        assert store.invalidate(tag + "after", entry.version) is None
+    assert store.invalidate(tag + "carried", carried.version) is None
+
+
+@pytest.mark.parametrize("key", ["k", "{a}b", "a{b"])
+def test_a_removal_wakes_who_waits(nodes: Nodes, new: New, key: str) -> None:
+    """What stands beside a key is on its node."""
+    store, other = new(nodes), new(nodes)
+    entry = put(store, key)
+    admin = nodes.admins[nodes.owner(key)]
+    with ThreadPoolExecutor() as pool:
+        waiter = pool.submit(store.put_when_free, key, b"w", entry.version, 30, 20)
+        until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in admin.client_list()))
+        assert other.invalidate(key, entry.version) is WOKEN
+        written = waiter.result()
+    assert written is not None
+    assert written.value == b"w"
+    assert other.invalidate(key, written.version) is None
+    assert admin.dbsize() == 0
+
+
+def test_who_waits_while_the_slot_moves_follows_it(nodes: Nodes, new: New, request: pytest.FixtureRequest) -> None:
+    """The wait ends with the move, and the put is made where the slot is now."""
+    store, key = new(nodes), request.node.name
+    source = nodes.owner(key)
+    target = (source + 1) % 3
+    entry = put(store, key)
+    with ThreadPoolExecutor() as pool:
+        waiter = pool.submit(store.put_when_free, key, b"w", entry.version, 30, 1)
+        blocked = nodes.admins[source].client_list
+        until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in blocked()))
+        nodes.begin_move(key, source, target)
+        for name in (key.encode(), b"{%b}\xffwaiters" % key.encode()):
+            nodes.say(source, "MIGRATE", HOST, nodes.servers[target].port, name, 0, 5000)
+        nodes.end_move(key, source, target)
+        assert waiter.result() == entry
+        assert store.get(key) == entry
+
+
+def test_a_key_that_can_have_nothing_beside_it_is_not_waited_for(nodes: Nodes, new: New) -> None:
+    """Its slot has no other name that we could know: the caller sleeps."""
+    store = new(nodes)
+    for key in ("a}b", "{}"):
+        entry = put(store, key)
+        with pytest.raises(StoreUnavailable, match="can't be waited at now") as caught:
+            store.put_when_free(key, b"w", entry.version, 30, 20)
+        assert not caught.value.sent
+        assert store.invalidate(key, entry.version) is None
+
+
+def test_several_keys_travel_together_within_a_slot_only(nodes: Nodes, new: New) -> None:
+    """None, and nothing was sent, where they live apart."""
+    store = new(nodes)
+    puts = [Put(f"{{one}}{name}", b"a", ABSENT, 30.0) for name in "abc"]
+    entries = store.put_many(puts)
+    assert [entry.value for entry in entries] == [b"a"] * 3
+    assert store.put_many([Put("a", b"a", ABSENT, 30.0), Put("b", b"a", ABSENT, 30.0)]) is None
+    assert store.get("a") is None
+    removals = [Removal(put.key, entry.version) for put, entry in zip(puts, entries, strict=True)]
+    assert store.invalidate_many([*removals, Removal("a", 5)]) is None
+    assert store.invalidate_many(removals) == [None] * 3
+    assert store.put_many([Put("{x}}", b"a", ABSENT, 30.0)])[0].value == b"a"
+
+
+def test_many_tasks_use_few_connections_of_each_node(nodes: Nodes) -> None:
+    """Batches are made per node."""
+
+    async def main() -> None:
+        store = AsyncRedisStore(AsyncRedisCluster(host=HOST, port=nodes.servers[0].port, client_name="tasks"))
+
+        async def work(key: str) -> None:
+            entry = await store.put_if_version(key, b"a", ABSENT, 30)
+            assert entry is not None
+            assert await store.invalidate(key, entry.version) is None
+
+        await asyncio.gather(*(work(f"t{number}") for number in range(500)))
+        for admin in nodes.admins:
+            names = [each["name"] for each in admin.client_list()]
+            assert 1 <= names.count("tasks") <= 8
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_lost_node_is_unavailable_and_the_others_serve(tmp_path_factory: pytest.TempPathFactory, new: New) -> None:
+    """The map is asked for again, from whoever answers; the node that comes back is found."""
+    with started(tmp_path_factory) as nodes:
+        store = new(nodes, socket_timeout=1)
+        keys = {nodes.owner(key): key for key in (f"k{number}" for number in range(50))}
+        entries = {key: put(store, key) for key in keys.values()}
+        body: Any = nodes.servers[0].body
+        body.kill()
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                store.get(keys[0])
+        for number in (1, 2):
+            assert store.get(keys[number]) == entries[keys[number]]
+        body.start()
+        nodes.servers[0].wait()
+
+        def back() -> bool:
+            with contextlib.suppress(StoreError):
+                return store.get(keys[0]) is None
+            return False
+
+        until(back)
+        put(store, keys[0])
+        for server in nodes.servers:
+            server_body: Any = server.body
+            server_body.kill()
+        for key in keys.values():
+            with pytest.raises(StoreUnavailable):
+                store.get(key)

@@ -1,0 +1,504 @@
+"""Waiting at a Redis store, through both APIs, against real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+import redis
+import redis.asyncio
+
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.store import ABSENT, WOKEN, AsyncWakingStore, Entry, WakingStore
+from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
+from caslock.stores.redis_links import MOST_WAITING
+from tests.servers import HOST, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from concurrent.futures import Future
+
+    from tests.conftest import NewServer
+    from tests.servers import Server
+
+
+T = TypeVar("T")
+
+
+class Threaded:
+    """An `AsyncRedisStore` for any thread: its loop runs in one of its own."""
+
+    def __init__(self, store: AsyncRedisStore) -> None:
+        self.store = store
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def get(self, key: str) -> Entry | None:
+        return self._run(self.store.get(key))
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return self._run(self.store.put_if_version(key, value, version, ttl))
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        return self._run(self.store.invalidate(key, version))
+
+    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+        return self._run(self.store.put_when_free(key, value, version, ttl, timeout))
+
+    async def _end(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}  # those that wait in vain
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.store.aclose()
+
+    def close(self) -> None:
+        self._run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+Opened = RedisStore | Threaded
+New = Any  # starts a private server with options, and gives it with a Waiting
+
+
+class Waiting:
+    """Stores on one server, and threads that wait at them."""
+
+    def __init__(self, api: str, url: str, stack: contextlib.ExitStack) -> None:
+        self.blocking, self.url, self.stack = api == "blocking", url, stack
+        self.admin = stack.enter_context(redis.Redis.from_url(url))
+        self.admin.flushall()
+        with contextlib.closing(RedisStore.from_url(url)) as store:
+            store.invalidate("k", 7)  # this makes the script known
+        self.pool = stack.enter_context(ThreadPoolExecutor(50))
+        stack.callback(self._end)
+
+    def _end(self) -> None:
+        with contextlib.suppress(redis.ConnectionError):
+            self.admin.client_kill_filter(_type="normal", skipme=True)  # who waits in vain ends with its test
+
+    def open(self, **options: Any) -> Opened:  # noqa: ANN401 - as redis-py takes them
+        prefix = options.pop("prefix", "")
+        store: Opened
+        if self.blocking:
+            store = RedisStore(redis.Redis.from_url(self.url, **options), prefix=prefix)
+        else:
+            store = Threaded(AsyncRedisStore(redis.asyncio.Redis.from_url(self.url, **options), prefix=prefix))
+        self.stack.callback(store.close)
+        return store
+
+    def start(self, store: Opened, key: str, version: int, timeout: float = 30.0) -> Future[Entry | None]:
+        """Begin to wait, and return when that wait blocks."""
+        before = self.blocked()
+        started = self.pool.submit(wait, store, key, version, timeout)
+        until(lambda: self.blocked() > before or started.done())
+        return started
+
+    def blocked(self) -> int:
+        return sum(each["cmd"] == "blpop" and "b" in each["flags"] for each in self.admin.client_list())
+
+    def keys(self) -> set[bytes]:
+        return set(self.admin.keys())
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def here(request: pytest.FixtureRequest, redis_server: Server) -> Iterator[Waiting]:
+    """Either API, on the shared server."""
+    with contextlib.ExitStack() as stack:
+        yield Waiting(request.param, redis_server.url, stack)
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def new(request: pytest.FixtureRequest, new_redis: NewServer) -> Iterator[New]:
+    """Either API, on a private server."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*options: str) -> tuple[Waiting, Server]:
+            server = new_redis(*options)
+            return Waiting(request.param, server.url, stack), server
+
+        yield start
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Return as soon as the condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+
+
+def put(store: Opened, key: str, version: int = ABSENT) -> Entry:
+    """Write, and expect success."""
+    entry = store.put_if_version(key, b"a", version, 30.0)
+    assert entry is not None
+    assert entry.value == b"a"
+    return entry
+
+
+def wait(store: Opened, key: str, version: int, timeout: float = 30.0, value: bytes = b"w") -> Entry | None:
+    """Put when free."""
+    return store.put_when_free(key, value, version, 30.0, timeout)
+
+
+def test_both_stores_wake() -> None:
+    """They have what `WakingStore` and `AsyncWakingStore` ask for."""
+    assert isinstance(RedisStore.from_url("redis://h"), WakingStore)
+    assert isinstance(AsyncRedisStore.from_url("redis://h"), AsyncWakingStore)
+
+
+@pytest.mark.parametrize("key", ["k", "{a}b", "a{b", "a}b", "{}", "schlüssel", "a b\r\n", "🔑" * 1024])
+def test_a_removal_wakes_who_waits_and_says_so(here: Waiting, key: str) -> None:
+    """The removal answers WOKEN, the waiter has written, and nothing else is left behind."""
+    store = here.open(prefix="p:")
+    entry = put(store, key)
+    waiter = here.start(store, key, entry.version)
+    assert not waiter.done()
+    assert store.invalidate(key, entry.version) is WOKEN
+    written = won(waiter)
+    assert written.version > entry.version
+    assert store.get(key) == written
+    assert here.keys() == {f"p:{key}".encode()}
+    assert 29_000 < here.admin.pttl(f"p:{key}") <= 30_001
+
+
+def test_one_removal_wakes_one_waiter_first_come_first_served(here: Waiting) -> None:
+    """Who has waited longest writes first; the others go on waiting."""
+    stores = [here.open(), here.open()]
+    entry = put(stores[0], "k")
+    waiters = [here.start(stores[turn % 2], "k", ABSENT) for turn in range(4)]
+    for turn, waiter in enumerate(waiters):
+        assert not any(each.done() for each in waiters[turn:])
+        assert stores[1].invalidate("k", entry.version) is WOKEN
+        entry = won(waiter)
+    assert stores[1].invalidate("k", entry.version) is None
+    assert here.keys() == set()
+
+
+def test_a_wait_for_a_version_that_has_passed_puts_at_once(here: Waiting) -> None:
+    """It does not block, has no ticket, and takes no other's token; the put expects that nothing stands."""
+    store = here.open()
+    first = put(store, "k")
+    second = put(store, "k", first.version)
+    other = here.start(store, "k", second.version)
+    assert wait(store, "k", first.version) == second
+    for key, version in (("gone", 7), ("gone", FOREIGN), ("marker", 7), ("marker", FOREIGN)):
+        here.admin.set("marker", b"7!gone")
+        entry = wait(store, key, version)
+        assert entry is not None
+        assert entry.value == b"w"
+        assert store.invalidate(key, entry.version) is None
+    assert not other.done()
+    assert store.invalidate("k", second.version) is WOKEN
+    assert store.invalidate("k", won(other).version) is None
+    assert here.keys() == set()
+
+
+def test_a_put_wakes_nobody(here: Waiting) -> None:
+    """Neither one that is refused nor one that succeeds."""
+    store = here.open()
+    waiter = here.start(store, "k", ABSENT)
+    entry = put(store, "k")
+    entry = put(store, "k", entry.version)
+    assert store.put_if_version("k", b"b", ABSENT, 30) == entry
+    assert store.invalidate("k", 7) == entry
+    assert here.blocked() == 1
+    assert not waiter.done()
+    assert store.invalidate("k", entry.version) is WOKEN
+    won(waiter)
+
+
+def test_a_removal_that_nobody_waits_for_answers_none_and_leaves_nothing(here: Waiting) -> None:
+    """The uncontended path has no keys but the lock's own."""
+    store = here.open()
+    assert store.invalidate("k", put(store, "k").version) is None
+    assert here.keys() == set()
+
+
+def test_a_wait_ends_with_its_timeout_and_so_does_its_ticket(here: Waiting) -> None:
+    """It answers what stands, however long the socket's timeout is, and later removals wake nobody."""
+    store = here.open(socket_timeout=0.05)
+    here.admin.set("foreign", b"hello")
+    entry = put(store, "k")
+    foreign = Entry(b"hello", FOREIGN)
+    for key, version, stands in (("k", entry.version, entry), ("k", ABSENT, entry), ("foreign", FOREIGN, foreign)):
+        start = time.monotonic()
+        assert wait(store, key, version, 0.2) == stands
+        assert 0.2 <= time.monotonic() - start < 5
+    assert wait(store, "k", entry.version, 1e-9) == entry
+    until(lambda: here.keys() == {b"k", b"foreign"})
+    assert store.invalidate("k", entry.version) is None
+    assert here.keys() == {b"foreign"}
+
+
+def test_after_the_timeout_it_puts_where_nothing_stands(here: Waiting) -> None:
+    """An expiry wakes nobody, but who waited through it writes."""
+    store = here.open()
+    entry = store.put_if_version("k", b"a", ABSENT, 0.01)
+    assert entry is not None
+    written = wait(store, "k", ABSENT, 0.2)
+    assert written is not None
+    assert written.value == b"w"
+
+
+def test_tickets_that_have_ended_wake_nobody(here: Waiting) -> None:
+    """They are dropped in passing, for who waits longer keeps the set."""
+    store = here.open()
+    entry = put(store, "k")
+    waiter = here.start(store, "k", ABSENT)
+    for _ in range(3):
+        assert wait(store, "k", ABSENT, 0.001) == entry
+    until(lambda: all(score < now(here) for score in scores(here)[:-1]))
+    assert store.invalidate("k", entry.version) is WOKEN
+    assert store.invalidate("k", won(waiter).version) is None
+    assert here.keys() == set()
+
+
+def scores(here: Waiting) -> list[float]:
+    """When the waits at "k" end."""
+    return [score for _, score in here.admin.zrange(b"k\xffwaiters", 0, -1, withscores=True)]
+
+
+def now(here: Waiting) -> float:
+    """The server's clock in milliseconds."""
+    seconds, rest = here.admin.time()
+    return int(seconds) * 1000 + int(rest) / 1000
+
+
+def won(waiter: Future[Entry | None]) -> Entry:
+    """Expect that who waited has written."""
+    entry = waiter.result(20)
+    assert entry is not None
+    assert entry.value == b"w"
+    return entry
+
+
+def test_no_helper_lives_for_ever(here: Waiting) -> None:
+    """The tickets end with the longest wait, and the longest wait is an hour."""
+    store = here.open()
+    put(store, "k")
+    for timeout in (1e9, 0.5, float("inf")):
+        here.start(store, "k", ABSENT, timeout)
+    assert 3_500_000 < here.admin.pttl(b"k\xffwaiters") <= 3_600_150
+
+
+def test_a_waiter_whose_connection_is_cut_learns_it(here: Waiting) -> None:
+    """StoreUnavailable: its put may have been applied; the store goes on."""
+    store = here.open()
+    entry = put(store, "k")
+    waiter = here.start(store, "k", entry.version)
+    here.admin.client_kill_filter(_type="normal", skipme=True)
+    error = waiter.exception(20)
+    assert isinstance(error, StoreUnavailable)
+    assert error.sent
+    waiter = here.start(store, "k", entry.version)
+    assert store.invalidate("k", entry.version) is WOKEN
+    won(waiter)
+
+
+def test_a_token_of_a_lost_waiter_costs_nothing_but_time(here: Waiting) -> None:
+    """It lies there for a second, and who waits next takes it.  The put of the lost one never lands."""
+    store = here.open()
+    entry = put(store, "k")
+    waiter = here.start(store, "k", entry.version)
+    here.admin.client_kill_filter(_type="normal", skipme=True)
+    assert isinstance(waiter.exception(20), StoreUnavailable)
+    assert store.invalidate("k", entry.version) is WOKEN
+    assert store.get("k") is None
+    assert 0 < here.admin.pttl(b"k\xfftokens") <= 1000
+    written = wait(store, "k", ABSENT)
+    assert written is not None
+    assert not here.admin.exists(b"k\xfftokens")
+    assert store.invalidate("k", written.version) is WOKEN  # the ticket of the wait that found a token lying there
+    until(lambda: here.keys() == set())
+
+
+def test_waiting_connections_are_bounded_and_used_again(new: New) -> None:
+    """One more than 32 is told at once that it can't wait, and the store's own requests go on."""
+    here, _ = new()
+    store = here.open(client_name="ours")
+    entry = put(store, "k")
+    waiters = [here.start(store, "k", entry.version) for _ in range(MOST_WAITING)]
+    with pytest.raises(StoreUnavailable, match="can't be waited at now") as caught:
+        wait(store, "k", entry.version)
+    assert not caught.value.sent
+    for waiter in waiters:
+        assert store.invalidate("k", entry.version) is WOKEN
+        entry = won(waiter)
+    waiter = here.start(store, "k", entry.version)
+    assert store.invalidate("k", entry.version) is WOKEN
+    won(waiter)
+    names = [each["name"] for each in here.admin.client_list()]
+    assert names.count("ours") <= MOST_WAITING + 1
+
+
+def test_a_server_that_forgot_the_scripts_needs_no_second_request(here: Waiting) -> None:
+    """What waits brings its scripts along."""
+    store = here.open()
+    entry = put(store, "k")
+    here.admin.script_flush()
+    waiter = here.start(store, "k", entry.version)
+    here.admin.script_flush()
+    assert store.invalidate("k", entry.version) is WOKEN
+    won(waiter)
+
+
+def test_who_may_not_wait_sleeps(new: New) -> None:
+    """Without the right to block, it puts at once, and for a second it says that it can't wait."""
+    here, server = new()
+    here.admin.execute_command(
+        *("ACL", "SETUSER", "plain", "on", "nopass", "~*", "+get", "+set", "+del", "+time", "+eval", "+evalsha"),
+        *("+client", "+hello"),
+    )
+    here.url = server.url.replace("//", "//plain@")
+    store = here.open()
+    entry = put(store, "k")
+    assert wait(store, "k", entry.version) == entry
+    with pytest.raises(StoreUnavailable, match="can't be waited at now") as caught:
+        wait(store, "k", entry.version)
+    assert not caught.value.sent
+    assert store.invalidate("k", entry.version) is None
+
+
+def test_a_full_server_wakes_all_the_same(new: New) -> None:
+    """A removal is allowed, and so are its token and the ticket; the put of who is woken is refused."""
+    here, _ = new()
+    store = here.open()
+    entry = put(store, "k")
+    here.admin.config_set("maxmemory", "1")
+    waiter = here.start(store, "k", entry.version)
+    assert wait(store, "k", 7) == entry
+    with pytest.raises(StoreError, match="maxmemory"):
+        wait(store, "gone", 7)
+    assert store.invalidate("k", entry.version) is WOKEN
+    assert isinstance(waiter.exception(20), StoreError)
+    assert not isinstance(waiter.exception(), StoreUnavailable)
+
+
+def test_a_server_that_is_gone_is_unavailable(new: New) -> None:
+    """Both where it ends during the wait and where it was never there."""
+    here, server = new()
+    store = here.open()
+    put(store, "k")
+    waiter = here.start(store, "k", ABSENT)
+    server.restart()
+    error = waiter.exception(20)
+    assert isinstance(error, StoreUnavailable)
+    assert error.sent
+    here.url = f"redis://{HOST}:{free_port()}"
+    with pytest.raises(StoreUnavailable, match="can't be reached") as caught:
+        wait(here.open(), "k", ABSENT)
+    assert not caught.value.sent
+
+
+def test_a_server_that_hangs_is_given_up(new: New) -> None:
+    """A wait ends no later than its timeout and the socket's."""
+    here, server = new()
+    store = here.open(socket_timeout=0.3)
+    put(store, "k")
+    waiter = here.start(store, "k", ABSENT, 0.3)
+    server.pause()
+    assert isinstance(waiter.exception(20), StoreUnavailable)
+    with pytest.raises(StoreUnavailable):
+        wait(store, "k", ABSENT)
+    server.resume()
+
+
+@pytest.mark.parametrize("options", [{"protocol": 3}, {"protocol": 3, "decode_responses": True}, {"protocol": 2}])
+def test_the_protocol_does_not_matter(here: Waiting, options: dict[str, Any]) -> None:
+    """RESP 2 and 3."""
+    store = here.open(**options)
+    entry = put(store, "k")
+    assert wait(store, "k", ABSENT, 0.01) == entry
+    waiter = here.start(store, "k", entry.version)
+    assert store.invalidate("k", entry.version) is WOKEN
+    won(waiter)
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent(here: Waiting) -> None:
+    """A ValueError does not need a server."""
+    here.url = f"redis://{HOST}:{free_port()}"
+    store = here.open()
+    for timeout in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="timeout must be"):
+            wait(store, "k", ABSENT, timeout)
+    with pytest.raises(ValueError, match="a key must"):
+        wait(store, "", ABSENT)
+    with pytest.raises(ValueError, match="ttl must be"):
+        store.put_when_free("k", b"", ABSENT, 0, 1)
+
+
+def test_an_interrupted_wait_drops_its_connection(redis_server: Server) -> None:
+    """Its put is dropped with it, and the token is not taken for the answer to something else."""
+    store = RedisStore.from_url(redis_server.url)
+    entry = put(store, "interrupted")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(3):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                wait(store, "interrupted", entry.version)
+            assert store.get("interrupted") == entry
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    links: Any = store._links
+    assert not links._kept.waiters
+    assert not links._kept.waiting
+    assert store.invalidate("interrupted", entry.version) is WOKEN
+    assert store.get("interrupted") is None
+    store.close()
+
+
+def test_a_cancelled_wait_drops_its_connection(redis_server: Server) -> None:
+    """At whatever step it is cancelled, and the place it took is free again."""
+
+    async def main() -> None:
+        store = AsyncRedisStore.from_url(redis_server.url)
+        entry = await store.put_if_version("cancelled", b"a", ABSENT, 30)
+        assert entry is not None
+        for steps in range(60):
+            task = asyncio.create_task(store.put_when_free("cancelled", b"w", entry.version, 30, 30))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await store.get("cancelled") == entry
+        lines: Any = store._lines
+        assert not lines.here()._waiting
+        await store.invalidate("cancelled", entry.version)
+        assert await store.get("cancelled") is None
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_child_process_waits_on_connections_of_its_own(redis_server: Server) -> None:
+    """The parent's waiting connections are not the child's."""
+    store = RedisStore.from_url(redis_server.url)
+    entry = put(store, "forked")
+    assert wait(store, "forked", entry.version, 0.01) == entry
+    child = os.fork()
+    if not child:
+        os._exit(0 if wait(store, "forked", entry.version, 0.05) == entry == wait(store, "forked", 7) else 1)
+    assert wait(store, "forked", entry.version, 0.05) == entry
+    assert os.waitpid(child, 0)[1] == 0
+    assert wait(store, "forked", 7) == entry
+    store.invalidate("forked", entry.version)
+    store.close()
