@@ -60,7 +60,7 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
         given = await read(world, claim, NEVER)
     elif given is None and claim.polite and world.waking is not None and now < limit:
         # Our own release has just woken somebody of another process, who goes first: stand in line behind it.
-        given = await _put_when_free(world, claim, ABSENT, COURTESY, limit)
+        given = await _put_when_free(world, claim, COURTESY, limit)
     if given is None:
         given = await _first(world, claim, now, within)
         if claim.record is not None:
@@ -137,19 +137,19 @@ async def _wait(world: World, claim: Claim, poll: WaitBaseT | None, limit: float
         # The end of a lease wakes nobody, nor does a tenure that is released into a free record (`late`).
         if world.waking is not None and rest > 0 and not rival.late:
             longest = LONGEST_WAIT if poll is None else _pause(claim, poll)
-            given = await _put_when_free(world, claim, claim.rival_version, min(rest, longest), limit)
+            given = await _put_when_free(world, claim, min(rest, longest), limit)
             if given is not None:
                 return given
     await world.sleep(min(_pause(claim, poll), left))
     return None
 
 
-async def _put_when_free(world: World, claim: Claim, version: int, longest: float, limit: float) -> Standing | None:
+async def _put_when_free(world: World, claim: Claim, longest: float, limit: float) -> Standing | None:
     """Have the store put for us when `version` has gone; None: it can't, for now."""
     # The lease counts from before the request: most of it must be left when the wait ends.
     seconds = min(longest, claim.ttl / 3, limit - world.now())
     try:
-        return await put_when_free(world, claim, version, seconds)
+        return await put_when_free(world, claim, seconds)
     except StoreUnavailable as error:
         if not error.sent:
             return None

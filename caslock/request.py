@@ -102,13 +102,13 @@ async def settle(world: World, claim: Claim, lost: Unanswered, limit: float) -> 
     return await _retry(world, claim.retry.put, limit, again)
 
 
-async def put_when_free(world: World, claim: Claim, version: int, seconds: float) -> Standing:
+async def put_when_free(world: World, claim: Claim, seconds: float) -> Standing:
     """Have the store put the claim's first record when `version` has gone, or after `seconds`."""
     assert world.waking is not None  # noqa: S101 - the caller has looked
     bid = claim.bid(None, ABSENT)
     value = sent(claim, ABSENT, bid, world.now())
     try:
-        entry = await world.waking.put_when_free(claim.key, value, version, bid.ttl, seconds)
+        entry = await world.waking.put_when_free(claim.key, value, bid.ttl, seconds)
     except BaseException as error:
         unanswered(claim, bid, error)
         raise

@@ -116,15 +116,16 @@ class AsyncStore(Protocol):
 class WakingStore(Protocol):
     """A store that can tell a waiter that a key was let go of."""
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
-        """Block until `version` stands no more, or for `timeout` seconds; then put as one that expects `ABSENT` does.
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        """Put as one that expects `ABSENT` does, at once if nothing stands, else when what stands has been removed.
 
-        All in one request: what wakes the waiter also writes for it.  With `ABSENT` as `version` it blocks until the
-        next `invalidate` that removes something, whatever stands now.  One removal wakes one waiter, first come, first
-        served; a put and an expiry need wake nobody.  It may return early now and then, and a waiter that dies may
-        take a wake-up with it.  Answers as `put_if_version`, when nothing of it can land any more; the `ttl` counts
-        from the write.  Raises ``StoreUnavailable(sent=False)``, at once, where it can't wait now (too many wait
-        already): the caller sleeps as it would without.
+        All in one request: what wakes the waiter also writes for it.  Who waits stands in line for the next
+        `invalidate` that removes something, whoever holds the key until then: one removal wakes one waiter, first
+        come, first served; a put and an expiry need wake nobody.  After `timeout` seconds, and now and then for no
+        reason, it puts all the same, and that tells who stands there.  A waiter that dies may take a wake-up with it.
+        Answers as `put_if_version` does, when nothing of it can land any more; the `ttl` counts from the write.
+        Raises ``StoreUnavailable(sent=False)``, at once, where it can't wait now (too many wait already): the caller
+        sleeps as it would without.
         """
         ...
 
@@ -150,9 +151,7 @@ class BatchingStore(Protocol):
 class AsyncWakingStore(Protocol):
     """The same for asyncio."""
 
-    def put_when_free(
-        self, key: str, value: bytes, version: int, ttl: float, timeout: float
-    ) -> Awaitable[Entry | None]:
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Awaitable[Entry | None]:
         """See `WakingStore.put_when_free`."""
         ...
 

@@ -11,7 +11,6 @@ from caslock import clock
 from caslock.checks import has_verbs, suspends
 from caslock.keeper import unwatch, watch
 
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
@@ -172,8 +171,8 @@ class _Immediate:
     async def invalidate(self, key: str, version: int) -> Entry | None:
         return self._store.invalidate(key, version)
 
-    async def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
-        return cast("WakingStore", self._store).put_when_free(key, value, version, ttl, timeout)
+    async def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        return cast("WakingStore", self._store).put_when_free(key, value, ttl, timeout)
 
     async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
         return cast("BatchingStore", self._store).put_many(puts)

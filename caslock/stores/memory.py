@@ -60,11 +60,11 @@ class MemoryStore:
         with self._mutex:
             return self._remove(key, version)
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
-        """Put as soon as `version` has gone, or tell after `timeout` seconds; see `WakingStore.put_when_free`."""
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        """Put when nothing stands, or tell after `timeout` seconds who does; see `WakingStore.put_when_free`."""
         waiter = _Thread()
         try:
-            if self._line_up(key, version, waiter):
+            if self._line_up(key, waiter):
                 waiter.block(timeout)
             self._step_out(key, waiter)
             return self.put_if_version(key, value, ABSENT, ttl)
@@ -118,13 +118,11 @@ class MemoryStore:
         del self._leases[key]
         return None
 
-    def _line_up(self, key: str, version: int, waiter: _Waiter) -> bool:
+    def _line_up(self, key: str, waiter: _Waiter) -> bool:
         # Looking and lining up are one step, and so are removing and waking: no removal falls between.
         with self._mutex:
-            if version != ABSENT:
-                standing = self._standing(key)
-                if standing is None or standing.version != version:
-                    return False
+            if self._standing(key) is None:
+                return False
             self._lines.setdefault(key, OrderedDict())[waiter] = None
             return True
 
@@ -238,11 +236,11 @@ class AsyncMemoryStore:
         """See `MemoryStore.invalidate`."""
         return self.memory.invalidate(key, version)
 
-    async def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    async def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `MemoryStore.put_when_free`; threads and tasks stand in one line."""
         waiter, memory = _Task(), self.memory
         try:
-            if memory._line_up(key, version, waiter):  # noqa: SLF001 - the same file
+            if memory._line_up(key, waiter):  # noqa: SLF001 - the same file
                 await waiter.block(timeout)
             memory._step_out(key, waiter)  # noqa: SLF001 - the same file
             return memory.put_if_version(key, value, ABSENT, ttl)

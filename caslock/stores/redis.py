@@ -74,9 +74,9 @@ class RedisStore:
         request = self._requests.invalidate(key, version)
         return answer(request, _given(self._server, self._links.ask(request)))
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `WakingStore.put_when_free`: on a connection of its own, at most 32 for each server and process."""
-        wait = self._requests.put_when_free(key, value, version, ttl, timeout)
+        wait = self._requests.put_when_free(key, value, ttl, timeout)
         if wait is None:
             raise self._server.cannot_wait()
         return answer(wait.put, _given(self._server, self._links.wait(wait)))
@@ -138,9 +138,9 @@ class AsyncRedisStore:
         request = self._requests.invalidate(key, version)
         return answer(request, _given(self._server, await self._lines.ask(request)))
 
-    async def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    async def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `RedisStore.put_when_free`: at most 32 for each server and loop."""
-        wait = self._requests.put_when_free(key, value, version, ttl, timeout)
+        wait = self._requests.put_when_free(key, value, ttl, timeout)
         if wait is None:
             raise self._server.cannot_wait()
         return answer(wait.put, _given(self._server, await self._lines.wait(wait)))

@@ -101,6 +101,12 @@ local function remove(key, version, waiters, tokens)
 end
 """
 _PUT: Final = Script(b"""\
+if ARGV[1] == '0' then  -- the sunny path; a key with the TIME for its version is over later than that by its ttl
+  local clock = redis.call('TIME')
+  local version = clock[1] .. string.format('%06d', clock[2])
+  local written = redis.pcall('SET', KEYS[1], version .. ':' .. ARGV[3], 'NX', 'PX', ARGV[2])
+  if written and written.ok then return tonumber(version) end
+end
 local raw = redis.call('GET', KEYS[1])
 local standing = '0'
 if ARGV[1] ~= '0' then standing = string.match(raw or '', '^(%d+):')
@@ -145,17 +151,14 @@ _WAIT: Final = Script(b"""\
 local clock = redis.call('TIME')
 local now = math.floor(clock[1] * 1000 + clock[2] / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))  -- frees, so what follows may take memory
-if ARGV[1] ~= '0' then
-  local raw = redis.call('GET', KEYS[1])
-  local version = raw and string.match(raw, '^(%d+):')
-  if not raw or ARGV[1] ~= '-' and version ~= ARGV[1] or string.match(raw, '^[1-9]%d*!gone$') then
-    redis.call('RPUSH', KEYS[4], '1')
-    redis.call('PEXPIRE', KEYS[4], '1000')
-    return 0
-  end
+local raw = redis.call('GET', KEYS[1])
+if not raw or string.match(raw, '^[1-9]%d*!gone$') then
+  redis.call('RPUSH', KEYS[4], '1')
+  redis.call('PEXPIRE', KEYS[4], '1000')
+  return 0
 end
-redis.call('ZADD', KEYS[2], string.format('%.0f', now + ARGV[2]), ARGV[3])
-if redis.call('PTTL', KEYS[2]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[2], ARGV[2]) end
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + ARGV[1]), ARGV[2])
+if redis.call('PTTL', KEYS[2]) < tonumber(ARGV[1]) then redis.call('PEXPIRE', KEYS[2], ARGV[1]) end
 return 1
 """)  # fmt: skip
 
@@ -245,7 +248,7 @@ class Requests:
         request.alone = alone
         return request
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Wait | None:
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Wait | None:
         """Wait, and write; None: there can be no names beside this key."""
         put = self.put(key, value, ABSENT, ttl).in_full()
         if not timeout > 0:
@@ -256,9 +259,8 @@ class Requests:
             return None
         nonce = os.urandom(9).hex().encode()
         waiters, tokens, own = (beside + b"\xff" + each for each in (b"waiters", b"tokens", b"token:" + nonce))
-        expected = b"0" if version == ABSENT else _expected(version)
         ends = b"%d" % math.ceil(seconds * 1000 + _LATER)
-        ticket = b"*10\r\n" + _WAIT.in_full + arguments(b"4", put.name, waiters, tokens, own, expected, ends, nonce)
+        ticket = b"*9\r\n" + _WAIT.in_full + arguments(b"4", put.name, waiters, tokens, own, ends, nonce)
         return Wait(ticket + packed(b"BLPOP", own, tokens, b"%.3f" % seconds), put, seconds)
 
     def put_many(self, puts: Sequence[Put]) -> Request | None:
