@@ -1,0 +1,110 @@
+"""The law of this file: what happened is one line in a file, written at once, and nothing is written that was not seen.
+
+A line is a single `write` to a file opened for appending: it survives the kill -9 of its writer, and two never mingle.
+Times are of `caslock.clock`, which all processes of one host share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from caslock import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+What = Literal[
+    "try",  # an acquire is called
+    "got",  # it returned a hold; `until`: its deadline
+    "none",  # it returned None
+    "failed",  # it raised; `note`: sure (not held), unknown, or refused
+    "at",  # the holder looked: it believes until `until`; 0: it knows that it is lost
+    "extend",  # an extension is called; `until`: the earliest deadline that it may bring
+    "told",  # the loss was told; `note`: how
+    "untold",  # the holder waited to be told, and was not
+    "leave",  # a release is called
+    "left",  # the release is over; `note`: ok, lost, unanswered or unknown
+    "alarm",  # an acquire, a holder or a release was interrupted or cancelled
+    "dropped",  # the interrupt took the hold out of every hand: nobody believes any more
+    "stands",  # an acquire has failed for certain, and yet its owner stands in the record
+    "child",  # what a forked child saw; `note`: inert, held or hung
+    "adding",  # the guarded counter is about to grow
+    "added",  # it has
+    "late",  # the resource refused a fence
+    "forever",  # a record without a ttl was seen
+    "ghost",  # a record stands in the end
+    "counter",  # what the guarded counter says in the end; `fence`: the number
+    "fault",  # a fault of a request; `note`: which
+    "tally",  # requests of a process so far; `fence`: the number, `note`: of which were faulty
+    "stop",  # a process was stopped
+    "go",  # it goes on
+    "spawn",
+    "kill",
+    "down",  # the server is about to be killed: what it forgets is announced
+    "up",  # it answers again
+    "freeze",  # the server is stopped
+    "squeeze",  # it has no memory left for a while
+    "thaw",  # it goes on
+]
+
+
+class Event(NamedTuple):
+    """Something that happened."""
+
+    at: float
+    what: What
+    who: str = ""  # worker/thread
+    key: str = ""
+    owner: str = ""
+    hold: str = ""
+    fence: int = 0
+    until: float = 0.0
+    note: str = ""
+
+
+MOST: Final = 5_000_000
+"""Events that one process writes at the most."""
+
+
+class History:
+    """The file of one process."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it for appending."""
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._left = MOST
+
+    def note(
+        self,
+        what: What,
+        who: str = "",
+        key: str = "",
+        owner: str = "",
+        hold: str = "",
+        *,
+        fence: int = 0,
+        until: float = 0.0,
+        note: str = "",
+        at: float = 0.0,
+    ) -> None:
+        """Write an event, as of now unless `at` says when."""
+        event = Event(at or clock.now(), what, who, key, owner, hold, fence, until, note)
+        self._left -= 1
+        if self._left > 0:
+            os.write(self._file, json.dumps(event).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._file)
+
+
+def read(folder: Path) -> Iterator[Event]:
+    """Give all events in the files of a folder, in no order."""
+    for path in sorted(folder.glob("*.history")):
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):  # else its writer was killed on a full disk
+                    yield Event(*json.loads(line))

@@ -1,0 +1,155 @@
+"""The law of this file: one process of clients; it ends with its parent, with its time, and with nobody's help."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from caslock import clock
+from caslock.testing.proxy import FAULTS, Kind, Passage, chance
+from caslock.testing.torture import places
+from caslock.testing.torture.history import History
+from caslock.testing.torture.plan import PREFIX, Plan
+from caslock.testing.torture.tasks import AsyncClient
+from caslock.testing.torture.threads import Client
+from caslock.testing.torture.trouble import Troubled
+from caslock.testing.torture.witness import Scene
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caslock.store import Store
+
+GRACE: Final = 30.0
+"""Seconds that a worker may outlive its time."""
+
+_KEY: Final = re.compile(re.escape(PREFIX.encode()) + rb"\w+:\d+")
+_HOLD: Final = re.compile(rb'"holds":\["([^"]+)"')
+
+
+def odds(times: float) -> dict[Kind, float]:
+    """Tell how likely the faults are that usually are `times` times less so."""
+    return {kind: min(0.1, times * each) for kind, each in FAULTS.items()}
+
+
+def teller(history: History) -> Callable[[bytes, Passage], None]:
+    """Make what notes the faults of requests, with the key and the hold that a request is about."""
+
+    def told(request: bytes, passage: Passage) -> None:
+        key, hold = _KEY.search(request), _HOLD.search(request)
+        history.note(
+            "fault", "", key[0].decode() if key else "", "", hold[1].decode() if hold else "",
+            note=passage.kind, until=passage.seconds,
+        )  # fmt: skip
+
+    return told
+
+
+class Orders(NamedTuple):
+    """What a worker is told, as JSON."""
+
+    plan: str
+    url: str
+    name: str
+    kind: str
+    folder: str
+    until: float
+    wire: bool
+    """Whether its requests go through the proxy: else it troubles them itself."""
+
+
+def work(orders: Orders) -> None:
+    """Run the clients of one process to their end."""
+    plan, url, name, folder = Plan.from_json(orders.plan), orders.url, orders.name, Path(orders.folder)
+    random.seed(f"{plan.seed} {name}")  # the jitter of waiting
+    history = History(folder / f"{name}.history")
+    decide = (
+        None
+        if orders.wire or not plan.faults
+        else chance(f"{plan.seed} {name}", plan.longest_hold_up, odds(plan.faults))
+    )
+    troubled = Troubled(decide, teller(history))
+    scene = Scene(history, troubled, places.open_direct(plan), folder, orders.until)
+    threading.Thread(target=_count, args=(scene, name), daemon=True).start()
+    if orders.kind == "tasks":
+        asyncio.run(_tasks(plan, scene, url, name))
+    else:
+        _threads(plan, scene, url, name)
+    history.note("tally", name, fence=troubled.requests, note=str(troubled.faults))
+
+
+def _threads(plan: Plan, scene: Scene, url: str, name: str) -> None:
+    shared: Store | None = None
+    clients = list[Client]()
+    for number in range(plan.threads):
+        # One store for all threads, as most programs have it; but the last has its own.
+        if shared is None or number == plan.threads - 1:
+            shared = cast("Store", places.open_store(plan, url))
+            scene.troubled.trouble(shared)
+        clients.append(Client(plan, scene, shared, f"{name}/{number}", main=number == 0))
+    threads = [threading.Thread(target=client.live, daemon=True) for client in clients[1:]]
+    for thread in threads:
+        thread.start()
+    clients[0].live()
+    for thread in threads:
+        thread.join(max(0.1, scene.until + GRACE - clock.now()))
+
+
+async def _tasks(plan: Plan, scene: Scene, url: str, name: str) -> None:
+    store = places.open_async(plan, url)
+    scene.troubled.trouble(store)
+    await asyncio.gather(*(AsyncClient(plan, scene, store, f"{name}/{number}").live() for number in range(plan.tasks)))
+    with suppress(AttributeError):
+        await store.aclose()  # type: ignore[union-attr]  # what has it, needs it
+
+
+def _count(scene: Scene, name: str) -> None:
+    """Write down now and then how many requests there were: a killed process can't do it in the end."""
+    while True:
+        time.sleep(0.5)
+        scene.history.note("tally", name, fence=scene.troubled.requests, note=str(scene.troubled.faults))
+
+
+def _watch_parent(until: float) -> None:
+    """End with the parent, whose end closes our input, or when the time is over."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os._exit(1)
+
+    def expire() -> None:
+        time.sleep(max(0.0, until + GRACE - clock.now()))
+        os._exit(1)
+
+    for target in (wait, expire):
+        threading.Thread(target=target, daemon=True).start()
+
+
+def main() -> None:
+    """Be a worker: what to do comes by standard input, which ends with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    sys.stderr.write("ready\n")
+    sys.stderr.flush()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    orders = Orders(*json.loads(line))
+    _watch_parent(orders.until)
+    try:
+        work(orders)
+    except BaseException:  # noqa: BLE001 - told to the parent
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # whatever hangs is not waited for

@@ -1,0 +1,421 @@
+"""Tortured on every store, a lock keeps its laws; and the judge who says so is shown to bite.
+
+``CASLOCK_TORTURE_SECONDS`` says how long each store is tortured (20).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from caslock import Lock, connect
+from caslock.stores.sqlite import SQLiteStore
+from caslock.testing.torture import PREFIX, Event, Judgement, Plan, judge, torture
+from caslock.testing.torture.history import History, read
+from caslock.testing.torture.places import through
+from caslock.testing.torture.resource import FencedCounter, Late
+from caslock.testing.torture.timeline import timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from caslock import Entry
+    from caslock.testing.torture.history import What
+    from tests.servers import Server
+
+SECONDS = float(os.environ.get("CASLOCK_TORTURE_SECONDS", "20"))
+
+unix = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP here")
+for_long = pytest.mark.timeout(SECONDS + 90)
+
+
+@unix
+@for_long
+def test_sqlite_withstands_torture(tmp_path: Path) -> None:
+    """Lost, late and doubled requests, stopped and killed workers: no law of a lock is broken on SQLite."""
+    check(Plan(url=f"sqlite:///{tmp_path}/locks.db", seconds=SECONDS, seed=1), None)
+
+
+@unix
+@for_long
+def test_redis_withstands_torture(new_redis: Callable[..., Server]) -> None:
+    """Nor on Redis, which is stopped, killed with all it knows, and out of memory for a while, besides."""
+    server = new_redis()
+    plan = Plan(url=server.url, seconds=SECONDS, seed=2, restart_every=SECONDS / 3, squeeze_every=SECONDS / 3)
+    check(plan, server)
+
+
+@unix
+@for_long
+def test_memcached_withstands_torture(new_memcached: Callable[..., Server]) -> None:
+    """Nor on memcached, which is treated the same."""
+    server = new_memcached("-m", "4", "-M")
+    plan = Plan(url=server.url, seconds=SECONDS, seed=3, restart_every=SECONDS / 2, squeeze_every=SECONDS / 2)
+    check(plan, server)
+
+
+def check(plan: Plan, server: Server | None) -> None:
+    """Torture, and want no violation, faults enough, and nothing left behind."""
+    outcome = torture(plan, server=server if server and server.body else None)
+    report = outcome.report
+    assert not report.broken, report.reason
+    assert report.passed
+    assert (report.overlaps, report.fence_inversions, report.ghosts) == (0, 0, 0)
+    assert report.requests > 25 * plan.seconds, report
+    assert sum(report.faults.values()) > 5 * plan.seconds, report
+    assert report.sections > plan.seconds, report
+    with closing(connect(plan.url)) as store:  # type: ignore[type-var] # these stores can be closed
+        assert [key for key in plan.names() if store.get(key)] == []
+    root = ET.fromstring(timeline(outcome))  # noqa: S314 - our own
+    assert len(root.findall("{*}rect")) > plan.seconds
+
+
+# Stores that are broken in the ways that broke locks in the field.
+
+
+class LooksThenRemoves(SQLiteStore):
+    """Removes in two requests: it looks whether it is still its own, and then removes whatever stands."""
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `Store.invalidate`."""
+        standing = self.get(key)
+        if standing is None or standing.version != version:
+            return standing
+        time.sleep(random.uniform(0, 0.2))
+        standing = self.get(key)
+        return None if standing is None else super().invalidate(key, standing.version)
+
+
+class EndsLeasesEarly(SQLiteStore):
+    """Rounds a lease down."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`."""
+        return super().put_if_version(key, value, version, 0.6 * ttl)
+
+
+class NeverEndsLeases(SQLiteStore):
+    """Forgets the ttl."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`."""
+        return super().put_if_version(key, value, version, 3600 + ttl)
+
+
+class FencesByChance(SQLiteStore):
+    """Its versions don't grow, though it says so: they are its own, with a random number before them."""
+
+    def _before(self, entry: Entry | None) -> Entry | None:
+        dice = random.Random(entry.version if entry else 0)
+        return entry and entry._replace(version=entry.version + (dice.randrange(1 << 20) << 60))
+
+    def get(self, key: str) -> Entry | None:
+        """See `Store.get`."""
+        return self._before(super().get(key))
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`."""
+        return self._before(super().put_if_version(key, value, version & ((1 << 60) - 1), ttl))
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `Store.invalidate`."""
+        return self._before(super().invalidate(key, version & ((1 << 60) - 1)))
+
+
+def _where() -> str:
+    return os.environ["CASLOCK_BROKEN_DB"]
+
+
+def looks_then_removes() -> SQLiteStore:
+    """Make it."""
+    return LooksThenRemoves(_where())
+
+
+def ends_leases_early() -> SQLiteStore:
+    """Make it."""
+    return EndsLeasesEarly(_where())
+
+
+def never_ends_leases() -> SQLiteStore:
+    """Make it."""
+    return NeverEndsLeases(_where())
+
+
+def fences_by_chance() -> SQLiteStore:
+    """Make it."""
+    return FencesByChance(_where())
+
+
+BROKEN = {
+    looks_then_removes: ("overlap", 0.0),
+    ends_leases_early: ("overlap", 2.0),
+    never_ends_leases: ("ghost", 0.7),
+    fences_by_chance: ("fence inversion", 2.0),
+}
+"""Which law each breaks, and every how many seconds a worker is killed to show it."""
+
+
+@unix
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("factory", BROKEN, ids=lambda factory: factory.__name__)
+def test_torture_finds_what_is_broken(
+    factory: Callable[[], SQLiteStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few seconds of it are enough to find a store that removes what is not its own, or ends leases too early."""
+    monkeypatch.setenv("CASLOCK_BROKEN_DB", str(tmp_path / "locks.db"))
+    law, kill_every = BROKEN[factory]
+    plan = Plan(
+        factory=f"{__name__}:{factory.__name__}", seconds=4, ttls=(0.25, 0.5), keys=2, pauses=4, kill_every=kill_every
+    )
+    broken: dict[str, int] = {}
+    for seed in range(4):  # it is found in the first run nearly always
+        report = torture(replace(plan, seed=seed)).report
+        broken |= report.broken
+        if law in broken:
+            assert not report.passed
+            assert law in report.reason
+            return
+    pytest.fail(f"{law} was not found, but {broken}")
+
+
+@unix
+def test_one_without_processes_to_share_it_is_refused() -> None:
+    """A memory lives in one process."""
+    with pytest.raises(ValueError, match="one process"):
+        torture(Plan(url="memory://"))
+
+
+@unix
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stopped worker outlives a killed parent")
+def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
+    """Kill -9 of who tortures ends all workers, even those that are stopped."""
+    command = [sys.executable, "-m", "caslock.testing.torture", f"sqlite:///{tmp_path}/locks.db", "--seconds", "50"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # which a killed process can't clean up
+    parent = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        wait(lambda: len(children(parent.pid)) >= 5)
+        workers = children(parent.pid)
+        time.sleep(1.0)
+        os.kill(workers[0], signal.SIGSTOP)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait(lambda: not any(alive(worker) for worker in workers))
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    """Wait, within bounds, until a condition is true."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    """Name the children of a process."""
+    output = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in output.stdout.split()]
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process still is."""
+    output = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return bool(output.stdout.strip()) and not output.stdout.startswith("Z")
+
+
+# The judge, on histories that are made up.
+
+
+class Tale:
+    """A made-up history, told in the order of time."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.now = 100.0
+
+    def tell(self, what: What, who: str, hold: str = "", *, fence: int = 0, until: float = 0.0, note: str = "") -> Tale:
+        """Something happens, a tenth of a second after the last."""
+        self.now += 0.1
+        self.events.append(Event(self.now, what, who, "key", hold.partition(".")[0], hold, fence, until, note))
+        return self
+
+    def section(self, who: str, hold: str, fence: int) -> Tale:
+        """Somebody comes in, stays, and leaves in peace."""
+        self.tell("try", who).tell("got", who, hold, fence=fence, until=self.now + 30)
+        return self.tell("leave", who, hold).tell("left", who, hold, note="ok")
+
+    def judged(self) -> Judgement:
+        """Shuffle, and judge."""
+        events = list(self.events)
+        random.Random(1).shuffle(events)
+        return judge(events)
+
+    def broken(self) -> set[str]:
+        """Name the laws that were broken."""
+        return {violation.law for violation in self.judged().violations}
+
+
+def test_a_good_history_breaks_no_law() -> None:
+    """One after the other, with growing fences; who lost its lease is told; what is unknown stays unknown."""
+    tale = Tale().section("a", "A.1", 1).section("b", "B.1", 2).section("a", "A.2", 3)
+    tale.tell("try", "c").tell("failed", "c", note="unknown").tell("try", "c").tell("none", "c")
+    tale.tell("try", "a").tell("got", "a", "A.3", fence=4, until=tale.now + 0.3)
+    tale.tell("stop", "a").tell("try", "b").tell("go", "a")
+    tale.tell("got", "b", "B.2", fence=5, until=tale.now + 30)  # after the deadline of A.3
+    tale.tell("late", "a", "A.3", fence=4, note="write").tell("told", "a", "A.3").tell("leave", "a", "A.3")
+    tale.tell("left", "a", "A.3", note="lost").tell("leave", "b", "B.2").tell("left", "b", "B.2", note="ok")
+    found = tale.judged()
+    assert found.violations == []
+    assert (found.counts["got"], found.counts["late writes"], found.counts["failed unknown"]) == (5, 1, 1)
+    assert len(found.tenures) == 5
+
+
+def test_an_overlap_is_found() -> None:
+    """Two owners who believe at the same time break the first law, also when others stood between them."""
+    tale = Tale().tell("got", "a", "A.1", fence=1, until=130).section("b", "B.1", 2)
+    assert "overlap" in tale.broken()
+    long_ago = Tale().tell("got", "a", "A.1", fence=1, until=130)
+    long_ago.tell("got", "a", "A.2", fence=2, until=100.25).tell("got", "a", "A.3", fence=3, until=100.35)
+    assert "overlap" not in long_ago.broken()
+    assert "overlap" in long_ago.tell("got", "b", "B.1", fence=4, until=130).broken()
+
+
+def test_a_belief_is_taken_for_no_longer_than_it_was_proved() -> None:
+    """It ends at the deadline that was last seen, at the release, at the loss, or when nobody has it in hand."""
+    ends: list[What] = ["leave", "told", "dropped", "at"]
+    for end in ends:
+        tale = Tale().tell("got", "a", "A.1", fence=1, until=130)
+        tale.tell(end, "a", "A.1").tell("got", "b", "B.1", fence=2, until=130)
+        assert tale.broken() == set(), end
+    extended = Tale().tell("got", "a", "A.1", fence=1, until=130).tell("extend", "a", "A.1", until=100.25)
+    assert extended.tell("got", "b", "B.1", fence=2, until=130).broken() == set()
+    renewed = Tale().tell("got", "a", "A.1", fence=1, until=100.15).tell("at", "a", "A.1", until=130)
+    assert "overlap" in renewed.tell("got", "b", "B.1", fence=2, until=130).broken()
+
+
+def test_an_owner_does_not_overlap_with_itself() -> None:
+    """Holds of one explicit owner are one tenure, with one fence; holds of a private owner are not."""
+    tale = Tale().tell("got", "a", "x:owner.1", fence=1, until=130)
+    tale.events[-1] = tale.events[-1]._replace(owner="x:owner")
+    tale.tell("got", "b", "x:owner.2", fence=1, until=130)
+    tale.events[-1] = tale.events[-1]._replace(owner="x:owner")
+    assert tale.broken() == set()
+    assert Tale().section("a", "A.1", 1).section("a", "A.2", 1).broken() == {"fence twice"}
+
+
+def test_a_fence_inversion_is_found() -> None:
+    """A later tenure has a larger fence, whoever has it."""
+    assert Tale().section("a", "A.1", 2).section("b", "B.1", 1).broken() == {"fence inversion"}
+    assert Tale().section("a", "A.1", 2).section("b", "B.1", 2).broken() == {"fence twice"}
+    far = Tale().section("a", "A.1", 9).section("b", "B.1", 1).section("b", "B.2", 2)
+    assert [violation.law for violation in far.judged().violations] == ["fence inversion"] * 2
+
+
+def test_an_untold_loss_is_found() -> None:
+    """Who releases in peace, though somebody else came in between, was not told; nor who waited in vain."""
+    tale = Tale().tell("got", "a", "A.1", fence=1, until=100.15).section("b", "B.1", 2)
+    tale.tell("leave", "a", "A.1").tell("left", "a", "A.1", note="ok")
+    assert tale.broken() == {"untold loss"}
+    assert Tale().tell("got", "a", "A.1", fence=1, until=130).tell("untold", "a", "A.1").broken() == {"untold loss"}
+    back = Tale().tell("got", "a", "A.1", fence=1, until=130).tell("told", "a", "A.1").tell("at", "a", "A.1", until=130)
+    assert back.broken() == {"loss taken back"}
+
+
+def test_a_second_success_of_one_hold_id_is_found() -> None:
+    """One acquire succeeds once."""
+    assert "second success" in Tale().section("a", "A.1", 1).section("a", "A.1", 2).broken()
+
+
+def test_a_false_failure_is_found() -> None:
+    """Who reports failure must not stand, unless the network has sent its request once more since."""
+    tale = Tale().tell("try", "a").tell("failed", "a", note="sure").tell("stands", "a", "A.1", fence=1)
+    assert tale.broken() == {"false failure"}
+    assert tale.tell("fault", "", "A.1", note="duplicate").broken() == set()
+
+
+def test_an_announced_loss_is_no_violation() -> None:
+    """What a server forgets that was killed is lost; from then on the laws hold again, and fences all the time."""
+    tale = Tale().tell("got", "a", "A.1", fence=1, until=130).tell("try", "c").tell("down", "").tell("up", "")
+    tale.section("b", "B.1", 2).tell("got", "c", "C.1", fence=3, until=130).section("d", "D.1", 4)
+    assert tale.broken() == set()
+    assert tale.section("a", "A.2", 3).broken() == {"fence inversion"}
+    again = Tale().tell("down", "").tell("up", "").tell("try", "a").tell("got", "a", "A.1", fence=1, until=130)
+    assert "overlap" in again.section("b", "B.1", 2).broken()
+
+
+def test_what_stands_for_ever_is_found() -> None:
+    """Records without a ttl, records that outlive the end, forked children that hold, and updates that are lost."""
+    assert Tale().tell("forever", "").broken() == {"no ttl"}
+    assert Tale().tell("ghost", "").broken() == {"ghost"}
+    assert Tale().tell("child", "a", "A.1", note="held").broken() == {"fork"}
+    assert Tale().tell("child", "a", "A.1", note="inert").broken() == set()
+    for count, broken in ((0, True), (1, False), (2, False), (3, True)):
+        tale = Tale().tell("adding", "a", "A.1").tell("added", "a", "A.1").tell("adding", "b", "B.1")
+        tale.tell("adding", "c", "C.1").tell("late", "c", "C.1", note="write")
+        assert tale.tell("counter", "", fence=count).broken() == ({"lost update"} if broken else set()), count
+
+
+def test_a_fenced_counter_refuses_who_comes_late(tmp_path: Path) -> None:
+    """From the first touch with a larger fence on, the smaller one neither reads nor writes."""
+    counter = FencedCounter(tmp_path / "counter")
+    assert counter.count == 0
+    assert counter.read(7) == 0
+    counter.write(7, 1)
+    assert counter.read(8) == 1
+    for touch in (lambda: counter.read(7), lambda: counter.write(7, 2)):
+        with pytest.raises(Late):
+            touch()
+    assert counter.count == 1
+
+
+def test_a_history_survives_its_writer(tmp_path: Path) -> None:
+    """A line that was cut off is left out; all others are read as they were written."""
+    history = History(tmp_path / "a.history")
+    history.note("got", "w/1", "key", "owner", "hold", fence=3, until=7.5, note="é")
+    history.close()
+    with (tmp_path / "a.history").open("ab") as file:
+        file.write(b'[1.0, "got"')
+    (event,) = read(tmp_path)
+    assert event[1:] == ("got", "w/1", "key", "owner", "hold", 3, 7.5, "é")
+
+
+def test_a_plan_travels_as_json() -> None:
+    """What a worker reads is what was meant; its keys are of this run alone."""
+    plan = Plan(url="redis://h/0", ttls=(0.5, 1.0), seed=9)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert len({*plan.names(), *Plan().names()}) == 8
+    assert all(key.startswith(PREFIX) for key in plan.names())
+
+
+def test_a_url_leads_through_the_proxy() -> None:
+    """User, password, database and options stay; host and port are the proxy's, and the timeouts short."""
+    assert through("redis://u:p%40@h:1/3?protocol=3&socket_timeout=9", 77, 0.2) == (
+        "redis://u:p%40@127.0.0.1:77/3?protocol=3&socket_timeout=0.2&socket_connect_timeout=0.2"
+    )
+    assert through("memcached://h?prefix=x", 77, 0.25) == "memcached://127.0.0.1:77?prefix=x&timeout=0.25"
+
+
+@unix
+def test_the_command_line_prints_the_report(tmp_path: Path) -> None:
+    """``python -m caslock.testing.torture URL`` ends with 0, tells its figures, and leaves other keys alone."""
+    url = f"sqlite:///{tmp_path}/locks.db"
+    with Lock(connect(url), "somebody else's", ttl=50) as hold:
+        command = [sys.executable, "-m", "caslock.testing.torture", url, "--seconds", "2", "--seed", "5"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+        hold.extend()
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["passed"]
+    assert report["seed"] == 5
