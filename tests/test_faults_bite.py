@@ -9,12 +9,12 @@ from uuid import uuid4
 
 import pytest
 
-from caslock import core, request
+from caslock import core, multi, request
 from caslock.claim import NEVER, Claim, Standing
 from caslock.errors import CaslockError, StoreUnavailable
 from caslock.multi import Holds
 from caslock.record import Record, decode
-from caslock.store import ABSENT
+from caslock.store import ABSENT, Put
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.task_world import TaskWorld
 from caslock.testing import LockContract
@@ -22,7 +22,7 @@ from caslock.testing.locks import PLAYS
 from caslock.testing.scene import Scene
 from caslock.testing.trouble import KINDS
 from caslock.thread_world import ThreadWorld
-from tests.test_contract_bites import DeletesUnseen, ForgetsVersions, RefusesSilently
+from tests.test_contract_bites import DeletesUnseen, ForgetsVersions, RefusesSilently, WakesNobody
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -208,6 +208,53 @@ async def until_one_fails(self: Holds[Holding]) -> None:
             await hold.released()
 
 
+async def first_the_long_way(world: World, claim: Claim, now: float, within: float) -> Standing:
+    """Begin an acquire as every other write is done."""
+    del now
+    return await vars(core)["write_surely"](world, claim, ABSENT, claim.bid(None, ABSENT), within)  # type: ignore[no-any-return]
+
+
+async def remove_the_long_way(world: World, claim: Claim) -> Standing:
+    """Remove a record as every other write is done."""
+    return await vars(core)["write_surely"](world, claim, claim.version, None, NEVER)  # type: ignore[no-any-return]
+
+
+LONG_WAY: tuple[tuple[object, str, object], ...] = (
+    (core, "_first", first_the_long_way),
+    (core, "_remove", remove_the_long_way),
+)
+"""The sunny path has its own few steps: without them a mutant of the others is met everywhere."""
+
+
+async def wait_once(world: World, claim: Claim, longest: float, limit: float) -> Standing:
+    """Give up when a wait gets no answer, or can't be."""
+    del longest
+    return await request.put_when_free(world, claim, min(5.0, limit - world.now()))
+
+
+async def hand_over_the_fence(world: World, claim: Claim, heir: Claim) -> Standing:
+    """Let the next tenure in a process have the number of the last."""
+    heir.lease = heir.ttl
+    bid = heir.bid(None, ABSENT)._replace(fence=claim.fence)
+    return await request.write(world, heir, claim.version, bid)
+
+
+async def bid_for_itself(world: World, claims: object) -> None:
+    """Send nothing together."""
+
+
+async def bid_once(world: World, claims: list[Claim]) -> None:
+    """Give up when a request for several keys gets no answer."""
+    assert world.batching is not None
+    bids = [claim.bid(None, ABSENT) for claim in claims]
+    values = [request.sent(claim, ABSENT, bid, world.now()) for claim, bid in zip(claims, bids, strict=True)]
+    await world.batching.put_many([Put(claim.key, value, 0, 20) for claim, value in zip(claims, values, strict=True)])
+
+
+async def stay(*args: object) -> None:
+    """Keep what was taken of several keys."""
+
+
 class Removal(NamedTuple):
     """What is taken out of the core, or which contract its store breaks, and the scenario that goes red then."""
 
@@ -255,6 +302,14 @@ REMOVALS = [
         ((Claim, "stands_in", newest_write_only), (Claim, "may_take", nobodys_only)),
     ),
     Removal("test_a_shorter_lease_is_believed_when_it_is_sent", {}, ((core, "renew", believe_the_old_lease),)),
+    Removal("test_who_waits_is_served_when_the_holder_leaves", {}, ((core, "LONGEST_WAIT", 0.3),), make=WakesNobody),
+    Removal("test_a_wake_up_that_is_lost_costs_a_pause", {}, ((core, "_put_when_free", wait_once),)),
+    Removal("test_what_wakes_a_waiter_gets_no_answer", {}, ((core, "_put_when_free", wait_once),)),
+    Removal("test_a_waiter_that_is_interrupted_leaves_nothing", {}, ((core, "give_up", give_up_without_looking),)),
+    Removal("test_one_process_serves_all_its_waiters", {}, ((core, "_hand_over", hand_over_the_fence),)),
+    Removal("test_several_keys_travel_as_one_request", {}, ((core, "bid_together", bid_for_itself),)),
+    Removal("test_of_one_request_for_several_keys_all_is_written_or_nothing", {}, ((multi, "_roll_back", stay),)),
+    Removal("test_one_request_for_several_keys_without_an_answer", {}, ((core, "bid_together", bid_once),)),
     Removal("test_giving_up_is_for_certain", {}, ((core, "give_up", give_up_without_looking),)),
     Removal("test_giving_up_is_for_certain", {}, ((Claim, "may_land", nothing_can_land),)),
     Removal(
@@ -326,7 +381,7 @@ def test_a_protection_that_is_removed_is_missed(monkeypatch: pytest.MonkeyPatch,
     """A scenario that is green goes red without what protects it."""
     play(api, MemoryStore(), removal.scenario, removal.arguments)
 
-    for owner, name, mutant in removal.patches:
+    for owner, name, mutant in (*removal.patches, *LONG_WAY):
         monkeypatch.setattr(owner, name, mutant)
     with pytest.raises(RED):
         play(api, removal.make(), removal.scenario, removal.arguments)

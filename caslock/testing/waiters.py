@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from tenacity import wait_fixed
@@ -18,7 +18,10 @@ from caslock.testing.scene import TTL, attempt, each, scenario, take
 if TYPE_CHECKING:
     from caslock.testing.scene import AnyFaultyStore, AnyHold, Scene
 
-SHORT = wait_fixed(0.05)
+SHORT: Final = wait_fixed(0.05)
+
+SOON: Final = 0.1
+"""Seconds."""
 
 
 class Waiters:
@@ -29,10 +32,25 @@ class Waiters:
         """The holder leaves while another client waits at the store: that one holds, long before a lease is over."""
         faulty = scene.faulty()
         theirs = await take(scene.rival())
-        _leaves(scene, faulty, theirs)
+        holds: list[AnyHold] = []
+
+        async def wait() -> None:
+            holds.append(await take(scene.lock(faulty, ttl=TTL), timeout=TTL))
+
+        async def asked_again() -> bool:
+            return len(faulty.log) > 1
+
+        async def leave() -> None:
+            await scene.until(asked_again, "the second request of a waiter", TTL)
+            await scene.play.sleep(
+                SOON
+            )  # so that it stands in line; were it too short, it would be served all the same
+            await done(theirs.release())
+
         began = time.monotonic()
-        hold = await take(scene.lock(faulty, ttl=TTL), timeout=TTL)
+        await scene.play.together([wait(), leave()], 2)
         assert time.monotonic() - began < core.LONGEST_WAIT
+        (hold,) = holds
         assert hold.fence > theirs.fence
         hold.ensure_held()
         await done(hold.release())
@@ -71,13 +89,14 @@ class Waiters:
 
         async def interrupt(applied: bool, key: str) -> None:  # noqa: FBT001 - a case
             faulty = scene.faulty()
-            if not hasattr(faulty, "put_when_free"):
+            lock = scene.lock(faulty, key, ttl=TTL)
+            if lock._state.world.waking is None:  # noqa: SLF001 - it polls, which other scenarios interrupt
                 return
             theirs = await take(scene.rival(key))
             faulty.on("put_when_free", 1, raising(scene.play.interruption, applied=applied))
             _leaves(scene, faulty, theirs)
             with pytest.raises(scene.play.interruption):
-                await attempt(scene.lock(faulty, key, ttl=TTL), timeout=TTL)
+                await attempt(lock, timeout=TTL)
             assert await scene.holder(key) is None
             again = await take(scene.rival(key))
             await done(again.release())
