@@ -182,7 +182,9 @@ class Claim:
     def bid(self, standing: Record | None, version: int) -> Record:
         """What we would have stand in place of `standing`, which we may take."""
         if standing is None:
-            return self._tenure(0.0)
+            self.writes += 1  # as `_tenure` and `mark` have it: this is on the sunny path
+            write = f"{self.hold}.{self.writes}"
+            return Record(self.owner, (self.hold,), self.lease, write, None, 0.0, *self.stamp)
         if standing.free:
             return self._tenure(standing.ttl)
         others = self.others(standing)
@@ -245,7 +247,10 @@ class Claim:
 
     def leaves_nothing(self, now: float) -> bool:
         """Whether it stands, and its release is a removal."""
-        return self.record is not None and self.farewell(self.record, self.version, now) is None
+        record = self.record
+        if record is not None and record.holds == (self.hold,) and not record.late and not self.sends:
+            return True  # as `farewell` has it, in fewer steps
+        return record is not None and self.farewell(record, self.version, now) is None
 
     def free(self, ttl: float) -> Record:
         """Nobody holds the key, and for `ttl` seconds nothing that expects absence can land."""

@@ -328,7 +328,7 @@ async def _release(world: World, claim: Claim) -> None:
                 return  # an earlier call has done it
             now = world.now()
             in_time = not claim.lost and now < claim.deadline
-            claim.unanswered = False
+            by_us = claim.unanswered = False
             try:
                 if claim.given is not None:  # it was sent together with others
                     start, claim.given = claim.given, None
@@ -338,7 +338,9 @@ async def _release(world: World, claim: Claim) -> None:
                     start = await _remove(world, claim)
                 else:
                     start = claim.version, claim.record
-                by_us, given = await _withdraw(world, claim, *start)
+                if start[1] is not None or claim.sends:
+                    by_us, start = await _withdraw(world, claim, *start)
+                given = start
             finally:
                 claim.left_in_time = claim.left_in_time or (in_time and claim.unanswered)
             claim.record = None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 from caslock import clock, core
 from caslock.checks import has_verbs, suspends
 
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
@@ -54,9 +53,7 @@ class TaskWorld:
         self.waking = cast("AsyncWakingStore", store) if native and hasattr(store, "put_when_free") else None
         self.batching = cast("AsyncBatchingStore", self.store) if hasattr(store, "put_many") else None
 
-    def now(self) -> float:
-        """Seconds on the local clock."""
-        return clock.now()
+    now = staticmethod(clock.now)
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run."""

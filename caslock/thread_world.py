@@ -51,9 +51,7 @@ class ThreadWorld:
         self.waking = immediate if hasattr(store, "put_when_free") else None
         self.batching = immediate if hasattr(store, "put_many") else None
 
-    def now(self) -> float:
-        """Seconds on the local clock."""
-        return clock.now()
+    now = staticmethod(clock.now)
 
     async def sleep(self, seconds: float) -> None:
         """Block the thread."""

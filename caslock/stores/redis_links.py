@@ -130,7 +130,6 @@ class _Kept(NamedTuple):
     opener: Opener
     # Append and pop are atomic: there is no lock that a fork could copy in use.
     idle: list[Link]
-    waiters: list[Link]
     waiting: WeakSet[Turn]
 
 
@@ -184,7 +183,7 @@ class Links:
         turn, link, sent = Turn(), None, False
         kept.waiting.add(turn)
         try:
-            link = self._take(kept, kept.waiters)
+            link = self._take(kept, kept.idle)
             sent = True
             link.send(wait.packet + wait.put.packet + server.acknowledge)
             (ticket,) = link.read(1)
@@ -200,7 +199,7 @@ class Links:
             raise
         finally:
             kept.waiting.discard(turn)
-        self._put_back(link, kept.waiters, MOST_WAITING)
+        self._put_back(link, kept.idle, _MOST_IDLE)
         if refused(ticket, token):
             self._sleeps_until = monotonic() + SLEEP
         if server.acknowledge and (missed := server.too_few(replies[-1])):
@@ -248,10 +247,9 @@ class Links:
         return self._server.failure(error, sent=sent)
 
     def _drop(self, kept: _Kept) -> None:
-        for stack in (kept.idle, kept.waiters):
-            while stack:
-                with contextlib.suppress(IndexError):  # another thread has just taken the last one
-                    stack.pop().close()
+        while kept.idle:
+            with contextlib.suppress(IndexError):  # another thread has just taken the last one
+                kept.idle.pop().close()
 
     def _afresh(self) -> _Kept:
         # The sockets are the parent's: never touched, nor closed by the garbage collector.
@@ -260,7 +258,7 @@ class Links:
         return kept
 
     def _new(self) -> _Kept:
-        return _Kept(os.getpid(), self._server.opener(self._address), [], [], WeakSet())
+        return _Kept(os.getpid(), self._server.opener(self._address), [], WeakSet())
 
 
 class Turn:
