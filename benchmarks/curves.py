@@ -84,7 +84,7 @@ def _curves(rows: Sequence[Row], column: str) -> list[Curve]:
         rows_of = list(group)
         points = [(float(str(row["waiters"])), float(str(row[column]))) for row in rows_of]
         ours = title.startswith("caslock")
-        dashes = "7 4" if "can't" in title else "2 2" if "patient" in title else ""
+        dashes = "7 4" if "can't" in title else ""
         paint = "peer" if not ours else "floor" if "threads" in title else "ours"
         broken = [point for point, row in zip(points, rows_of, strict=True) if row["error"]]
         curves.append(Curve(title, paint, dashes, points, broken))

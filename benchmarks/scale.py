@@ -107,8 +107,7 @@ async def _poller(herd: Herd, name: bytes) -> None:
         await server.ask(partial(server.invalidate, entry.version))
 
 
-def _ours(herd: Herd, *, wakes: bool, patient: bool = False) -> Iterator[Coroutine[object, object, object]]:
-    herd.server.patient = patient
+def _ours(herd: Herd, *, wakes: bool) -> Iterator[Coroutine[object, object, object]]:
     for _ in range(herd.processes):
         process = Process(herd.timeline, herd.server, wakes=wakes)
         for _ in range(herd.threads):
@@ -124,7 +123,6 @@ CONTENDERS: Final[tuple[tuple[str, int, Callable[[Herd], Iterator[Coroutine[obje
     ("caslock, store wakes", 1, partial(_ours, wakes=True)),
     ("caslock, store wakes", 10, partial(_ours, wakes=True)),
     ("caslock, store wakes", 100, partial(_ours, wakes=True)),
-    ("caslock, store wakes, patient line", 1, partial(_ours, wakes=True, patient=True)),
     ("caslock, store can't wake", 1, partial(_ours, wakes=False)),
     ("caslock, store can't wake", 100, partial(_ours, wakes=False)),
     (f"asks again each {POLL * 1000:g} ms", 1, _pollers),

@@ -76,13 +76,8 @@ class Server:
     """One key of one store, with a line of those who wait for it."""
 
     def __init__(self, timeline: Timeline) -> None:
-        """Begin empty.
-
-        By the letter of `WakingStore`, who comes to wait while another version stands is answered at once; a `patient`
-        line takes in whoever finds the key held, which loses no wake-up either, for that tenure's end wakes as well.
-        """
+        """Begin empty."""
         self.requests = 0
-        self.patient = False
         self._timeline = timeline
         self._entry: Entry | None = None
         self._ends = 0.0
@@ -130,13 +125,13 @@ class Server:
         go()  # what wakes it also writes for it, before anybody else's request is served
         return WOKEN
 
-    async def put_when_free(self, value: bytes, version: int, ttl: float, timeout: float) -> object:
+    async def put_when_free(self, value: bytes, ttl: float, timeout: float) -> object:
         """See `caslock.store.WakingStore.put_when_free`."""
-        answer = await Suspend(partial(self._line_up, partial(self.put, value, ABSENT, ttl), version, timeout))
+        answer = await Suspend(partial(self._line_up, partial(self.put, value, ABSENT, ttl), timeout))
         await pause(self._timeline, ROUND_TRIP / 2)
         return answer
 
-    def _line_up(self, put: Callable[[], Entry | None], version: int, timeout: float, resume: Resume) -> None:
+    def _line_up(self, put: Callable[[], Entry | None], timeout: float, resume: Resume) -> None:
         self.requests += 1
         me = object()
 
@@ -144,8 +139,7 @@ class Server:
             resume(put())
 
         def arrive() -> None:
-            entry = self.standing()
-            if version != ABSENT and (entry is None or (entry.version != version and not self.patient)):
+            if self.standing() is None:
                 go()
                 return
             self._line[me] = go
@@ -168,7 +162,7 @@ class Process:
     """One process as the core sees it: a `caslock.lockstate.Surroundings` for all its threads."""
 
     def __init__(self, timeline: Timeline, server: Server, *, wakes: bool) -> None:
-        """Connect to the server; without `wakes` as to a store that has no `wait`."""
+        """Connect to the server; without `wakes` as to a store that has no `put_when_free`."""
         self._timeline = timeline
         self._server = server
         self.store = self.home = self
@@ -191,10 +185,10 @@ class Process:
         del key
         return _entry(await self._server.ask(partial(self._server.invalidate, version)))
 
-    async def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    async def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `caslock.store.WakingStore`."""
         del key
-        return _entry(await self._server.put_when_free(value, version, ttl, timeout))
+        return _entry(await self._server.put_when_free(value, ttl, timeout))
 
     def now(self) -> float:
         """Virtual seconds."""

@@ -167,6 +167,13 @@ def test_herds_are_the_same_each_time_and_exclude_each_other() -> None:
         assert herd.longest_wait_s > herd.in_turn_s / 2
 
 
+def test_who_stands_in_line_costs_three_requests_at_most() -> None:
+    """However many wait: a put that finds the key held, one that waits, and a removal.  Who asks again costs more."""
+    costs = {herd: herd.requests_per_acquisition for waiters in (10, 200) for herd in herds(waiters, lambda _: None)}
+    assert all(cost <= 3 for herd, cost in costs.items() if herd.contender == "caslock, store wakes")
+    assert any(cost > 3 for herd, cost in costs.items() if herd.contender == "caslock, store can't wake")
+
+
 def test_all_measures_give_figures(redis_server: Server, memcached_server: Server, tmp_path: Path) -> None:
     """A small run over caslock and the floors measures everything, finds no overlap, and writes it down."""
     environment = os.environ | {"CASLOCK_TEST_REDIS": redis_server.url, "CASLOCK_TEST_MEMCACHED": memcached_server.url}

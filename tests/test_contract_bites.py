@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 from uuid import uuid4
@@ -13,12 +14,15 @@ import pytest
 
 from caslock.store import ABSENT, Entry, Store, Traits
 from caslock.stores.memory import MemoryStore
-from caslock.testing import StoreContract, contract
+from caslock.testing import StoreContract, waiting_contract
+from caslock.testing.batch_contract import BatchContract
+from caslock.testing.waiting_contract import WaitingContract
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from caslock.store import Put, Removal
+    from caslock.stores.memory import _Waiter
 
 
 class DeletesUnseen(MemoryStore):
@@ -164,13 +168,25 @@ class CountsReads(MemoryStore):
         return standing and super().put_if_version(key, standing.value, standing.version, 60.0)
 
 
-class WaitsForThePast(MemoryStore):
+class LinesUpForNothing(MemoryStore):
     """Waits without a look at what stands."""
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
-        """Wait for the next removal."""
-        del version
-        return super().put_when_free(key, value, ABSENT, ttl, timeout)
+    def _line_up(self, key: str, waiter: _Waiter) -> bool:
+        with self._mutex:
+            self._lines.setdefault(key, OrderedDict())[waiter] = None
+        return True
+
+
+class TellsOfEveryPut(MemoryStore):
+    """Ends the waits for a version when that is overwritten."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write, and wake whoever waits."""
+        answer = super().put_if_version(key, value, version, ttl)
+        if version != ABSENT:
+            while self._wake(key):
+                pass
+        return answer
 
 
 class WakesNobody(MemoryStore):
@@ -204,27 +220,27 @@ class WaitsAlone(MemoryStore):
         with self._connection:
             return super().invalidate(key, version)
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """Wait."""
         with self._connection:
-            return super().put_when_free(key, value, version, ttl, timeout)
+            return super().put_when_free(key, value, ttl, timeout)
 
 
 class WaitsForNothing(MemoryStore):
     """Waits, and then leaves it to the caller to put."""
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """Wait, and look."""
-        answer = super().put_when_free(key, value, version, ttl, timeout)
+        answer = super().put_when_free(key, value, ttl, timeout)
         return super().invalidate(key, answer.version) if answer and answer.value == value else answer
 
 
 class PushesIn(MemoryStore):
     """Lets who has waited put over whatever stands."""
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """Wait, and write."""
-        standing = super().put_when_free(key, value, version, ttl, timeout / 10_000)
+        standing = super().put_when_free(key, value, ttl, timeout / 10_000)
         if standing is None or standing.value == value:
             return standing
         return self.put_if_version(key, value, standing.version, ttl)
@@ -242,26 +258,37 @@ class WakesAll(MemoryStore):
 class NeverWaits(MemoryStore):
     """Puts at once."""
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """Put."""
-        del version, timeout
+        del timeout
         return self.put_if_version(key, value, ABSENT, ttl)
 
 
 class Oversleeps(MemoryStore):
     """Waits by a clock of its own."""
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """Wait."""
-        return super().put_when_free(key, value, version, ttl, timeout + contract.PATIENT / 2)
+        return super().put_when_free(key, value, ttl, timeout + waiting_contract.PATIENT / 2)
+
+
+class GivesUp(MemoryStore):
+    """Puts for nobody whose time is over."""
+
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        """Wait, and look."""
+        begun = time.monotonic()
+        answer = super().put_when_free(key, value, ttl, timeout)
+        over = time.monotonic() - begun >= timeout
+        return super().invalidate(key, answer.version) if over and answer and answer.value == value else answer
 
 
 class PutsAfterwards(MemoryStore):
     """Puts for who has waited, though it waits no more."""
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """Wait, and remember."""
-        answer = super().put_when_free(key, value, version, ttl, timeout)
+        answer = super().put_when_free(key, value, ttl, timeout)
         self._heir = (value, ttl)
         return answer
 
@@ -276,10 +303,10 @@ class PutsAfterwards(MemoryStore):
 class CountsTheWait(MemoryStore):
     """Takes the time of the wait off the lease."""
 
-    def put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
+    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """Wait, and write for the rest."""
         ends = time.monotonic() + ttl
-        answer = super().put_when_free(key, value, version, ttl, timeout)
+        answer = super().put_when_free(key, value, ttl, timeout)
         if answer is None or answer.value != value:
             return answer
         return self.put_if_version(key, value, answer.version, max(1e-9, ends - time.monotonic()))
@@ -405,17 +432,21 @@ BAD_STORES = [
     BadStore(ChangesValues, "test_any_bytes_are_a_value"),
     BadStore(CountsReads, "test_a_read_changes_nothing"),
     BadStore(tells_all, "test_a_store_says_what_it_promises"),
-    BadStore(WaitsForThePast, "test_who_waits_for_what_has_passed_waits_no_longer"),
+    BadStore(LinesUpForNothing, "test_who_waits_where_nothing_stands_puts_at_once"),
+    BadStore(WaitsForNothing, "test_who_waits_where_nothing_stands_puts_at_once"),
     BadStore(WakesNobody, "test_a_removal_ends_a_wait"),
     BadStore(WakesForOneOnly, "test_a_removal_ends_a_wait"),
     BadStore(WaitsAlone, "test_a_removal_ends_a_wait"),
     BadStore(WaitsForNothing, "test_a_removal_ends_a_wait"),
+    BadStore(TellsOfEveryPut, "test_who_waits_goes_on_when_another_version_stands"),
+    BadStore(NeverWaits, "test_who_waits_goes_on_when_another_version_stands"),
     BadStore(WakesNobody, "test_each_removal_wakes_one"),
     BadStore(WakesAll, "test_each_removal_wakes_one"),
     BadStore(PushesIn, "test_who_wait_take_turns"),
     BadStore(NeverWaits, "test_a_wait_ends_in_time"),
     BadStore(Oversleeps, "test_a_wait_ends_in_time"),
     BadStore(PutsAfterwards, "test_a_wait_ends_in_time"),
+    BadStore(GivesUp, "test_who_has_waited_through_a_lease_puts"),
     BadStore(CountsTheWait, "test_the_lease_of_who_has_waited_begins_when_it_is_written"),
     BadStore(PutsOneByOne, "test_several_puts_are_all_written_or_none"),
     BadStore(RefusesAllSilently, "test_several_puts_are_all_written_or_none"),
@@ -425,6 +456,11 @@ BAD_STORES = [
     BadStore(RemovesSeveralUnseen, "test_several_removals_touch_only_what_matches"),
     BadStore(HasLittleRoom, "test_fifty_keys_can_travel_together"),
 ]
+
+
+def sentences_of(contract: type) -> list[str]:
+    """Name the tests of the contract, or of a part of it."""
+    return [name for name in dir(contract) if name.startswith("test_")]
 
 
 def meets(store: Store, test: str) -> None:
@@ -437,14 +473,14 @@ def meets(store: Store, test: str) -> None:
 @pytest.mark.parametrize("bad", BAD_STORES, ids=lambda bad: f"{bad.name or bad.make.__name__}-{bad.test}")
 def test_a_store_that_breaks_the_contract_is_found_out(bad: BadStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way to break the contract turns the test red that is meant for it."""
-    monkeypatch.setattr(contract, "PATIENT", 1.0)  # the bad ones wait in vain
+    monkeypatch.setattr(waiting_contract, "PATIENT", 1.0)  # the bad ones wait in vain
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         meets(bad.make(), bad.test)
 
 
 def test_no_test_of_the_contract_is_idle() -> None:
     """All but the plainest tests of the contract have been seen red."""
-    tests = {name for name in vars(StoreContract) if name.startswith("test_")}
+    tests = set(sentences_of(StoreContract))
     plain = {
         "test_a_version_that_was_overwritten_is_stale",
         "test_success_is_answered_with_what_was_written",
@@ -461,5 +497,5 @@ def test_what_a_store_can_not_do_is_not_asked_of_it() -> None:
             self.traits = memory.traits
             self.get, self.put_if_version, self.invalidate = memory.get, memory.put_if_version, memory.invalidate
 
-    for test in {bad.test for bad in BAD_STORES if bad.make in (WakesNobody, NeverWaits, PutsOneByOne, HasLittleRoom)}:
+    for test in sentences_of(WaitingContract) + sentences_of(BatchContract):
         meets(Plain(MemoryStore()), test)

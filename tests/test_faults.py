@@ -280,7 +280,7 @@ def test_a_wait_without_an_answer(tried: Tried) -> None:
     for fault, applied in ((lose_request, False), (unsent, False), (late(), False), (lose_reply, True)):
         tried.faulty.on("put_when_free", 1, fault)
         with pytest.raises(StoreUnavailable) as failure:
-            tried.waking.put_when_free("key", b"mine", 7, LONG, 20)
+            tried.waking.put_when_free("key", b"mine", LONG, 20)
         assert failure.value.sent == (fault is not unsent)
         assert tried.standing == (b"mine" if applied else None)
         assert tried.deliver() == (1 if fault.kept else 0)
@@ -288,14 +288,14 @@ def test_a_wait_without_an_answer(tried: Tried) -> None:
         if entry := tried.memory.get("key"):
             tried.memory.invalidate("key", entry.version)
     assert tried.faulty.calls == {"put_when_free": 4}
-    assert tried.faulty.log[0] == ("put_when_free", "key", 7, b"mine", LONG, 20, (), ())
+    assert tried.faulty.log[0] == ("put_when_free", "key", ABSENT, b"mine", LONG, 20, (), ())
 
 
 def test_a_wake_up_may_be_lost(tried: Tried) -> None:
     """Who is not woken puts at its timeout, though the key was free long before."""
     tried.faulty.on("put_when_free", 1, lose_wake_up)
     begun = time.monotonic()
-    answer = tried.waking.put_when_free("key", b"mine", 7, LONG, 0.2)
+    answer = tried.waking.put_when_free("key", b"mine", LONG, 0.2)
     assert time.monotonic() - begun >= 0.2
     assert answer == tried.memory.get("key")
     assert tried.standing == b"mine"
@@ -307,7 +307,7 @@ def test_a_wait_may_end_for_no_reason(tried: Tried) -> None:
     assert standing is not None
     tried.faulty.on("put_when_free", 1, wake_early)
     begun = time.monotonic()
-    assert tried.waking.put_when_free("key", b"mine", standing.version, LONG, 20) == standing
+    assert tried.waking.put_when_free("key", b"mine", LONG, 20) == standing
     assert time.monotonic() - begun < 10
 
 
@@ -316,7 +316,7 @@ def test_without_a_fault_a_wait_is_a_wait(tried: Tried) -> None:
     standing = tried.put(b"theirs")
     assert standing is not None
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(tried.waking.put_when_free, "key", b"mine", standing.version, LONG, 20)
+        waiting = threads.submit(tried.waking.put_when_free, "key", b"mine", LONG, 20)
         while not tried.memory._lines:
             time.sleep(0.001)
         assert tried.store.invalidate("key", standing.version) == WOKEN

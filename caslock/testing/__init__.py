@@ -6,7 +6,8 @@ It needs pytest; nothing else in caslock imports it.
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"caslock.testing.{name}" for name in ("contract", "holders", "owners", "scene", "several", "trials", "waiters"))
+    *(f"caslock.testing.{name}_contract" for name in ("batch", "entry", "version", "waiting")),
+    *(f"caslock.testing.{name}" for name in ("holders", "owners", "scene", "several", "steps", "trials", "waiters")),
 )
 
 from caslock.testing.contract import StoreContract  # noqa: E402 - its asserts are to be rewritten

@@ -40,7 +40,7 @@ def on_loop(coroutine: Coroutine[object, object, T]) -> T:
 class Driven:
     """An `AsyncStore` as a `Store`: each verb runs on the loop, those of several threads at the same time."""
 
-    put_when_free: Callable[[str, bytes, int, float, float], Entry | None]
+    put_when_free: Callable[[str, bytes, float, float], Entry | None]
     """See `WakingStore.put_when_free`; it is there if the store has it."""
     put_many: Callable[[Sequence[Put]], Sequence[Entry | None] | None]
     """See `BatchingStore.put_many`; it is there if the store has it."""

@@ -233,11 +233,11 @@ class Faults:
         request = Request("invalidate", key, version)
         return await self._call(request, lambda: self.store.invalidate(key, version), lambda: self.store.get(key))
 
-    async def _put_when_free(self, key: str, value: bytes, version: int, ttl: float, timeout: float) -> Entry | None:
-        request, store = Request("put_when_free", key, version, value, ttl, timeout), cast("WakingStore", self.store)
+    async def _put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        request, store = Request("put_when_free", key, ABSENT, value, ttl, timeout), cast("WakingStore", self.store)
         return await self._call(
             request,
-            lambda: store.put_when_free(key, value, version, ttl, timeout),
+            lambda: store.put_when_free(key, value, ttl, timeout),
             again=lambda: self.store.get(key),
             at_once=lambda: self.store.put_if_version(key, value, ABSENT, ttl),
         )
@@ -319,7 +319,7 @@ class Faults:
 class FaultyStore(Faults):
     """A `Store` over a store, with planned faults."""
 
-    put_when_free: Callable[[str, bytes, int, float, float], Entry | None]
+    put_when_free: Callable[[str, bytes, float, float], Entry | None]
     """See `WakingStore.put_when_free`; it is there if the store has it."""
     put_many: Callable[[Sequence[Put]], Sequence[Entry | None] | None]
     """See `BatchingStore.put_many`; it is there if the store has it."""
@@ -360,7 +360,7 @@ class FaultyStore(Faults):
 class AsyncFaultyStore(Faults):
     """An `AsyncStore` over a store, with planned faults."""
 
-    put_when_free: Callable[[str, bytes, int, float, float], Awaitable[Entry | None]]
+    put_when_free: Callable[[str, bytes, float, float], Awaitable[Entry | None]]
     """See `WakingStore.put_when_free`; it is there if the store has it."""
     put_many: Callable[[Sequence[Put]], Awaitable[Sequence[Entry | None] | None]]
     """See `BatchingStore.put_many`; it is there if the store has it."""

@@ -213,13 +213,13 @@ def value_stands(store: MemoryStore, value: bytes) -> int:
     return entry.version
 
 
-def waits(store: MemoryStore, *, native: bool) -> Callable[[str, int, float], Entry | None]:
+def waits(store: MemoryStore, *, native: bool) -> Callable[[str, float], Entry | None]:
     """Give what waits for a key, by either API, and then puts there."""
 
-    def wait(key: str, version: int, timeout: float) -> Entry | None:
+    def wait(key: str, timeout: float) -> Entry | None:
         if native:
-            return asyncio.run(AsyncMemoryStore(store).put_when_free(key, b"mine", version, 10, timeout))
-        return store.put_when_free(key, b"mine", version, 10, timeout)
+            return asyncio.run(AsyncMemoryStore(store).put_when_free(key, b"mine", 10, timeout))
+        return store.put_when_free(key, b"mine", 10, timeout)
 
     return wait
 
@@ -237,21 +237,19 @@ class Waiters:
         """How many stand in line."""
         return sum(map(len, self.store._lines.values()))
 
-    def start(self, name: str, version: int, kind: str) -> None:
+    def start(self, name: str, kind: str) -> None:
         """Start one, and see it stand in line."""
         lined_up = self.lined_up()
-        self.threads.append(
-            threading.Thread(target=self._thread if kind == "thread" else self._task, args=[name, version])
-        )
+        self.threads.append(threading.Thread(target=self._thread if kind == "thread" else self._task, args=[name]))
         self.threads[-1].start()
         until(lambda: self.lined_up() == lined_up + 1)
 
-    def _thread(self, name: str, version: int) -> None:
-        assert self.store.put_when_free("k", name.encode(), version, 10, 20) is not None
+    def _thread(self, name: str) -> None:
+        assert self.store.put_when_free("k", name.encode(), 10, 20) is not None
         self.woken.append(name)
 
-    def _task(self, name: str, version: int) -> None:
-        waiting = AsyncMemoryStore(self.store).put_when_free("k", name.encode(), version, 10, 20)
+    def _task(self, name: str) -> None:
+        waiting = AsyncMemoryStore(self.store).put_when_free("k", name.encode(), 10, 20)
         assert asyncio.run(waiting) is not None
         self.woken.append(name)
 
@@ -267,7 +265,7 @@ def test_one_removal_wakes_one_waiter_in_order(store: MemoryStore) -> None:
     waiters = Waiters(store)
     version = put(store)
     for number in range(8):
-        waiters.start(str(number), (version, ABSENT)[number // 2 % 2], ("thread", "task")[number % 2])
+        waiters.start(str(number), ("thread", "task")[number % 2])
     for number in range(8):
         assert store.invalidate("k", version) == WOKEN
         until(lambda: len(waiters.woken) > number)  # noqa: B023 - called at once
@@ -280,9 +278,9 @@ def test_one_removal_wakes_one_waiter_in_order(store: MemoryStore) -> None:
 
 def test_only_a_removal_of_that_key_wakes(store: MemoryStore, clock: Clock) -> None:
     """A put, an expiry, a refused removal and another key's removal wake nobody."""
-    waiters = Waiters(store)
-    waiters.start("first", ABSENT, "thread")
-    version = put(store, version=put(store))
+    waiters, version = Waiters(store), put(store)
+    waiters.start("first", "thread")
+    version = put(store, version=version)
     assert store.invalidate("k", version + 1) == (b"v", version)
     assert store.invalidate("other", put(store, "other")) is None
     clock.now += 11
@@ -293,22 +291,27 @@ def test_only_a_removal_of_that_key_wakes(store: MemoryStore, clock: Clock) -> N
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_a_version_that_has_passed_is_not_waited_for(
-    store: MemoryStore,
-    clock: Clock,
-    native: bool,  # noqa: FBT001 - a parameter of the test
-) -> None:
-    """Removed, expired or never there: it puts at once; overwritten: it tells at once who stands."""
+def test_where_nothing_stands_it_puts_at_once(store: MemoryStore, clock: Clock, native: bool) -> None:  # noqa: FBT001 - a parameter
+    """Where nothing ever stood, or it was removed or has expired, nobody waits."""
     wait, begun = waits(store, native=native), time.monotonic()
-    assert wait("k", 1, 20) == (b"mine", 1)
-    assert wait("k", 7, 20) == (b"mine", 1)
-    version = put(store, version=1)
-    assert wait("k", 1, 20) == (b"v", version)
-    assert store.invalidate("k", version) is None
-    assert wait("k", version, 20) == (b"mine", version + 1)
+    assert wait("k", 20) == (b"mine", 1)
+    assert store.invalidate("k", 1) is None
+    assert wait("k", 20) == (b"mine", 2)
     clock.now += 11
-    assert wait("k", version + 1, 20) == (b"mine", version + 2)
+    assert wait("k", 20) == (b"mine", 3)
     assert time.monotonic() - begun < 10
+    assert not store._lines
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_after_its_timeout_it_puts_where_nothing_stands(store: MemoryStore, clock: Clock, native: bool) -> None:  # noqa: FBT001 - a parameter
+    """The end of a lease wakes nobody, but who has waited through it puts."""
+    put(store)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(waits(store, native=native), "k", 0.1)
+        until(lambda: store._lines)
+        clock.now += 11
+        assert waiting.result(20) == (b"mine", 2)
     assert not store._lines
 
 
@@ -319,12 +322,8 @@ def test_a_wait_ends_in_time_and_leaves_nothing(store: MemoryStore, timeout: flo
     wait, version = waits(store, native=native), put(store)
     for _ in range(20):
         begun = time.monotonic()
-        assert wait("k", version, timeout) == wait("k", ABSENT, timeout) == (b"v", version)
-        free = wait("free", ABSENT, timeout)
-        assert time.monotonic() - begun >= 3 * timeout
-        assert free is not None
-        assert free.value == b"mine"
-        assert store.invalidate("free", free.version) is None
+        assert wait("k", timeout) == (b"v", version)
+        assert time.monotonic() - begun >= timeout
     assert not store._lines
     assert store.invalidate("k", version) is None
 
@@ -337,7 +336,7 @@ def test_no_removal_is_missed(store: MemoryStore) -> None:
         for _ in range(rounds):
             standing = store.put_if_version("k", name, ABSENT, 1e6)
             while standing is None or standing.value != name:
-                standing = store.put_when_free("k", name, standing.version if standing else ABSENT, 1e6, 30)
+                standing = store.put_when_free("k", name, 1e6, 30)
             assert store.invalidate("k", standing.version) in (None, WOKEN)
 
     with ThreadPoolExecutor(3) as threads:
@@ -366,7 +365,7 @@ for number in range(3000):
         armed = True
         signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-6, 2e-4))
         while True:
-            store.put_when_free("k", b"mine", 0, 60, random.uniform(0, 1e-4))
+            store.put_when_free("k", b"mine", 60, random.uniform(0, 1e-4))
     except KeyboardInterrupt:
         armed = False
         interrupted += 1
@@ -392,8 +391,9 @@ def test_a_cancelled_wait_leaves_nothing_and_passes_on_what_woke_it(store: Memor
         shared = AsyncMemoryStore(store)
 
         def wait(value: bytes) -> asyncio.Task[Entry | None]:
-            return asyncio.create_task(shared.put_when_free("k", value, ABSENT, 10, 20))
+            return asyncio.create_task(shared.put_when_free("k", value, 10, 20))
 
+        version = put(store)
         first, second = wait(b"1"), wait(b"2")
         await asyncio.sleep(0)
         first.cancel()
@@ -402,7 +402,7 @@ def test_a_cancelled_wait_leaves_nothing_and_passes_on_what_woke_it(store: Memor
         assert len(store._lines["k"]) == 1
         third = wait(b"3")
         await asyncio.sleep(0)
-        assert await shared.invalidate("k", put(store)) == WOKEN
+        assert await shared.invalidate("k", version) == WOKEN
         second.cancel()
         assert await third == (b"3", value_stands(store, b"3"))
         with pytest.raises(asyncio.CancelledError):
@@ -414,14 +414,14 @@ def test_a_cancelled_wait_leaves_nothing_and_passes_on_what_woke_it(store: Memor
 
 def test_a_loop_that_has_ended_takes_no_wake_up_with_it(store: MemoryStore) -> None:
     """A task of a closed loop is passed over: the removal wakes the next in line."""
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(AsyncMemoryStore(store).put_when_free("k", b"lost", ABSENT, 10, 20))
+    loop, version = asyncio.new_event_loop(), put(store)
+    task = loop.create_task(AsyncMemoryStore(store).put_when_free("k", b"lost", 10, 20))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     waiters = Waiters(store)
-    waiters.start("next", ABSENT, "thread")
+    waiters.start("next", "thread")
     assert waiters.lined_up() == 2
-    assert store.invalidate("k", put(store)) == WOKEN
+    assert store.invalidate("k", version) == WOKEN
     waiters.join()
     task._log_destroy_pending = False  # type: ignore[attr-defined] # asyncio would tell of what we did on purpose
 
@@ -437,9 +437,8 @@ def test_several_puts_are_one(store: MemoryStore) -> None:
 
 def test_several_removals_are_one_and_wake(store: MemoryStore) -> None:
     """Each that matches is removed and wakes its first waiter; the answers tell what stands under each key."""
-    waiters = Waiters(store)
-    waiters.start("waiter", ABSENT, "thread")
-    versions = [put(store, key) for key in "kab"]
+    waiters, versions = Waiters(store), [put(store, key) for key in "kab"]
+    waiters.start("waiter", "thread")
     removals = [Removal(key, version) for key, version in zip("kab", [*versions[:2], 1], strict=True)]
     assert store.invalidate_many(removals) == [WOKEN, None, (b"v", versions[2])]
     waiters.join()
@@ -450,9 +449,10 @@ import asyncio, os, threading, time
 from caslock.store import WOKEN
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 store = MemoryStore()
+version = store.put_if_version("k", b"", 0, 60).version
 threads = [
-    threading.Thread(target=store.put_when_free, args=("k", b"1", 0, 30, 30)),
-    threading.Thread(target=lambda: asyncio.run(AsyncMemoryStore(store).put_when_free("k", b"2", 0, 30, 30))),
+    threading.Thread(target=store.put_when_free, args=("k", b"1", 30, 30)),
+    threading.Thread(target=lambda: asyncio.run(AsyncMemoryStore(store).put_when_free("k", b"2", 30, 30))),
 ]
 for thread in threads:
     thread.start()
@@ -460,10 +460,9 @@ while sum(map(len, store._lines.values())) < 2:
     time.sleep(0.001)
 child = os.fork()
 if child == 0:
-    assert store.invalidate("k", store.put_if_version("k", b"", 0, 60).version) is None
+    assert store.invalidate("k", version) is None
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-version = store.put_if_version("k", b"", 0, 60).version
 for thread in threads:
     assert store.invalidate("k", version) == WOKEN
     thread.join()

@@ -126,7 +126,7 @@ def test_removing_many_wakes_who_waits(redis_server: Server, store: Opened, admi
 
     async def main() -> Entry | None:
         waiting = AsyncRedisStore.from_url(redis_server.url)
-        waiter = asyncio.create_task(waiting.put_when_free("b", b"w", b.version, 30, 20))
+        waiter = asyncio.create_task(waiting.put_when_free("b", b"w", 30, 20))
         while not admin.exists(b"b\xffwaiters"):  # noqa: ASYNC110 - it is the server that knows
             await asyncio.sleep(0.001)
         with contextlib.closing(RedisStore.from_url(redis_server.url)) as other:
@@ -332,8 +332,8 @@ def test_a_connection_that_shows_no_socket_serves_too(store: Opened, admin: redi
     native.__init__(client)
     (entry,) = store.put_many(puts("a"))
     assert store.get("a") == entry
-    assert store.put_when_free("a", b"w", entry.version, 30, 0.01) == entry
-    written = store.put_when_free("b", b"w", 7, 30, 20)
+    assert store.put_when_free("a", b"w", 30, 0.01) == entry
+    written = store.put_when_free("b", b"w", 30, 20)
     assert written.value == b"w"
-    assert store.put_when_free("b", b"w", written.version, 30, 2.5) == written
+    assert store.put_when_free("b", b"w", 30, 2.5) == written
     assert store.invalidate("a", entry.version) is None

@@ -1,0 +1,1 @@
+"""The peers under the same faults: ``python -m benchmarks.faults``."""

@@ -1,0 +1,156 @@
+"""The law of this file: a scene knows of a library how it is used, and asks it nothing that its users could not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+
+from benchmarks.children import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+T = TypeVar("T")
+
+
+class Way(NamedTuple):
+    """How a client reaches the place where its locks live: straight, or through a proxy."""
+
+    host: str
+    port: int
+    folder: Path
+
+
+class Grip(NamedTuple):
+    """One lock object in a client's hand."""
+
+    acquire: Callable[[float], object]  # seconds to wait, 0: one try; held if what it returns is true
+    release: Callable[[], object]
+    body: AbstractContextManager[object] | None = None  # what a `with` statement takes
+    mine: Callable[[], bool] | None = None  # what the library offers to ask "is it still mine?"
+    told: Callable[[], bool] | None = None  # whether it has told of a loss unasked
+    fence: Callable[[], int] | None = None  # the fencing number of what is held
+
+
+class AsyncGrip(NamedTuple):
+    """The same for asyncio."""
+
+    acquire: Callable[[float], Awaitable[object]]
+    release: Callable[[], Awaitable[object]]
+    mine: Callable[[], Awaitable[bool]] | None = None
+    told: Callable[[], bool] | None = None
+    fence: Callable[[], int] | None = None
+
+
+Make: TypeAlias = "Callable[[str], Grip]"
+AsyncMake: TypeAlias = "Callable[[str], AsyncGrip]"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A lock library at one place, used with the settings its README shows."""
+
+    name: str
+    place: str
+    open: Callable[[Way, float], Make]
+    """Given the way and the lease in seconds: opens a client of its own, and gives what makes a lock on a key."""
+    not_yours: tuple[str, ...] = ()
+    """The names of its errors that say "this lock is not, or no longer, yours"."""
+    unshared: str = ""
+    """Why one lock object is not for two threads, where the client's manual says so."""
+
+    @property
+    def label(self) -> str:
+        """Its row in the table."""
+        return f"{self.name}, {self.place}"
+
+
+@dataclass(frozen=True)
+class AsyncSubject:
+    """The same for asyncio; `open` and what it gives are called in the running loop."""
+
+    name: str
+    place: str
+    open: Callable[[Way, float], AsyncMake]
+    not_yours: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Its row in the table."""
+        return f"{self.name}, {self.place}, asyncio"
+
+
+class Report(NamedTuple):
+    """What a client was told by one call."""
+
+    result: bool | None  # None: it raised
+    error: str  # the name of its class
+    words: str
+    seconds: float
+
+    @property
+    def raised(self) -> bool:
+        """Whether it ended in an error."""
+        return self.result is None
+
+    def __str__(self) -> str:
+        """Tell it as a footnote does."""
+        what = f"raised {self.words}" if self.raised else f"returned {self.words}"
+        return f"{what} after {self.seconds:.1f} s"
+
+
+def attempt(call: Callable[[], object]) -> Report:
+    """Make a call, and note what the caller is told."""
+    start = time.monotonic()
+    try:
+        value = call()
+    except Exception as error:  # noqa: BLE001 - the libraries raise what they like, and that is the finding
+        return Report(None, type(error).__name__, one_line(error)[:100], time.monotonic() - start)
+    words = repr(value) if value is None or isinstance(value, bool) else f"a {type(value).__name__}"
+    return Report(bool(value), "", words, time.monotonic() - start)
+
+
+class Loop:
+    """An event loop in a thread, so that a scene is told in plain order for blocking libraries and asyncio ones."""
+
+    def __init__(self) -> None:
+        """Begin to run."""
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Wait for what runs there, in a task of its own."""
+
+        async def whole() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(whole(), self._loop).result()
+
+    def bridge(self, subject: AsyncSubject, way: Way, lease: float) -> Make:
+        """Give the subject's locks to code that blocks."""
+
+        async def opened() -> AsyncMake:  # noqa: RUF029 - it must run in the loop
+            return subject.open(way, lease)
+
+        opens = self.run(opened())
+
+        def make(key: str) -> Grip:
+            async def made() -> AsyncGrip:  # noqa: RUF029 - as above
+                return opens(key)
+
+            grip = self.run(made())
+            mine = grip.mine
+            return Grip(
+                acquire=lambda wait: self.run(grip.acquire(wait)),
+                release=lambda: self.run(grip.release()),
+                mine=None if mine is None else lambda: self.run(mine()),
+                told=grip.told,
+                fence=grip.fence,
+            )
+
+        return make
