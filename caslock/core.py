@@ -145,7 +145,7 @@ async def _wait(world: World, claim: Claim, poll: WaitBaseT | None, limit: float
 
 
 async def _put_when_free(world: World, claim: Claim, longest: float, limit: float) -> Standing | None:
-    """Have the store put for us when `version` has gone; None: it can't, for now."""
+    """Have the store put for us as soon as nobody stands there; None: it can't, for now."""
     # The lease counts from before the request: most of it must be left when the wait ends.
     seconds = min(longest, claim.ttl / 3, limit - world.now())
     try:

@@ -103,7 +103,7 @@ async def settle(world: World, claim: Claim, lost: Unanswered, limit: float) -> 
 
 
 async def put_when_free(world: World, claim: Claim, seconds: float) -> Standing:
-    """Have the store put the claim's first record when `version` has gone, or after `seconds`."""
+    """Have the store put the claim's first record as soon as nobody stands there, or after `seconds`."""
     assert world.waking is not None  # noqa: S101 - the caller has looked
     bid = claim.bid(None, ABSENT)
     value = sent(claim, ABSENT, bid, world.now())

@@ -1,18 +1,12 @@
 """The proof kit: the contract of a store and the laws of a lock as tests, and stores that fail as planned.
 
-It needs pytest; nothing else in caslock imports it.
+The contracts need pytest; nothing else in caslock imports the kit.
 """
 
-import pytest
+from typing import TYPE_CHECKING
 
-pytest.register_assert_rewrite(
-    *(f"caslock.testing.{name}_contract" for name in ("batch", "entry", "version", "waiting")),
-    *(f"caslock.testing.{name}" for name in ("holders", "owners", "scene", "several", "steps", "trials", "waiters")),
-)
-
-from caslock.testing.contract import StoreContract  # noqa: E402 - its asserts are to be rewritten
-from caslock.testing.drive import on_loop  # noqa: E402 - as above
-from caslock.testing.faults import (  # noqa: E402 - as above
+from caslock.testing.drive import on_loop
+from caslock.testing.faults import (
     AsyncFaultyStore,
     Fault,
     FaultyStore,
@@ -28,7 +22,10 @@ from caslock.testing.faults import (  # noqa: E402 - as above
     unsent,
     wake_early,
 )
-from caslock.testing.locks import LockContract  # noqa: E402 - as above
+
+if TYPE_CHECKING:
+    from caslock.testing.contract import StoreContract
+    from caslock.testing.locks import LockContract
 
 __all__ = [
     "AsyncFaultyStore",
@@ -49,3 +46,26 @@ __all__ = [
     "unsent",
     "wake_early",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import pytest only for who subclasses a contract (PEP 562)."""
+    if name not in {"LockContract", "StoreContract"}:
+        message = f"module 'caslock.testing' has no attribute {name!r}"
+        raise AttributeError(message)
+    import pytest  # noqa: PLC0415 - see above
+
+    pytest.register_assert_rewrite(
+        *(f"caslock.testing.{part}_contract" for part in ("batch", "entry", "version", "waiting")),
+        *(
+            f"caslock.testing.{part}"
+            for part in ("holders", "owners", "scene", "several", "steps", "trials", "waiters")
+        ),
+    )
+    if name == "StoreContract":
+        from caslock.testing.contract import StoreContract  # noqa: PLC0415 - its asserts are to be rewritten
+
+        return StoreContract
+    from caslock.testing.locks import LockContract  # noqa: PLC0415 - as above
+
+    return LockContract
