@@ -119,7 +119,8 @@ class WakingStore(Protocol):
     def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """Put as one that expects `ABSENT` does, at once if nothing stands, else when what stands has been removed.
 
-        All in one request: what wakes the waiter also writes for it.  Who waits stands in line for the next
+        All in one request: what wakes the waiter also writes for it.  Where others wait it may line up behind them even
+        if nothing stands at this moment, for one of them has just been woken.  Who waits stands in line for the next
         `invalidate` that removes something, whoever holds the key until then: one removal wakes one waiter, first
         come, first served; a put and an expiry need wake nobody.  After `timeout` seconds, and now and then for no
         reason, it puts all the same, and that tells who stands there.  A waiter that dies may take a wake-up with it.

@@ -152,7 +152,8 @@ local clock = redis.call('TIME')
 local now = math.floor(clock[1] * 1000 + clock[2] / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))  -- frees, so what follows may take memory
 local raw = redis.call('GET', KEYS[1])
-if not raw or string.match(raw, '^[1-9]%d*!gone$') then
+-- Where others wait, one of them has just been woken, and writes next.
+if (not raw or string.match(raw, '^[1-9]%d*!gone$')) and redis.call('ZCARD', KEYS[2]) == 0 then
   redis.call('RPUSH', KEYS[4], '1')
   redis.call('PEXPIRE', KEYS[4], '1000')
   return 0
