@@ -189,11 +189,12 @@ class Claim:
             return self._tenure(standing.ttl)
         others = self.others(standing)
         if not others and not self.stands_in(standing):
-            return self._tenure(standing.late)  # over an echo
+            return self._tenure(FREE_TTL)  # over an echo, whose claim may have sent more than this
         # A lease is never made shorter than what another hold of this owner may believe.
         ttl = max(self.lease, standing.ttl) if others else self.lease
         holds = (*others, self.hold)
-        return standing._replace(holds=holds, ttl=ttl, write=self.mark(), fence=fence_of(standing, version))
+        late = standing.late if set(standing.holds) <= set(holds) else FREE_TTL  # an echo among them is dropped
+        return standing._replace(holds=holds, ttl=ttl, write=self.mark(), fence=fence_of(standing, version), late=late)
 
     def _tenure(self, late: float) -> Record:
         """Begin a tenure: its fence will be the version."""
