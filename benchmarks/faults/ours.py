@@ -24,7 +24,12 @@ _URLS: Final = {
 
 def ours(place: str, options: str = "") -> Subject:
     """Give caslock at a place, with options in its URL (none: its defaults)."""
-    return Subject("caslock", place, partial(_open, _URLS[place] + options), _NOT_YOURS)
+    return Subject(
+        "caslock SQLite" if place == FILE_PLACE else "caslock",
+        place,
+        partial(_open, _URLS[place] + options),
+        _NOT_YOURS,
+    )
 
 
 def ours_async(options: str = "") -> AsyncSubject:
@@ -45,9 +50,12 @@ def _open(url: str, way: Way, lease: float) -> Make:
                 holds.append(hold)
             return hold
 
+        def release() -> None:
+            holds[-1].release()
+
         return Grip(
             acquire=acquire,
-            release=lambda: holds[-1].release(),
+            release=release,
             body=lock,
             mine=lambda: not holds[-1].lost,
             told=lost.is_set,
@@ -70,10 +78,13 @@ def _open_async(url: str, way: Way, lease: float) -> AsyncMake:
                 holds.append(hold)
             return hold
 
-        async def mine() -> bool:  # noqa: RUF029 - the others' question is a request
+        async def release() -> None:
+            await holds[-1].release()
+
+        async def mine() -> bool:
             return not holds[-1].lost
 
-        return AsyncGrip(acquire, lambda: holds[-1].release(), mine, lost.is_set, lambda: holds[-1].fence)
+        return AsyncGrip(acquire, release, mine, lost.is_set, lambda: holds[-1].fence)
 
     return make
 

@@ -1,5 +1,8 @@
 """The law of this file: each library is used the way its README says, over the client it shows, and nothing is mended.
 
+redis-py's client retries a command of itself when it was made by ``Redis(host, port)``, and does not when made by
+``Redis.from_url(url)`` (8.1), which decides some of the scenes: so its Lock is there with both.
+
 They ship few types, so their modules are untyped here (`import_module`); what goes out of this file is typed.
 """
 
@@ -7,18 +10,21 @@ from __future__ import annotations
 
 import math
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from benchmarks.faults.subject import AsyncGrip, AsyncMake, AsyncSubject, Grip, Make, Subject, Way
 from benchmarks.places import MEMCACHED_PLACE, REDIS_PLACE
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 def _redis_py(way: Way, lease: float) -> Make:
-    client = import_module("redis").Redis(way.host, way.port)
+    return _lock(import_module("redis").Redis(way.host, way.port), lease)
 
+
+def _redis_py_by_url(way: Way, lease: float) -> Make:
+    return _lock(import_module("redis").Redis.from_url(f"redis://{way.host}:{way.port}/0"), lease)
+
+
+def _lock(client: Any, lease: float) -> Make:  # noqa: ANN401 - untyped, see above
     def make(key: str) -> Grip:
         lock = client.lock(key, timeout=lease)
         return Grip(
@@ -89,19 +95,19 @@ def _pottery_asyncio(way: Way, lease: float) -> AsyncMake:
 
 def _sherlock_redis(way: Way, lease: float) -> Make:
     client = import_module("redis").StrictRedis(host=way.host, port=way.port)
-    return _sherlock("RedisLock", lambda: client, lease)
+    return _sherlock("RedisLock", client, lease)
 
 
 def _sherlock_memcached(way: Way, lease: float) -> Make:
     client = import_module("pylibmc").Client([f"{way.host}:{way.port}"], binary=True)
-    return _sherlock("MCLock", lambda: client, lease)
+    return _sherlock("MCLock", client, lease)
 
 
-def _sherlock(name: str, client: Callable[[], Any], lease: float) -> Make:
+def _sherlock(name: str, client: Any, lease: float) -> Make:  # noqa: ANN401 - untyped, see above
     library = import_module("sherlock")
 
     def make(key: str) -> Grip:
-        lock = getattr(library, name)(key, client=client(), expire=math.ceil(lease), timeout=1)
+        lock = getattr(library, name)(key, client=client, expire=math.ceil(lease), timeout=1)
 
         def acquire(wait: float) -> object:
             if not wait:
@@ -116,6 +122,7 @@ def _sherlock(name: str, client: Callable[[], Any], lease: float) -> Make:
 
 PEERS: Final = (
     Subject("redis-py Lock", REDIS_PLACE, _redis_py, ("LockError", "LockNotOwnedError")),
+    Subject("redis-py Lock, from_url", REDIS_PLACE, _redis_py_by_url, ("LockError", "LockNotOwnedError")),
     AsyncSubject("redis-py Lock", REDIS_PLACE, _redis_asyncio, ("LockError", "LockNotOwnedError")),
     Subject("python-redis-lock", REDIS_PLACE, _python_redis_lock, ("NotAcquired",)),
     Subject("pottery Redlock", REDIS_PLACE, _pottery, ("ReleaseUnlockedLock",)),

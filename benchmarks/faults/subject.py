@@ -110,8 +110,15 @@ def attempt(call: Callable[[], object]) -> Report:
     try:
         value = call()
     except Exception as error:  # noqa: BLE001 - the libraries raise what they like, and that is the finding
-        return Report(None, type(error).__name__, one_line(error)[:100], time.monotonic() - start)
-    words = repr(value) if value is None or isinstance(value, bool) else f"a {type(value).__name__}"
+        took, name, words = time.monotonic() - start, type(error).__name__, one_line(error)[:100]
+        # pottery's error for "not yours" also carries the answers that it did not get; then it does not say that.
+        carried = ", ".join(sorted({type(inner).__name__ for inner in getattr(error, "redis_errors", None) or ()}))
+        return (
+            Report(None, f"{name} with {carried}", f"{name} with {carried}", took)
+            if carried
+            else Report(None, name, words, took)
+        )
+    words = repr(value) if value is None or isinstance(value, bool) else type(value).__name__
     return Report(bool(value), "", words, time.monotonic() - start)
 
 
@@ -134,13 +141,13 @@ class Loop:
     def bridge(self, subject: AsyncSubject, way: Way, lease: float) -> Make:
         """Give the subject's locks to code that blocks."""
 
-        async def opened() -> AsyncMake:  # noqa: RUF029 - it must run in the loop
+        async def opened() -> AsyncMake:  # it must run in the loop
             return subject.open(way, lease)
 
         opens = self.run(opened())
 
         def make(key: str) -> Grip:
-            async def made() -> AsyncGrip:  # noqa: RUF029 - as above
+            async def made() -> AsyncGrip:  # as above
                 return opens(key)
 
             grip = self.run(made())
