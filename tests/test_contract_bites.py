@@ -53,7 +53,7 @@ class LooksFirst(MemoryStore):
         standing = self.get(key)
         if version != (standing.version if standing else ABSENT):
             return standing
-        time.sleep(0.001)
+        time.sleep(0.05)
         standing = self.get(key)
         return super().put_if_version(key, value, standing.version if standing else ABSENT, ttl)
 

@@ -3,6 +3,7 @@
 The contracts need pytest; nothing else in caslock imports the kit.
 """
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from caslock.testing.drive import on_loop
@@ -53,19 +54,21 @@ def __getattr__(name: str) -> object:
     if name not in {"LockContract", "StoreContract"}:
         message = f"module 'caslock.testing' has no attribute {name!r}"
         raise AttributeError(message)
-    import pytest  # noqa: PLC0415 - see above
-
-    pytest.register_assert_rewrite(
-        *(f"caslock.testing.{part}_contract" for part in ("batch", "entry", "version", "waiting")),
-        *(
-            f"caslock.testing.{part}"
-            for part in ("holders", "owners", "scene", "several", "steps", "trials", "waiters")
-        ),
-    )
+    _rewrite_asserts()
     if name == "StoreContract":
-        from caslock.testing.contract import StoreContract  # noqa: PLC0415 - its asserts are to be rewritten
+        from caslock.testing.contract import StoreContract  # noqa: PLC0415 - its asserts are rewritten by now
 
         return StoreContract
     from caslock.testing.locks import LockContract  # noqa: PLC0415 - as above
 
     return LockContract
+
+
+@cache
+def _rewrite_asserts() -> None:
+    import pytest  # noqa: PLC0415 - see above
+
+    parts = ("holders", "owners", "scene", "several", "steps", "trials", "waiters")
+    contracts = ("batch", "entry", "version", "waiting")
+    names = (*parts, *(f"{part}_contract" for part in contracts))
+    pytest.register_assert_rewrite(*(f"caslock.testing.{name}" for name in names))

@@ -22,7 +22,7 @@ from redis.crc import key_slot
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, Entry, Put, Removal
 from caslock.stores.redis import AsyncRedisStore, RedisStore
-from tests.servers import HOST, REDIS, absent, private
+from tests.servers import HOST, REDIS, absent, free_port, private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,8 +35,9 @@ SLOTS = 16384
 class Nodes:
     """Three primaries without replicas."""
 
-    def __init__(self, servers: list[Server]) -> None:
+    def __init__(self, servers: list[Server], buses: list[int]) -> None:
         self.servers = servers
+        self.buses = buses
         self.admins = [redis.Redis(host=HOST, port=server.port) for server in servers]
         self.ids = [str(admin.cluster("MYID"), "ascii") for admin in self.admins]
 
@@ -46,8 +47,7 @@ class Nodes:
             first, after = SLOTS * number // 3, SLOTS * (number + 1) // 3
             self.say(number, "CLUSTER", "ADDSLOTSRANGE", first, after - 1)
             self.say(number, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-        for server in self.servers[1:]:
-            bus = server.port + 10_000
+        for server, bus in list(zip(self.servers, self.buses, strict=True))[1:]:
             self.say(0, "CLUSTER", "MEET", HOST, server.port, bus)
         until(lambda: all(self.agreed(number) for number in range(3)))
 
@@ -91,11 +91,11 @@ def started(folders: pytest.TempPathFactory) -> Iterator[Nodes]:
         absent("no redis-server on the PATH to run as a Redis Cluster: `make servers` installs one")
     options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
     with contextlib.ExitStack() as stack:
-        servers = []
-        for _ in range(3):
-            ports = ("--cluster-announce-ip", HOST)
+        servers, buses = [], [free_port() for _ in range(3)]
+        for bus in buses:
+            ports = ("--cluster-announce-ip", HOST, "--cluster-port", str(bus))
             servers.append(stack.enter_context(private(REDIS, folders.mktemp("cluster"), *options, *ports)))
-        nodes = Nodes(servers)
+        nodes = Nodes(servers, buses)
         nodes.join()
         yield nodes
 
