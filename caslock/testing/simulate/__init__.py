@@ -1,0 +1,6 @@
+"""The law of this package: the real core over a virtual clock, where the scheduler chooses all that chance would."""
+
+from caslock.testing.simulate.plan import Plan, drawn
+from caslock.testing.simulate.run import Run, Violation
+
+__all__ = ["Plan", "Run", "Violation", "drawn"]

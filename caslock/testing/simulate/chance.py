@@ -1,0 +1,80 @@
+"""The law of this file: chance makes every choice of a run, and one seed makes the same choices."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from caslock.testing.simulate.fate import faults
+from caslock.testing.simulate.plan import drawn
+from caslock.testing.simulate.run import LONGEST, Run
+
+if TYPE_CHECKING:
+    from caslock.testing.simulate.run import Choice
+
+_STOPS = ("0.5", "2", "12")  # seconds
+
+
+def simulate(seed: int) -> int:
+    """Run one seed; returns the number of steps, raises `Violation` with the story."""
+    run = Run(drawn(seed))
+    try:
+        by_chance(run, random.Random(~seed))  # noqa: S311 - replays, not secrets
+    finally:
+        run.close()
+    return len(run.choices)
+
+
+def by_chance(run: Run, chance: random.Random) -> None:
+    """Take steps by chance until nothing is left to happen."""
+    plan = run.plan
+    while not run.over:
+        if len(run.choices) > LONGEST:
+            run.violate("the run does not end")
+        if chance.random() < plan.share and _trouble(run, chance):
+            continue
+        _go_on(run, chance)
+    run.finish()
+
+
+def _go_on(run: Run, chance: random.Random) -> None:
+    ready = [flow.name for flow in run.ready()]
+    if run.late and chance.random() < 0.15:  # noqa: PLR2004 - a share
+        run.do(chance.choice(run.late).name, "lands")
+    elif ready:
+        run.do(chance.choice(ready), "go")
+    elif not run.over:
+        run.wait()
+
+
+def _trouble(run: Run, chance: random.Random) -> bool:
+    """Let something go wrong; False where it can't now."""
+    lot = chance.random()
+    if lot < 0.85:  # noqa: PLR2004 - a share
+        found = _of_a_flow(run, chance)
+    elif lot < 0.95:  # noqa: PLR2004 - a share
+        count = min(len(run.moments(every=True)), 3)
+        found = ("time", f"stall {chance.randint(1, count)}") if count else None
+    elif lot < 0.99:  # noqa: PLR2004 - a share
+        process = chance.choice(run.processes)
+        what = "kill" if lot > 0.98 else f"stop {chance.choice(_STOPS)}"  # noqa: PLR2004 - a share
+        found = (process.name, what) if process.alive else None
+    else:
+        found = ("store", chance.choice(("restart", "forget")))
+    if found is None or not _allowed(found[1], run):
+        return False
+    run.do(*found)
+    return True
+
+
+def _of_a_flow(run: Run, chance: random.Random) -> Choice | None:
+    flow = chance.choice(list(run.flows.values())) if run.flows else None
+    found = faults(flow) if flow is not None else ()
+    if flow is None or not found:
+        return None
+    what = chance.choice(found)
+    return None if what == "abandon" and chance.random() < 0.8 else (flow.name, what)  # noqa: PLR2004 - a share
+
+
+def _allowed(what: str, run: Run) -> bool:
+    return what in run.plan.faults or what.split(maxsplit=1)[0] in {"stall", "stop"} & run.plan.faults

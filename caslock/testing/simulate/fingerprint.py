@@ -1,0 +1,276 @@
+"""The law of this file: two runs with one fingerprint can't be told apart by anything that happens next.
+
+Everything is in it that the core, the programs, the store or the judge may look at again: each coroutine's place and
+its live locals, all along what it awaits; claims, turnstiles, entries, requests under way.  Moments are told from now,
+versions by their order.  What is of an unknown kind is refused, lest something be left out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from functools import partial
+from types import CoroutineType, FunctionType, GeneratorType, MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+from tenacity import RetryCallState
+from tenacity.asyncio import AsyncRetrying
+from tenacity.wait import wait_base
+
+from caslock.claim import Claim
+from caslock.hold import Holding
+from caslock.multi import Holds, MultiState
+from caslock.record import Record
+from caslock.testing.simulate.client import Client, NamedLockState
+from caslock.testing.simulate.laws import Judge
+from caslock.testing.simulate.liveness import live
+from caslock.testing.simulate.run import Run
+from caslock.testing.simulate.store import FIRST_VERSION, read
+from caslock.testing.simulate.world import (
+    NEVER,
+    START,
+    Answered,
+    Asking,
+    Event,
+    Flow,
+    Lined,
+    Listening,
+    Mutex,
+    Wait,
+    World,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_MOMENTS: Final = START / 2
+
+_CONSTANT: Final = frozenset({
+    "auto_renew", "by", "ended", "key", "max_hold", "mutex", "no_visit", "owner", "pause", "retry", "shared", "stamp",
+})  # fmt: skip
+"""What a claim has from its plan, or is of no consequence; its mutex is told apart."""
+
+
+def fingerprint(run: Run) -> int:
+    """Tell the state of a run."""
+    print_ = _Print(run)
+    print_.run(run)
+    return hash(repr(print_.canonical()))  # of the text: to `hash` the numbers -1 and -2 are one
+
+
+class _Print:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._now = run.now
+        self._out: list[object] = []
+        self._claims: dict[Claim, None] = {}
+
+    def canonical(self) -> list[object]:
+        """Number versions by their order."""
+        versions = sorted({item for item in self._out if type(item) is int and item >= FIRST_VERSION})
+        order = {version: -1 - n for n, version in enumerate(versions)}
+        return [order.get(item, item) if type(item) is int else item for item in self._out]
+
+    def run(self, run: Run) -> None:
+        """Add everything."""
+        self.stored(run)
+        self.queued(run)
+        for process in run.processes:
+            self.of((process.alive, max(process.stopped_until, run.now)))
+        for client in run.clients:
+            self.of((client.alive, client.holding, client.attempts))
+        for flow in run.flows.values():
+            self.flow(flow)
+        done = 0
+        while done < len(self._claims):
+            for claim in list(self._claims)[done:]:
+                done += 1
+                self.claim(claim)
+        self.judge(run.judge)
+
+    def stored(self, run: Run) -> None:
+        """Add what stands at the store, who waits there, and what may land yet."""
+        lined = {id(flow.waits.waiter): name for name, flow in run.flows.items() if isinstance(flow.waits, Lined)}
+        for key, lease in sorted(run.store.leases.items()):
+            if lease.ends > run.now:
+                self.of((key, lease.entry.version, lease.ends, lease.record))
+                self.of(run.judge.fences.get(key, {}).get(lease.tenure))
+        for key, line in run.store.lines.items():
+            self.of([key, *((lined.get(id(waiter), "dead"), waiter.woken) for waiter in line)])
+        for late in run.late:
+            self.of((late.name, late.request, late.dies))
+
+    def queued(self, run: Run) -> None:
+        """Add what Lock objects know, and who stands in their turnstiles."""
+        turnstiles = {}
+        for state in run.states:
+            self.of((state.newest, list(state.claims.values()), state.unsettled))
+            turnstiles[id(state.turnstile)] = state.turnstile
+        for turnstile in turnstiles.values():
+            self.of(run.judge.releases.get(turnstile, 0))
+            known = dict(vars(turnstile))
+            del known["_store"], known["_guard"]
+            if not known["_row"]:
+                del known["_row_began"]  # it is set anew with the first of a row
+            known["_polite_until"] = max(known["_polite_until"], run.now)
+            self.of(known)
+
+    def of(self, value: object) -> None:
+        """Add a value."""
+        kind = type(value)
+        if value is None or kind in _PLAIN:
+            self._out.append(value)
+        elif kind is float:
+            assert isinstance(value, float)  # noqa: S101 - just asked
+            self._out.append(round(value - self._now, 6) if _MOMENTS < value < NEVER else value)
+        else:
+            write = _KINDS.get(kind) or _kind_of(value)
+            write(self, value)
+
+    def several(self, values: Iterable[object]) -> None:
+        values = list(values)
+        self._out += (_SEVERAL, len(values))
+        for value in values:
+            self.of(value)
+
+    def mapping(self, values: Mapping[object, object]) -> None:
+        self.several([part for item in values.items() for part in item])
+
+    def reference(self, claim: Claim) -> None:
+        self._claims[claim] = None
+        self._out.append(claim.hold)
+
+    def weakly(self, reference: weakref.ref[Claim]) -> None:
+        self.of(reference())
+
+    def record(self, record: Record) -> None:
+        self.several((record.owner, record.holds, record.ttl, record.write, record.fence, record.late))
+
+    def bytes(self, value: bytes) -> None:
+        if value:
+            self.record(read(value))
+
+    def hold(self, hold: Holding) -> None:
+        self.reference(hold.claim)
+
+    def name(self, named: Client | Flow | NamedLockState | World) -> None:
+        self._out.append(named.name)
+
+    def error(self, error: BaseException) -> None:
+        self._out += (type(error).__name__, getattr(error, "sent", None), hasattr(error, "__notes__"))
+
+    def function(self, function: FunctionType | MethodType) -> None:
+        self._out.append(function.__qualname__)
+
+    def partial(self, function: partial[object]) -> None:
+        self.several((function.func, *function.args))
+
+    def attempt(self, state: RetryCallState) -> None:
+        self._out.append(state.attempt_number)
+
+    def event(self, event: Event) -> None:
+        self._out.append(event.flag)
+
+    def nothing(self, value: object) -> None:
+        """Leave out what does not change, or is told apart."""
+
+    def claim(self, claim: Claim) -> None:
+        self._out += (claim.hold, isinstance(claim.mutex, Mutex) and claim.mutex.taken)
+        for name, value in sorted(vars(claim).items()):
+            if name == "on_loss":
+                continue
+            if name not in _CONSTANT:
+                self._out.append(name)
+                self.of(value)
+
+    def judge(self, judge: Judge) -> None:
+        # What it knows of holds that nothing and nobody knows any more says nothing of what happens next.
+        known = {item for item in self._out if type(item) is str}
+        self.several((sorted(known & judge.settled.keys()), sorted(known & judge.excused)))
+        self.several((sorted(known & judge.succeeded), sorted(known & self._run.store.expired)))
+        self.several([max(fences.values()) for fences in judge.fences.values()])
+        for client, (silent, before) in judge.leaving.items():
+            self.several((client, silent == client.silent))
+            for lost, lease in before:
+                self.several((lost, lease and (lease.entry.version, lease.record.holds)))
+
+    def flow(self, flow: Flow) -> None:
+        self._out += (flow.name, flow.shielded, flow.cancelled, flow.deferred, flow.struck)
+        self.wait(flow.waits)
+        awaited: object = flow.coroutine
+        while awaited is not None:
+            if isinstance(awaited, CoroutineType):
+                frame, following = awaited.cr_frame, awaited.cr_await
+            elif isinstance(awaited, GeneratorType):
+                frame, following = awaited.gi_frame, awaited.gi_yieldfrom
+            else:
+                message = f"the fingerprint can't look into {awaited!r}"
+                raise TypeError(message)
+            assert frame is not None  # noqa: S101 - it is stopped, not over
+            code = frame.f_code
+            self._out += (code.co_qualname, frame.f_lasti)
+            names = live(code, frame.f_lasti)
+            if names:
+                values = frame.f_locals
+                for name in names:
+                    if name in values and name != "self":
+                        self._out.append(name)
+                        self.of(values[name])
+            awaited = following
+
+    def wait(self, waits: Wait) -> None:
+        self._out.append(type(waits).__name__)
+        self.of(waits.until)
+        if isinstance(waits, Asking):
+            self.of(waits.request)
+        if isinstance(waits, Answered):
+            self.of(waits.answer)
+        elif isinstance(waits, Lined):
+            self.of(waits.waiter.woken)
+        elif isinstance(waits, Listening):
+            self.of(waits.event.flag)
+
+
+_SEVERAL: Final = "several"
+_PLAIN: Final = frozenset({bool, int, str})
+_KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
+    AsyncRetrying: _Print.nothing,
+    Client: _Print.name,
+    Claim: _Print.reference,
+    Event: _Print.event,
+    Flow: _Print.name,
+    FunctionType: _Print.function,
+    Holding: _Print.hold,
+    Holds: _Print.several,
+    Judge: _Print.nothing,
+    MethodType: _Print.function,
+    MultiState: _Print.nothing,
+    Mutex: _Print.nothing,
+    NamedLockState: _Print.name,
+    Record: _Print.record,
+    RetryCallState: _Print.attempt,
+    Run: _Print.nothing,
+    World: _Print.name,
+    bytes: _Print.bytes,
+    deque: _Print.several,
+    dict: _Print.mapping,
+    list: _Print.several,
+    partial: _Print.partial,
+    tuple: _Print.several,
+    type: _Print.nothing,
+    weakref.ref: _Print.weakly,
+}
+
+
+def _kind_of(value: object) -> Callable[[_Print, Any], None]:
+    for kind, write in (
+        (BaseException, _Print.error),
+        (wait_base, _Print.nothing),
+        (tuple, _Print.several),
+        (Wait, _Print.wait),
+    ):
+        if isinstance(value, kind):
+            _KINDS[type(value)] = write
+            return write
+    message = f"the fingerprint does not know what a {type(value).__name__} is"
+    raise TypeError(message)

@@ -1,0 +1,184 @@
+"""The law of this file: the promises of a lock, each checked as soon as it could be broken.
+
+1. Beliefs of different owners never overlap, and who believes stands.  (Clocks within the margin only.)
+2. Fences grow from tenure to tenure, as the store saw them, and each tenure has one.
+3. No acquire reports a failure while its own hold stands, and none of it stands later (unless the error says so).
+4. No hold succeeds twice, and none stands again after its release.  (Where a lease ends before its holder leaves,
+   what it kept out may come in: a lost put that expects absence.  It blocks the key for a lease, and no more.)
+5. Nobody's hold is removed by another, but by the end of its lease.
+6. Every record has a ttl.
+7. Loss is told: by the keeper at the deadline, and at the release.
+8. Whoever was promised the key is told once the release is over.
+9. When the faults are over, every process gets the key within a lease, and no turnstile keeps anybody.
+
+Of clocks at other rates than the margin covers, 2 to 9 are promised, not 1.  A store that forgets is not promised to
+exclude those who held before (1), nor to remember what has failed (3, 4); they are told of the loss by what they ask
+the store next, if somebody else stands there then (7).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from caslock.errors import OutcomeUnknown
+from caslock.testing.simulate.story import short
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from caslock.claim import Claim
+    from caslock.hold import Holding
+    from caslock.testing.simulate.client import Client, NamedLockState
+    from caslock.testing.simulate.run import Run
+    from caslock.testing.simulate.store import Lease, Request
+
+
+class Judge:
+    """Watches one run."""
+
+    def __init__(self, run: Run) -> None:
+        """Begin with nothing seen."""
+        self._run = run
+        self._trusts = run.plan.trusts_clocks
+        self.settled: dict[str, tuple[str, str]] = {}  # by hold: its key, and why it must not stand
+        self.succeeded: set[str] = set()
+        self.excused: set[str] = set()  # holds that the store was allowed to forget
+        self.fences: dict[str, dict[int, int]] = {}  # by key and tenure
+        self.leaving: dict[Client, tuple[int, list[tuple[bool, Lease | None]]]] = {}  # what stood as a release began
+        self.releases: dict[object, int] = {}  # under way, by turnstile
+
+    def sent(self, request: Request) -> None:
+        """Check what is about to be applied."""
+        if request.verb in {"put", "wait"} and not all(
+            part.ttl > 0 and math.isfinite(part.ttl) for part in request.parts
+        ):
+            self._run.violate("a record without a ttl")
+
+    def changed(self) -> None:
+        """Check what a request has done."""
+        store = self._run.store
+        for key in store.unguarded:  # a lost put is kept out only while those who know of it leave in good order
+            self.settled = {hold: (place, why) for hold, (place, why) in self.settled.items() if place != key}
+        store.unguarded.clear()
+        changes = store.changes
+        for key, before, after, sender in changes:
+            holds = after.record.holds if after else ()
+            if before is not None:
+                for hold in before.record.holds:
+                    if hold not in holds and not hold.startswith(sender.prefixes):
+                        self._run.violate(f"{sender.name} has removed {hold}, which stood under {key!r}")
+            for hold in holds:
+                if hold in self.settled:
+                    self._run.violate(f"{hold} stands, which {self.settled[hold][1]}")
+        changes.clear()
+
+    def beliefs(self) -> None:
+        """Check that who believes stands, and so that nobody else believes."""
+        if not self._trusts:
+            return
+        run = self._run
+        for client in run.clients:
+            for hold in client.holding:
+                claim = hold.claim
+                if hold.lost or claim.hold in self.excused or not client.process.alive:
+                    continue
+                lease = run.store.standing(hold.key, run.now)
+                if lease is None or claim.hold not in lease.record.holds or lease.record.owner != claim.owner:
+                    instead = "nothing stands" if lease is None else f"{', '.join(lease.record.holds) or 'nobody'} does"
+                    run.violate(f"{client.name} believes that it holds {hold.key!r}, but {instead}")
+
+    def acquired(self, client: Client) -> None:
+        """Check a success."""
+        run = self._run
+        for hold in client.holding:
+            claim = hold.claim
+            run.tell(client.name, f"holds {hold.key!r}, fence {short(hold.fence)}", hold)
+            if claim.hold in self.succeeded:
+                run.violate(f"{claim.hold} succeeds for a second time")
+            self.succeeded.add(claim.hold)
+            known = self.fences.setdefault(hold.key, {})
+            tenure = run.store.tenure_of.get(claim.version)
+            if tenure is None:
+                run.violate(f"{claim.hold} holds by a version that has never stood")
+            for other, fence in known.items():
+                if (other == tenure) != (fence == hold.fence) or (other < tenure) != (fence < hold.fence):
+                    story = f"fence {short(hold.fence)} in tenure {tenure}, {short(fence)} in tenure {other}"
+                    run.violate(story)
+            known[tenure] = hold.fence
+
+    def failed(self, client: Client, error: BaseException) -> None:
+        """Check a failure."""
+        run = self._run
+        unsure = isinstance(error, OutcomeUnknown) or hasattr(error, "__notes__") or run.current.deferred
+        run.tell(client.name, f"{type(error).__name__}{', unsure' if unsure else ''}")
+        if not unsure:
+            for claim in client.attempts:
+                self._settle(claim, f"{client.name} was told to have failed")
+
+    def _settle(self, claim: Claim, why: str) -> None:
+        if claim.hold in self.excused:
+            return
+        self.settled[claim.hold] = claim.key, why
+        lease = self._run.store.standing(claim.key, self._run.now)
+        if lease is not None and claim.hold in lease.record.holds:
+            self._run.violate(f"{claim.hold} stands, which {why}")
+
+    def leaves(self, client: Client) -> None:
+        """Take note of what stands as a release begins."""
+        run = self._run
+        self.leaving[client] = (
+            client.silent,
+            [(bool(hold.claim.lost), run.store.standing(hold.key, run.now)) for hold in client.holding],
+        )
+        run.tell(client.name, "releases", *client.holding)
+
+    def left(self, client: Client, holds: Sequence[Holding], error: BaseException | None) -> None:
+        """Check the end of a release."""
+        run = self._run
+        silent, before = self.leaving.pop(client)
+        run.tell(client.name, f"{type(error).__name__} at the release" if error else "has released")
+        for hold, (lost, lease) in zip(holds, before, strict=True):
+            if error is not None:
+                continue
+            name = hold.claim.hold
+            after = run.store.standing(hold.key, run.now)
+            others = lease is not None and bool(lease.record.holds) and name not in lease.record.holds
+            if lost or (others and silent == client.silent and after and lease and after.tenure == lease.tenure):
+                run.violate(f"{client.name} was not told that it had lost {hold.key!r}")
+            if name not in run.store.expired:  # else its own lost put, if any, found nothing to keep it out
+                self._settle(hold.claim, f"{client.name} has released")
+
+    def kept(self, claim: Claim) -> None:
+        """Check that a keeper that comes no more has told why."""
+        if not claim.ending and not claim.told:
+            self._run.violate(f"the loss of {claim.hold} was not told")
+
+    def releasing(self, state: NamedLockState) -> None:
+        """Take note of a release that begins."""
+        self.releases[state.turnstile] = self.releases.get(state.turnstile, 0) + 1
+
+    def released(self, state: NamedLockState) -> None:
+        """Check that the heir of a release that is over knows."""
+        self.releases[state.turnstile] -= 1
+        if self.releases[state.turnstile]:
+            return
+        for other in self._run.states:
+            for claim in other.claims.values() if other.turnstile is state.turnstile else ():
+                if claim.promised and claim.event is not None:  # else it has lost patience
+                    self._run.violate(f"{claim.hold} is promised {claim.key!r} by nobody")
+
+    def forgot(self) -> None:
+        """Excuse all that stood."""
+        self.excused |= {claim.hold for claim in self._run.claims()} | set(self.settled)
+        self.settled.clear()
+
+    def ended(self) -> None:
+        """Check the turnstiles when all programs are over."""
+        run = self._run
+        for state in run.states:
+            world = state.process
+            if world.alive and all(client.alive for client in run.clients if client.process is world):
+                inside = [claim.hold for claim in state.turnstile.inside(world.now())]
+                if inside or state.turnstile.is_awaited:
+                    run.violate(f"{inside or 'somebody'} is in the turnstile of {world.name} for ever")

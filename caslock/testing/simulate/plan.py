@@ -1,0 +1,155 @@
+"""The law of this file: all that a run is, but for the order of its steps and their faults, is drawn beforehand.
+
+So a story can be shrunk: clients and rounds can be taken out of a plan, and steps out of a run.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEYS: Final = ("k", "l")
+
+FAULTS: Final = frozenset({
+    "lose", "lose reply", "late", "twice", "slow", "refuse", "unsent",  # of a request
+    "full", "woken for nothing",  # of one that waits at the store
+    "cancel", "abandon", "kill", "stop", "stall", "restart", "forget",
+})  # fmt: skip
+"""All that may go wrong.
+
+A request is lost, or its reply, or it is applied later (any later step within `PACKET_LIFE`), or twice, or its reply is
+slow; it is refused, or never leaves.  A program is cancelled (a thread: interrupted) at an await; the event loop of a
+client is closed and its coroutines with it; a process is killed, or stopped for a while; time passes although
+something could happen (``stall``).  The store drops all connections (``restart``), or all entries (``forget``).
+"""
+
+PACKET_LIFE: Final = 20.0
+"""Seconds after which a late request is lost: well below `FREE_TTL`, even for a clock that runs twice as fast."""
+
+
+class Stay(NamedTuple):
+    """A part of a body: seconds, then an extension or none."""
+
+    seconds: float
+    extends: bool = False
+    ttl: float | None = None
+
+
+class Round(NamedTuple):
+    """One acquire: a pause before it, how long to wait, and what is done with the hold."""
+
+    pause: float
+    timeout: float | None
+    body: tuple[Stay, ...] = ()
+
+
+class ClientPlan(NamedTuple):
+    """A thread or task: its process, its Lock and what it does with it."""
+
+    name: str
+    process: int
+    lock: str
+    """The name of the Lock object: clients of one process may share one."""
+    keys: tuple[str, ...]
+    ttl: float
+    owner: str | None
+    rounds: tuple[Round, ...]
+    retry: tuple[int, int] = (1, 1)
+    auto_renew: bool = True
+    max_hold: float | None = None
+
+
+class Plan(NamedTuple):
+    """A run before its first step."""
+
+    clients: tuple[ClientPlan, ...]
+    threads: tuple[bool, ...]
+    """By process: whether its clients are threads, which an interrupt strikes anywhere; else tasks."""
+    rates: tuple[float, ...]
+    """By process: how fast its clock runs, to the store's."""
+    waking: bool = True
+    batching: bool = True
+    early: float = 0.0
+    """By which part of a holder's margin the store ends a lease too early."""
+    poll: float | None = None
+    """Seconds between two tries; None: the default, jittered by the seed."""
+    seed: int = 0
+    share: float = 0.0
+    """At which share of the steps something goes wrong."""
+    faults: frozenset[str] = FAULTS
+
+    @property
+    def trusts_clocks(self) -> bool:
+        """Whether the margin of a lease (1 % + 2 ms) covers the rates: only then do beliefs promise anything."""
+        return all(abs(rate - 1) <= 0.005 for rate in self.rates)  # noqa: PLR2004 - the rest is for ``early``
+
+
+def drawn(seed: int) -> Plan:
+    """Draw a plan: 2 to 4 clients in 1 to 4 processes, 2 to 5 rounds each."""
+    chance = random.Random(seed)  # noqa: S311 - replays, not secrets
+    count = chance.choice((2, 2, 3, 3, 4))
+    processes = chance.randint(1, count)
+    threads = tuple(chance.random() < 0.4 for _ in range(processes))  # noqa: PLR2004 - a share
+    several = chance.random() < 0.25  # noqa: PLR2004 - a share
+    clients: list[ClientPlan] = []
+    for number in range(count):
+        client = _client(chance, "ABCD"[number], number if number < processes else chance.randrange(processes), several)
+        peers = [other for other in clients if other.process == client.process]
+        if peers and chance.random() < 0.3:  # noqa: PLR2004 - a share
+            one = chance.choice(peers)
+            client = client._replace(lock=one.lock, keys=one.keys, ttl=one.ttl, owner=one.owner)
+        clients.append(client)
+    rates, early = _clocks(chance, processes)
+    return Plan(
+        tuple(clients),
+        threads,
+        rates,
+        waking=chance.random() < 0.6,  # noqa: PLR2004 - a share
+        batching=several and chance.random() < 0.8,  # noqa: PLR2004 - a share
+        early=early,
+        poll=chance.choice((None, None, 0.5, 1.5)),
+        seed=seed,
+        share=chance.choice((0.02, 0.1, 0.3)),
+        faults=FAULTS if chance.random() < 0.3 else FAULTS - {"forget"},  # noqa: PLR2004 - a share
+    )
+
+
+def _client(chance: random.Random, name: str, process: int, several: bool) -> ClientPlan:  # noqa: FBT001 - private
+    return ClientPlan(
+        name,
+        process,
+        lock=name,
+        keys=chance.choice(((KEYS[0],), KEYS[1:], KEYS, KEYS)) if several else KEYS[:1],
+        ttl=chance.choice((1.0, 3.0, 10.0)),
+        owner=chance.choice((None, None, "shared")),
+        rounds=tuple(_round(chance) for _ in range(chance.randint(2, 5))),
+        retry=chance.choice(((1, 1), (1, 1), (1, 1), (0, 0), (2, 0), (0, 2))),
+        auto_renew=chance.random() < 0.8,  # noqa: PLR2004 - a share
+        max_hold=chance.choice((None, None, None, 4.0)),
+    )
+
+
+def _round(chance: random.Random) -> Round:
+    stays = tuple(
+        Stay(
+            chance.choice((0.0, 0.02, 0.3, 2.0, 8.0)),
+            chance.random() < 0.3,  # noqa: PLR2004 - a share
+            chance.choice((None, 0.5, 2.0, 20.0)),
+        )
+        for _ in range(chance.choice((0, 0, 1, 2)))
+    )
+    return Round(chance.choice((0.0, 0.0, 0.1, 1.0)), chance.choice((0.0, 0.5, 5.0, 5.0, 40.0, None)), stays)
+
+
+def _clocks(chance: random.Random, processes: int) -> tuple[tuple[float, ...], float]:
+    rates: Sequence[float] = (1.0,)
+    early = chance.choice((0.0, 0.0, 0.99))
+    kind = chance.random()
+    if kind < 0.1:  # noqa: PLR2004 - a share
+        rates = (0.5, 0.8, 1.0, 1.25, 2.0)
+    elif kind < 0.2:  # noqa: PLR2004 - a share
+        rates, early = (0.996, 1.0, 1.004), min(early, 0.5)
+    return tuple(chance.choice(rates) for _ in range(processes)), early

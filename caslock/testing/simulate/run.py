@@ -1,0 +1,282 @@
+"""The law of this file: one step is one choice of the scheduler, and the same choices make the same run.
+
+A choice is a pair of names: who (a flow, a late request, the time, the store or a process), and what happens to it.
+Whoever makes the choices (chance, a search, a replay) is told what may happen; ``go`` is what does when all is well.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+
+from tenacity import wait_fixed
+
+from caslock.testing.simulate.client import Client, NamedLockState
+from caslock.testing.simulate.fate import befall, faults
+from caslock.testing.simulate.laws import Judge
+from caslock.testing.simulate.outage import forget_dead, happen
+from caslock.testing.simulate.plan import PACKET_LIFE, ClientPlan, Plan, Round
+from caslock.testing.simulate.store import Request, SimulatedStore
+from caslock.testing.simulate.story import Step, text
+from caslock.testing.simulate.world import NEVER, START, Answered, Asking, Flow, Wait, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from caslock.claim import Claim
+    from caslock.hold import Holding
+    from caslock.store import Entry
+
+Choice = tuple[str, str]
+
+LONGEST: Final = 3000
+"""The most steps of a run: the longest that end have a tenth of that."""
+
+
+class Violation(AssertionError):  # noqa: N818 - named by what it is
+    """A law was broken; the text is the story that led to it."""
+
+    def __init__(self, law: str, run: Run) -> None:
+        """Tell which, and how."""
+        super().__init__(f"{law}\n{text(run.story)}")
+        self.law = law
+        self.plan = run.plan
+        self.choices = tuple(run.choices)
+        self.story = tuple(run.story)
+
+
+class Late(NamedTuple):
+    """A request that may be applied yet."""
+
+    name: str
+    request: Request
+    client: Client
+    row: int
+    dies: float
+
+
+class Run:
+    """One simulated run."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Start every client's program."""
+        random.seed(plan.seed)  # tenacity's jitter
+        self.plan = plan
+        self.now = START
+        self.store = SimulatedStore(plan.early)
+        self.story: list[Step] = []
+        self.choices: list[Choice] = []
+        self.violation: Violation | None = None
+        self.flows: dict[str, Flow] = {}
+        self.late: list[Late] = []
+        self.judge = Judge(self)
+        self._graves: list[Flow] = []
+        self._poll = None if plan.poll is None else wait_fixed(plan.poll)
+        self.processes = [
+            World(self, number, threads=threads, rate=rate, waking=plan.waking, batching=plan.batching)
+            for number, (threads, rate) in enumerate(zip(plan.threads, plan.rates, strict=True), 1)
+        ]
+        self._locks: dict[tuple[int, str, str], NamedLockState] = {}
+        self.clients: list[Client] = []
+        for client in plan.clients:
+            self.enter(client)
+
+    def enter(self, plan: ClientPlan) -> None:
+        """Start a client."""
+        process = self.processes[plan.process]
+        states = []
+        for key in plan.keys:
+            name = (plan.process, plan.lock, key)
+            if name not in self._locks:
+                self._locks[name] = NamedLockState(f"{plan.lock}{key}", process, key, plan, self._poll)
+            states.append(self._locks[name])
+        client = Client(self, plan, process, states)
+        self.clients.append(client)
+        self._start(Flow(client.name, client, client.program(), Wait()))
+
+    def keep(self, claim: Claim, due: float) -> Flow:
+        """Start the visits of a claim's keeper."""
+        client = claim.by
+        assert isinstance(client, Client)  # noqa: S101 - `World.me` gives no other
+        client.keepers += 1
+        visits = client.process.visits(claim, due)
+        return self._start(Flow(f"{client.name}'{client.keepers}", client, visits, Wait(), interruptible=False))
+
+    def _start(self, flow: Flow) -> Flow:
+        flow.waits = flow.coroutine.send(None)  # every flow waits for a moment first
+        self.flows[flow.name] = flow
+        return flow
+
+    @property
+    def states(self) -> list[NamedLockState]:
+        """All Lock objects."""
+        return list(self._locks.values())
+
+    def claims(self) -> Iterator[Claim]:
+        """All claims that wait, hold or are being released."""
+        for state in self._locks.values():
+            yield from state.claims.values()
+
+    def tell(self, who: str, what: str, *holds: Holding) -> None:
+        """Add to the story."""
+        self.story.append(Step(self.now - START, who, what, beliefs=tuple(hold.claim.hold for hold in holds)))
+
+    def note(
+        self,
+        flow: Flow,
+        what: str,
+        asking: Asking,
+        *,
+        arrives: bool = False,
+        answer: Sequence[Entry | None] | None = None,
+    ) -> None:
+        """Add what befalls a request to the story."""
+        self.story.append(Step(self.now - START, flow.name, what, asking.request, flow.row, arrives, answer))
+
+    def violate(self, law: str) -> NoReturn:
+        """End the run."""
+        self.tell("", f"VIOLATION: {law}")
+        self.violation = self.violation or Violation(law, self)
+        raise self.violation
+
+    def ready(self) -> list[Flow]:
+        """Who can go on."""
+        now = self.now
+        return [
+            flow
+            for flow in self.flows.values()
+            if flow.waits.ready(flow.client.process.now()) and flow.client.process.stopped_until <= now
+        ]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to happen."""
+        return not self.flows and not self.late
+
+    def moments(self, *, every: bool = False) -> list[float]:
+        """When somebody can go on who can't now; and, of `every` kind, when a lease or a belief ends."""
+        now = self.now
+        found = {process.stopped_until for process in self.processes}
+        for flow in self.flows.values():
+            if flow.waits.until < NEVER:
+                found.add(flow.client.process.real(flow.waits.until))
+        if every:
+            found.update(lease.ends for lease in self.store.leases.values())
+            for client in self.clients:
+                found.update(client.process.real(hold.claim.deadline) for hold in client.holding)
+        if not self.flows:
+            found.update(late.dies for late in self.late)
+        return sorted(moment for moment in found if now < moment < NEVER)
+
+    def can(self, who: str, what: str) -> bool:
+        """Whether that may happen now: what a shrunk story leaves out may have made it impossible."""
+        flow = self.flows.get(who)
+        if flow is not None:
+            stopped = flow.client.process.stopped_until > self.now
+            return what in faults(flow) or (
+                what == "go" and not stopped and flow.waits.ready(flow.client.process.now())
+            )
+        if who == "time":
+            return bool(self.moments(every=what.startswith("stall")))
+        if who == "store":
+            return True
+        return any(late.name == who for late in self.late) or any(
+            process.name == who and process.alive for process in self.processes
+        )
+
+    def do(self, who: str, what: str) -> None:
+        """Take one step; raises `Violation`."""
+        self.choices.append((who, what))
+        flow = self.flows.get(who)
+        if flow is not None:
+            befall(self, flow, what)
+        else:
+            happen(self, who, what)
+        self.judge.changed()
+        self.judge.beliefs()
+        if self.late:
+            forget_dead(self)
+        if self.violation:
+            raise self.violation
+
+    def go_on(self) -> bool:
+        """Take the step that does when all is well; False when nothing is left to happen."""
+        ready = self.ready()
+        if ready:
+            self.do(ready[0].name, "go")
+        elif self.over:
+            return False
+        else:
+            self.wait()
+        return True
+
+    def wait(self) -> None:
+        """Let time pass until something can happen."""
+        if not self.moments():
+            self.violate(f"{', '.join(self.flows)} will wait for ever")
+        self.do("time", "1")
+
+    def finish(self) -> None:
+        """Without any more faults, come to an end, and check that every process can have every key then."""
+        self._drain()
+        self.judge.ended()
+        keys = sorted({state.key for state in self.states})
+        ttl = max([20.0, *(client.ttl for client in self.plan.clients)])
+        for number, process in enumerate(self.processes):
+            if process.alive:
+                for key in keys:
+                    before = len(self.judge.succeeded)
+                    trial = Round(0.0, 1.0 + ttl * max(1.0, process.rate))
+                    self.enter(ClientPlan(f"end{number}{key}", number, f"end{number}", (key,), 1.0, None, (trial,)))
+                    self._drain()
+                    if len(self.judge.succeeded) == before:
+                        self.violate(f"process {number + 1} can't have {key!r} although all is well")
+
+    def _drain(self) -> None:
+        while self.go_on():
+            if len(self.choices) > LONGEST:
+                self.violate("the run does not end")
+
+    def apply(self, request: Request, client: Client) -> list[Entry | None]:
+        """Apply a request."""
+        self.judge.sent(request)
+        return self.store.apply(request, self.now, client)
+
+    def resume(self, flow: Flow, answer: object, error: BaseException | None = None) -> None:
+        """Let a coroutine go on."""
+        self.current = flow
+        try:
+            flow.waits = flow.coroutine.throw(error) if error else flow.coroutine.send(answer)
+            flow.row = len(self.story) - 1
+        except StopIteration:
+            del self.flows[flow.name]
+        except Violation:
+            raise
+        except BaseException as raised:  # noqa: BLE001 - a program catches what is promised: all else is a violation
+            del self.flows[flow.name]
+            self.violate(f"{flow.name} raises {raised!r}")
+
+    def drop(self, flow: Flow) -> None:
+        """End a coroutine that waits for nothing but a moment, if it has not ended."""
+        self.flows.pop(flow.name, None)
+        flow.coroutine.close()
+
+    def delay(self, flow: Flow) -> None:
+        """Put what a flow has sent among what may land yet."""
+        asking = flow.waits
+        if isinstance(asking, Asking) and not isinstance(asking, Answered) and asking.request.verb != "get":
+            name = f"late {flow.name} {asking.request.verb}"
+            self.late.append(Late(name, asking.request, flow.client, flow.row, self.now + PACKET_LIFE))
+
+    def bury(self, flow: Flow) -> None:
+        """Never resume a coroutine again, nor close it before the end."""
+        del self.flows[flow.name]
+        self._graves.append(flow)
+
+    def close(self) -> None:
+        """Let go of every coroutine."""
+        for flow in [*self.flows.values(), *self._graves]:
+            self.current = flow
+            flow.coroutine.close()
+        self.flows.clear()
+        self._graves.clear()

@@ -1,0 +1,72 @@
+"""The law of this file: a run tells what happened, one line for each step, in words of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from caslock.store import ABSENT
+from caslock.testing.simulate.store import FIRST_VERSION, Request, read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from caslock.store import Entry, Put
+
+
+class Step(NamedTuple):
+    """One thing that happened."""
+
+    time: float
+    who: str
+    what: str
+    request: Request | None = None
+    sent: int = 0
+    """At which step of the story the request was sent."""
+    arrives: bool = False
+    answer: Sequence[Entry | None] | None = None
+    """What went back, and came; None: nothing did."""
+    beliefs: tuple[str, ...] = ()
+    """The holds that somebody believes in from now on, or does no more."""
+
+
+def text(story: Sequence[Step]) -> str:
+    """Write a story."""
+    return "\n".join(f"{step.time:9.4f}  {line(step)}" for step in story)
+
+
+def line(step: Step) -> str:
+    """Tell one step."""
+    words = f"{step.who}: " if step.who else ""
+    if step.request is None:
+        return words + step.what
+    words += ask(step.request)
+    if step.answer is not None:
+        words += f" -> {', '.join(stands(entry) for entry in step.answer)}"
+    return words + (f" [{step.what}]" if step.what != "go" else "")
+
+
+def ask(request: Request) -> str:
+    """Name a request."""
+    words = f"{request.verb} {' + '.join(_part(request.verb, part) for part in request.parts)}"
+    return words + (f" (waits {request.timeout:g} s)" if request.verb == "wait" else "")
+
+
+def _part(verb: str, part: Put) -> str:
+    place = "" if verb == "get" else " where nothing stands" if part.version == ABSENT else f" at {short(part.version)}"
+    if verb in {"get", "remove"}:
+        return part.key + place
+    record = read(part.value)
+    fence = "" if record.fence is None else f", fence {short(record.fence)}"
+    return f"{part.key}={'+'.join(record.holds) or 'free'}{place} for {part.ttl:g} s{fence}"
+
+
+def stands(entry: Entry | None) -> str:
+    """Name what stands."""
+    if entry is None or entry.version == ABSENT:
+        return "nothing" if entry is None else "nothing, and one is woken"
+    return f"{short(entry.version)}: {'+'.join(read(entry.value).holds) or 'free'}"
+
+
+def short(version: int) -> int:
+    """A version as people read it."""
+    return version and version - FIRST_VERSION
