@@ -111,7 +111,8 @@ class Claim:
     event: Event | None = None  # what wakes it in the queue of its process
     promised = False  # who holds the key before us, in this process, writes our first put
     heir: Claim | None = None  # the claim that we have promised that
-    given: Standing | None = None  # what stood after a write that was sent for us
+    given: Standing | None = None  # what stood after a first put that was sent for us
+    parted: Standing | None = None  # what stood after a removal that was sent for us
     pause: Callable[[], float] | None = None  # gives the seconds before the next try
     no_visit: Callable[[], object] | None = None  # tells the keeper not to come
 

@@ -24,7 +24,6 @@ from caslock.request import (
     settle,
     standing_of,
     unanswered,
-    write,
     write_surely,
 )
 from caslock.store import ABSENT, Put, Removal
@@ -330,8 +329,8 @@ async def _release(world: World, claim: Claim) -> None:
             in_time = not claim.lost and now < claim.deadline
             by_us = claim.unanswered = False
             try:
-                if claim.given is not None:  # it was sent together with others
-                    start, claim.given = claim.given, None
+                if claim.parted is not None:  # it was sent together with others
+                    start, claim.parted = claim.parted, None
                 elif heir is not None:
                     start = await _hand_over(world, claim, heir)
                 elif claim.leaves_nothing(now):  # the sunny path
@@ -373,18 +372,28 @@ async def _hand_over(world: World, claim: Claim, heir: Claim) -> Standing:
     """
     assert claim.record is not None  # noqa: S101 - only who stands hands over
     rest = claim.farewell(claim.record, claim.version, world.now())
-    if rest is None or rest.free:
+    if heir.promised and (rest is None or rest.free):
         heir.lease = heir.ttl
+        bid = heir.bid(rest, claim.version)
+        value = sent(heir, claim.version, bid, world.now())
+        # We write and then look; who gives up, or loses patience, withdraws and then looks: one of us sees the other.
+        if heir.ending or not heir.promised:
+            heir.sends.pop(bid.write, None)
+            return claim.version, claim.record
         try:
-            return await write(world, heir, claim.version, heir.bid(rest, claim.version))
-        except StoreUnavailable as error:
-            claim.unanswered = claim.unanswered or error.sent
-            return await read(world, claim, NEVER)
-        except (StoreError, ValueError):  # it concerns the heir alone, which will be told when it asks
-            pass
-        except BaseException:
+            entry = await world.store.put_if_version(heir.key, value, claim.version, bid.ttl)
+        except (StoreError, ValueError) as error:
+            unanswered(heir, bid, error)
+            if isinstance(error, StoreUnavailable):
+                claim.unanswered = claim.unanswered or error.sent
+                return await read(world, claim, NEVER)
+            # a refusal concerns the heir alone, which will be told when it asks
+        except BaseException as error:
+            unanswered(heir, bid, error)
             claim.unanswered = True
             raise
+        else:
+            return answered(heir, bid, value, entry)
     return claim.version, claim.record
 
 
@@ -411,7 +420,7 @@ async def _withdraw(world: World, claim: Claim, version: int, standing: Record |
 
 
 async def leave_together(world: World, claims: Sequence[Claim]) -> None:
-    """Send the releases of several claims as one request; each finds its answer in `given`.
+    """Send the releases of several claims as one request; each finds its answer in `parted`.
 
     Without an answer each is released for itself, as after any release of its own that got none.
     """
@@ -432,8 +441,8 @@ async def leave_together(world: World, claims: Sequence[Claim]) -> None:
             return
         raise
     for claim, early, entry in zip(claims, in_time, answers or [], strict=answers is not None):
-        claim.given = standing_of(entry)
-        claim.left_in_time = early and claim.given[1] is None
+        claim.parted = standing_of(entry)
+        claim.left_in_time = early and claim.parted[1] is None
 
 
 async def break_(world: World, claim: Claim) -> Record | None:

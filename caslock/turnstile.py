@@ -82,6 +82,7 @@ class Turnstile:
                 if claim in inside:  # our first put is under way: its sender will tell, unless its event loop has ended
                     patience = until = patience or now + claim.ttl
                     if now >= until:
+                        claim.promised = False
                         break
                 elif now >= limit:
                     return False
@@ -116,6 +117,7 @@ class Turnstile:
             if len(self._inside) == 1 and not self._waiting and self._inside[0]() is claim:
                 self._inside = []
                 return
+            claim.promised = False
             if claim.heir is not None:  # nothing was sent for it
                 claim.heir.promised = False
                 claim.heir = None

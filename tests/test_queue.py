@@ -316,6 +316,38 @@ def test_a_hand_over_to_one_that_has_gone(fault: object) -> None:
     asyncio.run(main())
 
 
+def test_nothing_is_handed_over_to_one_that_has_gone_before() -> None:
+    """The heir is cancelled while the releaser still waits for a slow renewal: nothing is sent in its name."""
+    memory, key = MemoryStore(), fresh()
+
+    async def main() -> None:
+        store = AsyncFaultyStore(AsyncMemoryStore(memory))
+        first = await AsyncLock(store, key).acquire()
+        assert first is not None
+        heir = asyncio.create_task(AsyncLock(store, key).acquire())
+        await line_up(store, key, 1)
+        slow, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def renewal() -> None:
+            slow.set()
+            await goes_on.wait()
+
+        store.before("put_if_version", 1, renewal)
+        extending = asyncio.create_task(first.extend())
+        await slow.wait()
+        releasing = asyncio.create_task(first.release())
+        while waiters(store, key):  # noqa: ASYNC110 - until the heir is named
+            await asyncio.sleep(0)
+        heir.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await heir
+        goes_on.set()
+        await asyncio.gather(extending, releasing)
+        assert standing(memory, key) is None
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("applied", [True, False])
 def test_a_releaser_that_is_cancelled_as_it_hands_over(*, applied: bool) -> None:
     """Its heir gets the key all the same, and it has left."""
