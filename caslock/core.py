@@ -41,6 +41,9 @@ PASSES: Final = 8
 LONGEST_WAIT: Final = 5.0
 """Seconds after which a waiter looks for itself: what a wake-up costs at most that is lost."""
 
+LATE: Final = 0.1
+"""Seconds by which a wait at a store may outlast its time: Redis looks for those ten times a second."""
+
 COURTESY: Final = 0.1
 """Seconds for which a process stands in line behind the one that its release has woken."""
 
@@ -129,24 +132,27 @@ async def _wait(world: World, claim: Claim, poll: WaitBaseT | None, limit: float
 
     Gives what stands then, where the store could be told to put for us as soon as it may.
     """
-    rival, left = claim.rival, limit - world.now()
+    rival = claim.rival
     if rival is not None and not rival.foreign:
-        rest = claim.rival_seen + rival.ttl + world.store.traits.overstay - world.now()
-        left = min(left, rest) if rest > 0 else left
+        ends = claim.rival_seen + rival.ttl + world.store.traits.overstay
+        over = world.now() >= ends
+        limit = limit if over else min(limit, ends)
         # The end of a lease wakes nobody, nor does a tenure that is released into a free record (`late`).
-        if world.waking is not None and rest > 0 and not rival.late:
-            longest = LONGEST_WAIT if poll is None else _pause(claim, poll)
-            given = await _put_when_free(world, claim, min(rest, longest), limit)
+        if world.waking is not None and not over and not rival.late:
+            given = await _put_when_free(world, claim, LONGEST_WAIT if poll is None else _pause(claim, poll), limit)
             if given is not None:
                 return given
-    await world.sleep(min(_pause(claim, poll), left))
+    await world.sleep(max(0.0, min(_pause(claim, poll), limit - world.now())))
     return None
 
 
 async def _put_when_free(world: World, claim: Claim, longest: float, limit: float) -> Standing | None:
     """Have the store put for us as soon as nobody stands there; None: it can't, for now."""
-    # The lease counts from before the request: most of it must be left when the wait ends.
-    seconds = min(longest, claim.ttl / 3, limit - world.now())
+    # The lease counts from before the request, so most of it must be left when the wait ends; and a store may be late
+    # in ending one.
+    seconds = min(longest, claim.ttl / 3, limit - world.now() - LATE)
+    if seconds <= 0:
+        return None
     try:
         return await put_when_free(world, claim, seconds)
     except StoreUnavailable as error:
