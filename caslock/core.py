@@ -62,7 +62,7 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
         given = await read(world, claim, NEVER)
     elif given is None and claim.polite and world.waking is not None and now < limit:
         # Our own release has just woken somebody of another process, who goes first: stand in line behind it.
-        given = await _put_when_free(world, claim, COURTESY, limit)
+        given = await _put_when_free(world, claim, poll, COURTESY, limit)
     if given is None:
         given = await _first(world, claim, now, within)
         if claim.record is not None:
@@ -139,15 +139,18 @@ async def _wait(world: World, claim: Claim, poll: WaitBaseT | None, limit: float
         limit = limit if over else min(limit, ends)
         # The end of a lease wakes nobody, nor does a tenure that is released into a free record (`late`).
         if world.waking is not None and not over and not rival.late:
-            given = await _put_when_free(world, claim, LONGEST_WAIT if poll is None else _pause(claim, poll), limit)
+            given = await _put_when_free(world, claim, poll, LONGEST_WAIT, limit)
             if given is not None:
                 return given
     await world.sleep(max(0.0, min(_pause(claim, poll), limit - world.now())))
     return None
 
 
-async def _put_when_free(world: World, claim: Claim, longest: float, limit: float) -> Standing | None:
+async def _put_when_free(
+    world: World, claim: Claim, poll: WaitBaseT | None, longest: float, limit: float
+) -> Standing | None:
     """Have the store put for us as soon as nobody stands there; None: it can't, for now."""
+    longest = longest if poll is None else min(longest, _pause(claim, poll))
     # The lease counts from before the request, so most of it must be left when the wait ends; and a store may be late
     # in ending one.
     seconds = min(longest, claim.ttl / 3, limit - world.now() - LATE)
@@ -158,7 +161,7 @@ async def _put_when_free(world: World, claim: Claim, longest: float, limit: floa
     except StoreUnavailable as error:
         if not error.sent:
             return None
-    await world.sleep(min(_pause(claim, None), seconds))
+    await world.sleep(min(_pause(claim, poll), seconds))
     return await read(world, claim, limit)
 
 

@@ -122,7 +122,6 @@ class Holding:
 
     def _mine(self) -> None:
         if not self.is_open or self.inherited or self.claim.ending:
-            message = (
-                f"this hold of {self.key!r} was released" if not self.is_open else f"{self.key!r}: held by a parent"
-            )
+            what = "was released" if not self.is_open else "is a parent's" if self.inherited else "is being released"
+            message = f"this hold of {self.key!r} {what}"
             raise NotHeld(message)

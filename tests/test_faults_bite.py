@@ -226,9 +226,9 @@ LONG_WAY: tuple[tuple[object, str, object], ...] = (
 """The sunny path has its own few steps: without them a mutant of the others is met everywhere."""
 
 
-async def wait_once(world: World, claim: Claim, longest: float, limit: float) -> Standing:
+async def wait_once(world: World, claim: Claim, poll: object, longest: float, limit: float) -> Standing:
     """Give up when a wait gets no answer, or can't be."""
-    del longest
+    del poll, longest
     return await request.put_when_free(world, claim, min(5.0, limit - world.now()))
 
 

@@ -596,3 +596,19 @@ def test_a_batch_without_an_answer(memory: MemoryStore, fault: object) -> None:
     holds.release()
     store.deliver()
     assert not any(standing(memory, key) is not None and not standing(memory, key).free for key in keys)  # type: ignore[union-attr]
+
+
+def test_pauses_of_the_users_own_are_kept_after_a_lost_wait(memory: MemoryStore) -> None:
+    """A wait at the store that gets no answer is followed by the pauses that were asked for."""
+    asked: list[object] = []
+
+    def poll(state: object) -> float:
+        asked.append(state)
+        return 0.01
+
+    store, key = FaultyStore(memory), fresh()
+    theirs = held(Lock(FaultyStore(memory), key))
+    store.on("put_when_free", 1, lose_request)
+    assert Lock(store, key, poll=poll).acquire(timeout=0.3) is None  # type: ignore[arg-type]
+    assert len(asked) > 3
+    theirs.release()

@@ -153,8 +153,8 @@ async def leave_at_no_answer(world: World, claims: Sequence[Claim]) -> None:
     """Take a missing answer to a batch of releases for success."""
     await LEAVE_TOGETHER(world, claims)
     for claim in claims:
-        if claim.left_in_time and claim.given is None:
-            claim.given = ABSENT, None
+        if claim.left_in_time and claim.parted is None:
+            claim.parted = ABSENT, None
 
 
 async def bid_at_no_answer(world: World, claims: Sequence[Claim]) -> None:

@@ -290,6 +290,12 @@ class Line:
         opening = self._opening is not None and not self._opening.done()
         if self._queue and not opening and len(self.busy) < MOST_AT_ONCE:
             self._opening = self._spawn(self._open())
+            self._opening.add_done_callback(self._try_again)
+
+    def _try_again(self, opening: asyncio.Task[object]) -> None:
+        # The store was closed meanwhile: who has asked since then opens a connection anew.
+        if opening.cancelled() and self._queue and not self._loop.is_closed():
+            self._flush()
 
     def _overdue(self, asked: _Asked, now: float) -> bool:
         if now - asked[3] <= self._server.timeout + self._server.connect_timeout:

@@ -337,3 +337,24 @@ def test_a_connection_that_shows_no_socket_serves_too(store: Opened, admin: redi
     assert written.value == b"w"
     assert store.put_when_free("b", b"w", 30, 2.5) == written
     assert store.invalidate("a", entry.version) is None
+
+
+def test_who_asks_as_the_store_is_closed_is_answered(redis_server: Server) -> None:
+    """A request of the turn in which a connection that is being opened is cancelled opens one anew."""
+
+    async def main() -> None:
+        store = AsyncRedisStore.from_url(redis_server.url)
+        first = asyncio.create_task(store.get("nobody's"))
+        for _ in range(3):  # a connection is being opened for it
+            await asyncio.sleep(0)
+
+        async def close() -> None:
+            first.cancel()
+            await store.aclose()
+
+        closing, asking = asyncio.create_task(close()), asyncio.create_task(store.get("nobody's"))
+        assert await asyncio.wait_for(asking, 20) is None
+        await closing
+        await store.aclose()
+
+    asyncio.run(main())

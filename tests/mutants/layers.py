@@ -1,0 +1,207 @@
+"""The law of this file: a mutant is caught by what a layer says of it, never by an error of its own.
+
+A check is green without the mutant, and catches it by going red: by an assertion of the layer's own, a law that the
+simulator names, or an outcome of the lock that the scenario does not allow.  A TypeError, an `assert` of the core or
+of a mutant, and a test that hangs, are no such thing: they are raised as they are.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import re
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import pytest
+
+from caslock import testing
+from caslock.errors import CaslockError
+from caslock.stores.memory import MemoryStore
+from caslock.testing import StoreContract, waiting_contract
+from caslock.testing.simulate import Violation
+from caslock.testing.simulate.chance import simulate
+from tests.places import opened
+from tests.test_contract_bites import meets
+from tests.test_faults_bite import play
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Patches: TypeAlias = tuple[tuple[object, str, object], ...]
+"""What is replaced: owner, name, value."""
+
+LAYERS: Final = ("contract", "laws", "simulator", "directed")
+"""In the order in which they are tried."""
+
+SEEDS: Final = 1_500
+"""So many seeds are run at the most; nearly every mutant is caught within a hundred."""
+
+PATIENCE: Final = 20.0
+"""Seconds within which a check has to say what it says."""
+
+_JUDGES: Final = (Path(testing.__file__).parent, Path(__file__).parent.parent)
+_CORE: Final = _JUDGES[0].parent
+_CULPRITS: Final = frozenset({"seeded.py", "test_contract_bites.py", "test_faults_bite.py", "test_simulate_bites.py"})
+"""Where mutants live: what these files raise is no judgement."""
+
+
+class Mutant(NamedTuple):
+    """One bug."""
+
+    name: str
+    wrong: str
+    """What is wrong, in a sentence."""
+    checks: tuple[Check, ...]
+    """What is to catch it, in the order of the layers."""
+    patches: Patches = ()
+    """What of the core or of a store is replaced."""
+    make: Callable[[], MemoryStore] = MemoryStore
+    """Makes the store, where that is what is broken."""
+    control: Patches = ()
+    """What is replaced without the mutant too."""
+
+
+class Contract(NamedTuple):
+    """All of `StoreContract`, the nastiest first, until one sentence goes red."""
+
+    place: str = "memory"
+    layer: str = "contract"
+
+    def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> str:
+        """Give the sentence."""
+        for sentence in in_order(StoreContract):
+            meet = partial(self._meet, sentence, request)
+            green(self, sentence, run=partial(meet, MemoryStore))
+            with patched(mutant.patches):
+                if red(partial(meet, mutant.make)):
+                    return words(sentence)
+        return ""
+
+    def _meet(self, sentence: str, request: pytest.FixtureRequest, make: Callable[[], MemoryStore]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(waiting_contract, "PATIENT", 1.0)  # broken stores wait in vain
+            if self.place == "memory":
+                meets(make(), sentence)
+                return
+            with opened(self.place, request) as place:
+                meets(place.store(), sentence)
+
+
+class Law(NamedTuple):
+    """A scenario of `LockContract`: it goes red with each API."""
+
+    scenario: str
+    arguments: tuple[tuple[str, object], ...] = ()
+    layer: str = "laws"
+
+    def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> str:
+        """Give the scenario."""
+        del request
+        for api in ("blocking", "asyncio"):
+            with patched(mutant.control):
+                green(self, api, mutant.control, run=partial(self._play, api, MemoryStore))
+                with patched(mutant.patches):
+                    if not red(partial(self._play, api, mutant.make)):
+                        return ""
+        return ", ".join([words(self.scenario), *(value for _, value in self.arguments if isinstance(value, str))])
+
+    def _play(self, api: str, make: Callable[[], MemoryStore]) -> None:
+        play(api, make(), self.scenario, dict(self.arguments))
+
+
+class Seeds(NamedTuple):
+    """Seeds of the simulator, until one breaks a law that speaks of `word`."""
+
+    word: str = ""
+    layer: str = "simulator"
+
+    def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> str:
+        """Give the law."""
+        del request
+        with patched(mutant.control):
+            green("seeds", mutant.control, run=partial(self._first, range(SEEDS)))
+            with patched(mutant.patches):
+                return self._first(range(SEEDS))
+
+    def _first(self, seeds: range) -> str:
+        for seed in seeds:
+            said = red(partial(simulate, seed), patience=2 * PATIENCE)
+            if said and self.word in said:
+                return re.sub(r"\d+", "n", re.sub(r"\b[A-D][kl]\.\d+\b", "a hold", said))
+        return ""
+
+
+class Directed(NamedTuple):
+    """A test of the suite, or a scene, for just this bug."""
+
+    name: str
+    scene: Callable[[pytest.FixtureRequest], None]
+    layer: str = "directed"
+
+    def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> str:
+        """Give its name."""
+        scene = partial(self.scene, request)
+        with patched(mutant.control):
+            green(self, mutant.control, run=scene)
+            with patched(mutant.patches):
+                return words(self.name) if red(scene) else ""
+
+
+Check: TypeAlias = Contract | Law | Seeds | Directed
+
+_green: set[tuple[object, ...]] = set()
+
+
+def green(*check: object, run: Callable[[], object]) -> None:
+    """Be sure, once for all mutants, that a check is green without any."""
+    if check not in _green:
+        assert not run(), "a check that is red without a mutant catches nothing"
+        _green.add(check)
+
+
+def red(check: Callable[[], object], patience: float = PATIENCE) -> str:
+    """Give what a check says, "" if it is green; raises what is no judgement."""
+    began = time.monotonic()
+    try:
+        check()
+    except (AssertionError, pytest.fail.Exception, CaslockError) as error:
+        if not is_judgement(error) or time.monotonic() - began > patience:
+            raise
+        return error.law if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+    return ""
+
+
+def is_judgement(error: BaseException) -> bool:
+    """Whether a layer has said that, and no accident of a mutant."""
+    if isinstance(error, Violation):
+        return " raises " not in error.law  # else it tells of an error that nobody foresaw
+    if isinstance(error, CaslockError):  # out of a lock or a store, through a check that does not allow it
+        return True
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [file for file in files if any(place in file.parents for place in (*_JUDGES, _CORE))]
+    raised_in = ours[-1]
+    judged = any(place in raised_in.parents for place in _JUDGES) and raised_in.name not in _CULPRITS
+    return judged and not str(error).startswith("Timeout")  # that is pytest-timeout's
+
+
+@contextlib.contextmanager
+def patched(patches: Patches) -> Iterator[None]:
+    """Replace attributes for a while; a module may mask a builtin."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, value in patches:
+            patch.setattr(owner, name, value, raising=not hasattr(builtins, name))
+        yield
+
+
+def in_order(contract: type) -> list[str]:
+    """Name the tests of a contract as pytest runs them: from the last of its classes on."""
+    return [name for part in reversed(contract.__mro__) for name in vars(part) if name.startswith("test_")]
+
+
+def words(name: str) -> str:
+    """Write the name of a test as words."""
+    return name.removeprefix("test_").replace("_", " ")

@@ -1,0 +1,127 @@
+"""Bugs that somebody could write, planted one by one: each is caught, and it is known by which layers."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from caslock.claim import Claim
+from tests.mutants.layers import LAYERS, Mutant
+from tests.mutants.table import CONTRACT, MUTANTS, SEEDS, law
+
+if TYPE_CHECKING:
+    from tests.mutants.layers import Check
+
+# What an interrupt took out of every hand, a connection or a coroutine, ends when it is collected.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+CAUGHT: Final = {
+    "unconditional invalidate": "contract, laws",
+    "get-then-delete": "laws, simulator",
+    "get-then-delete in a store": "contract",
+    "a miss taken as a win": "laws, simulator",
+    "hold id shared over attempts": "simulator",
+    "owner name as identity": "simulator",
+    "deadline from the reply": "simulator, directed",
+    "extend that shortens late": "laws",
+    "extend that re-creates": "laws, simulator",
+    "release without version": "contract",
+    "versions that restart": "contract, laws",
+    "memcached versions that restart": "directed",
+    "ttl missing on renewal": "contract",
+    "ttl missing on renewal in the core": "laws, simulator",
+    "retry that counts twice": "laws, simulator",
+    "retry beyond its bound": "laws",
+    "timeout taken as 'not acquired'": "laws, simulator",
+    "timeout taken as 'released'": "laws, simulator",
+    "hold forgotten before the answer": "laws, simulator",
+    "fork keeps ownership": "directed",
+    "connection kept after BaseException": "directed",
+    "connection kept after BaseException by Redis": "directed",
+    "hand-over without a new fence": "laws, simulator",
+    "MultiLock unsorted": "laws, directed",
+    "MultiLock that leaks on the k-th failure": "laws, simulator",
+    "MultiLock that stops at the first failed release": "laws, simulator",
+    "random fence": "laws, simulator",
+    "new fence at each renewal": "laws, simulator",
+    "memcached ttl without margin": "directed",
+    "free record treated as held": "laws, simulator",
+    "held record treated as free": "laws, simulator",
+    "foreign value treated as free": "laws",
+    "thread name as identity": "laws",
+    "no drift margin": "laws, simulator",
+    "failed acquire not made definite": "laws, simulator",
+    "removal while a lost put may land": "laws, simulator",
+    "late request forgotten": "laws, simulator",
+    "re-entry that drops the other holds": "laws, simulator",
+    "renewal that revives": "simulator",
+    "loss kept to oneself": "laws, simulator",
+    "heir promised and forgotten": "simulator",
+    "heir told too early": "simulator",
+    "releaser told too early": "simulator",
+    "turnstile never left": "simulator",
+    "batch of puts without an answer forgotten": "simulator",
+    "batch of releases without an answer taken as released": "simulator, directed",
+    "interrupted clean-up forgotten": "simulator",
+    "get-then-put": "contract",
+    "loser not told": "contract, laws",
+    "lease that ends early": "contract",
+    "renewal that adds up": "contract",
+    "removal that wakes nobody": "contract",
+    "batch written in part": "contract",
+}
+"""By which layers each mutant is caught."""
+
+_said: dict[str, dict[str, str]] = {}
+
+
+def said_of(mutant: Mutant, request: pytest.FixtureRequest) -> dict[str, str]:
+    """Give what each layer says of a mutant; each is asked once."""
+    if mutant.name not in _said:
+        said = {check.layer: check.catches(mutant, request) for check in mutant.checks}
+        _said[mutant.name] = {layer: what for layer, what in said.items() if what}
+    return _said[mutant.name]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_a_mutant_is_caught(mutant: Mutant, request: pytest.FixtureRequest) -> None:
+    """Every check that is meant for a mutant is green without it, and goes red with it, for the right reason."""
+    assert [*said_of(mutant, request)] == [check.layer for check in mutant.checks], f"it survives: {mutant.wrong}"
+
+
+@pytest.mark.timeout(300)  # by itself it does all that the others have done
+def test_the_layers_that_catch_each_mutant_are_known(request: pytest.FixtureRequest) -> None:
+    """No mutant survives, and what catches it is as it was; ``-s`` prints the table for ``docs/proof.md``."""
+    caught: dict[str, str] = {}
+    lines = ["", "| mutant | what is wrong | caught by |", "|---|---|---|"]
+    for mutant in MUTANTS:
+        try:
+            said = said_of(mutant, request)
+        except pytest.skip.Exception as reason:  # its server is missing
+            lines.append(f"| {mutant.name} | {mutant.wrong} | (not tried: {reason}) |")
+            caught[mutant.name] = CAUGHT[mutant.name]
+            continue
+        caught[mutant.name] = ", ".join(layer for layer in LAYERS if layer in said)
+        by = "; ".join(f"{layer}: {what}" for layer, what in said.items())
+        lines.append(f"| {mutant.name} | {mutant.wrong} | {by} |")
+    sys.stdout.write("\n".join([*lines, ""]))
+    assert caught == CAUGHT
+
+
+@pytest.mark.parametrize("check", [CONTRACT, law("test_fences_only_grow"), SEEDS], ids=lambda check: check.layer)
+def test_what_is_no_bug_is_not_caught(check: Check, request: pytest.FixtureRequest) -> None:
+    """A layer is silent about a mutant that changes nothing."""
+    assert check.catches(Mutant("no bug", "Nothing is wrong.", (check,)), request) == ""
+
+
+@pytest.mark.parametrize("check", [law("test_fences_only_grow"), SEEDS], ids=lambda check: check.layer)
+def test_a_mutant_that_stumbles_is_not_caught(check: Check, request: pytest.FixtureRequest) -> None:
+    """An error of a mutant's own, such as a TypeError, is no judgement: it is raised."""
+    stumbles = Mutant("stumbles", "It is badly written.", (check,), ((Claim, "bid", lambda _: None),))
+    with pytest.raises((TypeError, AssertionError), match="takes 1 positional argument"):
+        check.catches(stumbles, request)
