@@ -609,6 +609,6 @@ def test_pauses_of_the_users_own_are_kept_after_a_lost_wait(memory: MemoryStore)
     store, key = FaultyStore(memory), fresh()
     theirs = held(Lock(FaultyStore(memory), key))
     store.on("put_when_free", 1, lose_request)
-    assert Lock(store, key, poll=poll).acquire(timeout=0.3) is None  # type: ignore[arg-type]
+    assert Lock(store, key, poll=poll).acquire(timeout=0.3) is None
     assert len(asked) > 3
     theirs.release()
