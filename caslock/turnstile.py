@@ -97,7 +97,9 @@ class Turnstile:
         if not self._waiting:
             return
         with self._guard:
-            if claim.heir is not None or self._admit(now) != [claim] or not self._waiting:
+            # Others that are being released may still be inside: they have handed over to us, or to who did.
+            inside = [other for other in self._admit(now) if other is claim or not other.ending]
+            if claim.heir is not None or inside != [claim] or not self._waiting:
                 return
             if not self._row:
                 self._row_began = claim.began
@@ -105,7 +107,7 @@ class Turnstile:
                 return
             heir = self._waiting[0]
             heir.promised, claim.heir = True, heir
-            self._inside = [weakref.ref(heir)]
+            self._inside = [*self._inside, weakref.ref(heir)]  # nobody follows until both have left
             self._waiting.popleft()
             self._row += 1
 
