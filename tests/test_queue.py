@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from caslock import (
+    AsyncHold,
     AsyncLock,
     Hold,
     Lock,
@@ -344,6 +345,36 @@ def test_nothing_is_handed_over_to_one_that_has_gone_before() -> None:
         goes_on.set()
         await asyncio.gather(extending, releasing)
         assert standing(memory, key) is None
+
+    asyncio.run(main())
+
+
+def test_nobody_follows_an_heir_that_has_gone_until_the_one_before_has_left() -> None:
+    """The heir is cancelled while its put is under way: a task of the releaser's own Lock does not write over it."""
+    memory, key = MemoryStore(), fresh()
+
+    async def main() -> None:
+        store = AsyncFaultyStore(AsyncMemoryStore(memory))
+        lock = AsyncLock(store, key)
+        first = await lock.acquire()
+        assert first is not None
+        heir = asyncio.create_task(AsyncLock(store, key).acquire())
+        await line_up(store, key, 1)
+        following: list[asyncio.Task[AsyncHold | None]] = []
+
+        async def meanwhile() -> None:
+            heir.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await heir
+            following.append(asyncio.create_task(lock.acquire()))
+            await line_up(store, key, 1)
+
+        store.before("put_if_version", 1, meanwhile)
+        await first.release()
+        second = await asyncio.wait_for(following[0], ENOUGH)
+        assert second is not None
+        assert second.fence > first.fence
+        await second.release()
 
     asyncio.run(main())
 
