@@ -353,9 +353,11 @@ async def _release(world: World, claim: Claim) -> None:
                 claim.left_in_time = claim.left_in_time or (in_time and claim.unanswered)
             claim.record = None
         finally:
-            if heir is not None and heir.event is not None:
+            if heir is not None:
+                event = heir.event  # it may lose patience at this very moment
                 heir.given, heir.promised = given, False
-                heir.event.set()
+                if event is not None:
+                    event.set()
     _, standing = given
     by_us = by_us or standing is None or (heir is not None and heir.stands_in(standing))
     if claim.left_in_time or (in_time and by_us):
