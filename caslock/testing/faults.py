@@ -313,7 +313,8 @@ class Faults:
                 await done(late.send())
 
     async def _sleep(self, seconds: float) -> None:
-        raise NotImplementedError
+        """Let time pass, as the API of the subclass does."""
+        raise NotImplementedError  # this class is what two others have in common, and no store by itself
 
 
 class FaultyStore(Faults):

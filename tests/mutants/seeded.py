@@ -45,7 +45,7 @@ class LooksBeforeItRemoves(MemoryStore):
         standing = self.get(key)
         if standing is None or standing.version != version:
             return standing
-        time.sleep(0.001)
+        time.sleep(0.05)
         standing = self.get(key)
         return super().invalidate(key, standing.version if standing else ABSENT)
 
