@@ -10,7 +10,7 @@ import heapq
 from collections import OrderedDict
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from caslock.store import ABSENT, WOKEN, Entry, Traits
 
@@ -228,6 +228,14 @@ class Process:
 
 class Mutex:
     """A mutex that is always free."""
+
+    def acquire(self, *, blocking: Literal[False]) -> bool:
+        """Take it."""
+        del blocking
+        return True
+
+    def release(self) -> None:
+        """Give it back."""
 
     async def __aenter__(self) -> None:
         """Take it."""

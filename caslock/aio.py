@@ -242,7 +242,7 @@ class _Body(Generic[T]):
 
 
 async def _leave(bodies: Bodies[_Body[T]], error: BaseException | None) -> None:
-    body = bodies.newest(this_task())
+    body = bodies.newest(this_task)
     if body is None:
         message = "this lock is not held by an async with statement"
         raise NotHeld(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 
 from caslock.bodies import Bodies
 from caslock.checks import Own, wait_time, waiting
@@ -48,25 +48,30 @@ class Hold(Holding):
         Raises `LockLost` when the lease was over or taken away before, `NotHeld` when this hold was released already,
         `StoreUnavailable` when there was no answer: call it again, or let the lease run out.
         """
-        _release(self)
+        try:
+            run(self._state.release(self))
+        except CaslockError:
+            raise
+        except BaseException:  # interrupted: leave first
+            mend(self.claim)
+            if self.is_open:
+                with suppress(CaslockError):
+                    run(self._state.release(self))
+            raise
 
 
-class Made:
+class Made(list[Hold]):
     """Makes holds and knows them, so that an interrupt before the caller has them can take them back."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._holds: list[Hold] = []
 
     def __call__(self, state: LockState, claim: Claim) -> Hold:
         """Make one."""
         hold = Hold(state, claim)
-        self._holds.append(hold)
+        self.append(hold)
         return hold
 
     def take_back(self) -> None:
         """Release all that is held still."""
-        for hold in reversed(self._holds):
+        for hold in reversed(self):
             if hold.is_open:
                 with suppress(CaslockError):
                     hold.release()
@@ -162,13 +167,13 @@ class Lock:
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
-        _release(self._state.newest_hold())
+        cast("Hold", self._state.newest_hold()).release()
 
     def __enter__(self) -> Hold:
         """Acquire within the lock's own timeout, or raise `NotAcquired`."""
         hold = self._acquire(self._state.timeout)
         try:
-            self._bodies.enter(self._state.world.me(), hold)
+            self._bodies.enter(hold.claim.by, hold)
         except BaseException as error:
             _release_body(self._bodies, hold, error)
             raise
@@ -179,23 +184,23 @@ class Lock:
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
         try:
-            _release_body(self._bodies, self._bodies.newest(self._state.world.me()), error)
+            _release_body(self._bodies, self._bodies.newest(self._state.world.me), error)
         except Exception:
             raise
         except BaseException:  # interrupted: leave first
-            if self._bodies.newest(self._state.world.me()) is not None:
-                _release_body(self._bodies, self._bodies.newest(self._state.world.me()), error or KeyboardInterrupt())
+            if self._bodies.newest(self._state.world.me) is not None:
+                _release_body(self._bodies, self._bodies.newest(self._state.world.me), error or KeyboardInterrupt())
             raise
 
     def _acquire(self, timeout: float | None) -> Hold:
-        made = Made()
+        state, made = self._state, Made()
         try:
-            return run(self._state.acquire(made, timeout))
+            return state.re_enter(made) or run(state.win(state.begin(), made, timeout))
         except CaslockError:
             raise
         except BaseException as error:
             made.take_back()
-            run(self._state.take_back(error))
+            run(state.take_back(error))
             raise
 
     def locked(self) -> bool:
@@ -298,12 +303,12 @@ class MultiLock:
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
         try:
-            _release_body(self._bodies, self._bodies.newest(self._state.me()), error)
+            _release_body(self._bodies, self._bodies.newest(self._state.me), error)
         except Exception:
             raise
         except BaseException:  # interrupted: leave first
-            if self._bodies.newest(self._state.me()) is not None:
-                _release_body(self._bodies, self._bodies.newest(self._state.me()), error or KeyboardInterrupt())
+            if self._bodies.newest(self._state.me) is not None:
+                _release_body(self._bodies, self._bodies.newest(self._state.me), error or KeyboardInterrupt())
             raise
 
     def _acquire(self, timeout: float | None) -> MultiHold:
@@ -317,19 +322,6 @@ class MultiLock:
             for state in self._state.states:
                 run(state.take_back(error))
             raise
-
-
-def _release(hold: Holding) -> None:
-    try:
-        run(hold.released())
-    except CaslockError:
-        raise
-    except BaseException:  # interrupted: leave first
-        mend(hold.claim)
-        if hold.is_open:
-            with suppress(CaslockError):
-                run(hold.released())
-        raise
 
 
 B = TypeVar("B", Hold, MultiHold)

@@ -5,7 +5,10 @@ A generator that is closed elsewhere, or a fixture, ends its body in another tas
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -21,15 +24,17 @@ class Bodies(Generic[T]):
         """Begin a body in the thread or task `me`."""
         self._open.append((me, held))
 
-    def newest(self, me: object) -> T | None:
+    def newest(self, me: Callable[[], object]) -> T | None:
         """What the newest body of `me` holds; that of somebody else where `me` has begun none."""
-        bodies = self._open
+        bodies = tuple(self._open)
         if len(bodies) == 1:
             return bodies[0][1]
-        bodies = list(bodies)
-        mine = [held for by, held in bodies if by is me] or [held for _, held in bodies]
+        this = me()
+        mine = [held for by, held in bodies if by is this] or [held for _, held in bodies]
         return mine[-1] if mine else None
 
     def left(self, held: T) -> None:
         """Forget a body."""
-        self._open = [body for body in self._open if body[1] is not held]
+        for body in tuple(self._open):
+            if body[1] is held:
+                self._open.remove(body)  # in one step, for another thread may be entering its own

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from caslock.claim import FREE_TTL, NEVER, Claim, Standing, fence_of, margin
-from caslock.errors import CaslockError, LockLost, OutcomeUnknown, StoreError, StoreUnavailable
+from caslock.errors import LockLost, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.request import (
     Unanswered,
     World,
@@ -57,16 +57,21 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
     limit = NEVER if timeout is None else now + timeout
     # One try is bounded by its retries alone: a deadline that is over would forbid to settle a lost reply.
     within = limit if timeout else NEVER
-    given, claim.given = claim.given, None
-    if given is None and claim.sends:  # whoever has let us in has written for us, and its silence counts as ours
-        given = await read(world, claim, NEVER)
-    elif given is None and claim.polite and world.waking is not None and now < limit:
-        # Our own release has just woken somebody of another process, who goes first: stand in line behind it.
-        given = await _put_when_free(world, claim, poll, COURTESY, limit)
-    if given is None:
-        given = await _first(world, claim, now, within)
-        if claim.record is not None:
-            return True
+    given: Standing | None = None
+    if claim.writes or claim.polite:
+        given = await _before(world, claim, poll, limit)
+        now = world.now()
+    if given is None:  # the sunny path, in as few steps as there are: one request when nobody contends
+        bid, value = claim.first(now)
+        try:
+            entry = await world.store.put_if_version(claim.key, value, ABSENT, bid.ttl)
+        except BaseException as error:  # noqa: BLE001 - settled, or raised by that
+            given = await settle(world, claim, Unanswered(ABSENT, bid, error), within)
+        else:
+            given = answered(claim, bid, value, entry)
+            if given[1] is bid and world.now() - now < claim.ttl / 2:  # an answer that comes later is renewed first
+                claim.stand(bid, given[0], now)
+                return True
     while True:
         if await _attempt(world, claim, within, given):
             return True
@@ -76,21 +81,14 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
         claim.forget_dead(world.now())
 
 
-async def _first(world: World, claim: Claim, now: float, within: float) -> Standing:
-    """Take the sunny path, in as few steps as there are: one request when nobody contends."""
-    bid = claim.bid(None, ABSENT)
-    value = sent(claim, ABSENT, bid, now)
-    try:
-        entry = await world.store.put_if_version(claim.key, value, ABSENT, bid.ttl)
-    except StoreUnavailable as error:
-        unanswered(claim, bid, error)
-        return await settle(world, claim, Unanswered(ABSENT, bid, error), within)
-    except BaseException as error:
-        unanswered(claim, bid, error)
-        raise
-    given = answered(claim, bid, value, entry)
-    if given[1] is bid and world.now() - now < claim.ttl / 2:  # an answer that comes later is renewed first
-        claim.stand(bid, given[0], now)
+async def _before(world: World, claim: Claim, poll: WaitBaseT | None, limit: float) -> Standing | None:
+    """Give what stands after a first put that was sent for us, or after we have let others go first."""
+    given, claim.given = claim.given, None
+    if given is None and claim.sends:  # whoever has let us in has written for us, and its silence counts as ours
+        return await read(world, claim, NEVER)
+    if given is None and claim.polite and world.waking is not None and world.now() < limit:
+        # Our own release has just woken somebody of another process, who goes first: stand in line behind it.
+        return await _put_when_free(world, claim, poll, COURTESY, limit)
     return given
 
 
@@ -254,6 +252,7 @@ async def renew(world: World, claim: Claim, ttl: float) -> None:
                 return
             # A shorter lease is believed from the moment it is sent, a longer one only once it is answered.
             claim.deadline = min(claim.deadline, now + claim.lease - margin(claim.lease))
+            claim.due = min(claim.due, claim.deadline)
             first = claim.writes
             bid = claim.bid(claim.record, claim.version)
             version, standing = await write_surely(world, claim, claim.version, bid, claim.deadline)
@@ -275,7 +274,7 @@ async def keep(world: World, claim: Claim) -> float | None:
         return None
     try:
         check(world, claim)
-        if claim.auto_renew and now >= claim.due:
+        if now >= claim.due:
             claim.due = now + claim.ttl / 12  # should this one fail: again soon, until the deadline
             await renew(world, claim, claim.ttl)
     except LockLost:
@@ -283,7 +282,8 @@ async def keep(world: World, claim: Claim) -> float | None:
         return None
     except StoreError:  # no answer, or refused for now: only the deadline ends a lease
         pass
-    return min(claim.due, claim.deadline) if claim.auto_renew else claim.deadline
+    claim.due = min(claim.due, claim.deadline)
+    return claim.due
 
 
 def tell(claim: Claim) -> None:
@@ -307,73 +307,71 @@ async def release(world: World, claim: Claim) -> None:
     Raises `LockLost` when somebody else stood there, or our lease was over, before we left; `StoreUnavailable` when
     there was no answer: the claim is not forgotten, release can be called again.
     """
-    try:
-        await _release(world, claim)
-    except (CaslockError, GeneratorExit):
-        raise
-    except BaseException as error:  # interrupted or cancelled: leave first, then go on with it
-        interruption = error
-
-        async def leave() -> None:
-            try:
-                await _release(world, claim)
-            except LockLost:
-                pass
-            except StoreError as trouble:
-                interruption.add_note(f"lock {claim.key!r} ends by itself within {claim.ttl:g} s: {trouble}")
-
-        await world.finish(leave)
-        raise
-
-
-async def _release(world: World, claim: Claim) -> None:
     claim.ending = True
-    async with claim.mutex:  # first settle any renewal under way
+    mutex = claim.mutex
+    if not mutex.acquire(blocking=False):  # first settle any renewal under way
+        await mutex.__aenter__()
+    heir: Claim | None = None
+    given: Standing | None = None
+    try:
         heir, claim.heir = claim.heir, None
-        given: Standing | None = None
+        if claim.record is None:
+            return  # an earlier call has done it
+        now = world.now()
+        in_time = not claim.lost and now < claim.deadline
+        claim.unanswered = False
         try:
-            if claim.record is None:
-                return  # an earlier call has done it
-            now = world.now()
-            in_time = not claim.lost and now < claim.deadline
-            by_us = claim.unanswered = False
-            try:
-                if claim.parted is not None:  # it was sent together with others
-                    start, claim.parted = claim.parted, None
-                elif heir is not None:
-                    start = await _hand_over(world, claim, heir)
-                elif claim.leaves_nothing(now):  # the sunny path
-                    start = await _remove(world, claim)
-                else:
-                    start = claim.version, claim.record
-                if start[1] is not None or claim.sends:
-                    by_us, start = await _withdraw(world, claim, *start)
-                given = start
-            finally:
-                claim.left_in_time = claim.left_in_time or (in_time and claim.unanswered)
-            claim.record = None
+            by_us, given = await _leave(world, claim, heir, now)
         finally:
-            if heir is not None:
-                event = heir.event  # it may lose patience at this very moment
-                heir.given, heir.promised = given, False
-                if event is not None:
-                    event.set()
-    _, standing = given
-    by_us = by_us or standing is None or (heir is not None and heir.stands_in(standing))
+            claim.left_in_time = claim.left_in_time or (in_time and claim.unanswered)
+        claim.record = None
+    finally:
+        if heir is not None:
+            event = heir.event  # it may lose patience at this very moment
+            heir.given, heir.promised = given, False
+            if event is not None:
+                event.set()
+        mutex.release()
+    standing = given[1]
+    by_us = by_us or (heir is not None and heir.stands_in(standing))
     if claim.left_in_time or (in_time and by_us):
         return
     raise claim.lose("its lease ended before it was released" if by_us else _instead(world, standing))
 
 
-async def _remove(world: World, claim: Claim) -> Standing:
-    """Remove our record, in one request, and tell what stands then."""
-    try:
-        return answered(claim, None, b"", await world.store.invalidate(claim.key, claim.version))
-    except BaseException as error:
-        unanswered(claim, None, error)
-        if not isinstance(error, StoreUnavailable):
-            raise
-        return await settle(world, claim, Unanswered(claim.version, None, error), NEVER)
+async def _leave(world: World, claim: Claim, heir: Claim | None, now: float) -> tuple[bool, Standing]:
+    """Leave, and tell whether it was certainly we who have, and what stands then."""
+    if claim.leaves_nothing(now) and claim.parted is None and heir is None:  # the sunny path
+        try:
+            entry = await world.store.invalidate(claim.key, claim.version)
+        except BaseException as error:  # noqa: BLE001 - settled, or raised by that
+            start = await settle(world, claim, Unanswered(claim.version, None, error), NEVER)
+        else:
+            start = answered(claim, None, b"", entry)
+    elif claim.parted is not None:  # it was sent together with others
+        start, claim.parted = claim.parted, None
+    elif heir is not None:
+        start = await _hand_over(world, claim, heir)
+    else:
+        start = claim.version, claim.record
+    by_us = False
+    if start[1] is not None or claim.sends:
+        by_us, start = await _withdraw(world, claim, *start)
+    return by_us or start[1] is None, start
+
+
+async def leave_surely(world: World, claim: Claim, interruption: BaseException) -> None:
+    """Release after all what an interrupt or a cancellation has kept from being released."""
+
+    async def go() -> None:
+        try:
+            await release(world, claim)
+        except LockLost:
+            pass
+        except StoreError as trouble:
+            interruption.add_note(f"lock {claim.key!r} ends by itself within {claim.ttl:g} s: {trouble}")
+
+    await world.finish(go)
 
 
 async def _hand_over(world: World, claim: Claim, heir: Claim) -> Standing:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Protocol
 
-from caslock import core
+from caslock import core, process
 from caslock.checks import seconds
 from caslock.errors import NotHeld, StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from caslock.claim import Claim
     from caslock.request import World
 
@@ -20,6 +21,11 @@ class Holder(Protocol):
     @property
     def world(self) -> World:
         """Where it asks for the time."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Of the process whose Lock it is now: a forked child takes it over when it first uses it."""
         ...
 
     async def release(self, hold: Holding) -> None:
@@ -38,13 +44,13 @@ class Holder(Protocol):
 class Holding:
     """One successful acquire: what the blocking and the asyncio hold have in common."""
 
-    __slots__ = ("_pid", "_state", "claim")
+    __slots__ = ("_state", "claim", "generation")
 
     def __init__(self, state: Holder, claim: Claim) -> None:
         """Begin as held."""
         self._state = state
         self.claim = claim
-        self._pid = os.getpid()
+        self.generation = state.generation
 
     def __repr__(self) -> str:
         """Say which key, and for how long."""
@@ -59,7 +65,7 @@ class Holding:
     @property
     def inherited(self) -> bool:
         """Whether this is a forked child's copy: this process never held it, and its release frees nothing."""
-        return self._pid != os.getpid()
+        return self.generation != process.generation
 
     @property
     def key(self) -> str:
@@ -106,9 +112,9 @@ class Holding:
         ttl = self.claim.ttl if ttl is None else seconds("ttl", ttl)
         await self._state.renew(self.claim, ttl)
 
-    async def released(self) -> None:
+    def released(self) -> Coroutine[object, object, None]:
         """See `release`."""
-        await self._state.release(self)
+        return self._state.release(self)
 
     @property
     def world(self) -> World:

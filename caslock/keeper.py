@@ -12,18 +12,24 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from caslock import clock, core
 from caslock.claim import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
     from caslock.claim import Claim
     from caslock.request import World
 
-    Run = Callable[[Coroutine[object, object, float | None]], float | None]
+    class Runner(World, Protocol):
+        """A world whose coroutines anybody may run to their end."""
+
+        keeper: Keeper | None
+
+        def run(self, coroutine: Coroutine[object, object, float | None], /) -> float | None:
+            """Run one."""
 
 
 LINGER: Final = 1.0
@@ -33,28 +39,30 @@ _guard = threading.RLock()  # a signal handler may use a lock while its thread i
 _keepers: dict[int, Keeper] = {}  # by the id of their store
 
 
-def watch(claim: Claim, world: World, store: object, run: Run) -> None:
-    """Have the keeper of `store` visit `claim` when it is due, running the core by `run`."""
-    keeper = _keepers.get(id(store))
+def watch(world: Runner, claim: Claim) -> None:
+    """Have the keeper of the world's store visit `claim` when it is due."""
+    keeper = world.keeper
     if keeper is not None:
         # The sunny path takes no guard: the keeper writes `wakes` before it reads `claims`, and we the other way round.
         keeper.claims[id(claim)] = (weakref.ref(claim), world)
-        if _due(claim) >= keeper.wakes:
+        if claim.due >= keeper.wakes:
             return
     with _guard:
+        store = world.home
         keeper = _keepers.get(id(store))
         if keeper is None:
-            keeper = Keeper(store, run)
+            keeper = Keeper(store)
             threading.Thread(target=keeper.keep, name="caslock-keeper", daemon=True).start()
             _keepers[id(store)] = keeper
+        world.keeper = keeper
         keeper.claims[id(claim)] = (weakref.ref(claim), world)
-        if _due(claim) < keeper.wakes:
+        if claim.due < keeper.wakes:
             keeper.alarm.notify()
 
 
-def unwatch(claim: Claim, store: object) -> None:
-    """Spare the keeper of `store` a claim that was released."""
-    keeper = _keepers.get(id(store))
+def unwatch(world: Runner, claim: Claim) -> None:
+    """Spare the keeper a claim that was released."""
+    keeper = world.keeper
     if keeper is not None:
         keeper.claims.pop(id(claim), None)
 
@@ -62,13 +70,12 @@ def unwatch(claim: Claim, store: object) -> None:
 class Keeper:
     """What the thread of one blocking store does; `_guard` guards its beginning, its sleep and its end."""
 
-    def __init__(self, store: object, run: Run) -> None:
+    def __init__(self, store: object) -> None:
         """Keep the holds on `store`."""
-        self.claims: dict[int, tuple[weakref.ref[Claim], World]] = {}
+        self.claims: dict[int, tuple[weakref.ref[Claim], Runner]] = {}
         self.wakes = NEVER  # whoever is due before that has to wake it
         self.alarm = threading.Condition(_guard)
         self._store = store  # so that its id is not used again while we stand in the dictionary
-        self._run = run
 
     def keep(self) -> None:
         """Visit claims as they come due, until there are none."""
@@ -99,21 +106,21 @@ class Keeper:
                 self.claims.pop(key, None)
         return bool(self.claims)
 
-    def _ready(self, now: float) -> tuple[list[tuple[Claim, World]], float]:
+    def _ready(self, now: float) -> tuple[list[tuple[Claim, Runner]], float]:
         """Give what is due, and when the next one is."""
-        ready: list[tuple[Claim, World]] = []
+        ready: list[tuple[Claim, Runner]] = []
         wakes = NEVER
         for reference, world in list(self.claims.values()):
             claim = reference()
-            due = NEVER if claim is None else _due(claim)
+            due = NEVER if claim is None else claim.due
             if claim is not None and due <= now:
                 ready.append((claim, world))
             wakes = min(wakes, due)
         return ready, wakes
 
-    def _visit(self, claim: Claim, world: World) -> None:
+    def _visit(self, claim: Claim, world: Runner) -> None:
         try:
-            once_more = self._run(core.keep(world, claim)) is not None
+            once_more = world.run(core.keep(world, claim)) is not None
         except BaseException:  # noqa: BLE001 - a callback that raises, even SystemExit, ends nobody else's renewals
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             once_more = not claim.told
@@ -121,13 +128,11 @@ class Keeper:
             self.claims.pop(id(claim), None)
 
 
-def _due(claim: Claim) -> float:
-    return min(claim.due, claim.deadline) if claim.auto_renew else claim.deadline
-
-
 def _forget_parent() -> None:
     """A forked child has none of its parent's threads, and keeps none of its holds."""
     global _guard, _keepers  # noqa: PLW0603 - the guard may be locked in the parent at this moment
+    for keeper in _keepers.values():
+        keeper.wakes = NEVER  # so nobody relies on it
     _guard = threading.RLock()
     _keepers = {}
 

@@ -14,21 +14,20 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypedDict, TypeVar, cast
 
-from caslock import core
+from caslock import core, process
 from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, callback, key_of, retries, seconds, text, waiting
-from caslock.claim import NEVER, Claim, Retry, Terms
-from caslock.errors import NotAcquired, NotHeld
+from caslock.claim import NEVER, Claim, Retry, Terms, first
+from caslock.errors import CaslockError, NotAcquired, NotHeld
 from caslock.hold import Holding
 from caslock.request import World, read
 from caslock.turnstile import turnstile_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
 
     from tenacity.wait import WaitBaseT
 
-    from caslock.claim import Event
+    from caslock.claim import Event, First, Mutex
     from caslock.record import Record
 
 
@@ -52,7 +51,7 @@ class Surroundings(World, Protocol):
         """Identity of the thread or task that runs."""
         ...
 
-    def mutex(self) -> AbstractAsyncContextManager[object]:
+    def mutex(self) -> Mutex:
         """Make a mutex for one claim."""
         ...
 
@@ -127,13 +126,19 @@ class LockState:
         shared = self._given_owner is not None
         ended = self.world.ended
         self._terms = Terms(self.key, self.owner, ttl, self.auto_renew, self.max_hold, self.retry, shared, ended)
+        self._first: tuple[int, First] = (-1, (("", "", 0, ""), b""))  # for this second of the wall clock
         self.newest = ""  # hold id
-        self._pid = os.getpid()  # last: from here on other threads of a child rely on the rest
+        self.generation = process.generation  # last: from here on other threads of a child rely on the rest
 
     def _claim(self) -> Claim:
         self.newest = f"{self._nonce}.{next(self._numbers)}"
-        stamp = (_wall_clock(), self._host, self._pid, self.note)
-        return Claim(self._terms, self.newest, stamp, self.world.mutex(), self.world.me())
+        second = int(time.time())
+        of, begun = self._first
+        if of != second:
+            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))  # for people; nothing compares it
+            begun = first(self._terms, (since, self._host, os.getpid(), self.note))
+            self._first = second, begun
+        return Claim(self._terms, self.newest, begun, self.world.mutex(), self.world.me())
 
     async def acquire(self, make: Callable[[LockState, Claim], H], timeout: float | None) -> H:
         """Acquire or re-enter; raises `NotAcquired` after `timeout` seconds.
@@ -231,7 +236,7 @@ class LockState:
         """Release one hold; the key is free after the last one.  It can be called again after any interrupt."""
         self._after_fork()
         claim = hold.claim
-        if hold.inherited:  # this copy of the claim is the child's alone
+        if hold.generation != self.generation:  # inherited: this copy of the claim is the child's alone
             claim.levels = [other for other in claim.levels if other is not hold]
             return
         with self._guard:
@@ -248,8 +253,14 @@ class LockState:
             return
         try:
             self.world.unwatch(claim)
-            self._turnstile.name_heir(claim, self.world.now())
+            if self._turnstile.is_awaited:
+                self._turnstile.name_heir(claim, self.world.now())
             await core.release(self.world, claim)
+        except (CaslockError, GeneratorExit):
+            raise
+        except BaseException as error:  # interrupted or cancelled: leave first, then go on with it
+            await core.leave_surely(self.world, claim, error)
+            raise
         finally:
             self._unsettled = hold if claim.record is not None else None
             self._forget(claim)
@@ -318,9 +329,9 @@ class LockState:
         return broken
 
     def _after_fork(self) -> None:
-        if self._pid != os.getpid():
+        if self.generation != process.generation:
             with _fork_guard:
-                if self._pid != os.getpid():  # another thread of the child may have been first
+                if self.generation != process.generation:  # another thread of the child may have been first
                     self._begin()
 
 
@@ -338,13 +349,3 @@ os.register_at_fork(after_in_child=_free_fork_guard)
 @lru_cache(maxsize=1)
 def _hostname() -> str:
     return socket.gethostname()
-
-
-@lru_cache(maxsize=1)
-def _iso(second: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
-
-
-def _wall_clock() -> str:
-    """Tell the time for people; nothing compares it."""
-    return _iso(int(time.time()))

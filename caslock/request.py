@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from caslock.claim import Claim, Send, Standing
+from caslock.claim import NOBODY, Claim, Send, Standing
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.record import Record, decode, encode
 from caslock.store import ABSENT, AsyncBatchingStore, AsyncStore, AsyncWakingStore, Entry
@@ -72,16 +72,19 @@ async def write_surely(world: World, claim: Claim, expected: int, bid: Record | 
 
 
 class Unanswered(NamedTuple):
-    """A write that got no answer."""
+    """A write that has raised."""
 
     expected: int
     bid: Record | None
-    failure: StoreUnavailable
+    failure: BaseException
 
 
 async def settle(world: World, claim: Claim, lost: Unanswered, limit: float) -> Standing:
-    """Go on after a write that got no answer; see `write_surely`."""
+    """Go on after a write that got no answer, see `write_surely`; raise whatever else it has raised."""
     expected, bid, failure = lost
+    unanswered(claim, bid, failure)
+    if not isinstance(failure, StoreUnavailable):
+        raise failure
     if world.now() >= limit:  # a lease that is over, or a waiting time: what comes after must not wait for us
         raise failure
     standing = await read(world, claim, limit)
@@ -153,7 +156,9 @@ def sent(claim: Claim, expected: int, bid: Record | None, now: float) -> bytes:
 def answered(claim: Claim, bid: Record | None, value: bytes, entry: Entry | None) -> Standing:
     """Read the answer to a write."""
     if bid is None:
-        claim.woke = entry is not None and entry.version == ABSENT
+        if entry is None:
+            return NOBODY
+        claim.woke = entry.version == ABSENT
     elif entry is not None and entry.value == value:
         return entry.version, bid
     else:

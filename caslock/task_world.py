@@ -8,14 +8,13 @@ import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, cast
 
 from caslock import clock, core
 from caslock.checks import has_verbs, suspends
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from caslock.claim import Claim
     from caslock.store import (
@@ -82,9 +81,9 @@ class TaskWorld:
         """Give the task that runs."""
         return this_task()
 
-    def mutex(self) -> AbstractAsyncContextManager[object]:
+    def mutex(self) -> TaskMutex:
         """Make a mutex for one claim."""
-        return asyncio.Lock()
+        return TaskMutex()
 
     def event(self) -> TaskEvent:
         """Make an event for one who waits at a turnstile."""
@@ -95,29 +94,20 @@ class TaskWorld:
         return isinstance(claim.by, asyncio.Task) and claim.by.get_loop().is_closed()
 
     def watch(self, claim: Claim) -> None:
-        """Set timers for the next renewal and for the end of the lease, which no hanging renewal may hide.
+        """Set a timer for the next renewal, or the end of the lease.
 
         The claim is known weakly, so a forgotten one is not renewed for ever.
         """
-        self.unwatch(claim)
-        loop, now, reference = asyncio.get_running_loop(), clock.now(), weakref.ref(claim)
-        end = loop.call_later(max(0.0, claim.deadline - now), self._end, reference)
-        visit = loop.call_later(max(0.0, claim.due - now), self._visit, reference) if self._renews(claim) else end
-
-        def no_visit() -> None:
-            end.cancel()
-            visit.cancel()
-
-        claim.no_visit = no_visit
+        self._set(claim, claim.due, self._visit)
 
     def unwatch(self, claim: Claim) -> None:
-        """Cancel its timers."""
-        if claim.no_visit is not None:
-            claim.no_visit()
+        """Cancel its timer."""
+        if claim.visit is not None:
+            claim.visit.cancel()
 
-    @staticmethod
-    def _renews(claim: Claim) -> bool:
-        return claim.auto_renew and claim.due < claim.deadline
+    def _set(self, claim: Claim, when: float, act: Callable[[weakref.ref[Claim]], None]) -> None:
+        self.unwatch(claim)
+        claim.visit = asyncio.get_running_loop().call_later(max(0.0, when - clock.now()), act, weakref.ref(claim))
 
     def _end(self, reference: weakref.ref[Claim]) -> None:
         claim = reference()
@@ -133,6 +123,7 @@ class TaskWorld:
         claim = reference()
         if claim is None:
             return
+        self._set(claim, claim.deadline, self._end)  # which no hanging renewal may hide
         task = asyncio.ensure_future(core.keep(self, claim))
         _renewals.add(task)  # the loop itself knows tasks weakly only
 
@@ -147,6 +138,46 @@ class TaskWorld:
                 self.watch(claim)
 
         task.add_done_callback(done)
+
+
+class TaskMutex:
+    """A mutex for tasks of one loop that can also be taken without waiting."""
+
+    __slots__ = ("_taken", "_waiting")
+
+    def __init__(self) -> None:
+        """Begin as free."""
+        self._taken = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def acquire(self, *, blocking: Literal[False]) -> bool:
+        """Take it, if nobody has it."""
+        del blocking
+        free = not self._taken
+        self._taken = True
+        return free
+
+    def release(self) -> None:
+        """Wake all who wait: the first that runs takes it."""
+        self._taken = False
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def __aenter__(self) -> None:
+        """Wait."""
+        while self._taken:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            try:
+                await future
+            finally:
+                self._waiting.remove(future)
+        self._taken = True
+
+    async def __aexit__(self, *error: object) -> None:
+        """Let the next one in."""
+        self.release()
 
 
 _renewals: set[asyncio.Task[float | None]] = set()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from _thread import RLock
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from caslock import clock
 from caslock.checks import has_verbs, suspends
-from caslock.keeper import unwatch, watch
+from caslock.keeper import Keeper, unwatch, watch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -31,6 +32,27 @@ def run(coroutine: Coroutine[object, object, T]) -> T:
     raise RuntimeError(message)
 
 
+class ThreadMutex(RLock):  # type: ignore[misc] # typeshed has it as final; CPython and PyPy have not
+    """A `threading.RLock` that the core can wait for: an interrupt as it is taken can't block its own thread."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> Self:
+        """Wait."""
+        self.acquire()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Let the next one in."""
+        self.release()
+
+    def mend(self) -> None:
+        """After an interrupt that struck as this thread took it or gave it back: give it back."""
+        with contextlib.suppress(RuntimeError):
+            while True:
+                self.release()
+
+
 class ThreadWorld:
     """What the core needs, for code that blocks."""
 
@@ -47,6 +69,7 @@ class ThreadWorld:
             message = f"{type(store).__name__} is an AsyncStore: use it with AsyncLock, or a blocking store with Lock"
             raise TypeError(message)
         self.home = store
+        self.keeper: Keeper | None = None  # of the last hold
         self.store = immediate = _Immediate(store)
         self.waking = immediate if hasattr(store, "put_when_free") else None
         self.batching = immediate if hasattr(store, "put_many") else None
@@ -62,16 +85,8 @@ class ThreadWorld:
         await work()
 
     def me(self) -> object:
-        """Make an object for each thread: unlike its name and number, it is never used again."""
-        try:
-            return _thread.me
-        except AttributeError:
-            _thread.me = object()
-            return _thread.me
-
-    def mutex(self) -> ThreadMutex:
-        """Make a mutex for one claim."""
-        return ThreadMutex()
+        """Give an object of the thread: unlike its name and number, it is never used again."""
+        return _thread.me
 
     def event(self) -> ThreadEvent:
         """Make an event for one who waits at a turnstile."""
@@ -82,17 +97,14 @@ class ThreadWorld:
         del claim
         return False
 
-    def watch(self, claim: Claim) -> None:
-        """Have the store's keeper visit the claim."""
-        watch(claim, self, self.home, run)
-
-    def unwatch(self, claim: Claim) -> None:
-        """Spare the keeper the claim."""
-        unwatch(claim, self.home)
+    mutex = ThreadMutex
+    run = staticmethod(run)
+    watch, unwatch = watch, unwatch
 
 
 class _Thread(threading.local):
-    me: object
+    def __init__(self) -> None:
+        self.me = object()
 
 
 _thread = _Thread()
@@ -115,31 +127,6 @@ class ThreadEvent:
     def set(self) -> None:
         """Wake the thread."""
         self._event.set()
-
-
-class ThreadMutex:
-    """A `threading.RLock` in the core's clothes: an interrupt as it is taken can't block its own thread."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        """Begin as free."""
-        self._lock = threading.RLock()
-
-    async def __aenter__(self) -> Self:
-        """Wait."""
-        self._lock.acquire()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        """Let the next one in."""
-        self._lock.release()
-
-    def mend(self) -> None:
-        """After an interrupt that struck as this thread took it or gave it back: give it back."""
-        with contextlib.suppress(RuntimeError):
-            while True:
-                self._lock.release()
 
 
 def mend(claim: Claim) -> None:

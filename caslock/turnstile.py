@@ -94,8 +94,6 @@ class Turnstile:
 
     def name_heir(self, claim: Claim, now: float) -> None:
         """Choose who gets the key straight from `claim`, which is about to be released."""
-        if not self._waiting:
-            return
         with self._guard:
             # Others that are being released may still be inside: they have handed over to us, or to who did.
             inside = [other for other in self._admit(now) if other is claim or not other.ending]

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from caslock import core, multi, request
-from caslock.claim import NEVER, Claim, Standing
+from caslock.claim import NEVER, NOBODY, Claim, Standing
 from caslock.errors import StoreUnavailable
 from caslock.lockstate import LockState
-from caslock.request import answered
 from caslock.store import ABSENT, Entry
 from caslock.stores.memcached import MemcachedStore, _Connection, _name
 from caslock.stores.memory import MemoryStore
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 
     from caslock.hold import Holding
     from caslock.record import Record
-    from caslock.request import World
+    from caslock.request import Unanswered, World
     from caslock.stores.redis_links import _Kept
 
 WRITE_SURELY, ROLL_BACK = request.write_surely, multi._roll_back
-RENEW, RELEASE, LEAVE_TOGETHER = core.renew, core._release, core.leave_together
+RENEW, RELEASE, LEAVE_TOGETHER, SETTLE = core.renew, core.release, core.leave_together, request.settle
 STAND, BID, MAY_TAKE, CLAIM = Claim.stand, Claim.bid, Claim.may_take, LockState._claim
 ASK, HANG_UP, CONNECT = MemcachedStore._ask, _Connection.close, MemcachedStore._connect
 TAKE_LINK, CLOSE_LINK = Links._take, Link.close
@@ -100,12 +99,11 @@ async def enter_again(world: World, claim: Claim, expected: int, bid: Record | N
     return await WRITE_SURELY(world, claim, version, deeper, limit)
 
 
-async def silence_is_release(world: World, claim: Claim) -> Standing:
+async def silence_is_release(world: World, claim: Claim, lost: Unanswered, limit: float) -> Standing:
     """Take a missing answer to a removal for "it is gone"."""
-    try:
-        return answered(claim, None, b"", await world.store.invalidate(claim.key, claim.version))
-    except StoreUnavailable:
-        return ABSENT, None
+    if lost.bid is None and isinstance(lost.failure, StoreUnavailable):
+        return NOBODY
+    return await SETTLE(world, claim, lost, limit)
 
 
 async def leave_at_no_answer(world: World, claims: Sequence[Claim]) -> None:

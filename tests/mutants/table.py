@@ -116,7 +116,7 @@ MUTANTS: Final = (
         "get-then-delete",
         "A release reads who stands and removes that, without a look at whose it is.",
         (law("test_a_stale_holder_can_do_nothing", loss="another has it"), Seeds("has removed")),
-        ((core, "_withdraw", faulty_cores.get_then_delete), (core, "_remove", faulty_cores.remove_the_long_way)),
+        ((core, "_withdraw", faulty_cores.get_then_delete), (core, "_leave", faulty_cores.leave_the_long_way)),
     ),
     Mutant(
         "get-then-delete in a store",
@@ -216,13 +216,13 @@ MUTANTS: Final = (
         "timeout taken as 'released'",
         "No answer to a release is told as released.",
         (law("test_release_is_right", kind="lost request", clean=True), Seeds("has released")),
-        ((core, "_remove", seeded.silence_is_release),),
+        ((core, "settle", seeded.silence_is_release),),
     ),
     Mutant(
         "hold forgotten before the answer",
         "A release that got no answer can't be called again.",
         (law("test_release_is_right", kind="lost request", clean=True), SEEDS),
-        ((core, "_release", seeded.forget_at_release),),
+        ((core, "release", seeded.forget_at_release),),
     ),
     Mutant(
         "fork keeps ownership",

@@ -6,7 +6,7 @@ Clients of one process share its store object, and so its queues.  Each process 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from caslock import core
 from caslock.store import ABSENT, Put, Traits
@@ -128,6 +128,16 @@ class Mutex:
 
     def __init__(self) -> None:
         """Begin as free."""
+        self.taken = False
+
+    def acquire(self, *, blocking: Literal[False]) -> bool:
+        """Take it, if nobody has it."""
+        del blocking
+        free, self.taken = not self.taken, True
+        return free
+
+    def release(self) -> None:
+        """Let the next one in."""
         self.taken = False
 
     async def __aenter__(self) -> None:
