@@ -117,7 +117,8 @@ class Lock:
                 from the event loop).  It must not block: it delays the other renewals on that store.
             note: at most 1,024 bytes for people who look at the record.
             retry: how many more times a get and a put are sent which got no answer.
-            poll: a tenacity wait strategy for the pauses between tries; default: jittered, 5 ms doubling to 0.5 s.
+            poll: a tenacity wait strategy for the pauses between tries; default: jittered, 5 ms
+                doubling to 0.5 s, and from 5 ms again whenever the key has changed hands.
 
         Raises:
             ValueError, TypeError: an argument is of no use.

@@ -134,13 +134,14 @@ class Claim:
     due = NEVER  # when to renew, or where no renewal is due any more, the deadline
     rival: Record | None = None  # who stood in the way
     rival_version = ABSENT
+    rival_fence = 0  # of the tenure in which we have begun to pause
     rival_seen = 0.0  # when that version was first seen to stand
     lost = ""  # why, once it is lost
     ending = False  # a release has begun: no more renewals
     unanswered = False  # a write went without an answer
     left_in_time = False  # and it was a release, sent before the deadline
     woke = False  # its release has woken somebody who waits at the store
-    polite = False  # this process has just let go of the key: who was woken goes first
+    polite = False  # this process has woken somebody at the store, or had the key for long: others go first
     told = False  # of its loss
     settled = True  # nothing of it can stand that nobody knows of: a clean-up has come to its end
     writes = 0

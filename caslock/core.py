@@ -86,9 +86,12 @@ async def _before(world: World, claim: Claim, poll: WaitBaseT | None, limit: flo
     given, claim.given = claim.given, None
     if given is None and claim.sends:  # whoever has let us in has written for us, and its silence counts as ours
         return await read(world, claim, NEVER)
-    if given is None and claim.polite and world.waking is not None and world.now() < limit:
-        # Our own release has just woken somebody of another process, who goes first: stand in line behind it.
-        return await _put_when_free(world, claim, poll, COURTESY, limit)
+    left = limit - world.now()
+    if given is None and claim.polite and left > 0:
+        # This process has woken somebody of another one, or had the key for long: others go first.
+        if world.waking is not None:
+            return await _put_when_free(world, claim, poll, COURTESY, limit)
+        await world.sleep(min(_pause(claim, poll), left))
     return given
 
 
@@ -164,7 +167,10 @@ async def _put_when_free(
 
 
 def _pause(claim: Claim, poll: WaitBaseT | None) -> float:
-    claim.pause = claim.pause or pauses(poll)
+    """Give the seconds until the next look; our own pauses grow only for as long as the same tenure stands."""
+    fence = 0 if claim.rival is None else fence_of(claim.rival, claim.rival_version)
+    if claim.pause is None or (poll is None and fence != claim.rival_fence):
+        claim.pause, claim.rival_fence = pauses(poll), fence
     return claim.pause()
 
 

@@ -51,6 +51,7 @@ class Turnstile:
         self._row = 0
         self._row_began = 0.0
         self._polite_until = 0.0
+        self._had_its_row = False
 
     def enter(self, claim: Claim, now: float) -> bool:
         """Go in, unless somebody else is inside or waits; always `leave` afterwards."""
@@ -101,7 +102,8 @@ class Turnstile:
                 return
             if not self._row:
                 self._row_began = claim.began
-            if self._row >= ROW or now - self._row_began >= ROW_SECONDS:
+            self._had_its_row = self._row >= ROW or now - self._row_began >= ROW_SECONDS
+            if self._had_its_row:
                 return
             heir = self._waiting[0]
             heir.promised, claim.heir = True, heir
@@ -163,7 +165,8 @@ class Turnstile:
 
     def _let_in(self, claim: Claim, now: float) -> None:
         self._row = 0
-        claim.polite = now < self._polite_until
+        claim.polite = self._had_its_row or now < self._polite_until
+        self._had_its_row = False
         self._inside = [*self._inside, weakref.ref(claim)]
 
 

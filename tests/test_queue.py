@@ -25,6 +25,7 @@ from caslock import (
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_reply, lose_request, raising, unsent
+from caslock.thread_world import ThreadWorld
 from caslock.turnstile import turnstile_of
 from tests.places import KINDS, Place, fresh, opened, standing, until
 
@@ -147,21 +148,34 @@ def test_a_hand_over_is_one_request(place: Place, pool: ThreadPoolExecutor) -> N
     assert standing(store, key) is None
 
 
+@pytest.mark.parametrize(("plain", "verbs"), [(False, "pppppiwpppppiwi"), (True, "pppppisppppppispi")])
 def test_hand_overs_in_a_row_are_bounded_in_number(
-    memory: MemoryStore, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    memory: MemoryStore, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *, plain: bool, verbs: str
 ) -> None:
-    """After so many in a row the key is let go of, and another process that waits for it has its chance."""
+    """After so many in a row the key is let go of, and whoever of another process waits for it goes first.
+
+    That is who stands in line at the store; where there is no line, we stay away for a moment, for others look again
+    and again.
+    """
     monkeypatch.setattr(turnstile, "ROW", 5)
     monkeypatch.setattr(turnstile, "ROW_SECONDS", ENOUGH)
-    store, key = FaultyStore(memory), fresh()
+    store, key = FaultyStore(memory, plain=plain), fresh()
+    asleep: list[float] = []
+
+    async def sleep(_world: ThreadWorld, seconds: float) -> None:
+        asleep.append(seconds)
+        store.get(key)
+
+    monkeypatch.setattr(ThreadWorld, "sleep", sleep)
     first = held(Lock(store, key))
     waiting = [in_line(pool, store, key, lambda: held(Lock(store, key)).release()) for _ in range(12)]
     store.log.clear()
     first.release()
     for one in waiting:
         one.result(timeout=ENOUGH)
-    verbs = "".join(request.verb[0] for request in store.log if request.verb in {"put_if_version", "invalidate"})
-    assert verbs == "pppppippppppipi"
+    letters = {"put_if_version": "p", "invalidate": "i", "put_when_free": "w", "get": "s"}
+    assert "".join(letters[request.verb] for request in store.log) == verbs
+    assert all(0 <= seconds <= 0.005 for seconds in asleep)
 
 
 def test_hand_overs_in_a_row_are_bounded_in_time(
@@ -175,11 +189,7 @@ def test_hand_overs_in_a_row_are_bounded_in_time(
     store.log.clear()
     first.release()
     waiting.result(timeout=ENOUGH)
-    assert [request.verb for request in store.log if request.verb != "put_when_free"] == [
-        "invalidate",
-        "put_if_version",
-        "invalidate",
-    ]
+    assert [request.verb for request in store.log] == ["invalidate", "put_when_free", "invalidate"]
 
 
 def test_a_waiter_that_is_out_of_time_leaves_the_queue(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
@@ -641,3 +651,26 @@ def test_pauses_of_the_users_own_are_kept_after_a_lost_wait(memory: MemoryStore)
     assert Lock(store, key, poll=poll).acquire(timeout=0.3) is None
     assert len(asked) > 3
     theirs.release()
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["it changes hands", "one has it for long"])
+def test_who_polls_backs_off_only_while_one_tenure_lasts(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, *, moves: bool
+) -> None:
+    """Pauses grow while one has the key for long; where it changes hands each has its chance soon."""
+    store, key = FaultyStore(memory, plain=True), fresh()
+    holds, asleep = [held(Lock(memory, key))], list[float]()
+
+    async def sleep(_world: ThreadWorld, seconds: float) -> None:
+        asleep.append(seconds)
+        if len(asleep) == 20:
+            raise KeyError
+        if moves:
+            holds.pop().release()
+            holds.append(held(Lock(memory, key)))
+
+    monkeypatch.setattr(ThreadWorld, "sleep", sleep)
+    with pytest.raises(KeyError):
+        Lock(store, key).acquire(timeout=ENOUGH)
+    assert (max(asleep) <= 0.005) is moves
+    holds.pop().release()
