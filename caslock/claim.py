@@ -51,7 +51,7 @@ class Event(Protocol):
         ...
 
     async def wait(self, timeout: float | None) -> None:
-        """Return when it is set, or after `timeout` seconds (None: never)."""
+        """Return when it has been set since it was last waited for, or after `timeout` seconds (None: never)."""
         ...
 
     def set(self) -> None:
@@ -196,13 +196,13 @@ class Claim:
         hold, _, number = record.write.rpartition(".")
         return hold == self.hold and int(number) > first
 
-    def first(self, now: float) -> tuple[Record, bytes]:
-        """Give what to put where nothing stands, as `bid` and `request.sent` have it, in fewer steps."""
+    def first(self, now: float, expected: int = ABSENT) -> tuple[Record, bytes]:
+        """Give the put that begins a tenure where nothing is to stay, as `bid` and `request.sent` have it."""
         self.writes += 1
         hold = self.hold
         write = f"{hold}.{self.writes}"
         lease = self.ttl
-        self.sends[write] = _new(Send, (ABSENT, now, lease))
+        self.sends[write] = _new(Send, (expected, now, lease))
         record = _new(Record, (self.owner, (hold,), lease, write, None, 0.0, *self.stamp, FORM))
         return record, self._form % (hold.encode(), write.encode())
 

@@ -389,8 +389,11 @@ async def _hand_over(world: World, claim: Claim, heir: Claim) -> Standing:
     rest = claim.farewell(claim.record, claim.version, world.now())
     if heir.promised and (rest is None or rest.free):
         heir.lease = heir.ttl
-        bid = heir.bid(rest, claim.version)
-        value = sent(heir, claim.version, bid, world.now())
+        if rest is None:
+            bid, value = heir.first(world.now(), claim.version)
+        else:
+            bid = heir.bid(rest, claim.version)
+            value = sent(heir, claim.version, bid, world.now())
         # We write and then look; who gives up, or loses patience, withdraws and then looks: one of us sees the other.
         if heir.ending or not heir.promised:
             heir.sends.pop(bid.write, None)

@@ -201,6 +201,8 @@ class TaskEvent:
     async def wait(self, timeout: float | None) -> None:
         """Let other tasks run."""
         await asyncio.wait([self._future], timeout=timeout)
+        if self._future.done():
+            self._future = self._loop.create_future()
 
     def set(self) -> None:
         """Wake the task, in whatever loop it waits."""

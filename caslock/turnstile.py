@@ -56,16 +56,19 @@ class Turnstile:
     def enter(self, claim: Claim, now: float) -> bool:
         """Go in, unless somebody else is inside or waits; always `leave` afterwards."""
         with self._guard:
-            if self._inside or self._waiting:
-                inside = self._admit(now)
-                if inside and not _may_join(claim, inside):
-                    return False
-                self._let_in(claim, now)
-            else:
+            if not self._inside and not self._waiting:
                 self._row = 0
                 self._inside = [weakref.ref(claim)]
                 if self._polite_until:
                     claim.polite = now < self._polite_until
+                return True
+            other = self._inside[0]() if self._inside else None
+            if other is not None and not claim.shared and not _is_over(other, now):
+                return False
+            inside = self._admit(now)
+            if inside and not _may_join(claim, inside):
+                return False
+            self._let_in(claim, now)
             return True
 
     async def turn(self, claim: Claim, world: Surroundings, limit: float) -> bool:

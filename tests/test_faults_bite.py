@@ -213,10 +213,10 @@ async def until_one_fails(self: Holds[Holding]) -> None:
 ACQUIRE, LEAVE = core.acquire, core._leave
 
 
-def bid_the_long_way(self: Claim, now: float) -> tuple[Record, bytes]:
+def bid_the_long_way(self: Claim, now: float, expected: int = ABSENT) -> tuple[Record, bytes]:
     """Begin as every other write is made."""
     bid = self.bid(None, ABSENT)
-    return bid, request.sent(self, ABSENT, bid, now)
+    return bid, request.sent(self, expected, bid, now)
 
 
 async def acquire_the_long_way(
