@@ -10,11 +10,10 @@ Only a late put that expects *absence* can come back from the dead, and a free r
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from caslock.errors import LockLost
-from caslock.record import FORM, MAX_HOLDS, Record, encode
+from caslock.record import FORM, MAX_HOLDS, Record, Stamp
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -79,11 +78,8 @@ class Mutex(Protocol):
         ...
 
 
-Stamp = tuple[str, str, int, str]
-"""What a record says for people: since, host, pid and note."""
-
-First = tuple[Stamp, bytes]
-"""Made by `first`."""
+First = tuple[Stamp, tuple[str, str, str]]
+"""What a claim's records say for people, and `opening`."""
 
 
 class Visit(Protocol):
@@ -166,7 +162,7 @@ class Claim:
         Args:
             terms: what all claims of a Lock object have in common.
             hold: ``<nonce of the Lock object>.<number>``: the proof that a record is this attempt's.
-            first: what its records say for people, and its first record.
+            first: what its records say for people, and how the first one is written.
             mutex: lets one renewal, extension or release at a time.
             by: the thread or task that acquires.
 
@@ -174,7 +170,7 @@ class Claim:
         self.key, self.owner, self.ttl, self.auto_renew, self.max_hold, self.retry, self.shared, self.ended = terms
         self.lease = self.ttl
         self.hold = hold
-        self.stamp, self._form = first
+        self.stamp, self._opening = first
         self.mutex = mutex
         self.by = by
         self.on_loss: list[Callable[[], object]] = []
@@ -204,7 +200,8 @@ class Claim:
         lease = self.ttl
         self.sends[write] = _new(Send, (expected, now, lease))
         record = _new(Record, (self.owner, (hold,), lease, write, None, 0.0, *self.stamp, FORM))
-        return record, self._form % (hold.encode(), write.encode())
+        before, between, after = self._opening
+        return record, f"{before}{hold}{between}{write}{after}".encode()
 
     def stands_in(self, record: Record | None) -> bool:
         """Whether this very attempt is among the holds."""
@@ -310,13 +307,6 @@ class Claim:
         return LockLost(f"lock {self.key!r} was lost: {self.lost}")
 
 
-def first(terms: Terms, stamp: Stamp) -> First:
-    """Make ready the first record of claims: in its bytes, only the hold id and the mark of the write are left out."""
-    record = Record(terms.owner, (_HOLE,), terms.ttl, _HOLE, None, 0.0, *stamp)
-    return stamp, encode(record).replace(b"%", b"%%").replace(_HOLE.encode(), b"%b")
-
-
-_HOLE: Final = os.urandom(16).hex()  # stands nowhere else
 _new = tuple.__new__  # half the time of a NamedTuple's own
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Protocol, TypedDict, TypeVar, cast
 
 from caslock import core, process
 from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, callback, key_of, retries, seconds, text, waiting
-from caslock.claim import NEVER, Claim, Retry, Terms, first
+from caslock.claim import NEVER, Claim, Retry, Terms
 from caslock.errors import CaslockError, NotAcquired, NotHeld
 from caslock.hold import Holding
+from caslock.record import opening
 from caslock.request import World, read
 from caslock.turnstile import turnstile_of
 
@@ -126,19 +127,19 @@ class LockState:
         shared = self._given_owner is not None
         ended = self.world.ended
         self._terms = Terms(self.key, self.owner, ttl, self.auto_renew, self.max_hold, self.retry, shared, ended)
-        self._first: tuple[int, First] = (-1, (("", "", 0, ""), b""))  # for this second of the wall clock
+        self._first: tuple[int, First] = (-1, (("", "", 0, ""), ("", "", "")))  # in this second of the wall clock
         self.newest = ""  # hold id
         self.generation = process.generation  # last: from here on other threads of a child rely on the rest
 
     def _claim(self) -> Claim:
         self.newest = f"{self._nonce}.{next(self._numbers)}"
         second = int(time.time())
-        of, begun = self._first
+        of, first = self._first
         if of != second:
-            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))  # for people; nothing compares it
-            begun = first(self._terms, (since, self._host, os.getpid(), self.note))
-            self._first = second, begun
-        return Claim(self._terms, self.newest, begun, self.world.mutex(), self.world.me())
+            stamp = _iso(second), self._host, os.getpid(), self.note
+            first = stamp, opening(self.owner, self._terms.ttl, stamp)
+            self._first = second, first
+        return Claim(self._terms, self.newest, first, self.world.mutex(), self.world.me())
 
     async def acquire(self, make: Callable[[LockState, Claim], H], timeout: float | None) -> H:
         """Acquire or re-enter; raises `NotAcquired` after `timeout` seconds.
@@ -349,3 +350,9 @@ os.register_at_fork(after_in_child=_free_fork_guard)
 @lru_cache(maxsize=1)
 def _hostname() -> str:
     return socket.gethostname()
+
+
+@lru_cache(maxsize=1)
+def _iso(second: int) -> str:
+    """Tell the time for people; nothing compares it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))

@@ -19,6 +19,10 @@ MAX_HOLDS: Final = 40
 _quote = json.encoder.encode_basestring_ascii
 
 
+Stamp = tuple[str, str, int, str]
+"""What a record says for people: since, host, pid and note."""
+
+
 class Record(NamedTuple):
     """Who holds a key, as it is written under the key."""
 
@@ -71,6 +75,11 @@ def encode(record: Record) -> bytes:
         f'{_head(owner)}{ids}],"ttl":{ttl!r},"write":{_quote(write)},"fence":{"null" if fence is None else fence},'
         f'"late":{late or "0.0"},{_tail(since, host, pid, note)}'
     ).encode()
+
+
+def opening(owner: str, ttl: float, stamp: Stamp) -> tuple[str, str, str]:
+    """Give what stands before, between and after the hold id and the mark in the first record of a tenure."""
+    return f'{_head(owner)}"', f'"],"ttl":{ttl!r},"write":"', f'","fence":null,"late":0.0,{_tail(*stamp)}'
 
 
 @lru_cache(maxsize=64)  # an owner writes again and again

@@ -17,6 +17,7 @@ import pytest
 
 from caslock import Hold, Lock, LockLost, NotAcquired, NotHeld, Record, StoreError, StoreUnavailable
 from caslock.keeper import LINGER
+from caslock.record import decode, encode
 from caslock.stores.memory import MemoryStore
 from tests.places import KINDS, PROMPT, SHARED, Address, Place, Watched, fresh, opened, standing, until
 
@@ -874,3 +875,14 @@ def _is_store(store: Store) -> Store:
 
 _is_store(Hanging())
 _is_store(Watched(MemoryStore()))
+
+
+@pytest.mark.parametrize("owner", [None, 'own "ü" %s {} \\'])
+def test_the_first_record_is_written_as_any_other(memory: MemoryStore, owner: str | None) -> None:
+    """The sunny path has its own way of writing, and writes to the byte what every other write would."""
+    key = fresh()
+    hold = held(Lock(memory, key, owner=owner, ttl=1.5, note='100 % "ü" {}'))
+    entry = memory.get(key)
+    assert entry is not None
+    assert entry.value == encode(decode(entry.value)) == encode(hold.claim.record)  # type: ignore[arg-type]
+    hold.release()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _MOMENTS: Final = START / 2
 
 _CONSTANT: Final = frozenset({
-    "_form", "auto_renew", "by", "ended", "key", "max_hold", "mutex", "owner", "pause", "retry", "shared", "stamp",
+    "_opening", "auto_renew", "by", "ended", "key", "max_hold", "mutex", "owner", "pause", "retry", "shared", "stamp",
     "visit",
 })  # fmt: skip
 """What a claim has from its plan, or is of no consequence; its mutex is told apart."""
