@@ -9,6 +9,7 @@ redis-py; where it shows none, they go through that connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 from collections import deque
@@ -17,7 +18,7 @@ from weakref import WeakSet
 
 from redis import exceptions
 
-from caslock.errors import StoreUnavailable
+from caslock.errors import StoreError, StoreUnavailable
 from caslock.stores.redis_links import FAILOVER, LATE, MOST_WAITING, RESTED, SLEEP, Turn, refused
 from caslock.stores.redis_server import TOO_LATE, Address, Opener, Server, Untyped
 from caslock.stores.redis_wire import Reply, read
@@ -196,6 +197,8 @@ class Line:
         self._waiters.append(channel)
         if refused(ticket, token):
             self._sleeps_until = self._loop.time() + SLEEP
+        if isinstance(replies[0], exceptions.NoScriptError):  # nothing of it was applied
+            return await self.ask(wait.put)
         if self._extra and (missed := server.too_few(replies[-1])):
             raise missed
         return replies[0]
@@ -360,9 +363,13 @@ class Line:
             if isinstance(outcome, list):
                 channel.expect(2 + self._extra, lambda _, later: _resolve(rest, later))
 
-        channel.send(wait.packet + wait.put.packet + self._server.acknowledge, 1, told)
+        channel.send(wait.packet + self._server.acknowledge, 1, told)
         async with asyncio.timeout(self._server.timeout):
-            return (await ticket)[0], rest
+            (reply,) = await ticket
+        if isinstance(reply, exceptions.NoScriptError):
+            with contextlib.suppress(StoreError):  # then nobody wakes us: that costs no more than time
+                reply = await self.ask(wait.ticket)
+        return reply, rest
 
     def _drop(self) -> None:
         for stack in (self.idle, self._waiters):

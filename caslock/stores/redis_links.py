@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from redis import exceptions
 
+from caslock.errors import StoreError
 from caslock.stores.redis_server import TOO_LATE, Address, Opener, Server, Untyped
 from caslock.stores.redis_wire import PUSH, Reply, parse, read
 
@@ -185,8 +186,7 @@ class Links:
         try:
             link = self._take(kept, kept.idle)
             sent = True
-            link.send(wait.packet + wait.put.packet + server.acknowledge)
-            (ticket,) = link.read(1)
+            ticket = self._ticket(link, wait)
             token = link.read_within(wait.seconds + LATE + server.timeout, server.timeout)
             replies = link.read(2 if server.acknowledge else 1)
             if isinstance(replies[0], FAILOVER):
@@ -202,6 +202,8 @@ class Links:
         self._put_back(link, kept.idle, _MOST_IDLE)
         if refused(ticket, token):
             self._sleeps_until = monotonic() + SLEEP
+        if isinstance(replies[0], exceptions.NoScriptError):  # nothing of it was applied
+            return self.ask(wait.put)
         if server.acknowledge and (missed := server.too_few(replies[-1])):
             raise missed
         return replies[0]
@@ -212,6 +214,15 @@ class Links:
         self._drop(kept)
         for client in kept.opener.sentinel.sentinels if kept.opener.sentinel else ():
             client.close()
+
+    def _ticket(self, link: Link, wait: Wait) -> Reply:
+        """Send a wait, and give its first reply."""
+        link.send(wait.packet + self._server.acknowledge)
+        (ticket,) = link.read(1)
+        if isinstance(ticket, exceptions.NoScriptError):
+            with contextlib.suppress(StoreError):  # then nobody wakes us: that costs no more than time
+                ticket = self.ask(wait.ticket)
+        return ticket
 
     def _take(self, kept: _Kept, stack: list[Link]) -> Link:
         try:
@@ -269,4 +280,5 @@ class Turn:
 
 def refused(ticket: Reply, token: Reply) -> bool:
     """Tell whether the server has not let us wait (no right to block, say); that things have moved on is no refusal."""
-    return any(isinstance(each, Exception) and not isinstance(each, exceptions.MovedError) for each in (ticket, token))
+    reply = ticket if isinstance(ticket, Exception) else token
+    return isinstance(reply, Exception) and not isinstance(reply, exceptions.MovedError)

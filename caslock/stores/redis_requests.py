@@ -16,7 +16,8 @@ for just that version.
 Beside a key that somebody waits for stands a sorted set of tickets, one for each who waits, with the time when that
 wait ends.  Who waits blocks on a list of tokens, and has the put that follows in the server's hands already; a removal
 takes one ticket and leaves one token, which wakes who has blocked longest.  A token that nobody takes is gone in a
-second, a ticket when its wait ends.  The names of both hold a byte that is not UTF-8: no lock's key is ever called so.
+second.  A ticket counts until its wait ends, and is gone when the next one is taken, or a minute later.  The names of
+both hold a byte that is not UTF-8: no lock's key is ever called so.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ _OURS: Final = re.compile(rb"([1-9][0-9]{0,15})(:|!gone\Z)")
 _LAST_VERSION: Final = 2**53 - 2  # Lua counts in doubles; the microseconds get there in the year 2255
 _LONGEST_KEY: Final = 1024
 _LONGEST_TTL: Final = 100 * 365 * 86400
-_LONGEST_WAIT: Final = 3600.0
+_LONGEST_WAIT: Final = 60.0
 _LATER: Final = 150  # ms that a ticket outlives its wait: Redis may be 100 late in ending one
+_LONGEST_TICKET: Final = b"%d" % (_LONGEST_WAIT * 1000 + _LATER)
 
 
 class Script:
@@ -100,14 +102,35 @@ local function remove(key, version, waiters, tokens)
   return -1
 end
 """
-_PUT: Final = Script(b"""\
-if ARGV[1] == '0' then  -- the sunny path; a key with the TIME for its version is over later than that by its ttl
+# A ticket is taken by the script that puts, for that is known to every server where somebody has found a key taken.
+# A token in a list of this wait alone ends it at once: in the common list, another would take it.
+_TICKET: Final = b"""\
+if KEYS[2] then
+  local clock = redis.call('TIME')
+  local now = math.floor(clock[1] * 1000 + clock[2] / 1000)
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))  -- frees, so the rest may take memory
+  local raw = redis.call('GET', KEYS[1])
+  -- Where others wait, one of them has just been woken, and writes next.
+  if (not raw or string.match(raw, '^[1-9]%d*!gone$')) and redis.call('ZCARD', KEYS[2]) == 0 then
+    redis.call('RPUSH', KEYS[4], '1')
+    redis.call('PEXPIRE', KEYS[4], '1000')
+    return 0
+  end
+  redis.call('ZADD', KEYS[2], string.format('%.0f', now + ARGV[1]), ARGV[2])
+  redis.call('PEXPIRE', KEYS[2], ARGV[3])  -- as long as the longest wait: so nobody has to ask what it is
+  return 1
+end
+"""
+_PUT: Final = Script(_TICKET + b"""\
+local raw
+if ARGV[4] then raw = redis.call('GET', KEYS[1]) end  -- most who have waited find that somebody stands there still
+if ARGV[1] == '0' and not raw then  -- the sunny path; with the TIME for its version, a key outlasts that by its ttl
   local clock = redis.call('TIME')
   local version = clock[1] .. string.format('%06d', clock[2])
   local written = redis.pcall('SET', KEYS[1], version .. ':' .. ARGV[3], 'NX', 'PX', ARGV[2])
   if written and written.ok then return tonumber(version) end
 end
-local raw = redis.call('GET', KEYS[1])
+raw = raw or redis.call('GET', KEYS[1])
 local standing = '0'
 if ARGV[1] ~= '0' then standing = string.match(raw or '', '^(%d+):')
 elseif raw then standing = string.match(raw, '^([1-9]%d*)!gone$') end
@@ -145,22 +168,6 @@ for i, version in ipairs(ARGV) do
   end
 end
 return raws
-""")  # fmt: skip
-# A token in a list of this wait alone ends it at once: in the common list, another would take it.
-_WAIT: Final = Script(b"""\
-local clock = redis.call('TIME')
-local now = math.floor(clock[1] * 1000 + clock[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))  -- frees, so what follows may take memory
-local raw = redis.call('GET', KEYS[1])
--- Where others wait, one of them has just been woken, and writes next.
-if (not raw or string.match(raw, '^[1-9]%d*!gone$')) and redis.call('ZCARD', KEYS[2]) == 0 then
-  redis.call('RPUSH', KEYS[4], '1')
-  redis.call('PEXPIRE', KEYS[4], '1000')
-  return 0
-end
-redis.call('ZADD', KEYS[2], string.format('%.0f', now + ARGV[1]), ARGV[2])
-if redis.call('PTTL', KEYS[2]) < tonumber(ARGV[1]) then redis.call('PEXPIRE', KEYS[2], ARGV[1]) end
-return 1
 """)  # fmt: skip
 
 _GET_HEAD: Final = b"*2\r\n" + arguments(b"GET")
@@ -200,11 +207,14 @@ class Request:
 
 
 class Wait(NamedTuple):
-    """A put that waits: ticket, token and put are one packet, and bring their scripts, for none of it can be resent."""
+    """A put that waits."""
 
     packet: bytes
-    """What takes a ticket and blocks for a token: two replies."""
+    """What takes a ticket, blocks for a token and puts: three replies."""
+    ticket: Request
+    """For a server that did not know its script: any connection may take it while ours blocks."""
     put: Request
+    """For a server that did not know its script, or a node that sends us elsewhere."""
     seconds: float
 
 
@@ -251,18 +261,22 @@ class Requests:
 
     def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Wait | None:
         """Wait, and write; None: there can be no names beside this key."""
-        put = self.put(key, value, ABSENT, ttl).in_full()
+        name = self._name(key)
+        expected, ms = _checked(value, ABSENT, ttl)
         if not timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, not {timeout!r}")
         seconds = max(min(timeout, _LONGEST_WAIT), 0.001)
-        beside = self._beside(put.name)
+        beside = self._beside(name)
         if not beside:
             return None
         nonce = os.urandom(9).hex().encode()
         waiters, tokens, own = (beside + b"\xff" + each for each in (b"waiters", b"tokens", b"token:" + nonce))
-        ends = b"%d" % math.ceil(seconds * 1000 + _LATER)
-        ticket = b"*9\r\n" + _WAIT.in_full + arguments(b"4", put.name, waiters, tokens, own, ends, nonce)
-        return Wait(ticket + packed(b"BLPOP", own, tokens, b"%.3f" % seconds), put, seconds)
+        taken = (b"4", name, waiters, tokens, own, b"%d" % math.ceil(seconds * 1000 + _LATER), nonce, _LONGEST_TICKET)
+        ticket = Request(b"*10\r\n" + _PUT.by_digest + arguments(*taken), name, _PUT)
+        written = (b"1", name, expected, ms, value, b"looks")
+        put = Request(b"*8\r\n" + _PUT.by_digest + arguments(*written), name, _PUT, (value,))
+        block = packed(b"BLPOP", own, tokens, b"%.3f" % seconds)
+        return Wait(ticket.packet + block + put.packet, ticket, put, seconds)
 
     def put_many(self, puts: Sequence[Put]) -> Request | None:
         """Write all or none; None: they live on several nodes, or there are none."""

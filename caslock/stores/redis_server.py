@@ -42,7 +42,7 @@ _ADVICE: Final = {
     "Authentication": "Check the user and the password.",
     "NoPermission": (
         "Grant the user eval, evalsha, get, set, del and time (and wait, with replicas) on these keys; to be woken: "
-        "blpop, rpush, zadd, zpopmin, zremrangebyscore, pexpire and pttl on all names that begin so."
+        "blpop, rpush, zadd, zcard, zpopmin, zremrangebyscore and pexpire on all names that begin so."
     ),
     "WRONGTYPE": "Another program keeps something else than a string under this key: use another key, or a prefix.",
     "MovedError": "It is a node of a Redis Cluster: make the store of a RedisCluster.",

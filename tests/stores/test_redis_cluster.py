@@ -246,6 +246,25 @@ def test_a_removal_wakes_who_waits(nodes: Nodes, new: New, key: str) -> None:
     assert admin.dbsize() == 0
 
 
+def test_a_node_that_forgot_the_scripts_learns_them_again(nodes: Nodes, new: New) -> None:
+    """Who waits there takes its ticket all the same, and is woken all the same."""
+    store = new(nodes)
+    entry = put(store, "k")
+    admin = nodes.admins[nodes.owner("k")]
+    admin.script_flush()
+    with ThreadPoolExecutor() as pool:
+        waiter = pool.submit(store.put_when_free, "k", b"w", 30, 20)
+        until(lambda: admin.zcard(b"{k}\xffwaiters"))
+        admin.script_flush()
+        assert store.invalidate("k", entry.version) is WOKEN
+        written = waiter.result()
+    assert written is not None
+    assert written.value == b"w"
+    assert store.get("k") == written
+    assert store.invalidate("k", written.version) is None
+    assert admin.dbsize() == 0
+
+
 def test_who_waits_while_the_slot_moves_follows_it(nodes: Nodes, new: New, request: pytest.FixtureRequest) -> None:
     """The wait ends with the move, and the put is made where the slot is now."""
     store, key = new(nodes), request.node.name

@@ -234,7 +234,7 @@ def test_a_removal_that_nobody_waits_for_answers_none_and_leaves_nothing(here: W
 
 
 def test_a_wait_ends_with_its_timeout_and_so_does_its_ticket(here: Waiting) -> None:
-    """It answers what stands, however long the socket's timeout is, and later removals wake nobody."""
+    """It answers what stands, however long the socket's timeout is, and later removals wake nobody: they clean up."""
     store = here.open(socket_timeout=0.05)
     here.admin.set("foreign", b"hello")
     entry = put(store, "k")
@@ -243,9 +243,10 @@ def test_a_wait_ends_with_its_timeout_and_so_does_its_ticket(here: Waiting) -> N
         assert wait(store, key, 0.2) == stands
         assert 0.2 <= time.monotonic() - start < 5
     assert wait(store, "k", 1e-9) == entry
-    until(lambda: here.keys() == {b"k", b"foreign"})
+    until(lambda: all(score < now(here) for score in scores(here)))
     assert store.invalidate("k", entry.version) is None
-    assert here.keys() == {b"foreign"}
+    assert here.keys() == {b"foreign", b"foreign\xffwaiters"}
+    assert here.admin.pttl(b"foreign\xffwaiters") <= 60_150
 
 
 def test_after_the_timeout_it_puts_where_nothing_stands(here: Waiting) -> None:
@@ -270,6 +271,42 @@ def test_tickets_that_have_ended_wake_nobody(here: Waiting) -> None:
     assert here.keys() == set()
 
 
+def test_tickets_do_not_pile_up(here: Waiting) -> None:
+    """While a key is held for hours, many come and wait in vain: who takes a ticket drops those that have ended."""
+    store = here.open()
+    entry = put(store, "k")
+    waiter = here.start(store, "k")
+    for _ in range(20):
+        assert wait(store, "k", 0.001) == entry
+    until(lambda: sum(score >= now(here) for score in scores(here)) == 1)
+    assert len(scores(here)) > 1
+    assert wait(store, "k", 0.001) == entry
+    assert len(scores(here)) == 2
+    assert store.invalidate("k", entry.version) is WOKEN
+    won(waiter)
+
+
+def test_a_wait_in_vain_is_nine_commands(new: New) -> None:
+    """Those that its two scripts run included: to stand in line for hours costs a server next to nothing."""
+    here, _ = new()
+    store = here.open()
+    entry = put(store, "k")
+    assert wait(store, "k", 0.001) == entry  # the connection is open from here on
+    here.admin.config_resetstat()
+    assert wait(store, "k", 0.001) == entry
+    calls = {name: stats["calls"] for name, stats in here.admin.info("commandstats").items()}
+    assert calls == {
+        "cmdstat_config|resetstat": 1,
+        "cmdstat_evalsha": 2,  # the ticket; the put
+        "cmdstat_time": 1,
+        "cmdstat_zremrangebyscore": 1,
+        "cmdstat_get": 1 + 1,
+        "cmdstat_zadd": 1,
+        "cmdstat_pexpire": 1,
+        "cmdstat_blpop": 1,
+    }
+
+
 def scores(here: Waiting) -> list[float]:
     """When the waits at "k" end."""
     return [score for _, score in here.admin.zrange(b"k\xffwaiters", 0, -1, withscores=True)]
@@ -290,12 +327,13 @@ def won(waiter: Future[Entry | None]) -> Entry:
 
 
 def test_no_helper_lives_for_ever(here: Waiting) -> None:
-    """The tickets end with the longest wait, and the longest wait is an hour."""
+    """The tickets go a minute after the last was taken, and no wait lasts longer than that."""
     store = here.open()
     put(store, "k")
     for timeout in (1e9, 0.5, float("inf")):
         here.start(store, "k", timeout)
-    assert 3_500_000 < here.admin.pttl(b"k\xffwaiters") <= 3_600_150
+    assert 50_000 < here.admin.pttl(b"k\xffwaiters") <= 60_150
+    assert max(scores(here)) <= now(here) + 60_150
 
 
 def test_a_waiter_whose_connection_is_cut_learns_it(here: Waiting) -> None:
@@ -348,15 +386,53 @@ def test_waiting_connections_are_bounded_and_used_again(new: New) -> None:
     assert names.count("ours") <= MOST_WAITING + 1
 
 
-def test_a_server_that_forgot_the_scripts_needs_no_second_request(here: Waiting) -> None:
-    """What waits brings its scripts along."""
+@pytest.mark.parametrize("when", ["before", "meanwhile", "both"])
+def test_a_server_that_forgot_the_scripts_learns_them_again(here: Waiting, when: str) -> None:
+    """Who waits takes its ticket all the same, is woken all the same, and puts once."""
     store = here.open()
     entry = put(store, "k")
+    for _ in range(2):
+        if when != "meanwhile":
+            here.admin.script_flush()
+        waiter = here.start(store, "k")
+        until(lambda: scores(here))
+        if when != "before":
+            here.admin.script_flush()
+        assert not waiter.done()
+        assert store.invalidate("k", entry.version) is WOKEN
+        entry = won(waiter)
+        assert store.get("k") == entry
+    assert store.invalidate("k", entry.version) is None
+    assert here.keys() == set()
+
+
+def test_a_server_that_forgot_the_scripts_lets_put_where_nothing_stands(here: Waiting) -> None:
+    """At once; and at the timeout it says who stands there."""
+    store = here.open()
     here.admin.script_flush()
-    waiter = here.start(store, "k")
+    begun = time.monotonic()
+    written = wait(store, "k")
+    assert time.monotonic() - begun < 5
+    assert written is not None
+    assert written.value == b"w"
     here.admin.script_flush()
-    assert store.invalidate("k", entry.version) is WOKEN
-    won(waiter)
+    waiter = here.start(store, "k", 0.5)
+    until(lambda: scores(here))
+    here.admin.script_flush()
+    assert waiter.result(20) == written
+
+
+def test_who_gets_no_ticket_waits_its_time(new: New) -> None:
+    """The server has forgotten the scripts, and has no connection left for the ticket."""
+    here, _ = new()
+    store = here.open()
+    entry = put(store, "k")
+    assert wait(store, "k", 0.001) == entry
+    here.admin.script_flush()
+    here.admin.config_set("maxclients", len(here.admin.client_list()))
+    begun = time.monotonic()
+    assert wait(store, "k", 0.2) == entry
+    assert time.monotonic() - begun >= 0.2
 
 
 def test_who_may_not_wait_sleeps(new: New) -> None:
