@@ -60,6 +60,8 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
     given: Standing | None = None
     if claim.writes or claim.polite:
         given = await _before(world, claim, poll, limit)
+        if _takes(world, claim, given):
+            return True
         now = world.now()
     if given is None:  # the sunny path, in as few steps as there are: one request when nobody contends
         bid, value = claim.first(now)
@@ -69,8 +71,7 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
             given = await settle(world, claim, Unanswered(ABSENT, bid, error), within)
         else:
             given = answered(claim, bid, value, entry)
-            if given[1] is bid and world.now() - now < claim.ttl / 2:  # an answer that comes later is renewed first
-                claim.stand(bid, given[0], now)
+            if _takes(world, claim, given):
                 return True
     while True:
         if await _attempt(world, claim, within, given):
@@ -78,7 +79,22 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
         if world.now() >= limit:
             return False
         given = await _wait(world, claim, poll, limit)
+        if _takes(world, claim, given):
+            return True
         claim.forget_dead(world.now())
+
+
+def _takes(world: World, claim: Claim, given: Standing | None) -> bool:
+    """Whether our own put stands, and is not so old that the lease has to be renewed first."""
+    record = None if given is None else given[1]
+    send = None if record is None else claim.sends.get(record.write)
+    if given is None or record is None or send is None:
+        return False
+    now = world.now()
+    if now - send.at >= send.lease / 2:
+        return False
+    claim.stand(record, given[0], now)
+    return True
 
 
 async def _before(world: World, claim: Claim, poll: WaitBaseT | None, limit: float) -> Standing | None:

@@ -286,6 +286,9 @@ class LockState:
         """Give the newest hold of this thread or task, or one whose release went without an answer."""
         self._after_fork()
         me = self.world.me()
+        newest = self._claims.get(self.newest)
+        if newest is not None and newest.by is me and newest.levels:
+            return cast("Holding", newest.levels[-1])
         for claim in reversed(list(self._claims.values())):
             if claim.by is me and claim.levels:
                 return cast("Holding", claim.levels[-1])

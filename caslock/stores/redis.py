@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from redis.cluster import RedisCluster
 
     from caslock.store import Entry, Put, Removal, Traits
-    from caslock.stores.redis_wire import Reply
 
 __all__ = ["FOREIGN", "AsyncRedisStore", "RedisStore"]
 
@@ -62,38 +61,38 @@ class RedisStore:
     def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
         request = self._requests.get(key)
-        return answer(request, _given(self._server, self._links.ask(request)))
+        return answer(self._server, request, self._links.ask(request))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `Store.put_if_version`; a `ttl` of more than 100 years is a ValueError."""
         request = self._requests.put(key, value, version, ttl)
-        return answer(request, _given(self._server, self._links.ask(request)))
+        return answer(self._server, request, self._links.ask(request))
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`."""
         request = self._requests.invalidate(key, version)
-        return answer(request, _given(self._server, self._links.ask(request)))
+        return answer(self._server, request, self._links.ask(request))
 
     def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `WakingStore.put_when_free`: on a connection of its own, at most 32 for each server and process."""
         wait = self._requests.put_when_free(key, value, ttl, timeout)
         if wait is None:
             raise self._server.cannot_wait()
-        return answer(wait.put, _given(self._server, self._links.wait(wait)))
+        return answer(self._server, wait.put, self._links.wait(wait))
 
     def put_many(self, puts: Sequence[Put]) -> list[Entry | None] | None:
         """See `BatchingStore.put_many`: in a Cluster, the keys must have one slot, as ``{tag}a`` and ``{tag}b`` do."""
         request = self._requests.put_many(puts)
         if not puts or request is None:
             return None if puts else []
-        return answers(request, _given(self._server, self._links.ask(request)))
+        return answers(self._server, request, self._links.ask(request))
 
     def invalidate_many(self, removals: Sequence[Removal]) -> list[Entry | None] | None:
         """See `BatchingStore.invalidate_many`, and `put_many`."""
         request = self._requests.invalidate_many(removals)
         if not removals or request is None:
             return None if removals else []
-        return answers(request, _given(self._server, self._links.ask(request)))
+        return answers(self._server, request, self._links.ask(request))
 
     def close(self) -> None:
         """Close the idle connections; the next request opens one again."""
@@ -126,38 +125,38 @@ class AsyncRedisStore:
     async def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
         request = self._requests.get(key)
-        return answer(request, _given(self._server, await self._lines.ask(request)))
+        return answer(self._server, request, await self._lines.ask(request))
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `Store.put_if_version`; a `ttl` of more than 100 years is a ValueError."""
         request = self._requests.put(key, value, version, ttl)
-        return answer(request, _given(self._server, await self._lines.ask(request)))
+        return answer(self._server, request, await self._lines.ask(request))
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`."""
         request = self._requests.invalidate(key, version)
-        return answer(request, _given(self._server, await self._lines.ask(request)))
+        return answer(self._server, request, await self._lines.ask(request))
 
     async def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `RedisStore.put_when_free`: at most 32 for each server and loop."""
         wait = self._requests.put_when_free(key, value, ttl, timeout)
         if wait is None:
             raise self._server.cannot_wait()
-        return answer(wait.put, _given(self._server, await self._lines.wait(wait)))
+        return answer(self._server, wait.put, await self._lines.wait(wait))
 
     async def put_many(self, puts: Sequence[Put]) -> list[Entry | None] | None:
         """See `RedisStore.put_many`."""
         request = self._requests.put_many(puts)
         if not puts or request is None:
             return None if puts else []
-        return answers(request, _given(self._server, await self._lines.ask(request)))
+        return answers(self._server, request, await self._lines.ask(request))
 
     async def invalidate_many(self, removals: Sequence[Removal]) -> list[Entry | None] | None:
         """See `RedisStore.put_many`."""
         request = self._requests.invalidate_many(removals)
         if not removals or request is None:
             return None if removals else []
-        return answers(request, _given(self._server, await self._lines.ask(request)))
+        return answers(self._server, request, await self._lines.ask(request))
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
@@ -166,12 +165,6 @@ class AsyncRedisStore:
     def __repr__(self) -> str:
         """Show the place."""
         return f"AsyncRedisStore({self._server.traits.place!r})"
-
-
-def _given(server: Server, reply: Reply) -> Reply:
-    if isinstance(reply, Exception):
-        raise server.failure(reply) from reply
-    return reply
 
 
 def _from_url(build: Callable[[], _T]) -> _T:

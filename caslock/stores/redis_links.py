@@ -7,13 +7,13 @@ sending and reading costs more than the server takes.  Where it shows no socket,
 from __future__ import annotations
 
 import contextlib
-import os
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakSet
 
 from redis import exceptions
 
+from caslock import process
 from caslock.errors import StoreError
 from caslock.stores.redis_server import TOO_LATE, Address, Opener, Server, Untyped
 from caslock.stores.redis_wire import PUSH, Reply, parse, read
@@ -127,7 +127,7 @@ class Link:
 class _Kept(NamedTuple):
     """The connections of one process."""
 
-    pid: int
+    generation: int
     opener: Opener
     # Append and pop are atomic: there is no lock that a fork could copy in use.
     idle: list[Link]
@@ -147,28 +147,29 @@ class Links:
     def ask(self, request: Request) -> Reply:
         """Give the server's answer, which may be its error; raises what means that there is none."""
         kept = self._kept
-        if kept.pid != os.getpid():
+        if kept.generation != process.generation:
             kept = self._afresh()
         acknowledge = self._server.acknowledge
         count = request.replies + 1 if acknowledge else request.replies
         link, sent = None, False
         try:
-            link = self._take(kept, kept.idle)
+            link = self._take(kept)
             sent = True
             replies = link.ask(request.packet + acknowledge, count)
             reply = replies[request.replies - 1]
-            if isinstance(reply, exceptions.NoScriptError):
-                replies = link.ask(request.in_full().packet + acknowledge, count)
-                reply = replies[request.replies - 1]
-            if isinstance(reply, FAILOVER):
-                raise reply  # noqa: TRY301 - this connection must not be used again, nor the others
+            if isinstance(reply, Exception):
+                if isinstance(reply, exceptions.NoScriptError):
+                    replies = link.ask(request.in_full().packet + acknowledge, count)
+                    reply = replies[request.replies - 1]
+                if isinstance(reply, FAILOVER):
+                    raise reply  # noqa: TRY301 - this connection must not be used again, nor the others
         except Exception as error:  # whatever it is, no answer came, and the request may have been applied
             raise self._failed(kept, link, error, sent=sent) from error
         except BaseException:  # the answer may still come: nobody must read it
             if link:
                 link.close()
             raise
-        self._put_back(link, kept.idle, _MOST_IDLE)
+        self._put_back(link, kept)
         if acknowledge and (missed := self._server.too_few(replies[-1])):
             raise missed
         return reply
@@ -176,7 +177,7 @@ class Links:
     def wait(self, wait: Wait) -> Reply:
         """Give the server's answer to a put that waits; ``StoreUnavailable(sent=False)``, at once: it can't wait."""
         kept = self._kept
-        if kept.pid != os.getpid():
+        if kept.generation != process.generation:
             kept = self._afresh()
         if len(kept.waiting) >= MOST_WAITING or monotonic() < self._sleeps_until:
             raise self._server.cannot_wait()
@@ -184,7 +185,7 @@ class Links:
         turn, link, sent = Turn(), None, False
         kept.waiting.add(turn)
         try:
-            link = self._take(kept, kept.idle)
+            link = self._take(kept)
             sent = True
             ticket = self._ticket(link, wait)
             token = link.read_within(wait.seconds + LATE + server.timeout, server.timeout)
@@ -199,7 +200,7 @@ class Links:
             raise
         finally:
             kept.waiting.discard(turn)
-        self._put_back(link, kept.idle, _MOST_IDLE)
+        self._put_back(link, kept)
         if refused(ticket, token):
             self._sleeps_until = monotonic() + SLEEP
         if isinstance(replies[0], exceptions.NoScriptError):  # nothing of it was applied
@@ -210,7 +211,7 @@ class Links:
 
     def close(self) -> None:
         """Close what is idle; the next request opens one again."""
-        kept = self._kept if self._kept.pid == os.getpid() else self._afresh()
+        kept = self._kept if self._kept.generation == process.generation else self._afresh()
         self._drop(kept)
         for client in kept.opener.sentinel.sentinels if kept.opener.sentinel else ():
             client.close()
@@ -224,14 +225,17 @@ class Links:
                 ticket = self.ask(wait.ticket)
         return ticket
 
-    def _take(self, kept: _Kept, stack: list[Link]) -> Link:
+    def _take(self, kept: _Kept) -> Link:
+        now = monotonic()
         try:
-            link = stack.pop()
+            link = kept.idle.pop()
         except IndexError:
-            return self._open(kept)
-        if monotonic() - link.since > RESTED and not link.quiet():
-            link.close()
-            return self._open(kept)
+            link = self._open(kept)
+        else:
+            if now - link.since > RESTED and not link.quiet():
+                link.close()
+                link = self._open(kept)
+        link.since = now
         return link
 
     def _open(self, kept: _Kept) -> Link:
@@ -243,12 +247,11 @@ class Links:
             raise
         return link
 
-    def _put_back(self, link: Link, stack: list[Link], most: int) -> None:
-        if link.rest or len(stack) >= most:
+    def _put_back(self, link: Link, kept: _Kept) -> None:
+        if link.rest or len(kept.idle) >= _MOST_IDLE:
             link.close()
         else:
-            link.since = monotonic()
-            stack.append(link)
+            kept.idle.append(link)
 
     def _failed(self, kept: _Kept, link: Link | None, error: Exception, *, sent: bool) -> Exception:
         if link:
@@ -269,7 +272,7 @@ class Links:
         return kept
 
     def _new(self) -> _Kept:
-        return _Kept(os.getpid(), self._server.opener(self._address), [], WeakSet())
+        return _Kept(process.generation, self._server.opener(self._address), [], WeakSet())
 
 
 class Turn:

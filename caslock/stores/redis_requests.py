@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from caslock.store import Put, Removal
+    from caslock.stores.redis_server import Server
 
 FOREIGN: Final = -1
 """The version of an entry that caslock did not write."""
@@ -180,15 +181,14 @@ _ASKING: Final = packed(b"ASKING")
 class Request:
     """One verb, ready to be sent."""
 
-    __slots__ = ("alone", "name", "packet", "replies", "script", "values")
+    replies = 1
+    """How many come back; the last one is the answer."""
+    alone: Request | None = None
+    """The same with one key: it can be served while the slot moves, and wakes nobody."""
 
     def __init__(self, packet: bytes, name: bytes, script: Script | None, values: Sequence[bytes] = ()) -> None:
         """`values` stand where the replies are versions; `name` is a key's, to find its node by."""
         self.packet, self.name, self.script, self.values = packet, name, script, values
-        self.replies = 1
-        """How many come back; the last one is the answer."""
-        self.alone: Request | None = None
-        """The same with one key: it can be served while the slot moves, and wakes nobody."""
 
     def in_full(self) -> Request:
         """Give the same with the script itself, for a server that does not know its digest."""
@@ -256,7 +256,8 @@ class Requests:
             *(len(expected), expected),
         )
         request = Request(packet, name, _INVALIDATE)
-        request.alone = alone
+        if alone:
+            request.alone = alone
         return request
 
     def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Wait | None:
@@ -326,17 +327,21 @@ class Requests:
         return b"" if b"}" in name else b"{%b}" % name
 
 
-def answer(request: Request, reply: Reply) -> Entry | None:
-    """Tell what stands after one verb."""
+def answer(server: Server, request: Request, reply: Reply) -> Entry | None:
+    """Tell what stands after one verb, or raise what an error of the server means."""
     if isinstance(reply, int):
         if reply > 0:
             return Entry(request.values[0], reply)
         return WOKEN if reply else None
+    if isinstance(reply, Exception):
+        raise server.failure(reply) from reply
     return _entry(reply)
 
 
-def answers(request: Request, reply: Reply) -> list[Entry | None]:
-    """Tell what stands after one verb on several keys."""
+def answers(server: Server, request: Request, reply: Reply) -> list[Entry | None]:
+    """Tell what stands after one verb on several keys, or raise what an error of the server means."""
+    if isinstance(reply, Exception):
+        raise server.failure(reply) from reply
     replies = reply if isinstance(reply, list) else []
     found: list[Entry | None] = []
     for value, each in zip(request.values, replies, strict=True):

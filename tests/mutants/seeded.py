@@ -191,10 +191,10 @@ def ask_and_keep(self: MemcachedStore, name: bytes, version: int, command: Calla
 _stacks: dict[Link, list[Link]] = {}
 
 
-def take_link(self: Links, kept: _Kept, stack: list[Link]) -> Link:
+def take_link(self: Links, kept: _Kept) -> Link:
     """Know where a connection came from."""
-    link = TAKE_LINK(self, kept, stack)
-    _stacks[link] = stack
+    link = TAKE_LINK(self, kept)
+    _stacks[link] = kept.idle
     return link
 
 
