@@ -60,8 +60,6 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
     given: Standing | None = None
     if claim.writes or claim.polite:
         given = await _before(world, claim, poll, limit)
-        if _takes(world, claim, given):
-            return True
         now = world.now()
     if given is None:  # the sunny path, in as few steps as there are: one request when nobody contends
         bid, value = claim.first(now)
@@ -71,17 +69,12 @@ async def acquire(world: World, claim: Claim, timeout: float | None, poll: WaitB
             given = await settle(world, claim, Unanswered(ABSENT, bid, error), within)
         else:
             given = answered(claim, bid, value, entry)
-            if _takes(world, claim, given):
-                return True
-    while True:
-        if await _attempt(world, claim, within, given):
-            return True
+    while not (_takes(world, claim, given) or await _attempt(world, claim, within, given)):
         if world.now() >= limit:
             return False
         given = await _wait(world, claim, poll, limit)
-        if _takes(world, claim, given):
-            return True
         claim.forget_dead(world.now())
+    return True
 
 
 def _takes(world: World, claim: Claim, given: Standing | None) -> bool:
