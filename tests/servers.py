@@ -326,3 +326,15 @@ def _container(image: str) -> DockerContainer:
     from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - slow to import, and seldom needed
 
     return DockerContainer(image, docker_client_kw={"timeout": 60})
+
+
+@contextlib.contextmanager
+def ringing() -> Iterator[None]:
+    """Have a signal come again and again, more often than any timeout."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,40 +1,45 @@
 """The law of this file: one packet for each verb, and a connection that has not answered to its last byte is closed.
 
-Each packet ends with the question who stands now (``mg``) and a full stop (``mn``).  Writing is classic ``add`` and
-``cas``, for a refused ``ms`` may destroy what stands; removing is ``md`` with the cas id, which needs no memory.
+Each packet ends with the question who stands now (``mg``) and a full stop (``mn``).  A removal asks only where it was
+refused, in a second packet: else nothing stands.  Writing is classic ``add`` and ``cas``, for a refused ``ms`` may
+destroy what stands; removing is ``md`` with the cas id, which needs no memory.
 """
 
 from __future__ import annotations
 
-import _socket
-import contextlib
 import hashlib
 import math
-import os
 import re
 import selectors
-import socket
-import struct
 import time
 from collections import deque
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pymemcache.client.base import Client, PooledClient
 from pymemcache.exceptions import MemcacheClientError, MemcacheUnknownCommandError
 
+from caslock import process
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 _LONGEST_KEY: Final = 1024
 _LONGEST_TTL: Final = 30 * 24 * 3600 - 2  # the server takes an exptime of more than 30 days for a date
 _MOST_IDLE: Final = 32
 _PIECE: Final = 65_536  # bytes; a reply about what caslock writes comes in one
+_REMEMBERED: Final = 1024  # locks ask for the same again and again
+_RESTED: Final = 1.0  # seconds after which an idle connection is looked at before it is used
+_CAS_IDS: Final = 1 << 64
 _OF_AGE: Final = 4  # `uptime` starts at 2 and counts ticks of whole seconds: at 4, more than one second has gone by
+
+_new = tuple.__new__  # half the time of a NamedTuple's own
 
 
 class MemcachedStore:
@@ -93,6 +98,8 @@ class MemcachedStore:
         self._idle: deque[_Connection] = deque()
         self._inherited: list[_Connection] = []
         self._start = 0
+        self._name = lru_cache(_REMEMBERED)(partial(_name, prefix=self._prefix))
+        self._terms = lru_cache(_REMEMBERED)(_terms)
         self._traits = Traits(place=_place(client.server, self._prefix), fences=True, expires=True, overstay=3.5)
 
     @classmethod
@@ -118,25 +125,46 @@ class MemcachedStore:
 
     def get(self, key: str) -> Entry | None:
         """Read what stands under `key`: one round trip."""
-        return self._ask(_name(key, self._prefix), ABSENT, lambda _cas: b"")
+        return self._look(self._name(key))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """Write `value` for `ttl` seconds (up to 30 days less 2 s) if exactly `version` stands: one round trip."""
-        name = _name(key, self._prefix)
-        if len(value) > MAX_VALUE:
-            raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {len(value)}")
-        if not 0 < ttl <= _LONGEST_TTL:
-            raise ValueError(f"memcached keeps an entry for more than 0 and up to {_LONGEST_TTL} seconds, not {ttl}")
-        # The server's clock lags by up to a second and may leap by two: exptime T lives between T-2 and T seconds.
-        what = b"%b 0 %d %d" % (name, math.ceil(ttl) + 2, len(value))
-        if version == ABSENT:
-            return self._ask(name, version, lambda _cas: b"add %b\r\n%b\r\n" % (what, value))
-        return self._ask(name, version, lambda cas: b"cas %b %d\r\n%b\r\n" % (what, cas, value))
+        name = self._name(key)
+        terms, success = self._terms(len(value), ttl)
+        if version != ABSENT:
+            return self._write_over(name, version, terms, value)
+        connection = self._next_idle() or self._open()
+        packet = b"add %b%b\r\n%b\r\nmg %b v c\r\nmn\r\n" % (name, terms, value, name)
+        reply, end = self._turn(connection, packet), b"\r\n%b\r\nMN\r\n" % value
+        # The answer to who acquires alone is known byte by byte, but for the cas id: to parse it would take longer.
+        if reply.startswith(success) and reply.endswith(end):
+            cas = reply[len(success) : -len(end)]
+            if cas.isdigit():
+                self._keep(connection)
+                return _new(Entry, (value, connection.origin + int(cas)))
+        return self._answer(connection, reply, version)
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove what stands under `key` if its version is exactly `version`: one round trip, and no memory."""
-        name = _name(key, self._prefix)
-        return self._ask(name, version, lambda cas: b"md %b C%d\r\n" % (name, cas) if version != ABSENT else b"")
+        """Remove what stands under `key` if its version is exactly `version`: one round trip, and no memory.
+
+        Where another version stands, a second one tells which: a removal that was refused has changed nothing, and a
+        version never comes back, so the answer is as true of that moment as it would have been of the first.
+        """
+        name = self._name(key)
+        connection = self._next_idle() or self._open()
+        cas = version - connection.origin
+        verdict = b""
+        if 0 < cas < _CAS_IDS:
+            reply = self._turn(connection, b"md %b C%d\r\nmn\r\n" % (name, cas))
+            if reply == b"HD\r\nMN\r\n":
+                self._keep(connection)
+                return None
+            verdict = self._finish(connection, reply, _verdict)
+            if verdict in {b"HD", b"NF"}:
+                return None
+        else:
+            self._keep(connection)
+        return self._judge(verdict, self._look(name), version)
 
     def close(self) -> None:
         """Close the idle connections.  A later request opens a new one."""
@@ -147,35 +175,81 @@ class MemcachedStore:
         """Show the place."""
         return f"MemcachedStore({self._traits.place!r})"
 
+    def _look(self, name: bytes) -> Entry | None:
+        """Ask who stands, and nothing else."""
+        return self._ask(name, ABSENT, lambda _cas: b"")
+
+    def _write_over(self, name: bytes, version: int, terms: bytes, value: bytes) -> Entry | None:
+        """Put where something stands; apart, for a function that has a closure in it is slower throughout."""
+        return self._ask(name, version, lambda cas: b"cas %b%b %d\r\n%b\r\n" % (name, terms, cas, value))
+
     def _ask(self, name: bytes, version: int, command: Callable[[int], bytes]) -> Entry | None:
         """Send the command for the cas id of `version`, and return who stands after it."""
         connection = self._next_idle() or self._open()
+        cas = version - connection.origin
+        # A version of another start can't stand any more, so there is nothing to do to it but to ask who does.
+        order = command(cas) if version == ABSENT or 0 < cas < _CAS_IDS else b""
+        reply = self._turn(connection, b"%bmg %b v c\r\nmn\r\n" % (order, name))
+        # It is as if the server had said nothing to no command.
+        return self._answer(connection, reply if order else b"\r\n" + reply, version)
+
+    def _turn(self, connection: _Connection, packet: bytes) -> bytes:
+        """Send a packet, and return the reply as far as it comes at once."""
         try:
-            cas = version - connection.origin
-            # A version of another start can't stand any more, so there is nothing to do to it but to ask who does.
-            possible = version == ABSENT or 0 < cas < 1 << 64
-            verdict, entry = connection.ask(command(cas) if possible else b"", name)
+            connection.send(packet)
+            return connection.receive(_PIECE)
         except BaseException as problem:
-            # An unread reply would answer the next request: whatever ends this one (KeyboardInterrupt too), hang up.
-            connection.close()
-            if not isinstance(problem, Exception):
-                raise
-            self.close()  # what has ended one connection has probably ended them all
-            raise StoreUnavailable(
-                f"no answer from {self._traits.place} ({problem}): the request may have been applied; read who stands"
-            ) from problem
-        if len(self._idle) < _MOST_IDLE:
-            self._idle.append(connection)
-        else:
-            connection.close()
+            self._hang_up(connection, problem)
+            raise
+
+    def _answer(self, connection: _Connection, reply: bytes, version: int) -> Entry | None:
+        """Read a reply that tells who stands."""
+        verdict, entry = self._finish(connection, reply, partial(_read, origin=connection.origin))
+        return self._judge(verdict, entry, version)
+
+    def _finish(self, connection: _Connection, reply: bytes, read: Callable[[bytes], T | None]) -> T:
+        """Receive the rest of a reply, until `read` finds it whole."""
+        try:
+            while (answer := read(reply)) is None:
+                piece = connection.receive(_PIECE)
+                if not piece:
+                    raise ConnectionResetError("the server closed the connection")  # noqa: TRY301 - as the kernel does
+                reply += piece
+        except BaseException as problem:
+            self._hang_up(connection, problem)
+            raise
+        self._keep(connection)
+        return answer
+
+    def _judge(self, verdict: bytes, entry: Entry | None, version: int) -> Entry | None:
+        """Return who stands, unless the server has refused for a reason of its own."""
         # Where another version stands, the command would have come to nothing anyway, and the entry is the answer.
         if b"ERROR" in verdict and version == (entry.version if entry else ABSENT):
             reason = verdict.decode(errors="replace")
             raise StoreError(
                 f"{self._traits.place} has refused the request ({reason}), and nothing has changed: has it memory left?"
             )
-        # "HD" answers a removal only: nothing stood after it, though another client may have come in before the read.
-        return None if verdict.startswith(b"HD") else entry
+        return entry
+
+    def _hang_up(self, connection: _Connection, problem: BaseException) -> None:
+        """Close a connection whatever has ended its request (KeyboardInterrupt, too): the next would read its reply.
+
+        Raises what an error comes to.
+        """
+        connection.close()
+        if not isinstance(problem, Exception):
+            return
+        self.close()  # what has ended one connection has probably ended them all
+        raise StoreUnavailable(
+            f"no answer from {self._traits.place} ({problem}): the request may have been applied; read who stands"
+        ) from problem
+
+    def _keep(self, connection: _Connection) -> None:
+        """Keep a connection that has answered to its last byte."""
+        if len(self._idle) < _MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
 
     def _next_idle(self) -> _Connection | None:
         """Take the connection used last, for as long as there are idle ones."""
@@ -184,11 +258,13 @@ class MemcachedStore:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            if connection.pid != os.getpid():
+            now = time.monotonic()
+            if connection.generation != process.generation:
                 self._inherited.append(connection)  # the parent's: a child neither uses it nor closes it
-            elif connection.start < self._start or connection.has_ended():
+            elif connection.start < self._start or (now - connection.used > _RESTED and connection.has_ended()):
                 connection.close()
             else:
+                connection.used = now
                 return connection
 
     def _open(self) -> _Connection:
@@ -219,7 +295,7 @@ class MemcachedStore:
                 time.sleep(0.05)
                 facts |= client.stats()
             self._start = start = _start(facts, self._traits.place, not_before=self._start)
-            return _Connection(client, start, self._patience)
+            return _Connection(client, start)
         except BaseException:
             client.close()
             raise
@@ -228,35 +304,18 @@ class MemcachedStore:
 class _Connection:
     """A connection of our own to one start of the server.  It serves one request at a time."""
 
-    def __init__(self, client: Client, start: int, timeout: float) -> None:
+    def __init__(self, client: Client, start: int) -> None:
         self._client = client
         self._socket: socket.socket = client.sock
-        self.pid = os.getpid()
+        self.send: Callable[[bytes], None] = self._socket.sendall
+        self.receive: Callable[[int], bytes] = self._socket.recv
+        self.generation = process.generation
         self.start = start
         self.origin = start << 30
-        self._answered = time.monotonic()
-        _let_the_kernel_time(self._socket, timeout)
-
-    def ask(self, command: bytes, name: bytes) -> tuple[bytes, Entry | None]:
-        """Send `command` (b"": none) and return what the server says to it, and the entry that stands after it."""
-        try:
-            self._socket.sendall(b"%bmg %b v c\r\nmn\r\n" % (command, name))
-            reply = b"" if command else b"\r\n"  # as if the server had said nothing to no command
-            while True:
-                piece = self._socket.recv(_PIECE)
-                if not piece:
-                    raise ConnectionResetError("the server closed the connection")
-                reply += piece
-                if (answer := _read(reply, self.origin)) is not None:
-                    self._answered = time.monotonic()
-                    return answer
-        except BlockingIOError as problem:  # so says the kernel that the time is over
-            raise TimeoutError("timed out") from problem
+        self.used = time.monotonic()
 
     def has_ended(self) -> bool:
-        """Whether the server has said anything, such as goodbye, while the connection lay idle for a second or more."""
-        if time.monotonic() - self._answered < 1:
-            return False
+        """Whether the server has said anything, such as goodbye, while the connection lay idle."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             return bool(selector.select(0))
@@ -288,18 +347,16 @@ def _read(reply: bytes, origin: int) -> tuple[bytes, Entry | None] | None:
     return None
 
 
-def _let_the_kernel_time(connection: socket.socket, timeout: float) -> None:
-    """Leave the timeout to the kernel, where it can: Python's own makes two system calls of each send and receive."""
-    if os.name != "posix" or type(connection).recv is not _socket.socket.recv:  # TLS, or a socket of green threads
-        return
-    limit = struct.pack("ll", *divmod(math.ceil(timeout * 1e6), 1_000_000))
-    with contextlib.suppress(OSError):
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connection.setsockopt(socket.SOL_SOCKET, option, limit)
-        connection.settimeout(None)
+def _verdict(reply: bytes) -> bytes | None:
+    """Read a reply to a command that asks nothing.  None: it is not whole yet."""
+    verdict, *rest = reply.split(b"\r\n", 3)
+    if rest == [b"MN", b""]:
+        return verdict
+    if len(rest) > 1 or len(reply) > _PIECE:
+        raise ConnectionError(reply[:100])
+    return None
 
 
-@lru_cache(maxsize=1024)
 def _name(key: str, prefix: bytes) -> bytes:
     """Encode a key so that no two share a name, none is too long, and none can hold a command."""
     if not 1 <= len(key) <= _LONGEST_KEY:
@@ -309,6 +366,16 @@ def _name(key: str, prefix: bytes) -> bytes:
         digest = b"%%-%b" % hashlib.sha256(name).hexdigest().encode()  # quote never makes "%-": no plain key does
         name = name[: room - len(digest)] + digest
     return prefix + name
+
+
+def _terms(size: int, ttl: float) -> tuple[bytes, bytes]:
+    """Give what follows the name in a put of so many bytes, and how the answer to one that succeeds begins."""
+    if size > MAX_VALUE:
+        raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {size}")
+    if not 0 < ttl <= _LONGEST_TTL:
+        raise ValueError(f"memcached keeps an entry for more than 0 and up to {_LONGEST_TTL} seconds, not {ttl}")
+    # The server's clock lags by up to a second and may leap by two: exptime T lives between T-2 and T seconds.
+    return b" 0 %d %d" % (math.ceil(ttl) + 2, size), b"STORED\r\nVA %d c" % size
 
 
 def _start(facts: dict[bytes, Any], place: str, not_before: int) -> int:

@@ -26,7 +26,7 @@ from redis.sentinel import Sentinel
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, AsyncStore, Entry, Store, Traits
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
-from tests.servers import HOST, Process, absent, free_port
+from tests.servers import HOST, Process, absent, free_port, ringing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -484,6 +484,22 @@ def test_a_default_client_is_not_allowed_its_retries(api: Api, new_redis: NewSer
     assert entry.value == b"b"
     with redis.Redis.from_url(server.url) as admin:
         assert admin.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+
+
+def test_no_signal_begins_a_timeout_anew(api: Api, new_redis: NewServer) -> None:
+    """A server that is silent costs one timeout, however often a signal comes meanwhile."""
+    server = new_redis()
+    store = api.on(api.module.Redis(host=HOST, port=server.port, socket_timeout=0.3))
+    put(store, "k", b"a")
+    server.pause()
+    rescue = threading.Timer(10.0, server.resume)  # of a request that would wait for ever
+    rescue.start()
+    start = time.monotonic()
+    with ringing(), pytest.raises(StoreUnavailable, match="may have applied"):
+        store.put_if_version("other", b"b", ABSENT, 30)
+    assert time.monotonic() - start < 1.5
+    rescue.cancel()
+    server.resume()
 
 
 def test_a_dead_server_costs_one_connect(api: Api) -> None:
