@@ -15,10 +15,13 @@ from redis import exceptions
 
 from caslock import process
 from caslock.errors import StoreError
+from caslock.sockets import sender
 from caslock.stores.redis_server import TOO_LATE, Address, Opener, Server, Untyped
 from caslock.stores.redis_wire import PUSH, Reply, parse, read
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from caslock.stores.redis_requests import Request, Wait
 
 MOST_WAITING: Final = 32
@@ -43,12 +46,14 @@ _CHUNK: Final = 16384
 class Link:
     """One connection, and what came in on it beyond what was asked."""
 
-    __slots__ = ("__weakref__", "_connection", "_socket", "rest", "since")
+    __slots__ = ("__weakref__", "_connection", "_socket", "rest", "send", "since")
 
     def __init__(self, connection: Untyped) -> None:
         """Take a connection that is not connected yet."""
         self._connection = connection
         self._socket: Untyped = None
+        self.send: Callable[[bytes], None] = self._send_slowly
+        """Sends without reading."""
         self.rest = b""
         self.since = 0.0
 
@@ -56,16 +61,15 @@ class Link:
         """Connect, with all that redis-py does then."""
         self._connection.connect()
         self._socket = getattr(self._connection, "_sock", None)
-        if not hasattr(self._socket, "recv"):
+        if hasattr(self._socket, "recv"):
+            self.send = sender(self._socket)
+        else:
             self._socket = None
 
     def ask(self, packet: bytes, count: int) -> list[Reply]:
         """Send one packet and read all its replies."""
-        if self._socket is None:
-            self.send(packet)
-            return self.read(count)
-        self._socket.sendall(packet)
-        if count == 1:
+        self.send(packet)
+        if count == 1 and self._socket is not None:
             data = self._socket.recv(_CHUNK)
             if data:
                 reply, end = parse(data, 0)
@@ -76,12 +80,8 @@ class Link:
             raise exceptions.ConnectionError("Connection closed by server.")
         return self.read(count)
 
-    def send(self, packet: bytes) -> None:
-        """Send without reading."""
-        if self._socket is None:
-            self._connection.send_packed_command([packet], check_health=False)
-        else:
-            self._socket.sendall(packet)
+    def _send_slowly(self, packet: bytes) -> None:
+        self._connection.send_packed_command([packet], check_health=False)
 
     def read(self, count: int) -> list[Reply]:
         """Read so many replies."""
