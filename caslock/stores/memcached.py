@@ -22,6 +22,7 @@ from pymemcache.exceptions import MemcacheClientError, MemcacheUnknownCommandErr
 
 from caslock import process
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.sockets import sender
 from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ class _Connection:
     def __init__(self, client: Client, start: int) -> None:
         self._client = client
         self._socket: socket.socket = client.sock
-        self.send: Callable[[bytes], None] = self._socket.sendall
+        self.send = sender(self._socket)
         self.receive: Callable[[int], bytes] = self._socket.recv
         self.generation = process.generation
         self.start = start

@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -25,6 +26,7 @@ from pymemcache.client.retrying import RetryingClient
 from pymemcache.serde import pickle_serde
 
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.sockets import sender
 from caslock.store import ABSENT, Entry, Store
 from caslock.stores.memcached import MemcachedStore, _name, _read, _verdict
 from tests.servers import HOST, Server, absent, free_port, ringing
@@ -32,6 +34,8 @@ from tests.servers import HOST, Server, absent, free_port, ringing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from _typeshed import ReadableBuffer
 
     from tests.conftest import NewServer
 
@@ -683,6 +687,44 @@ def test_a_server_that_is_silent(new_memcached: NewServer, open_store: OpenStore
     late = store.get("late")
     assert late is not None
     assert late.value == b"late"
+
+
+class Green(socket.socket):
+    """A socket that is more than the kernel's: those of TLS and of green threads are."""
+
+    sent = 0
+
+    def send(self, data: ReadableBuffer, flags: int = 0, /) -> int:
+        """Send."""
+        return super().send(data, flags)
+
+    def sendall(self, data: ReadableBuffer, flags: int = 0, /) -> None:
+        """Send all."""
+        Green.sent += 1
+        super().sendall(data, flags)
+
+
+def test_a_socket_that_is_not_the_kernels(memcached_server: Server, key: str, open_store: OpenStore) -> None:
+    """Nothing is written past a socket that has a send of its own."""
+    store = open_store(memcached_server, socket_module=SimpleNamespace(**(vars(socket) | {"socket": Green})))
+    store.get(key)
+    before = Green.sent
+    assert store.invalidate(key, put(store, key).version) is None
+    assert Green.sent == before + 2
+
+
+def test_a_packet_for_which_there_is_no_room() -> None:
+    """What the kernel does not take at once follows, and a peer that takes nothing costs one timeout."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        ours.settimeout(20)
+        packet = os.urandom(5_000_000)
+        reading = pool.submit(lambda: theirs.recv(len(packet), socket.MSG_WAITALL))
+        sender(ours)(packet)
+        assert reading.result(20) == packet
+        ours.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            sender(ours)(packet)
 
 
 @pytest.mark.parametrize("verb", ["put", "get", "invalidate"])
