@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from caslock.claim import FREE_TTL, NEVER, Claim, Standing, fence_of, margin
-from caslock.errors import LockLost, OutcomeUnknown, StoreError, StoreUnavailable
+from caslock.errors import LockLost, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.request import (
     Unanswered,
     World,
@@ -191,6 +191,7 @@ async def give_up(world: World, claim: Claim, error: BaseException) -> None:
     """
     claim.ending = True
     trouble: list[str] = []
+    unasked: list[StoreError] = []
 
     async def clean_up() -> None:
         claim.settled = False
@@ -200,6 +201,7 @@ async def give_up(world: World, claim: Claim, error: BaseException) -> None:
                 _, (_, standing) = await _withdraw(world, claim, *start)
                 claim.record = None
         except StoreError as inner:
+            unasked.append(inner)
             trouble.append(f"which could not be asked ({inner})")
         else:
             if claim.may_land(ABSENT) and standing is not None and not standing.free:
@@ -214,7 +216,7 @@ async def give_up(world: World, claim: Claim, error: BaseException) -> None:
             f"lock {claim.key!r} is not held, but a request for it may still be applied at {place}, {trouble[0]}; "
             f"what it leaves there would end by itself within {claim.ttl:g} s"
         )
-        if isinstance(error, StoreUnavailable):
+        if isinstance(error, StoreUnavailable) or (unasked and isinstance(error, NotAcquired)):
             raise OutcomeUnknown(message) from error
         error.add_note(message)
     elif isinstance(error, StoreUnavailable):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from caslock import core
 from caslock.claim import NEVER
-from caslock.errors import CaslockError, LockLost, NotHeld, StoreError
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, OutcomeUnknown, StoreError
 from caslock.hold import Holding
 
 if TYPE_CHECKING:
@@ -149,7 +149,12 @@ class MultiState(Generic[M]):
         except GeneratorExit:
             raise
         except BaseException as error:
-            await self._world.finish(partial(_roll_back, begun, list(holds.values()), error))
+            stuck: list[CaslockError] = []
+            await self._world.finish(partial(_roll_back, begun, list(holds.values()), error, stuck))
+            unsure = [trouble for trouble in stuck if isinstance(trouble, StoreError)]
+            if unsure and isinstance(error, NotAcquired):
+                message = f"not all keys were had, and what was had could not be given back for certain: {unsure[0]}"
+                raise OutcomeUnknown(message) from error
             raise
         held = gather([holds[state] for state in self.states])
         self._forget_released()
@@ -201,20 +206,24 @@ def _worse(failure: BaseException | None, error: BaseException) -> BaseException
     return failure
 
 
-async def _roll_back(begun: dict[LockState, Claim], holds: list[H], failure: BaseException) -> None:
+async def _roll_back(
+    begun: dict[LockState, Claim], holds: list[H], failure: BaseException, stuck: list[CaslockError]
+) -> None:
+    """Give back what was had, and tell in `stuck` what could not be."""
     for state in reversed(begun):
-        with _noting(failure):
+        with _noting(failure, stuck):
             await state.undo(begun[state], failure)
-    with _noting(failure):
+    with _noting(failure, stuck):
         await Holds(holds).released()
 
 
 @contextmanager
-def _noting(failure: BaseException) -> Iterator[None]:
+def _noting(failure: BaseException, stuck: list[CaslockError]) -> Iterator[None]:
     """Let trouble on the way back be a note to what has sent us back."""
     try:
         yield
     except CaslockError as trouble:
+        stuck.append(trouble)
         failure.add_note(str(trouble))
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import AsyncLock, CaslockError, Lock, MultiLock, NotHeld, StoreUnavailable
+from caslock import AsyncLock, CaslockError, Lock, MultiLock, NotAcquired, NotHeld, OutcomeUnknown, StoreUnavailable
 from caslock.record import Record, decode, encode
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import FaultyStore, lose_reply
+from caslock.testing.faults import FaultyStore, lose_reply, lose_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,3 +226,17 @@ def test_a_multi_lock_forgets_what_its_holds_have_released() -> None:
         assert holds is not None
         holds.release()
     assert len(lock._state._held) <= 1
+
+
+def test_a_try_that_could_not_look_again_is_no_none() -> None:
+    """None means that nothing is held: where a lost put may be applied yet and the store falls silent, that is told."""
+    memory, key = MemoryStore(), "key"
+    theirs = Lock(memory, key).acquire()
+    assert theirs is not None
+    store = FaultyStore(memory)
+    store.on("put_if_version", 1, lose_request)
+    store.on("get", 2, lose_request)
+    with pytest.raises(OutcomeUnknown, match="could not be asked") as caught:
+        Lock(store, key, retry=(0, 0)).acquire(timeout=0)
+    assert isinstance(caught.value.__cause__, NotAcquired)
+    theirs.release()

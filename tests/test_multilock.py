@@ -25,6 +25,7 @@ from caslock import (
     MultiLock,
     NotAcquired,
     NotHeld,
+    OutcomeUnknown,
     StoreUnavailable,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
@@ -103,6 +104,17 @@ def test_a_busy_key_is_none_and_the_rest_is_given_back(place: Place) -> None:
         assert standing(store, a) is None
         assert standing(store, c) is None
     held(lock).release()
+
+
+def test_a_key_that_could_not_be_given_back_is_no_none(memory: MemoryStore) -> None:
+    """None means that nothing is held: a key that was had, and whose release gets no answer, is told as unknown."""
+    store = Watched(memory)
+    a, b, _ = three()
+    with Lock(memory, b):
+        store.lose = lambda verb, key: verb != "put" and key == a
+        with pytest.raises(OutcomeUnknown, match="given back") as caught:
+            MultiLock(store, [a, b], retry=(0, 0)).acquire(timeout=0)
+    assert isinstance(caught.value.__cause__, NotAcquired)
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from caslock import core, multi, request
 from caslock.claim import NEVER, NOBODY, Claim, Standing
-from caslock.errors import StoreUnavailable
+from caslock.errors import CaslockError, StoreUnavailable
 from caslock.lockstate import LockState
 from caslock.store import ABSENT, Entry
 from caslock.stores.memcached import MemcachedStore, _Connection, _name
@@ -123,9 +123,11 @@ async def forget_at_release(world: World, claim: Claim) -> None:
         raise
 
 
-async def roll_back_but_one(begun: dict[LockState, Claim], holds: list[Holding], failure: BaseException) -> None:
+async def roll_back_but_one(
+    begun: dict[LockState, Claim], holds: list[Holding], failure: BaseException, stuck: list[CaslockError]
+) -> None:
     """Give back what was taken of several keys, but for the first."""
-    await ROLL_BACK(begun, holds[1:], failure)
+    await ROLL_BACK(begun, holds[1:], failure, stuck)
 
 
 def fence_by_chance(self: Claim, standing: Record | None, version: int) -> Record:
