@@ -184,13 +184,16 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
+        held: Hold | None = None
         try:
-            _release_body(self._bodies, self._bodies.newest(self._state.world.me), error)
+            held = self._bodies.newest(self._state.world.me)
+            _release_body(self._bodies, held, error)
         except Exception:
             raise
-        except BaseException:  # interrupted: leave first
-            if self._bodies.newest(self._state.world.me) is not None:
-                _release_body(self._bodies, self._bodies.newest(self._state.world.me), error or KeyboardInterrupt())
+        except BaseException:  # interrupted: leave first, and nothing but this body
+            held = held or self._bodies.newest(self._state.world.me)
+            if held is not None and self._bodies.has(held):
+                _release_body(self._bodies, held, error or KeyboardInterrupt())
             raise
 
     def _acquire(self, timeout: float | None) -> Hold:
@@ -303,13 +306,16 @@ class MultiLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; trouble with that never masks the body's own exception (it gets a note)."""
+        held: MultiHold | None = None
         try:
-            _release_body(self._bodies, self._bodies.newest(self._state.me), error)
+            held = self._bodies.newest(self._state.me)
+            _release_body(self._bodies, held, error)
         except Exception:
             raise
-        except BaseException:  # interrupted: leave first
-            if self._bodies.newest(self._state.me) is not None:
-                _release_body(self._bodies, self._bodies.newest(self._state.me), error or KeyboardInterrupt())
+        except BaseException:  # interrupted: leave first, and nothing but this body
+            held = held or self._bodies.newest(self._state.me)
+            if held is not None and self._bodies.has(held):
+                _release_body(self._bodies, held, error or KeyboardInterrupt())
             raise
 
     def _acquire(self, timeout: float | None) -> MultiHold:

@@ -33,6 +33,10 @@ class Bodies(Generic[T]):
         mine = [held for by, held in bodies if by is this] or [held for _, held in bodies]
         return mine[-1] if mine else None
 
+    def has(self, held: T) -> bool:
+        """Whether a body has not been left."""
+        return any(body[1] is held for body in tuple(self._open))
+
     def left(self, held: T) -> None:
         """Forget a body."""
         for body in tuple(self._open):

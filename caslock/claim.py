@@ -304,6 +304,7 @@ class Claim:
     def lose(self, why: str) -> LockLost:
         """Lost is lost, for every level of re-entry, until a new acquire with a new hold id."""
         self.lost = self.lost or why
+        self.due = -NEVER  # whoever keeps it has to tell
         return LockLost(f"lock {self.key!r} was lost: {self.lost}")
 
 

@@ -100,7 +100,7 @@ async def _before(world: World, claim: Claim, poll: WaitBaseT | None, limit: flo
         # This process has woken somebody of another one, or had the key for long: others go first.
         if world.waking is not None:
             return await _put_when_free(world, claim, poll, COURTESY, limit)
-        await world.sleep(min(_pause(claim, poll), left))
+        await world.sleep(min(pauses(None)(), left))
     return given
 
 
@@ -326,7 +326,7 @@ async def release(world: World, claim: Claim) -> None:
     """
     claim.ending = True
     mutex = claim.mutex
-    if not mutex.acquire(blocking=False):  # first settle any renewal under way
+    if not mutex.acquire(blocking=False) and not claim.ended(claim):  # first settle any renewal under way
         await mutex.__aenter__()
     heir: Claim | None = None
     given: Standing | None = None

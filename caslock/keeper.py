@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 LINGER: Final = 1.0
-"""Seconds that a keeper stays without a hold: who locks again and again starts no thread each time."""
+"""Seconds after which a keeper that has found no hold looks again: who locks again and again starts one thread."""
 
 _guard = threading.RLock()  # a signal handler may use a lock while its thread is in here
 _keepers: dict[int, Keeper] = {}  # by the id of their store

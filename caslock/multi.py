@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -179,7 +179,10 @@ class MultiState(Generic[M]):
         await core.bid_together(self._world, list(begun.values()))
 
     def _forget_released(self) -> None:
-        self._held = [(by, held) for by, held in self._held if any(hold.is_open for hold in held)]
+        for entry in tuple(self._held):
+            if not any(hold.is_open for hold in entry[1]):
+                with suppress(ValueError):  # another thread has been faster
+                    self._held.remove(entry)
 
     def me(self) -> object:
         """Identity of the thread or task that runs."""

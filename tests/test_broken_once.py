@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import AsyncLock, CaslockError, Lock, MultiLock, NotAcquired, NotHeld, OutcomeUnknown, StoreUnavailable
+from caslock import (
+    AsyncHold,
+    AsyncLock,
+    CaslockError,
+    Lock,
+    LockLost,
+    MultiLock,
+    NotAcquired,
+    NotHeld,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
 from caslock.record import Record, decode, encode
+from caslock.store import Entry
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import FaultyStore, lose_reply, lose_request
 
@@ -240,3 +252,81 @@ def test_a_try_that_could_not_look_again_is_no_none() -> None:
         Lock(store, key, retry=(0, 0)).acquire(timeout=0)
     assert isinstance(caught.value.__cause__, NotAcquired)
     theirs.release()
+
+
+@pytest.mark.parametrize("kind", [Lock, MultiLock])
+def test_an_interrupt_at_the_end_of_a_body_leaves_the_outer_one_alone(kind: type[Lock | MultiLock]) -> None:
+    """An interrupt that strikes when a body has been left releases nothing more: the body around it goes on."""
+    store = MemoryStore()
+    lock = Lock(store, "key") if kind is Lock else MultiLock(store, ["key", "other"])
+    bodies = lock._bodies
+    leave = bodies.left
+
+    def left(body: object) -> None:
+        bodies.left = leave  # type: ignore[method-assign]
+        leave(body)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    with lock as outer:
+        with pytest.raises(KeyboardInterrupt), lock:
+            bodies.left = left  # type: ignore[assignment,method-assign]
+        outer.ensure_held()
+    assert store.get("key") is None
+
+
+def test_threads_of_one_lock_never_share_a_hold_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that takes over while another makes its claim has a hold id of its own."""
+    state = Lock(MemoryStore(), "key")._state
+    others: list[str] = []
+    now = time.time
+
+    def while_another_acquires() -> float:
+        monkeypatch.setattr(time, "time", now)
+        others.append(state._claim().hold)
+        return now()
+
+    monkeypatch.setattr(time, "time", while_another_acquires)
+    assert state._claim().hold not in others
+    assert others
+
+
+@pytest.mark.parametrize("auto_renew", [True, False])
+def test_a_loss_that_extend_has_found_is_told_at_once(*, auto_renew: bool) -> None:
+    """`on_lost` does not wait until the keeper is due."""
+    store, told = MemoryStore(), threading.Event()
+    hold = held(Lock(store, "key", auto_renew=auto_renew, on_lost=lambda _hold: told.set()))
+    store.invalidate("key", hold.fence)
+    with pytest.raises(LockLost):
+        hold.extend()
+    assert told.wait(5)
+
+
+def test_a_hold_whose_loop_was_closed_as_it_was_renewed_can_be_released() -> None:
+    """A renewal that its loop will never finish keeps no release waiting."""
+    memory = MemoryStore()
+
+    class Hanging(AsyncMemoryStore):
+        hangs = False
+
+        async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            if self.hangs:
+                begun.set()
+                await asyncio.Event().wait()
+            return await super().put_if_version(key, value, version, ttl)
+
+    begun = asyncio.Event()
+    store = Hanging(memory)
+
+    async def hold_on() -> AsyncHold:
+        hold = await AsyncLock(store, "key", ttl=2).acquire()
+        assert hold is not None
+        store.hangs = True
+        await begun.wait()
+        return hold
+
+    loop = asyncio.new_event_loop()
+    hold = loop.run_until_complete(hold_on())
+    loop.close()
+    store.hangs = False
+    asyncio.run(asyncio.wait_for(hold.release(), 10))
+    assert memory.get("key") is None

@@ -168,7 +168,8 @@ def test_hand_overs_in_a_row_are_bounded_in_number(
 
     monkeypatch.setattr(ThreadWorld, "sleep", sleep)
     first = held(Lock(store, key))
-    waiting = [in_line(pool, store, key, lambda: held(Lock(store, key)).release()) for _ in range(12)]
+    theirs = {"poll": lambda _state: ENOUGH}  # between tries, and this is before one
+    waiting = [in_line(pool, store, key, lambda: held(Lock(store, key, **theirs)).release()) for _ in range(12)]  # type: ignore[arg-type]
     store.log.clear()
     first.release()
     for one in waiting:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import selectors
 import time
@@ -20,7 +21,6 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from pymemcache.client.base import Client, PooledClient
 from pymemcache.exceptions import MemcacheClientError, MemcacheUnknownCommandError
 
-from caslock import process
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.sockets import sender
 from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
@@ -260,7 +260,7 @@ class MemcachedStore:
             except IndexError:
                 return None
             now = time.monotonic()
-            if connection.generation != process.generation:
+            if connection.pid != os.getpid():
                 self._inherited.append(connection)  # the parent's: a child neither uses it nor closes it
             elif connection.start < self._start or (now - connection.used > _RESTED and connection.has_ended()):
                 connection.close()
@@ -310,7 +310,7 @@ class _Connection:
         self._socket: socket.socket = client.sock
         self.send = sender(self._socket)
         self.receive: Callable[[int], bytes] = self._socket.recv
-        self.generation = process.generation
+        self.pid = os.getpid()
         self.start = start
         self.origin = start << 30
         self.used = time.monotonic()
