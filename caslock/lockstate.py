@@ -279,7 +279,7 @@ class LockState:
         try:
             await core.renew(self.world, claim, ttl)
         finally:
-            if not claim.ending:
+            if not (claim.ending or self.world.ended(claim)):
                 self.world.watch(claim)
 
     def newest_hold(self) -> Holding:

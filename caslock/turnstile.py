@@ -99,8 +99,9 @@ class Turnstile:
     def name_heir(self, claim: Claim, now: float) -> None:
         """Choose who gets the key straight from `claim`, which is about to be released."""
         with self._guard:
-            # Others that are being released may still be inside: they have handed over to us, or to who did.
-            inside = [other for other in self._admit(now) if other is claim or not other.ending]
+            # Others that are being released may still be inside: they have handed over to us, or to who did.  But those
+            # of a shared owner leave a record behind them that is not ours alone.
+            inside = [other for other in self._admit(now) if other is claim or other.shared or not other.ending]
             if claim.heir is not None or inside != [claim] or not self._waiting:
                 return
             if not self._row:
