@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from caslock.errors import LockLost, StoreUnavailable
@@ -124,20 +126,24 @@ class SeveralKeys:
 
     @scenario
     async def test_one_request_for_several_keys_without_an_answer(self, scene: Scene) -> None:
-        """Lost, late or doubled, it is settled for each key: all are held, and all are free afterwards."""
+        """Lost or late, it is settled for each key, and so is the release: all are held, and all are free then."""
 
-        async def lose(fault: Fault, key: str) -> None:
+        async def lose(fates: tuple[Fault | None, ...], key: str) -> None:
             faulty = scene.faulty()
             keys = [f"{key}:{letter}" for letter in "abc"]
-            faulty.on("put_many", 1, fault)
+            put, release = fates
+            if put is not None:
+                faulty.on("put_many", 1, put)
             holds = await attempt_all(scene.play.multi(faulty, keys, ttl=TTL, auto_renew=False))
             assert holds is not None
             await done(faulty.deliver())
             holds.ensure_held()
             await done(holds.extend())
-            faulty.on("invalidate_many", 1, fault)
+            if release is not None:  # one request, but for who has to keep a late put out
+                faulty.on("any", 1, release)
             await done(holds.release())
             await done(faulty.deliver())
             assert [await scene.holder(each_key) for each_key in keys] == [None] * len(keys)
 
-        await each(scene, [lose_request, lose_reply, unsent, late(), late(after=1), late(before=2)], lose)
+        fates = (None, lose_request, lose_reply, unsent, late(), late(after=1), late(before=2))
+        await each(scene, product(fates, repeat=2), lose)

@@ -24,6 +24,8 @@ from caslock.stores.memory import MemoryStore
 from caslock.testing import StoreContract, waiting_contract
 from caslock.testing.simulate import Violation
 from caslock.testing.simulate.chance import simulate
+from caslock.testing.simulate.explore import Bounds, explore
+from caslock.testing.simulate.scenes import SCENES
 from tests.places import opened
 from tests.test_contract_bites import meets
 from tests.test_faults_bite import play
@@ -131,8 +133,27 @@ class Seeds(NamedTuple):
         for seed in seeds:
             said = red(partial(simulate, seed), patience=2 * PATIENCE)
             if said and self.word in said:
-                return re.sub(r"\d+", "n", re.sub(r"\b[A-D][kl]\.\d+\b", "a hold", said))
+                return nameless(said)
         return ""
+
+
+class Search(NamedTuple):
+    """A scene of the simulator, searched under so many faults at the most, until a law is broken that has `word`."""
+
+    scene: str
+    faults: int = 1
+    word: str = ""
+    layer: str = "simulator"
+
+    def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> str:
+        """Give the law, and the scene."""
+        del request
+        search = partial(explore, SCENES[self.scene], Bounds(self.faults, states=20_000))
+        with patched(mutant.control):
+            green(self, mutant.control, run=partial(red, search, patience=2 * PATIENCE))
+            with patched(mutant.patches):
+                said = red(search, patience=2 * PATIENCE)
+                return f"{nameless(said)} ({self.scene})" if said and self.word in said else ""
 
 
 class Directed(NamedTuple):
@@ -151,7 +172,7 @@ class Directed(NamedTuple):
                 return words(self.name) if red(scene) else ""
 
 
-Check: TypeAlias = Contract | Law | Seeds | Directed
+Check: TypeAlias = Contract | Law | Seeds | Search | Directed
 
 _green: set[tuple[object, ...]] = set()
 
@@ -200,6 +221,11 @@ def patched(patches: Patches) -> Iterator[None]:
 def in_order(contract: type) -> list[str]:
     """Name the tests of a contract as pytest runs them: from the last of its classes on."""
     return [name for part in reversed(contract.__mro__) for name in vars(part) if name.startswith("test_")]
+
+
+def nameless(law: str) -> str:
+    """Write a law that was broken, whoever broke it."""
+    return re.sub(r"\d+", "n", re.sub(r"\b[A-L]2?[kl]\.\d+\b", "a hold", law))
 
 
 def words(name: str) -> str:

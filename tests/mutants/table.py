@@ -25,9 +25,10 @@ from tests import test_contract_bites as bad_stores
 from tests import test_faults_bite as faulty_cores
 from tests import test_fork_and_signals as forks
 from tests import test_multilock as multilocks
+from tests import test_queue as queues
 from tests import test_simulate_bites as simulated_cores
 from tests.mutants import seeded
-from tests.mutants.layers import Contract, Directed, Law, Mutant, Seeds
+from tests.mutants.layers import Contract, Directed, Law, Mutant, Search, Seeds
 from tests.places import fresh, opened, standing
 from tests.stores import test_memcached as memcacheds
 
@@ -89,6 +90,12 @@ def a_batch_is_lost(request: pytest.FixtureRequest) -> None:
     holds.release()
     assert store.calls["invalidate_many"] == 1
     assert not any(standing(store, key) for key in keys), "a release that was lost is told as done"
+
+
+def nobody_is_left(request: pytest.FixtureRequest) -> None:
+    """Cancel the heir while the releaser waits for a renewal."""
+    del request
+    queues.test_nothing_is_handed_over_to_one_that_has_gone_before()
 
 
 def any_order(request: pytest.FixtureRequest) -> None:
@@ -153,7 +160,7 @@ MUTANTS: Final = (
     Mutant(
         "extend that shortens late",
         "A shorter lease is believed once it is answered, not from when it is sent.",
-        (law("test_a_shorter_lease_is_believed_when_it_is_sent"),),
+        (law("test_a_shorter_lease_is_believed_when_it_is_sent"), Search("two processes, extending", 2, "believes")),
         ((core, "renew", faulty_cores.believe_the_old_lease),),
     ),
     Mutant(
@@ -377,6 +384,57 @@ MUTANTS: Final = (
         ((core, "_hand_over", simulated_cores.hand_over_and_believe),),
     ),
     Mutant(
+        "key handed to a waiter that has gone",
+        "The releaser hands over without a look whether its heir still waits.",
+        (
+            Search("two tasks, extending aside", word="told to have failed"),
+            Directed("test_nothing_is_handed_over_to_one_that_has_gone_before", nobody_is_left),
+        ),
+        ((core, "_hand_over", simulated_cores.hand_over_unseen),),
+    ),
+    Mutant(
+        "no second look as the key is handed over",
+        "The releaser looks for its heir before it takes note of what it sends, and never after.",
+        (Search("two threads, racing", word="told to have failed"),),
+        ((Claim, "first", simulated_cores.write_and_not_look),),
+    ),
+    Mutant(
+        "next one let in before the last has left",
+        "Who comes after an heir that has gone is let in while the releaser is still there.",
+        (Search("three tasks of two Locks", word="which it had not"),),
+        ((Turnstile, "name_heir", simulated_cores.let_follow_at_once),),
+    ),
+    Mutant(
+        "heir named beside others that leave",
+        "The hold of another Lock object of the same owner that is being released is not waited for.",
+        (Search("three tasks of one owner", 0, "which it had not"),),
+        ((Turnstile, "name_heir", simulated_cores.name_heir_beside_others),),
+    ),
+    Mutant(
+        "hold id read after another thread has drawn one",
+        "Two threads of one Lock object acquire at the same moment, and get one hold id.",
+        (Search("two threads of one Lock, racing"),),
+        ((LockState, "_claim", simulated_cores.read_the_id_again),),
+    ),
+    Mutant(
+        "extension by a loop that is gone",
+        "A hold whose event loop was closed in an extension is renewed by the next loop for ever.",
+        (Search("two tasks, extending aside", word="does not end"),),
+        ((LockState, "renew", simulated_cores.watch_the_dead),),
+    ),
+    Mutant(
+        "break of who comes after",
+        "A break goes on until nobody stands.",
+        (Search("two processes, breaking", 0, "who came after"),),
+        ((core, "break_", simulated_cores.break_whoever_comes),),
+    ),
+    Mutant(
+        "inner release that frees the key",
+        "One release is enough for all levels of re-entry.",
+        (Search("two of one owner, again", 0, "believes"),),
+        ((LockState, "release", simulated_cores.leave_for_all),),
+    ),
+    Mutant(
         "turnstile never left",
         "A claim that is over stays in the queue of its process.",
         (SEEDS,),
@@ -385,13 +443,17 @@ MUTANTS: Final = (
     Mutant(
         "batch of puts without an answer forgotten",
         "The puts of a MultiLock that travelled together and got no answer are taken for lost.",
-        (SEEDS,),
+        (Search("two processes, two keys", word="has released"),),
         ((core, "bid_together", simulated_cores.bid_at_no_answer),),
     ),
     Mutant(
         "batch of releases without an answer taken as released",
         "The releases of a MultiLock that travelled together and got no answer are taken for done.",
-        (SEEDS, Directed("a batch of releases is lost", a_batch_is_lost)),
+        (
+            law("test_one_request_for_several_keys_without_an_answer"),
+            SEEDS,
+            Directed("a batch is lost", a_batch_is_lost),
+        ),
         ((core, "leave_together", seeded.leave_at_no_answer),),
     ),
     Mutant(

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from caslock.testing.simulate.chance import simulate
 from caslock.testing.simulate.diagram import diagram
 from caslock.testing.simulate.explore import Bounds, Explored, explore
-from caslock.testing.simulate.run import Violation
 from caslock.testing.simulate.scenes import SCENES
 from caslock.testing.simulate.shrink import shrunk
+from caslock.testing.simulate.story import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 from caslock.testing.simulate.fate import faults
 from caslock.testing.simulate.plan import drawn
-from caslock.testing.simulate.run import LONGEST, Run
+from caslock.testing.simulate.race import rivals
+from caslock.testing.simulate.run import Run
 
 if TYPE_CHECKING:
-    from caslock.testing.simulate.run import Choice
+    from caslock.testing.simulate.story import Choice
+
+TENSE = 0.3
+"""At which share of the steps something goes wrong while somebody waits for a mutex or cleans up."""
 
 _STOPS = ("0.5", "2", "12")  # seconds
 
@@ -29,9 +33,8 @@ def by_chance(run: Run, chance: random.Random) -> None:
     """Take steps by chance until nothing is left to happen."""
     plan = run.plan
     while not run.over:
-        if len(run.choices) > LONGEST:
-            run.violate("the run does not end")
-        if chance.random() < plan.share and _trouble(run, chance):
+        run.check_length()
+        if chance.random() < (TENSE if run.tense else plan.share) and _trouble(run, chance):
             continue
         _go_on(run, chance)
     run.finish()
@@ -51,7 +54,7 @@ def _trouble(run: Run, chance: random.Random) -> bool:
     """Let something go wrong; False where it can't now."""
     lot = chance.random()
     if lot < 0.85:  # noqa: PLR2004 - a share
-        found = _of_a_flow(run, chance)
+        found = (_race(run, chance) if lot < 0.15 else None) or _of_a_flow(run, chance)  # noqa: PLR2004 - a share
     elif lot < 0.95:  # noqa: PLR2004 - a share
         count = min(len(run.moments(every=True)), 3)
         found = ("time", f"stall {chance.randint(1, count)}") if count else None
@@ -68,13 +71,32 @@ def _trouble(run: Run, chance: random.Random) -> bool:
 
 
 def _of_a_flow(run: Run, chance: random.Random) -> Choice | None:
-    flow = chance.choice(list(run.flows.values())) if run.flows else None
-    found = faults(flow) if flow is not None else ()
-    if flow is None or not found:
+    flows = list(run.flows.values())
+    cleaning = [flow for flow in flows if flow.shielded or flow.struck]
+    if cleaning and chance.random() < 0.3:  # noqa: PLR2004 - a share
+        flow = chance.choice(cleaning)
+        return flow.name, chance.choice([what for what in faults(flow) if what in {"cancel", "end"}] or ["go"])
+    if not flows:
+        return None
+    flow = chance.choice(flows)
+    found = [what for what in faults(flow) if what in run.plan.faults]
+    if not found:
         return None
     what = chance.choice(found)
     return None if what == "abandon" and chance.random() < 0.8 else (flow.name, what)  # noqa: PLR2004 - a share
 
 
+def _race(run: Run, chance: random.Random) -> Choice | None:
+    ready = run.ready()
+    if not ready:
+        return None
+    flow = chance.choice(ready)
+    others = rivals(run, flow)
+    if not others:
+        return None
+    line = int(2 ** chance.uniform(0, 6))
+    return flow.name, f"race {line} {chance.choice(others).name} {chance.choice(('go', 'cancel'))}"
+
+
 def _allowed(what: str, run: Run) -> bool:
-    return what in run.plan.faults or what.split(maxsplit=1)[0] in {"stall", "stop"} & run.plan.faults
+    return what in run.plan.faults or what.split(maxsplit=1)[0] in {"race", "stall", "stop"} & run.plan.faults

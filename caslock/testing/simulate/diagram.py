@@ -14,8 +14,7 @@ from caslock.testing.simulate.story import ask, line, stands
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from caslock.testing.simulate.run import Violation
-    from caslock.testing.simulate.story import Step
+    from caslock.testing.simulate.story import Step, Violation
 
 LEFT, LANE, ROW, HEAD, FOOT, BAR = 80, 340, 34, 96, 30, 10
 INK, GREY, LINE, BLUE, RED, GREEN = "#1c2330", "#69717f", "#d5dae2", "#2f6fde", "#d8232a", "#2e9d57"

@@ -5,7 +5,8 @@ each new state by its first choice, and keeps the others for later: those with f
 
 What is safe to leave out is left out.  A request that gets no answer lands at any later step or never: that is the
 loss of the request, and of the reply, too.  What only one process can notice (a sleep that ends, say) is done before
-anything at the store, for no other process can tell.
+anything at the store, for no other process can tell.  Threads race at each line in turn: the next one is looked at when
+a race has struck at the one before.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.testing.simulate.fate import faults
 from caslock.testing.simulate.fingerprint import fingerprint
+from caslock.testing.simulate.race import next_race, races
 from caslock.testing.simulate.run import Run
-from caslock.testing.simulate.world import Asking
+from caslock.testing.simulate.waits import Asking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from caslock.testing.simulate.plan import Plan
-    from caslock.testing.simulate.run import Choice
+    from caslock.testing.simulate.story import Choice
     from caslock.testing.simulate.world import Flow
 
 
@@ -60,6 +62,13 @@ class _Path(NamedTuple):
             path = path.before
         return found[::-1]
 
+    def take(self, run: Run, way: deque[_Path | None]) -> None:
+        """Go along it; when it ends with a race, the same race a line later is another one."""
+        for who, what in self.choices():
+            run.do(who, what)
+        if run.raced:
+            way.append(_Path(self.before, next_race(self.choice, run.raced)))
+
 
 def explore(plan: Plan, bounds: Bounds) -> Explored:
     """Look at every state that `plan` leads to with so many faults, or at as many; raises `Violation`."""
@@ -75,8 +84,8 @@ def explore(plan: Plan, bounds: Bounds) -> Explored:
         run = Run(plan)
         runs += 1
         try:
-            for who, what in path.choices() if path else ():
-                run.do(who, what)
+            if path is not None:
+                path.take(run, ways[used])
             while True:
                 steps += 1
                 state = fingerprint(run)
@@ -97,6 +106,7 @@ def explore(plan: Plan, bounds: Bounds) -> Explored:
                     break
                 path = _Path(path, first)
                 run.do(*first)
+                run.check_length()
         finally:
             run.close()
     left = next((number for number, way in enumerate(ways) if way), len(ways))
@@ -117,6 +127,9 @@ def choices(run: Run, *, faulty: bool) -> Iterator[tuple[Choice, bool]]:
             yield choice, True
         if ready and "stall" in run.plan.faults and run.moments(every=True):
             yield ("time", "stall 1"), True
+        if "race" in run.plan.faults:
+            for choice in races(run):
+                yield choice, True
 
 
 def _ready(run: Run) -> list[Flow]:

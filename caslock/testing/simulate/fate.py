@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.testing.simulate.outage import abandon
-from caslock.testing.simulate.world import Answered, Asking, Cancelled, Lined
+from caslock.testing.simulate.waits import Answered, Asking, Cancelled, Lined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from caslock.testing.simulate.run import Run
     from caslock.testing.simulate.world import Flow
+
+STRIKES: Final = 2
+"""How often a thread is interrupted in one call, at the most: in it, and in its clean-up."""
 
 _FAULTS: Final = {"get": ("lose", "slow", "refuse", "unsent"), "wait": ("late", "lose reply", "slow", "unsent")}
 _WRITE: Final = ("lose", "lose reply", "late", "twice", "slow", "refuse", "unsent")
@@ -29,10 +32,10 @@ def faults(flow: Flow) -> tuple[str, ...]:
         found = ("lose",)
     elif isinstance(waits, Asking):
         found = _FAULTS.get(waits.request.verb, _WRITE)
-    if flow.interruptible and not flow.struck:
+    if flow.interruptible and flow.struck < STRIKES:
         found += ("cancel",)
         if not flow.client.process.threads:
-            found += ("abandon",)
+            found += ("abandon", "end") if flow.shielded and not flow.ended else ("abandon",)
     return found
 
 
@@ -40,6 +43,10 @@ def befall(run: Run, flow: Flow, what: str) -> None:
     """Let it happen."""
     if what == "cancel":
         _cancel(run, flow)
+    elif what == "end":
+        flow.ended, flow.blind, flow.doomed = True, False, flow.shielded - 1
+        flow.cancelled = flow.deferred = True
+        _strike(run, flow, "its event loop ends")
     elif what == "abandon":
         abandon(run, flow.client)
     elif isinstance(flow.waits, Lined):
@@ -151,12 +158,17 @@ def _in_line(run: Run, flow: Flow, lined: Lined, what: str) -> None:
 
 
 def _cancel(run: Run, flow: Flow) -> None:
-    if flow.shielded:  # it hears of it when what it finishes is finished
+    if flow.shielded and not flow.client.process.threads:  # it hears of it when what it finishes is finished
         run.tell(flow.name, "cancelled, and hears of it later")
         flow.cancelled = flow.deferred = True
         return
-    flow.struck = flow.client.process.threads
-    run.tell(flow.name, "interrupted" if flow.struck else "cancelled")
+    flow.struck += flow.client.process.threads
+    flow.spoiled += bool(flow.shielded)
+    _strike(run, flow, "interrupted" if flow.struck else "cancelled")
+
+
+def _strike(run: Run, flow: Flow, what: str) -> None:
+    run.tell(flow.name, what)
     if isinstance(flow.waits, Lined):
         run.store.step_out(flow.waits.waiter)
     run.delay(flow)  # what it has sent may land, at once or later, or never

@@ -26,19 +26,8 @@ from caslock.testing.simulate.laws import Judge
 from caslock.testing.simulate.liveness import live
 from caslock.testing.simulate.run import Run
 from caslock.testing.simulate.store import FIRST_VERSION, read
-from caslock.testing.simulate.world import (
-    NEVER,
-    START,
-    Answered,
-    Asking,
-    Event,
-    Flow,
-    Lined,
-    Listening,
-    Mutex,
-    Wait,
-    World,
-)
+from caslock.testing.simulate.waits import NEVER, START, Answered, Asking, Lined, Listening, Wait
+from caslock.testing.simulate.world import Event, Flow, Mutex, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -188,7 +177,13 @@ class _Print:
         # What it knows of holds that nothing and nobody knows any more says nothing of what happens next.
         known = {item for item in self._out if type(item) is str}
         self.several((sorted(known & judge.settled.keys()), sorted(known & judge.excused)))
-        self.several((sorted(known & judge.succeeded), sorted(known & self._run.store.expired)))
+        self.several(
+            (
+                sorted(known & judge.succeeded),
+                [(hold, judge.broken[hold]) for hold in sorted(known & judge.broken.keys())],
+            )
+        )
+        self.several((sorted(known & self._run.store.expired), sorted(known & judge.breaks.keys())))
         self.several([max(fences.values()) for fences in judge.fences.values()])
         for client, (silent, before) in judge.leaving.items():
             self.several((client, silent == client.silent))
@@ -196,7 +191,8 @@ class _Print:
                 self.several((lost, lease and (lease.entry.version, lease.record.holds)))
 
     def flow(self, flow: Flow) -> None:
-        self._out += (flow.name, flow.shielded, flow.cancelled, flow.deferred, flow.struck)
+        self._out += (flow.name, flow.shielded, flow.cancelled, flow.deferred, flow.blind, flow.ended, flow.doomed)
+        self._out += (flow.struck, flow.spoiled)
         self.wait(flow.waits)
         awaited: object = flow.coroutine
         while awaited is not None:

@@ -7,7 +7,7 @@
    what it kept out may come in: a lost put that expects absence.  It blocks the key for a lease, and no more.)
 5. Nobody's hold is removed by another, but by the end of its lease.
 6. Every record has a ttl.
-7. Loss is told: by the keeper at the deadline, and at the release.
+7. Loss is told: by the keeper at the deadline, and at the release; and nothing else is told as a loss.
 8. Whoever was promised the key is told once the release is over.
 9. When the faults are over, every process gets the key within a lease, and no turnstile keeps anybody.
 
@@ -21,7 +21,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from caslock.errors import OutcomeUnknown
+from caslock.errors import LockLost, OutcomeUnknown
+from caslock.store import ABSENT
 from caslock.testing.simulate.story import short
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from caslock.claim import Claim
     from caslock.hold import Holding
+    from caslock.record import Record
     from caslock.testing.simulate.client import Client, NamedLockState
     from caslock.testing.simulate.run import Run
     from caslock.testing.simulate.store import Lease, Request
@@ -42,6 +44,8 @@ class Judge:
         self._run = run
         self._trusts = run.plan.trusts_clocks
         self.settled: dict[str, tuple[str, str]] = {}  # by hold: its key, and why it must not stand
+        self.breaks: dict[str, int | None] = {}  # by the id of the hand that breaks: the tenure that it has broken
+        self.broken: dict[str, bool] = {}  # holds, and whether they had been told to hold
         self.succeeded: set[str] = set()
         self.excused: set[str] = set()  # holds that the store was allowed to forget
         self.fences: dict[str, dict[int, int]] = {}  # by key and tenure
@@ -64,7 +68,7 @@ class Judge:
         changes = store.changes
         for key, before, after, sender in changes:
             holds = after.record.holds if after else ()
-            if before is not None:
+            if before is not None and not (after and self._breaks(before, after)):
                 for hold in before.record.holds:
                     if hold not in holds and not hold.startswith(sender.prefixes):
                         self._run.violate(f"{sender.name} has removed {hold}, which stood under {key!r}")
@@ -72,6 +76,24 @@ class Judge:
                 if hold in self.settled:
                     self._run.violate(f"{hold} stands, which {self.settled[hold][1]}")
         changes.clear()
+
+    def _breaks(self, before: Lease, after: Lease) -> bool:
+        """Whether that was a break, which takes away one tenure and no other."""
+        hand = after.record.write.rpartition(".")[0]
+        if hand not in self.breaks:
+            return False
+        if before.record.holds:
+            tenure = self.breaks[hand] = self.breaks[hand] or before.tenure
+            if tenure != before.tenure:
+                self._run.violate(f"a break has taken the key from {', '.join(before.record.holds)}, who came after")
+            self.broken.update({hold: hold in self.succeeded for hold in before.record.holds})
+        return True
+
+    def broke(self, state: NamedLockState, broken: Record | None) -> None:
+        """Check a break that is over: none of those who held it comes back (but who had not been told tries on)."""
+        for hold in broken.holds if broken else ():
+            if self.broken.get(hold):
+                self._settle(hold, state.key, "was broken")
 
     def beliefs(self) -> None:
         """Check that who believes stands, and so that nobody else believes."""
@@ -81,20 +103,20 @@ class Judge:
         for client in run.clients:
             for hold in client.holding:
                 claim = hold.claim
-                if hold.lost or claim.hold in self.excused or not client.process.alive:
+                if hold.lost or not client.process.alive or claim.hold in self.excused or claim.hold in self.broken:
                     continue
                 lease = run.store.standing(hold.key, run.now)
                 if lease is None or claim.hold not in lease.record.holds or lease.record.owner != claim.owner:
                     instead = "nothing stands" if lease is None else f"{', '.join(lease.record.holds) or 'nobody'} does"
                     run.violate(f"{client.name} believes that it holds {hold.key!r}, but {instead}")
 
-    def acquired(self, client: Client) -> None:
+    def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
         """Check a success."""
         run = self._run
-        for hold in client.holding:
+        for hold in holds:
             claim = hold.claim
             run.tell(client.name, f"holds {hold.key!r}, fence {short(hold.fence)}", hold)
-            if claim.hold in self.succeeded:
+            if (claim.hold in self.succeeded) != (len(claim.levels) > 1):
                 run.violate(f"{claim.hold} succeeds for a second time")
             self.succeeded.add(claim.hold)
             known = self.fences.setdefault(hold.key, {})
@@ -110,44 +132,78 @@ class Judge:
     def failed(self, client: Client, error: BaseException) -> None:
         """Check a failure."""
         run = self._run
-        unsure = isinstance(error, OutcomeUnknown) or hasattr(error, "__notes__") or run.current.deferred
+        flow = run.current
+        unsure = _tells(error) or (flow.deferred and flow.blind) or flow.spoiled > 1
         run.tell(client.name, f"{type(error).__name__}{', unsure' if unsure else ''}")
         if not unsure:
             for claim in client.attempts:
-                self._settle(claim, f"{client.name} was told to have failed")
+                if not flow.deferred or self._kept_out(claim):
+                    self._settle(claim.hold, claim.key, f"{client.name} was told to have failed")
 
-    def _settle(self, claim: Claim, why: str) -> None:
-        if claim.hold in self.excused:
-            return
-        self.settled[claim.hold] = claim.key, why
+    def _kept_out(self, claim: Claim) -> bool:
+        """Whether no late request of a claim can land: else its caller is told, unless a cancellation hides that."""
         lease = self._run.store.standing(claim.key, self._run.now)
-        if lease is not None and claim.hold in lease.record.holds:
-            self._run.violate(f"{claim.hold} stands, which {why}")
+        return not claim.may_land(ABSENT) or (lease is not None and lease.record.free)
 
-    def leaves(self, client: Client) -> None:
+    def _settle(self, hold: str, key: str, why: str) -> None:
+        if hold in self.excused:
+            return
+        self.settled[hold] = key, why
+        lease = self._run.store.standing(key, self._run.now)
+        if lease is not None and hold in lease.record.holds:
+            self._run.violate(f"{hold} stands, which {why}")
+
+    def leaves(self, client: Client, holds: Sequence[Holding]) -> None:
         """Take note of what stands as a release begins."""
         run = self._run
         self.leaving[client] = (
             client.silent,
-            [(bool(hold.claim.lost), run.store.standing(hold.key, run.now)) for hold in client.holding],
+            [(bool(hold.claim.lost), run.store.standing(hold.key, run.now)) for hold in holds],
         )
-        run.tell(client.name, "releases", *client.holding)
+        run.tell(client.name, "releases", *holds)
 
-    def left(self, client: Client, holds: Sequence[Holding], error: BaseException | None) -> None:
+    def left(
+        self, client: Client, holds: Sequence[Holding], error: BaseException | None, *, again: bool = False
+    ) -> None:
         """Check the end of a release."""
         run = self._run
         silent, before = self.leaving.pop(client)
         run.tell(client.name, f"{type(error).__name__} at the release" if error else "has released")
         for hold, (lost, lease) in zip(holds, before, strict=True):
+            name = hold.claim.hold
+            stood = lease is not None and name in lease.record.holds
+            # Who could not release at once may have been followed by another thread or task of the same Lock object.
+            at_once = isinstance(error, LockLost) and len(holds) == 1 and not again
+            if at_once and stood and not lost and not self._may_be_lost(hold):
+                run.violate(f"{client.name} was told that it had lost {hold.key!r}, which it had not")
             if error is not None:
                 continue
-            name = hold.claim.hold
             after = run.store.standing(hold.key, run.now)
-            others = lease is not None and bool(lease.record.holds) and name not in lease.record.holds
+            entered = bool(hold.claim.levels)  # still, by another level: this release has asked nobody
+            others = not entered and lease is not None and name not in lease.record.holds
             if lost or (others and silent == client.silent and after and lease and after.tenure == lease.tenure):
                 run.violate(f"{client.name} was not told that it had lost {hold.key!r}")
-            if name not in run.store.expired:  # else its own lost put, if any, found nothing to keep it out
-                self._settle(hold.claim, f"{client.name} has released")
+            if not entered and name not in run.store.expired:  # else nothing has kept out its own lost put, if any
+                self._settle(name, hold.key, f"{client.name} has released")
+
+    def _may_be_lost(self, hold: Holding) -> bool:
+        """Whether its lease has ended, by any clock, or was broken or forgotten."""
+        name, world = hold.claim.hold, hold.world
+        over = world.now() >= hold.claim.deadline or name in self._run.store.expired
+        return over or name in self.broken or name in self.excused
+
+    def misses(self, client: Client, error: BaseException) -> None:
+        """Check what a body was told."""
+        run = self._run
+        run.tell(client.name, f"{type(error).__name__} in the body")
+        if not isinstance(error, LockLost) or any(self._may_be_lost(hold) for hold in client.holding):
+            return
+        leases = [run.store.standing(hold.key, run.now) for hold in client.holding]
+        if all(
+            lease and hold.claim.hold in lease.record.holds and lease.tenure == run.store.tenure_of[hold.claim.version]
+            for lease, hold in zip(leases, client.holding, strict=True)
+        ):
+            run.violate(f"{client.name} was told that it had lost what it holds")
 
     def kept(self, claim: Claim) -> None:
         """Check that a keeper that comes no more has told why."""
@@ -182,3 +238,10 @@ class Judge:
                 inside = [claim.hold for claim in state.turnstile.inside(world.now())]
                 if inside or state.turnstile.is_awaited:
                     run.violate(f"{inside or 'somebody'} is in the turnstile of {world.name} for ever")
+
+
+def _tells(error: BaseException | None) -> bool:
+    """Whether an error says, itself or by what it interrupted, that more may come."""
+    return error is not None and (
+        isinstance(error, OutcomeUnknown) or hasattr(error, "__notes__") or _tells(error.__context__)
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from caslock.errors import StoreUnavailable
 from caslock.store import ABSENT
 from caslock.testing.simulate.story import Step
-from caslock.testing.simulate.world import START, Asking, Wait
+from caslock.testing.simulate.waits import START, Asking, Wait
 
 if TYPE_CHECKING:
     from caslock.testing.simulate.client import Client
@@ -93,6 +93,7 @@ def abandon(run: Run, client: Client) -> None:
     run.tell(client.name, "its event loop is closed")
     client.alive = False
     client.holding = client.attempts = ()
+    client.entered.clear()
     for flow in [flow for flow in run.flows.values() if flow.client is client]:
         run.delay(flow)
         del run.flows[flow.name]

@@ -6,7 +6,7 @@ So a story can be shrunk: clients and rounds can be taken out of a plan, and ste
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,34 +16,50 @@ KEYS: Final = ("k", "l")
 FAULTS: Final = frozenset({
     "lose", "lose reply", "late", "twice", "slow", "refuse", "unsent",  # of a request
     "full", "woken for nothing",  # of one that waits at the store
-    "cancel", "abandon", "kill", "stop", "stall", "restart", "forget",
+    "cancel", "end", "race", "abandon", "kill", "stop", "stall", "restart", "forget",
 })  # fmt: skip
 """All that may go wrong.
 
 A request is lost, or its reply, or it is applied later (any later step within `PACKET_LIFE`), or twice, or its reply is
-slow; it is refused, or never leaves.  A program is cancelled (a thread: interrupted) at an await; the event loop of a
-client is closed and its coroutines with it; a process is killed, or stopped for a while; time passes although
-something could happen (``stall``).  The store drops all connections (``restart``), or all entries (``forget``).
+slow; it is refused, or never leaves.  A program is cancelled (a thread: interrupted) at an await, and again in the
+clean-up after it; its event loop ends, which cancels even what is shielded from that; between two lines of a thread
+another one takes a step (``race``).  The event loop of a client is closed and its coroutines with it (``abandon``); a
+process is killed, or stopped for a while; time passes although something could happen (``stall``).  The store drops
+all connections (``restart``), or all entries (``forget``).
 """
 
 PACKET_LIFE: Final = 20.0
 """Seconds after which a late request is lost: well below `FREE_TTL`, even for a clock that runs twice as fast."""
 
 
+Deed = Literal["", "extend", "extend aside", "enter", "enter elsewhere", "leave", "break"]
+
+DOES: Final[tuple[Sequence[Deed], ...]] = (
+    ("", "", "extend"),
+    ("", "extend", "extend aside"),
+    ("", "enter", "enter elsewhere", "leave", "extend", "break"),
+)
+"""What is done in bodies: a plan has one of these."""
+
+
 class Stay(NamedTuple):
-    """A part of a body: seconds, then an extension or none."""
+    """A part of a body: seconds, and what is done then."""
 
     seconds: float
-    extends: bool = False
+    does: Deed = ""
+    """Extend what was entered last, and go on meanwhile (aside); enter the same Lock once more or (elsewhere) another
+    one of the same owner; leave what was entered so; or break the lock."""
     ttl: float | None = None
+    """Of an extension."""
 
 
 class Round(NamedTuple):
-    """One acquire: a pause before it, how long to wait, and what is done with the hold."""
+    """One acquire: a pause before it, how long to wait, and what is done with the hold; or a break instead."""
 
     pause: float
     timeout: float | None
     body: tuple[Stay, ...] = ()
+    breaks: bool = False
 
 
 class ClientPlan(NamedTuple):
@@ -91,12 +107,14 @@ def drawn(seed: int) -> Plan:
     """Draw a plan: 2 to 4 clients in 1 to 4 processes, 2 to 5 rounds each."""
     chance = random.Random(seed)  # noqa: S311 - replays, not secrets
     count = chance.choice((2, 2, 3, 3, 4))
-    processes = chance.randint(1, count)
+    processes = chance.choice((1, 1, chance.randint(1, count)))
     threads = tuple(chance.random() < 0.4 for _ in range(processes))  # noqa: PLR2004 - a share
-    several = chance.random() < 0.25  # noqa: PLR2004 - a share
+    several = chance.random() < 0.3  # noqa: PLR2004 - a share
+    does = chance.choice(DOES)
     clients: list[ClientPlan] = []
     for number in range(count):
-        client = _client(chance, "ABCD"[number], number if number < processes else chance.randrange(processes), several)
+        process = number if number < processes else chance.randrange(processes)
+        client = _client(chance, "ABCD"[number], process, does, several=several)
         peers = [other for other in clients if other.process == client.process]
         if peers and chance.random() < 0.3:  # noqa: PLR2004 - a share
             one = chance.choice(peers)
@@ -113,35 +131,45 @@ def drawn(seed: int) -> Plan:
         poll=chance.choice((None, None, 0.5, 1.5)),
         seed=seed,
         share=chance.choice((0.02, 0.1, 0.3)),
-        faults=FAULTS if chance.random() < 0.3 else FAULTS - {"forget"},  # noqa: PLR2004 - a share
+        faults=_faults(chance),
     )
 
 
-def _client(chance: random.Random, name: str, process: int, several: bool) -> ClientPlan:  # noqa: FBT001 - private
+def _faults(chance: random.Random) -> frozenset[str]:
+    """Draw what may go wrong: everything, or a few things only, which meet all the more often."""
+    kind = chance.random()
+    if kind < 0.5:  # noqa: PLR2004 - a share
+        return frozenset(chance.sample(sorted(FAULTS), chance.randint(1, 5)))
+    return FAULTS if kind < 0.65 else FAULTS - {"forget"}  # noqa: PLR2004 - a share
+
+
+def _client(chance: random.Random, name: str, process: int, does: Sequence[Deed], *, several: bool) -> ClientPlan:
+    ttl = chance.choice((1.0, 3.0, 10.0))
     return ClientPlan(
         name,
         process,
         lock=name,
         keys=chance.choice(((KEYS[0],), KEYS[1:], KEYS, KEYS)) if several else KEYS[:1],
-        ttl=chance.choice((1.0, 3.0, 10.0)),
+        ttl=ttl,
         owner=chance.choice((None, None, "shared")),
-        rounds=tuple(_round(chance) for _ in range(chance.randint(2, 5))),
-        retry=chance.choice(((1, 1), (1, 1), (1, 1), (0, 0), (2, 0), (0, 2))),
-        auto_renew=chance.random() < 0.8,  # noqa: PLR2004 - a share
+        rounds=tuple(_round(chance, ttl, does) for _ in range(chance.randint(2, 5))),
+        retry=chance.choice(((1, 1), (1, 1), (0, 0), (0, 0), (2, 0), (0, 2))),
+        auto_renew=chance.random() < 0.7,  # noqa: PLR2004 - a share
         max_hold=chance.choice((None, None, None, 4.0)),
     )
 
 
-def _round(chance: random.Random) -> Round:
-    stays = tuple(
+def _round(chance: random.Random, ttl: float, does: Sequence[Deed]) -> Round:
+    body = tuple(
         Stay(
-            chance.choice((0.0, 0.02, 0.3, 2.0, 8.0)),
-            chance.random() < 0.3,  # noqa: PLR2004 - a share
+            chance.choice((0.0, 0.0, 0.02, 0.3, ttl / 3, 5.0)),  # at a third of the lease its keeper comes
+            chance.choice(does),
             chance.choice((None, 0.5, 2.0, 20.0)),
         )
-        for _ in range(chance.choice((0, 0, 1, 2)))
+        for _ in range(chance.choice((0, 0, 1, 2, 3)))
     )
-    return Round(chance.choice((0.0, 0.0, 0.1, 1.0)), chance.choice((0.0, 0.5, 5.0, 5.0, 40.0, None)), stays)
+    pause, timeout = chance.choice((0.0, 0.0, 0.1, 1.0)), chance.choice((0.0, 0.5, 5.0, 5.0, 40.0, None))
+    return Round(pause, timeout, body, breaks=chance.random() < 0.03)  # noqa: PLR2004 - a share
 
 
 def _clocks(chance: random.Random, processes: int) -> tuple[tuple[float, ...], float]:

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from tenacity import wait_fixed
 
+from caslock.errors import StoreError
 from caslock.testing.simulate.client import Client, NamedLockState
 from caslock.testing.simulate.fate import befall, faults
 from caslock.testing.simulate.laws import Judge
 from caslock.testing.simulate.outage import forget_dead, happen
 from caslock.testing.simulate.plan import PACKET_LIFE, ClientPlan, Plan, Round
+from caslock.testing.simulate.race import race
 from caslock.testing.simulate.store import Request, SimulatedStore
-from caslock.testing.simulate.story import Step, text
-from caslock.testing.simulate.world import NEVER, START, Answered, Asking, Flow, Wait, World
+from caslock.testing.simulate.story import Choice, Step, Violation
+from caslock.testing.simulate.waits import NEVER, RUNS, START, Answered, Asking, Blocked, Wait
+from caslock.testing.simulate.world import Flow, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,22 +30,8 @@ if TYPE_CHECKING:
     from caslock.hold import Holding
     from caslock.store import Entry
 
-Choice = tuple[str, str]
-
 LONGEST: Final = 3000
 """The most steps of a run: the longest that end have a tenth of that."""
-
-
-class Violation(AssertionError):  # noqa: N818 - named by what it is
-    """A law was broken; the text is the story that led to it."""
-
-    def __init__(self, law: str, run: Run) -> None:
-        """Tell which, and how."""
-        super().__init__(f"{law}\n{text(run.story)}")
-        self.law = law
-        self.plan = run.plan
-        self.choices = tuple(run.choices)
-        self.story = tuple(run.story)
 
 
 class Late(NamedTuple):
@@ -70,6 +59,7 @@ class Run:
         self.flows: dict[str, Flow] = {}
         self.late: list[Late] = []
         self.judge = Judge(self)
+        self.raced = 0  # at which line of the last step it has struck, if that was a race
         self._graves: list[Flow] = []
         self._poll = None if plan.poll is None else wait_fixed(plan.poll)
         self.processes = [
@@ -84,25 +74,31 @@ class Run:
     def enter(self, plan: ClientPlan) -> None:
         """Start a client."""
         process = self.processes[plan.process]
-        states = []
-        for key in plan.keys:
-            name = (plan.process, plan.lock, key)
-            if name not in self._locks:
-                self._locks[name] = NamedLockState(f"{plan.lock}{key}", process, key, plan, self._poll)
-            states.append(self._locks[name])
-        client = Client(self, plan, process, states)
+        states = [self._lock(plan, process, plan.lock, key) for key in plan.keys]
+        others = []
+        if plan.owner is not None and any(
+            stay.does == "enter elsewhere" for round_ in plan.rounds for stay in round_.body
+        ):
+            others = [self._lock(plan, process, f"{plan.lock}2", key) for key in plan.keys]
+        client = Client(self, plan, process, states, others)
         self.clients.append(client)
-        self._start(Flow(client.name, client, client.program(), Wait()))
+        self.start(Flow(client.name, client, client.program(), Wait()))
+
+    def _lock(self, plan: ClientPlan, process: World, lock: str, key: str) -> NamedLockState:
+        name = (plan.process, lock, key)
+        if name not in self._locks:
+            self._locks[name] = NamedLockState(f"{lock}{key}", process, key, plan, self._poll)
+        return self._locks[name]
 
     def keep(self, claim: Claim, due: float) -> Flow:
         """Start the visits of a claim's keeper."""
         client = claim.by
         assert isinstance(client, Client)  # noqa: S101 - `World.me` gives no other
-        client.keepers += 1
         visits = client.process.visits(claim, due)
-        return self._start(Flow(f"{client.name}'{client.keepers}", client, visits, Wait(), interruptible=False))
+        return self.start(Flow(client.next_name(), client, visits, Wait(), interruptible=False))
 
-    def _start(self, flow: Flow) -> Flow:
+    def start(self, flow: Flow) -> Flow:
+        """Start a coroutine."""
         flow.waits = flow.coroutine.send(None)  # every flow waits for a moment first
         self.flows[flow.name] = flow
         return flow
@@ -136,7 +132,7 @@ class Run:
     def violate(self, law: str) -> NoReturn:
         """End the run."""
         self.tell("", f"VIOLATION: {law}")
-        self.violation = self.violation or Violation(law, self)
+        self.violation = self.violation or Violation(law, self.plan, self.choices, self.story)
         raise self.violation
 
     def ready(self) -> list[Flow]:
@@ -147,6 +143,11 @@ class Run:
             for flow in self.flows.values()
             if flow.waits.ready(flow.client.process.now()) and flow.client.process.stopped_until <= now
         ]
+
+    @property
+    def tense(self) -> bool:
+        """Whether somebody waits for a mutex, or cleans up: then the least thing may break it."""
+        return any(type(flow.waits) is Blocked or flow.shielded for flow in self.flows.values())
 
     @property
     def over(self) -> bool:
@@ -172,6 +173,8 @@ class Run:
         """Whether that may happen now: what a shrunk story leaves out may have made it impossible."""
         flow = self.flows.get(who)
         if flow is not None:
+            if what.startswith("race "):
+                what = "go"
             stopped = flow.client.process.stopped_until > self.now
             return what in faults(flow) or (
                 what == "go" and not stopped and flow.waits.ready(flow.client.process.now())
@@ -188,7 +191,10 @@ class Run:
         """Take one step; raises `Violation`."""
         self.choices.append((who, what))
         flow = self.flows.get(who)
-        if flow is not None:
+        self.raced = 0
+        if flow is not None and what.startswith("race "):
+            self.raced = race(self, flow, what)
+        elif flow is not None:
             befall(self, flow, what)
         else:
             happen(self, who, what)
@@ -232,10 +238,14 @@ class Run:
                     if len(self.judge.succeeded) == before:
                         self.violate(f"process {number + 1} can't have {key!r} although all is well")
 
+    def check_length(self) -> None:
+        """Check that it has not gone on for ever."""
+        if len(self.choices) > LONGEST:
+            self.violate("the run does not end")
+
     def _drain(self) -> None:
         while self.go_on():
-            if len(self.choices) > LONGEST:
-                self.violate("the run does not end")
+            self.check_length()
 
     def apply(self, request: Request, client: Client) -> list[Entry | None]:
         """Apply a request."""
@@ -245,6 +255,9 @@ class Run:
     def resume(self, flow: Flow, answer: object, error: BaseException | None = None) -> None:
         """Let a coroutine go on."""
         self.current = flow
+        if flow.shielded and isinstance(error, StoreError):
+            flow.blind = True
+        flow.waits = RUNS
         try:
             flow.waits = flow.coroutine.throw(error) if error else flow.coroutine.send(answer)
             flow.row = len(self.story) - 1

@@ -13,15 +13,23 @@ from caslock.testing.simulate.plan import KEYS, ClientPlan, Plan, Round, Stay
 FAULTS: Final = frozenset({"late", "slow", "refuse", "unsent", "woken for nothing", "cancel", "kill", "stall"})
 """The faults of a search; a late request that never lands is lost, one that lands at once has lost its reply."""
 
+RACES: Final = frozenset({"race", "cancel", "late"})
+"""The faults of a search where threads race at every line."""
+
 TTL: Final = 3.0
 
 _ONE: Final = (Round(0.0, 5.0, (Stay(0.5),)),)
-_EXTENDS: Final = (Round(0.0, 5.0, (Stay(0.5, extends=True),)),)
-_SHORTER: Final = (Round(0.0, 5.0, (Stay(0.5, extends=True, ttl=1.0),)),)
+_EXTENDS: Final = (Round(0.0, 5.0, (Stay(0.5, "extend"),)),)
+_SHORTER: Final = (Round(0.0, 5.0, (Stay(0.5, "extend", 1.0), Stay(1.5))),)
+_ASIDE: Final = (Round(0.0, 5.0, (Stay(0.0, "extend aside"),)),)
+_AGAIN: Final = (Round(0.0, 5.0, (Stay(0.0, "enter elsewhere"), Stay(0.0, "enter"), Stay(0.0, "leave"), Stay(0.1))),)
+_BREAKS: Final = (Round(0.2, 0.0, breaks=True), Round(0.0, 5.0))
+_SOON: Final = (Round(0.0, 5.0, (Stay(0.2),)), Round(0.0, 5.0, (Stay(0.2),)))
 _LONG: Final = (Round(0.0, 5.0, (Stay(1.2),)),)
 _TWICE: Final = (Round(0.0, 5.0), Round(0.0, 5.0))
 _TRIES: Final = (Round(0.2, 0.0),)
 _BRIEF: Final = (Round(0.0, 0.0),)
+_BRIEF_WAIT: Final = (Round(0.0, 5.0),)
 _WAITS: Final = (Round(0.0, 2.0),)
 
 
@@ -34,11 +42,19 @@ def _client(
     owner: str | None = None,
     keys: tuple[str, ...] = KEYS[:1],
     ttl: float = TTL,
+    once: bool = False,
 ) -> ClientPlan:
-    return ClientPlan(name, process, lock or name, keys, ttl, owner, rounds)
+    retry = (0, 0) if once else (1, 1)
+    return ClientPlan(name, process, lock or name, keys, ttl, owner, rounds, retry, auto_renew=not once)
 
 
-def _scene(*clients: ClientPlan, threads: bool = False, waking: bool = False, batching: bool = False) -> Plan:
+def _scene(
+    *clients: ClientPlan,
+    threads: bool = False,
+    waking: bool = False,
+    batching: bool = False,
+    faults: frozenset[str] = FAULTS,
+) -> Plan:
     processes = 1 + max(client.process for client in clients)
     return Plan(
         clients,
@@ -47,17 +63,34 @@ def _scene(*clients: ClientPlan, threads: bool = False, waking: bool = False, ba
         waking=waking,
         batching=batching,
         poll=1.0,
-        faults=FAULTS,
+        faults=faults,
     )
 
 
 SCENES: Final = {
     "two tasks, briefly": _scene(_client("A", 0, _BRIEF), _client("B", 0, _WAITS)),
     "two processes": _scene(_client("A", 0, _TWICE), _client("B", 1, _ONE)),
-    "two processes, extending": _scene(_client("A", 0, _EXTENDS), _client("B", 1, _SHORTER, ttl=1.5)),
+    "two processes, extending": _scene(_client("A", 0, _EXTENDS), _client("B", 1, _SHORTER, once=True)),
+    "two processes, breaking": _scene(_client("A", 0, _SOON), _client("B", 1, _BREAKS)),
     "two processes, waking": _scene(_client("A", 0, _TWICE), _client("B", 1, _ONE), waking=True),
     "two tasks": _scene(_client("A", 0, _TWICE), _client("B", 0, _ONE)),
     "two threads of one Lock": _scene(_client("A", 0, _LONG, lock="L"), _client("B", 0, _ONE, lock="L"), threads=True),
+    "two tasks, extending aside": _scene(
+        _client("A", 0, _ASIDE), _client("B", 0, _BRIEF_WAIT), faults=FAULTS | {"abandon"}
+    ),
+    "two threads, racing": _scene(_client("A", 0, _BRIEF), _client("B", 0, _BRIEF_WAIT), threads=True, faults=RACES),
+    "two threads of one Lock, racing": _scene(
+        _client("A", 0, _BRIEF, lock="L"), _client("B", 0, _BRIEF_WAIT, lock="L"), threads=True, faults=RACES
+    ),
+    "two of one owner, again": _scene(_client("A", 0, _AGAIN, owner="us"), _client("B", 1, _BRIEF_WAIT, owner="us")),
+    "three tasks of two Locks": _scene(
+        _client("A", 0, _BRIEF, lock="L"), _client("B", 0, _BRIEF_WAIT), _client("C", 0, _BRIEF_WAIT, lock="L")
+    ),
+    "three tasks of one owner": _scene(
+        _client("A", 0, _BRIEF, owner="us"),
+        _client("B", 0, _BRIEF_WAIT, lock="L", owner="us"),
+        _client("C", 0, _BRIEF_WAIT, lock="L", owner="us"),
+    ),
     "two processes of one owner": _scene(_client("A", 0, _LONG, owner="us"), _client("B", 1, _ONE, owner="us")),
     "two processes, two keys": _scene(
         _client("A", 0, _ONE, keys=KEYS), _client("B", 1, _ONE, keys=KEYS), batching=True

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from caslock.testing.simulate.run import Run, Violation
+from caslock.testing.simulate.run import Run
+from caslock.testing.simulate.story import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from caslock.testing.simulate.plan import ClientPlan, Plan
-    from caslock.testing.simulate.run import Choice
+    from caslock.testing.simulate.story import Choice
 
 MOST_REPLAYS = 3000
 

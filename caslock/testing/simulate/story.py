@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from caslock.store import ABSENT
 from caslock.testing.simulate.store import FIRST_VERSION, Request, read
@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from caslock.store import Entry, Put
+    from caslock.testing.simulate.plan import Plan
+
+
+Choice: TypeAlias = tuple[str, str]
+"""Who, and what happens to it."""
 
 
 class Step(NamedTuple):
@@ -27,6 +32,18 @@ class Step(NamedTuple):
     """What went back, and came; None: nothing did."""
     beliefs: tuple[str, ...] = ()
     """The holds that somebody believes in from now on, or does no more."""
+
+
+class Violation(AssertionError):  # noqa: N818 - named by what it is
+    """A law was broken; the text is the story that led to it."""
+
+    def __init__(self, law: str, plan: Plan, choices: Sequence[Choice], story: Sequence[Step]) -> None:
+        """Tell which, and how."""
+        super().__init__(f"{law}\n{text(story)}")
+        self.law = law
+        self.plan = plan
+        self.choices = tuple(choices)
+        self.story = tuple(story)
 
 
 def text(story: Sequence[Step]) -> str:

@@ -6,121 +6,20 @@ Clients of one process share its store object, and so its queues.  Each process 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from caslock import core
 from caslock.store import ABSENT, Put, Traits
 from caslock.testing.simulate.store import Request
+from caslock.testing.simulate.waits import NEVER, START, Asking, Blocked, Cancelled, Listening, Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from caslock.claim import Claim
     from caslock.store import Entry
     from caslock.testing.simulate.client import Client
     from caslock.testing.simulate.run import Run
-    from caslock.testing.simulate.store import Waiter
-
-START: Final = 1e6
-"""Clocks begin here, so that a moment is never taken for a number of seconds."""
-
-NEVER: Final = float("inf")
-
-
-class Cancelled(BaseException):
-    """Stands for `asyncio.CancelledError` and `KeyboardInterrupt`."""
-
-
-class Wait:
-    """What a coroutine is stopped at."""
-
-    __slots__ = ("until",)
-
-    def __init__(self, until: float = NEVER) -> None:
-        """Wait at most until a moment of the client's own clock."""
-        self.until = until
-
-    def __await__(self) -> Generator[Wait, object, object]:
-        """Stop."""
-        return (yield self)
-
-    def ready(self, now: float) -> bool:
-        """Whether it can go on."""
-        return self.until <= now
-
-
-class Asking(Wait):
-    """A request is on its way."""
-
-    __slots__ = ("request",)
-
-    def __init__(self, request: Request) -> None:
-        """Send `request`."""
-        self.until = NEVER
-        self.request = request
-
-    def ready(self, now: float) -> bool:
-        """Whether it may arrive."""
-        del now
-        return True
-
-
-class Answered(Asking):
-    """An answer is on its way."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self, asking: Asking, answer: Sequence[Entry | None]) -> None:
-        """Send `answer`."""
-        super().__init__(asking.request)
-        self.answer = answer
-
-
-class Lined(Asking):
-    """Stands in line at the store."""
-
-    __slots__ = ("waiter",)
-
-    def __init__(self, asking: Asking, waiter: Waiter) -> None:
-        """Be `waiter`."""
-        super().__init__(asking.request)
-        self.until = waiter.until
-        self.waiter = waiter
-
-    def ready(self, now: float) -> bool:
-        """Whether it was woken, or waits no longer."""
-        return self.waiter.woken or self.until <= now
-
-
-class Listening(Wait):
-    """Waits for an event."""
-
-    __slots__ = ("event",)
-
-    def __init__(self, event: Event, until: float) -> None:
-        """Wait for `event`, at most until a moment."""
-        self.until = until
-        self.event = event
-
-    def ready(self, now: float) -> bool:
-        """Whether it is set, or time is over."""
-        return self.event.flag or self.until <= now
-
-
-class Blocked(Wait):
-    """Waits for a mutex."""
-
-    __slots__ = ("mutex",)
-
-    def __init__(self, mutex: Mutex) -> None:
-        """Wait for `mutex`."""
-        self.until = NEVER
-        self.mutex = mutex
-
-    def ready(self, now: float) -> bool:
-        """Whether it is free."""
-        del now
-        return not self.mutex.taken
 
 
 class Mutex:
@@ -185,9 +84,18 @@ class Flow:
     interruptible: bool = True
     shielded: int = 0  # levels of `finish` that it is in
     cancelled: bool = False  # meanwhile
-    struck: bool = False  # a thread is interrupted once in a call: more is more than is promised
-    deferred: bool = False  # it was, so what it tells of a failure may be too little
+    deferred: bool = False  # it was, in this call, so what it tells of a failure may be too little
+    blind: bool = False  # something in there went without an answer
+    ended: bool = False  # its event loop has, in this call
+    doomed: int = 0  # levels of `finish` that this has cancelled, too
+    struck: int = 0  # how often a thread was interrupted in this call
+    spoiled: int = 0  # and how often in a clean-up
     row: int = 0  # of the story, where it went on last
+
+    def begin(self) -> None:
+        """Begin a call of the library."""
+        self.deferred = self.blind = self.ended = False
+        self.doomed = self.struck = self.spoiled = 0
 
 
 class World:
@@ -246,16 +154,23 @@ class World:
         await Wait(self.now() + (seconds if seconds > 0.02 else 0.01))  # noqa: PLR2004 - `request._retry` jitters so long
 
     async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` to its end: a task hears of its cancellation afterwards, a thread is interrupted here as well."""
-        if self.threads:
-            await work()
-            return
+        """Run `work` to its end: a task hears of its cancellation afterwards, a thread is interrupted here as well.
+
+        The end of a task's loop strikes `work` too: then it is run once more.
+        """
         flow = self.run.current
         flow.shielded += 1
         try:
             await work()
+        except Cancelled:
+            if self.threads:
+                raise
+            await work()
         finally:
             flow.shielded -= 1
+        if 0 < flow.shielded <= flow.doomed:
+            flow.doomed = flow.shielded - 1
+            raise Cancelled
         if flow.cancelled and not flow.shielded:
             flow.cancelled = False
             raise Cancelled
