@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from caslock.record import Record
     from caslock.request import World
 
-SEEDS = 3_000
+SEEDS = 5_000
 """So many seeds are run at the most; nearly every mutant is caught within a few dozen."""
 
 
