@@ -100,7 +100,7 @@ def _random(pool: ProcessPoolExecutor, options: argparse.Namespace) -> Failure |
 
 
 def _search(pool: ProcessPoolExecutor, options: argparse.Namespace) -> Failure | None:
-    bounds = Bounds(options.faults, -(-options.states // (len(SCENES) - 1)))  # the smallest scene has fewer
+    bounds = Bounds(options.faults, -(-options.states // (len(SCENES) - 2)))  # the smallest two have fewer
     states = 0
     found: Failure | None = None
     for name, result in pool.map(scene, SCENES, repeat(bounds)):
