@@ -67,6 +67,16 @@ class NamedLockState(LockState):
             cast("Client", claim.by).attempts += (claim,)
         return claim
 
+    async def undo(self, claim: Claim, error: BaseException) -> None:
+        """Tell the judge what was told of it: an interrupt of this may take the place of the error that tells."""
+        try:
+            await super().undo(claim, error)
+        except CaslockError as trouble:
+            self.process.run.judge.undone(claim, trouble)
+            raise
+        finally:
+            self.process.run.judge.undone(claim, error)
+
     async def break_(self) -> Record | None:
         """Tell the judge whose hand it is, and what it has done."""
         self._breaking = True

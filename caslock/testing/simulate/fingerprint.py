@@ -176,7 +176,9 @@ class _Print:
     def judge(self, judge: Judge) -> None:
         # What it knows of holds that nothing and nobody knows any more says nothing of what happens next.
         known = {item for item in self._out if type(item) is str}
-        self.several((sorted(known & judge.settled.keys()), sorted(known & judge.excused)))
+        self.several(
+            (sorted(known & judge.settled.keys()), sorted(known & judge.excused), sorted(known & judge.unsure))
+        )
         self.several(
             (
                 sorted(known & judge.succeeded),

@@ -47,6 +47,7 @@ class Judge:
         self.breaks: dict[str, int | None] = {}  # by the id of the hand that breaks: the tenure that it has broken
         self.broken: dict[str, bool] = {}  # holds, and whether they had been told to hold
         self.succeeded: set[str] = set()
+        self.unsure: set[str] = set()  # holds of which somebody was told that they may come yet
         self.excused: set[str] = set()  # holds that the store was allowed to forget
         self.fences: dict[str, dict[int, int]] = {}  # by key and tenure
         self.leaving: dict[Client, tuple[int, list[tuple[bool, Lease | None]]]] = {}  # what stood as a release began
@@ -133,12 +134,18 @@ class Judge:
         """Check a failure."""
         run = self._run
         flow = run.current
-        unsure = _tells(error) or (flow.deferred and flow.blind) or flow.spoiled > 1
-        run.tell(client.name, f"{type(error).__name__}{', unsure' if unsure else ''}")
-        if not unsure:
-            for claim in client.attempts:
-                if not flow.deferred or self._kept_out(claim):
-                    self._settle(claim.hold, claim.key, f"{client.name} was told to have failed")
+        self.unsure.update(claim.hold for claim in client.attempts if _tells(error))
+        unsure = (flow.deferred and flow.blind) or flow.spoiled > 1
+        sure = [] if unsure else [claim for claim in client.attempts if claim.hold not in self.unsure]
+        run.tell(client.name, f"{type(error).__name__}{'' if len(sure) == len(client.attempts) else ', unsure'}")
+        for claim in sure:
+            if not flow.deferred or self._kept_out(claim):
+                self._settle(claim.hold, claim.key, f"{client.name} was told to have failed")
+
+    def undone(self, claim: Claim, error: BaseException) -> None:
+        """Take note of what the error says that an acquire has ended with."""
+        if _tells(error):
+            self.unsure.add(claim.hold)
 
     def _kept_out(self, claim: Claim) -> bool:
         """Whether no late request of a claim can land: else its caller is told, unless a cancellation hides that."""
@@ -240,8 +247,6 @@ class Judge:
                     run.violate(f"{inside or 'somebody'} is in the turnstile of {world.name} for ever")
 
 
-def _tells(error: BaseException | None) -> bool:
-    """Whether an error says, itself or by what it interrupted, that more may come."""
-    return error is not None and (
-        isinstance(error, OutcomeUnknown) or hasattr(error, "__notes__") or _tells(error.__context__)
-    )
+def _tells(error: BaseException) -> bool:
+    """Whether an error says that more may come."""
+    return isinstance(error, OutcomeUnknown) or hasattr(error, "__notes__")
