@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,12 +21,17 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from caslock import Lock, connect
+from caslock.errors import StoreUnavailable
+from caslock.stores.redis import RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.torture import PREFIX, Event, Judgement, Plan, judge, torture
 from caslock.testing.torture.history import History, read
+from caslock.testing.torture.own import own_store
 from caslock.testing.torture.places import through
 from caslock.testing.torture.resource import FencedCounter, Late
+from caslock.testing.torture.standing import SLACK
 from caslock.testing.torture.timeline import timeline
+from tests.servers import REDIS, missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,9 +182,8 @@ def test_torture_finds_what_is_broken(
     """A few seconds of it are enough to find a store that removes what is not its own, or ends leases too early."""
     monkeypatch.setenv("CASLOCK_BROKEN_DB", str(tmp_path / "locks.db"))
     law, kill_every = BROKEN[factory]
-    plan = Plan(
-        factory=f"{__name__}:{factory.__name__}", seconds=4, ttls=(0.25, 0.5), keys=2, pauses=4, kill_every=kill_every
-    )
+    name = f"{__name__}:{factory.__name__}"
+    plan = Plan(factory=name, seconds=4, ttls=(0.25, 0.5), keys=2, workers=4, pauses=4, kill_every=kill_every)
     broken: dict[str, int] = {}
     for seed in range(4):  # it is found in the first run nearly always
         report = torture(replace(plan, seed=seed)).report
@@ -250,6 +255,17 @@ class Tale:
         self.now += 0.1
         self.events.append(Event(self.now, what, who, "key", hold.partition(".")[0], hold, fence, until, note))
         return self
+
+    def later(self, seconds: float) -> Tale:
+        """Nothing happens for a while."""
+        self.now += seconds
+        return self
+
+    def copy(self) -> Tale:
+        """Give the story so far, to be gone on with otherwise."""
+        other = Tale()
+        other.events, other.now = list(self.events), self.now
+        return other
 
     def section(self, who: str, hold: str, fence: int) -> Tale:
         """Somebody comes in, stays, and leaves in peace."""
@@ -345,6 +361,95 @@ def test_a_false_failure_is_found() -> None:
     assert tale.tell("fault", "", "A.1", note="duplicate").broken() == set()
 
 
+def test_who_is_broken_is_told() -> None:
+    """From the call of `break_` on nobody counts on it; its holder must learn of it, and the next fence is larger."""
+    tale = Tale().tell("try", "a").tell("got", "a", "A.1", fence=2, until=130)
+    tale.tell("break", "c").tell("broke", "c", note="A.1").section("b", "B.1", 3)
+    lost = tale.copy().tell("told", "a", "A.1").tell("leave", "a", "A.1").tell("left", "a", "A.1", note="lost")
+    assert lost.broken() == set()
+    assert tale.copy().tell("leave", "a", "A.1").tell("left", "a", "A.1", note="ok").broken() == {"untold loss"}
+    assert tale.copy().tell("leave", "a", "A.1").tell("left", "a", "A.1", note="blind").broken() == set()
+    assert tale.copy().section("d", "D.1", 2).broken() == {"fence inversion"}
+    other = Tale().tell("got", "a", "A.1", fence=2, until=130).tell("break", "c").tell("broke", "c", note="X.1")
+    assert other.section("b", "B.1", 3).broken() == {"overlap"}
+
+
+def test_nothing_tells_of_a_break_once_a_lease_has_ended() -> None:
+    """Where who came after has died, nothing stands, and the one that was broken can't know."""
+    tale = Tale().tell("try", "a").tell("got", "a", "A.1", fence=2, until=130)
+    tale.tell("break", "c").tell("broke", "c", note="A.1")
+    tale.tell("got", "b", "B.1", fence=3, until=tale.now + 0.2).tell("stop", "b").tell("go", "b")
+    assert tale.tell("leave", "a", "A.1").tell("left", "a", "A.1", note="ok").broken() == set()
+
+
+@pytest.mark.parametrize("end", ["broke", "kill"])
+def test_a_break_without_an_answer_may_have_broken_anybody(end: What) -> None:
+    """Without an answer, or when who breaks is killed, whoever is there may have lost; who comes later has not."""
+    tale = Tale().tell("got", "a", "A.1", fence=1, until=130).tell("break", "c/1")
+    tale.tell(end, "c" if end == "kill" else "c/1", note="unknown").section("b", "B.1", 2)
+    assert tale.broken() == set()
+    assert tale.tell("got", "c", "C.1", fence=3, until=130).section("d", "D.1", 4).broken() == {"overlap"}
+
+
+def test_a_hold_is_not_renewed_after_it_was_broken_or_forgotten() -> None:
+    """A belief that grows longer than the last lease before that was renewed where nothing of it stood."""
+    stories: list[tuple[tuple[What, str, str], ...]] = [
+        (("break", "c", ""), ("broke", "c", "A.1")),
+        (("down", "", ""), ("up", "", "")),
+    ]
+    for story in stories:
+        tale = Tale().tell("try", "a", until=2.0).tell("got", "a", "A.1", fence=2, until=102.1)
+        for what, who, note in story:
+            tale.tell(what, who, note=note)
+        assert tale.copy().tell("at", "a", "A.1", until=102.2).broken() == set()
+        assert tale.copy().tell("at", "a", "A.1", until=103.0).broken() == {"untold loss"}
+        extended = Tale().tell("try", "a", until=2.0).tell("got", "a", "A.1", fence=2, until=102.1)
+        extended.tell("extend", "a", "A.1", until=104.0)
+        for what, who, note in story:
+            extended.tell(what, who, note=note)
+        assert extended.tell("at", "a", "A.1", until=104.0).broken() == set()
+
+
+def test_a_belief_that_outlasts_max_hold_is_found() -> None:
+    """It is counted from the return of the acquire."""
+    tale = Tale().tell("try", "a").tell("got", "a", "A.1", fence=1, until=103, note="5.0")
+    assert tale.copy().tell("at", "a", "A.1", until=105).broken() == set()
+    assert tale.tell("at", "a", "A.1", until=110).broken() == {"max_hold"}
+
+
+def test_a_ghost_is_found_while_it_stands() -> None:
+    """A record whose owner has gone ends with its lease; one that nobody renews does, whoever has it."""
+    tale = Tale().tell("try", "w/1", "A.1").tell("got", "w/1", "A.1", fence=1, until=130)
+    there = tale.copy().later(9.0).tell("seen", "", "A.1", fence=1, until=2.0)
+    assert there.broken() == set()
+    not_renewed = there.copy().later(2.5 + SLACK).tell("seen", "", "A.1", fence=1, until=2.0)
+    assert not_renewed.broken() == {"ghost"}
+    assert there.copy().later(2.5 + SLACK).tell("seen", "", "A.1", fence=2, until=2.0).broken() == set()
+    ends: list[tuple[What, str]] = [("left", "w/1"), ("dropped", "w/1"), ("alarm", "w/1"), ("kill", "w")]
+    for what, who in ends:
+        gone = tale.copy().tell(what, who, "A.1" if what in ("left", "dropped") else "")
+        assert gone.copy().later(2.5).tell("seen", "", "A.1", fence=2, until=2.0).broken() == set(), what
+        assert gone.copy().later(2.5 + SLACK).tell("seen", "", "A.1", fence=2, until=2.0).broken() == {"ghost"}, what
+        back = gone.tell("try", "w/2", "A.2").later(2.5 + SLACK)
+        assert back.tell("seen", "", "A.1", fence=2, until=2.0).broken() == set(), what
+    failed = Tale().tell("try", "w/1", "A.1").tell("none", "w/1", "A.1").later(2.5 + SLACK)
+    assert failed.tell("seen", "", "A.1", fence=2, until=2.0).broken() == {"ghost"}
+
+
+def test_what_lands_late_is_no_ghost_for_one_lease() -> None:
+    """A put that was held or doubled lands when the fault says, or when who delivers it, or the server, goes on."""
+    gone = Tale().tell("try", "w/1", "A.1").tell("failed", "w/1", "A.1", note="unknown")
+    for stop in ("", "worker", "server"):
+        tale = gone.copy().tell("fault", "w", "A.1", until=4.0, note="duplicate").later(3.0)
+        if stop == "worker":
+            tale.tell("stop", "w").later(2.0).tell("go", "w")
+        elif stop == "server":
+            tale.tell("freeze", "").later(2.0).tell("thaw", "")
+        for seconds, broken in ((2.5, set[str]()), (4.5 + SLACK, {"ghost"})):
+            late = tale.copy().later(seconds).tell("seen", "", "A.1", fence=2, until=2.0)
+            assert late.broken() == broken, (stop, seconds)
+
+
 def test_an_announced_loss_is_no_violation() -> None:
     """What a server forgets that was killed is lost; from then on the laws hold again, and fences all the time."""
     tale = Tale().tell("got", "a", "A.1", fence=1, until=130).tell("try", "c").tell("down", "").tell("up", "")
@@ -395,7 +500,7 @@ def test_a_plan_travels_as_json() -> None:
     """What a worker reads is what was meant; its keys are of this run alone."""
     plan = Plan(url="redis://h/0", ttls=(0.5, 1.0), seed=9)
     assert Plan.from_json(plan.to_json()) == plan
-    assert len({*plan.names(), *Plan().names()}) == 8
+    assert len({*plan.names(), *Plan().names()}) == 2 * plan.keys
     assert all(key.startswith(PREFIX) for key in plan.names())
 
 
@@ -405,6 +510,46 @@ def test_a_url_leads_through_the_proxy() -> None:
         "redis://u:p%40@127.0.0.1:77/3?protocol=3&socket_timeout=0.2&socket_connect_timeout=0.2"
     )
     assert through("memcached://h?prefix=x", 77, 0.25) == "memcached://127.0.0.1:77?prefix=x&timeout=0.25"
+
+
+@unix
+def test_a_server_of_our_own_is_stopped_and_killed_and_leaves_with_the_run() -> None:
+    """It answers where its URL says, forgets what it knew when it is killed, and ends."""
+    if not shutil.which("redis-server") and not shutil.which("valkey-server"):
+        missing(REDIS)
+    with own_store("redis") as (url, server):
+        assert server is not None
+        with closing(RedisStore.from_url(url)) as store:
+            store.put_if_version("key", b"value", 0, 60)
+            server.pause()
+            server.resume()
+            assert store.get("key") is not None
+            server.restart()
+        with closing(RedisStore.from_url(url)) as store:
+            assert store.get("key") is None
+    with closing(RedisStore.from_url(url)) as store, pytest.raises(StoreUnavailable):
+        store.get("key")
+
+
+@unix
+def test_a_server_that_is_not_installed_is_asked_for(tmp_path: Path) -> None:
+    """Exit 2, and a line that says what to install."""
+    command = [sys.executable, "-m", "caslock.testing.torture", "memcached"]
+    environment = os.environ | {"PATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no memcached on the PATH" in done.stderr
+
+
+def test_a_wall_clock_goes_wrong() -> None:
+    """By as much as was said, in that process; the clocks of leases go on."""
+    script = (
+        "import time\nfrom caslock import clock\nfrom caslock.testing.torture.wall_clock import WallClock\n"
+        "wall, before, lease = WallClock(), time.time(), clock.now()\nwall.wrong = -7200\n"
+        "print(round(time.time() - before), round(time.time_ns() / 1e9 - before), round(clock.now() - lease))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["-7200", "-7200", "0"]
 
 
 @unix

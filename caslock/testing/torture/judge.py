@@ -1,17 +1,21 @@
 """The law of this file: the laws of a lock are checked offline, by sorting and one sweep, and what is unknown stays so.
 
 Beliefs of different owners never overlap.  Fences grow in real time, one for each tenure.  No acquire reports failure
-while its own hold id stands, and no hold id succeeds twice.  Every loss is told.  No record stands for ever, nor longer
-than a lease after the end.  A late write that the resource has refused is counted, and breaks no law: a lease is not a
-fence.
+while its own hold id stands, and no hold id succeeds twice.  Every loss is told, that by `break_` too, and nothing is
+believed for longer than its `max_hold`.  No record stands for ever, nor longer than a lease when nobody has it.  A late
+write that the resource has refused is counted, and breaks no law: a lease is not a fence.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
+from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from caslock.testing.torture.standing import ghosts
 from caslock.testing.torture.tenures import Judgement, Reader, Tenure
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ def judge(events: Iterable[Event]) -> Judgement:
         _overlaps(tenures, found)
         _fences(tenures, found)
         _losses(tenures, found)
+    ghosts(events, found)
     _failures(events, found)
     _counters(events, found)
     _hand_overs(events, found)
@@ -79,26 +84,34 @@ def _fences(tenures: list[Tenure], found: Judgement) -> None:
 
 
 def _losses(tenures: list[Tenure], found: Judgement) -> None:
-    """Who was followed by another before it let go can't have let go in peace."""
+    """Who was broken, or followed by another before it let go, can't have let go in peace.
+
+    Unless the lease of one that followed has simply ended: where nothing stands, nothing tells of a loss.
+    """
     tenures = sorted(tenures, key=lambda tenure: tenure.got)
     for number, tenure in enumerate(tenures):
         if tenure.left != "ok" or tenure.forgotten or tenure.told:
             continue
-        for next_ in tenures[number + 1 :]:
-            if next_.got >= tenure.leave:
-                break
-            if next_.owner != tenure.owner and next_.fence > tenure.fence and next_.end > next_.got:
-                found.break_(
-                    "untold loss", tenure.leave, tenure.key,
-                    f"{tenure.who} released fence {tenure.fence} in peace, though {next_.who} had {next_.fence}",
-                )  # fmt: skip
-                break
+        after = islice(tenures, number + 1, bisect_left(tenures, tenure.leave, key=attrgetter("got")))
+        others = [heir for heir in after if heir.owner != tenure.owner and heir.fence > tenure.fence]
+        heirs = [heir for heir in others if heir.end > heir.got]
+        if (heirs or tenure.gone < tenure.leave) and all(_in_order(heir, tenure.leave) for heir in heirs):
+            why = f"{heirs[0].who} had {heirs[0].fence}" if heirs else f"it was broken at {tenure.gone:.4f}"
+            text = f"{tenure.who} released fence {tenure.fence} in peace, though {why}"
+            found.break_("untold loss", tenure.leave, tenure.key, text)
+
+
+def _in_order(heir: Tenure, at: float) -> bool:
+    """Whether it stood at the moment `at`, or had left in time before."""
+    return heir.until > at if heir.leave > at else heir.leave <= heir.until and heir.left in ("ok", "blind")
 
 
 def _failures(events: list[Event], found: Judgement) -> None:
     """An acquire that has failed for certain must not stand, unless the network has sent it once more since."""
-    doubled = {event.hold for event in events if event.what == "fault" and event.note == "duplicate"}
-    late = {event.hold for event in events if event.what == "fault" and event.note == "hold request"}
+    doubled, late = set[str](), set[str]()
+    for event in events:
+        if event.what == "fault" and event.note in ("duplicate", "hold request"):
+            (doubled if event.note == "duplicate" else late).update(event.hold.split())
     for event in events:
         if event.what == "stands" and event.hold not in doubled and (event.fence or event.hold not in late):
             found.break_("false failure", event.at, event.key, f"{event.hold} has failed, and stands: {event.note}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import tenacity
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from tenacity.wait import WaitBaseT
 
     from caslock.testing.torture.plan import Plan
+
+MOST_WRONG: Final = 6 * 3600
+"""Seconds by which a wall clock is wrong at the most."""
 
 
 class Move(NamedTuple):
@@ -31,6 +34,9 @@ class Move(NamedTuple):
     interrupt: float | None  # seconds until an alarm or a cancellation
     poll: WaitBaseT | None
     persist: bool  # calls release again after no answer
+    max_hold: float | None
+    breaks: bool  # takes the key away from whoever holds it, and does nothing else
+    shift: int | None  # seconds by which the wall clock of the process is wrong from now on
 
     @property
     def both(self) -> bool:
@@ -57,23 +63,31 @@ class Moves:
         auto_renew = not self._hits(0.3)
         # Who does not renew stays too long quite often: late releases are what breaks locks in the field.
         weights = (70, 20, 10) if auto_renew else (40, 20, 40)
-        stay = dice.choices((dice.uniform(0, 0.01), dice.uniform(0.01, 0.1), dice.uniform(0.3, 1.7) * ttl), weights)
+        stay = dice.choices((dice.uniform(0, 0.01), dice.uniform(0.01, 0.1), dice.uniform(0.3, 1.7) * ttl), weights)[0]
+        max_hold = None
+        if auto_renew and self._hits(0.06):
+            max_hold, stay = dice.uniform(0.3, 1.5) * ttl, dice.uniform(0.5, 2.0) * ttl
+        breaks = self._hits(0.015)
+        interrupts = interrupts and not self._quiet and not breaks
         return Move(
             keys=keys,
             ttl=ttl,
             timeout=dice.choice((0.0, 0.5, 0.5, 5.0)),
             owner=f"{keys[0]}:owner" if len(keys) == 1 and self._hits(0.06) else None,
             auto_renew=auto_renew,
-            stay=stay[0],
+            stay=stay,
             extend=dice.uniform(*self._ttls) if self._hits(0.1) else None,
             reenter=self._hits(0.05),
             body=self._hits(0.4),
             careful=self._hits(0.5),
             patient=self._hits(0.3),
             fork=forks and not self._quiet and self._hits(0.01),
-            interrupt=dice.uniform(0, 0.05) if interrupts and not self._quiet and self._hits(0.1) else None,
+            interrupt=dice.uniform(0, 0.05) if interrupts and self._hits(0.1) else None,
             poll=tenacity.wait_random(0.001, 0.05) if self._hits(0.6) else None,  # else as it comes
             persist=self._hits(0.8),
+            max_hold=max_hold,
+            breaks=breaks,
+            shift=dice.randint(-MOST_WRONG, MOST_WRONG) if not self._quiet and self._hits(0.01) else None,
         )
 
     def rest(self) -> float:

@@ -21,7 +21,7 @@ class OwnServer(Protocol):
         """Let it run again."""
 
     def restart(self) -> None:
-        """Kill it, and start it again at the same place."""
+        """Kill it, and start it again at the same place, without what it knew."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,19 @@ class Plan:
     seed: int = 0
     ttls: tuple[float, float] = (0.25, 3.0)
     """The shortest and the longest lease, in seconds."""
-    keys: int = 4
-    workers: int = 4
+    keys: int = 6
+    workers: int = 6
     """Processes with threads; one more has an event loop."""
     threads: int = 4
     tasks: int = 8
     pauses: float = 2.0
     """Workers stopped per second, each for 20 ms to twice the longest lease."""
     kill_every: float = 5.0
-    server_pause_every: float = 6.0
-    restart_every: float = 0.0
-    """Seconds between kill -9 of the server; 0: never.  What it forgets is an announced loss."""
-    squeeze_every: float = 0.0
+    server_pause_every: float = 10.0
+    """Seconds between two phases in which our own server is stopped; 0: never."""
+    restart_every: float = 30.0
+    """Seconds between kill -9 of our own server; 0: never.  What it forgets is an announced loss."""
+    squeeze_every: float = 20.0
     """Seconds between two phases in which our own server has no memory left; 0: never."""
     faults: float = 1.0
     """How many times as likely as usual the faults of requests are; 0: none."""

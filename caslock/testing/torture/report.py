@@ -7,10 +7,18 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from caslock.testing.torture.history import Event
     from caslock.testing.torture.tenures import Judgement, Violation
 
 SHOWN: Final = 20
 """Violations that are told in full."""
+
+BEFORE: Final = 8.0
+AFTER: Final = 0.1
+LINES: Final = 300
+"""Of the first violation's story: seconds before and after it, and the most events."""
 
 
 @dataclass
@@ -21,6 +29,7 @@ class Report:
     seed: int
     seconds: float
     requests: int = 0
+    """Verbs that clients have asked the store for; with greetings and retries, more goes over the wire."""
     faults: dict[str, int] = field(default_factory=dict)
     """Faults of requests, processes and the server, by kind."""
     sections: int = 0
@@ -40,6 +49,8 @@ class Report:
     violations: list[dict[str, object]] = field(default_factory=list)
     broken: dict[str, int] = field(default_factory=dict)
     """How often each law was broken."""
+    story: list[str] = field(default_factory=list)
+    """What happened to its key before the first violation, in seconds from there."""
 
     @property
     def passed(self) -> bool:
@@ -60,7 +71,7 @@ class Report:
         return asdict(self) | {"passed": self.passed, "reason": self.reason}
 
 
-def report(place: str, seed: int, seconds: float, found: Judgement, requests: int) -> Report:
+def report(place: str, seed: int, seconds: float, found: Judgement, events: Iterable[Event]) -> Report:
     """Draw up the report of a judgement."""
     counts, laws = found.counts, Counter(violation.law for violation in found.violations)
     faults = found.faults | Counter({name: counts[what] for what, name in _PROCESS.items() if counts[what]})
@@ -69,7 +80,7 @@ def report(place: str, seed: int, seconds: float, found: Judgement, requests: in
         place=place,
         seed=seed,
         seconds=round(seconds, 3),
-        requests=requests,
+        requests=found.requests,
         faults=dict(faults),
         sections=counts["got"],
         acquires={name: counts[what] for what, name in _OUTCOMES.items()},
@@ -83,6 +94,7 @@ def report(place: str, seed: int, seconds: float, found: Judgement, requests: in
         longest_wait=round(found.longest_wait, 4),
         violations=[_told(violation) for violation in found.violations[:SHOWN]],
         broken=dict(laws),
+        story=_story(found.violations[0], events) if found.violations else [],
     )
 
 
@@ -94,6 +106,9 @@ _PROCESS: Final = {
     "freeze": "server stopped",
     "down": "server killed",
     "squeeze": "server out of memory",
+    "broke": "broken by somebody",
+    "clock": "wall clock set",
+    "max_hold over": "max_hold over",
 }
 _OUTCOMES: Final = {
     "got": "held",
@@ -102,6 +117,15 @@ _OUTCOMES: Final = {
     "failed unknown": "unknown",
     "failed StoreError": "refused",
 }
+
+
+def _story(violation: Violation, events: Iterable[Event]) -> list[str]:
+    near = [
+        event
+        for event in events
+        if event.key in ("", violation.key) and -BEFORE < event.at - violation.at < AFTER and event.what != "tally"
+    ]
+    return [f"{event.at - violation.at:+.4f} {' '.join(map(str, event[1:]))}" for event in sorted(near)[-LINES:]]
 
 
 def _told(violation: Violation) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from caslock import clock
 from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock
-from caslock.errors import CaslockError, NotAcquired, StoreUnavailable
+from caslock.errors import CaslockError, NotAcquired, StoreError, StoreUnavailable
 from caslock.testing.torture.moves import Move, Moves
 from caslock.testing.torture.threads import PATIENCE, RELEASES
 from caslock.testing.torture.witness import Scene, Witness
@@ -33,27 +33,38 @@ class AsyncClient:
         while clock.now() < self._scene.until:
             move = self._moves.next(forks=False, interrupts=True)
             witness = Witness(self._scene, self._who)
-            task = asyncio.ensure_future(self._both(move, witness) if move.both else self._one(move, witness))
+            witness.shifts(move.shift)
+            make = self._break if move.breaks else self._both if move.both else self._one
+            task = asyncio.ensure_future(make(move, witness))
             if move.interrupt is not None:
                 asyncio.get_running_loop().call_later(move.interrupt, task.cancel)
             with suppress(asyncio.CancelledError):
                 await task
             witness.drops(alarmed=task.cancelled())
+            del task  # its traceback knows the holds
             await asyncio.sleep(self._moves.rest())
+
+    async def _break(self, move: Move, witness: Witness) -> None:
+        key = move.keys[0]
+        witness.breaks(key)
+        try:
+            witness.broke(key, await AsyncLock(self._store, key).break_())
+        except StoreError as error:
+            witness.broke(key, error)
 
     async def _one(self, move: Move, witness: Witness) -> None:
         lock = AsyncLock(
             self._store, move.keys[0], ttl=move.ttl, owner=move.owner, auto_renew=move.auto_renew,
-            on_lost=witness.hears, timeout=move.timeout, poll=move.poll,
+            max_hold=move.max_hold, on_lost=witness.hears, timeout=move.timeout, poll=move.poll,
         )  # fmt: skip
-        witness.tries(lock.key, lock.owner, move)
+        witness.tries(lock, move)
         hold: AsyncHold | None = None
         try:
             if move.body:
                 with suppress(NotAcquired):
                     async with lock as hold:
                         try:
-                            witness.got(hold, auto=move.auto_renew)
+                            witness.got(hold, move)
                             await self._inside(move, witness, [hold])
                         finally:  # whatever ends the body, what comes next is the release
                             witness.leaves(hold)
@@ -67,23 +78,26 @@ class AsyncClient:
                 witness.leaves(hold)
                 witness.left(hold, error)
                 if isinstance(error, StoreUnavailable) and move.persist:
-                    await self._release(hold)
+                    await self._release(witness, hold)
             return
         if hold is None:
             witness.failed(lock, None, private=move.owner is None)
         elif not move.body:
-            witness.got(hold, auto=move.auto_renew)
+            witness.got(hold, move)
             await self._inside(move, witness, [hold])
             await self._leave(move, witness, hold)
 
     async def _both(self, move: Move, witness: Witness) -> None:
         locks = [
-            AsyncLock(self._store, key, ttl=move.ttl, auto_renew=move.auto_renew, on_lost=witness.hears, poll=move.poll)
+            AsyncLock(
+                self._store, key, ttl=move.ttl, auto_renew=move.auto_renew, max_hold=move.max_hold,
+                on_lost=witness.hears, poll=move.poll,
+            )
             for key in move.keys
-        ]
+        ]  # fmt: skip
         multi = AsyncMultiLock(locks, timeout=move.timeout)
         for lock in locks:
-            witness.tries(lock.key, lock.owner, move)
+            witness.tries(lock, move)
         trouble: CaslockError | None = None
         try:
             holds = await multi.acquire()
@@ -95,7 +109,7 @@ class AsyncClient:
                 witness.failed(lock, trouble, private=trouble is None)
             return
         for hold in holds:
-            witness.got(hold, auto=move.auto_renew)
+            witness.got(hold, move)
         await self._inside(move, witness, holds)
         await self._leave_all(witness, holds)
 
@@ -151,11 +165,11 @@ class AsyncClient:
         except CaslockError as error:
             witness.left(hold, error)
             if isinstance(error, StoreUnavailable) and move.persist:
-                await self._release(hold)
+                await self._release(witness, hold)
         else:
             witness.left(hold, None)
 
-    async def _release(self, hold: AsyncHold) -> None:
+    async def _release(self, witness: Witness, hold: AsyncHold) -> None:
         """Release again, after no answer."""
         for attempt in range(RELEASES):
             await asyncio.sleep(0.01 * attempt)
@@ -163,6 +177,8 @@ class AsyncClient:
                 await hold.release()
             except StoreUnavailable:
                 continue
-            except CaslockError:
-                pass
+            except CaslockError as error:
+                witness.left(hold, error)
+            else:
+                witness.left(hold, None)
             return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from caslock import clock
 from caslock.blocking import Hold, Lock, MultiHold, MultiLock
-from caslock.errors import CaslockError, NotAcquired, StoreUnavailable
+from caslock.errors import CaslockError, NotAcquired, StoreError, StoreUnavailable
 from caslock.testing.torture.moves import Move, Moves
 from caslock.testing.torture.witness import Scene, Witness
 
@@ -49,6 +49,7 @@ class Client:
             signal.signal(signal.SIGALRM, self._ring)
         while clock.now() < self._scene.until:
             move = self._moves.next(forks=True, interrupts=self._main)
+            self._witness.shifts(move.shift)
             try:
                 self._make(move)
             except Alarm:  # whatever was in our hands has fallen
@@ -62,39 +63,48 @@ class Client:
             raise Alarm
 
     def _make(self, move: Move) -> None:
+        make = self._break if move.breaks else self._both if move.both else self._one
         if move.interrupt is None:
-            self._both(move) if move.both else self._one(move)
+            make(move)
             return
         try:
             self._armed = True
             signal.setitimer(signal.ITIMER_REAL, move.interrupt + 1e-4)
-            self._both(move) if move.both else self._one(move)
+            make(move)
         finally:
             self._armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _lock(self, move: Move) -> Lock:
         """Make a lock, or take one that has served before."""
-        kind = (move.keys, round(move.ttl), move.owner, move.auto_renew)
+        kind = (move.keys, round(move.ttl), move.owner, move.auto_renew, move.max_hold)
         if kind not in self._locks:
             if len(self._locks) > 10:  # noqa: PLR2004 - so that most are used again, and some are new
                 self._locks.clear()
             self._locks[kind] = Lock(
                 self._store, move.keys[0], ttl=move.ttl, owner=move.owner, auto_renew=move.auto_renew,
-                on_lost=self._witness.hears, timeout=move.timeout, poll=move.poll,
+                max_hold=move.max_hold, on_lost=self._witness.hears, timeout=move.timeout, poll=move.poll,
             )  # fmt: skip
         return self._locks[kind]
 
+    def _break(self, move: Move) -> None:
+        key = move.keys[0]
+        self._witness.breaks(key)
+        try:
+            self._witness.broke(key, Lock(self._store, key).break_())
+        except StoreError as error:
+            self._witness.broke(key, error)
+
     def _one(self, move: Move) -> None:
         lock, witness = self._lock(move), self._witness
-        witness.tries(lock.key, lock.owner, move)
+        witness.tries(lock, move)
         hold: Hold | None = None
         try:
             if move.body:
                 with suppress(NotAcquired):
                     with lock as hold:
                         try:
-                            witness.got(hold, auto=move.auto_renew)
+                            witness.got(hold, move)
                             self._inside(move, lock, [hold])
                         finally:  # whatever ends the body, what comes next is the release
                             witness.leaves(hold)
@@ -113,19 +123,22 @@ class Client:
         if hold is None:
             witness.failed(lock, None, private=move.owner is None)
         elif not move.body:
-            witness.got(hold, auto=move.auto_renew)
+            witness.got(hold, move)
             self._inside(move, lock, [hold])
             self._leave(move, hold)
 
     def _both(self, move: Move) -> None:
         witness = self._witness
         locks = [
-            Lock(self._store, key, ttl=move.ttl, auto_renew=move.auto_renew, on_lost=witness.hears, poll=move.poll)
+            Lock(
+                self._store, key, ttl=move.ttl, auto_renew=move.auto_renew, max_hold=move.max_hold,
+                on_lost=witness.hears, poll=move.poll,
+            )
             for key in move.keys
-        ]
+        ]  # fmt: skip
         multi = MultiLock(locks, timeout=move.timeout)
         for lock in locks:
-            witness.tries(lock.key, lock.owner, move)
+            witness.tries(lock, move)
         trouble: CaslockError | None = None
         try:
             holds = multi.acquire()
@@ -137,7 +150,7 @@ class Client:
                 witness.failed(lock, trouble, private=trouble is None)
             return
         for hold in holds:
-            witness.got(hold, auto=move.auto_renew)
+            witness.got(hold, move)
         self._inside(move, None, holds)
         for hold in holds:
             witness.leaves(hold)
@@ -222,8 +235,10 @@ class Client:
                 hold.release()
             except StoreUnavailable:
                 continue
-            except CaslockError:
-                pass
+            except CaslockError as error:
+                self._witness.left(hold, error)
+            else:
+                self._witness.left(hold, None)
             return
 
     def _fork(self, hold: Hold) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from caslock.testing.torture.plan import PREFIX, Plan
 from caslock.testing.torture.tasks import AsyncClient
 from caslock.testing.torture.threads import Client
 from caslock.testing.torture.trouble import Troubled
+from caslock.testing.torture.wall_clock import WallClock
 from caslock.testing.torture.witness import Scene
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ GRACE: Final = 30.0
 """Seconds that a worker may outlive its time."""
 
 _KEY: Final = re.compile(re.escape(PREFIX.encode()) + rb"\w+:\d+")
-_HOLD: Final = re.compile(rb'"holds":\["([^"]+)"')
+_HOLDS: Final = re.compile(rb'"holds":\[([^\]]*)\]')
 
 
 def odds(times: float) -> dict[Kind, float]:
@@ -43,13 +45,13 @@ def odds(times: float) -> dict[Kind, float]:
     return {kind: min(0.1, times * each) for kind, each in FAULTS.items()}
 
 
-def teller(history: History) -> Callable[[bytes, Passage], None]:
-    """Make what notes the faults of requests, with the key and the hold that a request is about."""
+def teller(history: History, who: str = "") -> Callable[[bytes, Passage], None]:
+    """Make what notes the faults of requests (of worker `who`), with the key and the holds that a request is about."""
 
     def told(request: bytes, passage: Passage) -> None:
-        key, hold = _KEY.search(request), _HOLD.search(request)
+        key, holds = _KEY.search(request), b",".join(_HOLDS.findall(request))
         history.note(
-            "fault", "", key[0].decode() if key else "", "", hold[1].decode() if hold else "",
+            "fault", who, key[0].decode() if key else "", "", " ".join(re.findall(r"[^\",]+", holds.decode())),
             note=passage.kind, until=passage.seconds,
         )  # fmt: skip
 
@@ -79,8 +81,8 @@ def work(orders: Orders) -> None:
         if orders.wire or not plan.faults
         else chance(f"{plan.seed} {name}", plan.longest_hold_up, odds(plan.faults))
     )
-    troubled = Troubled(decide, teller(history))
-    scene = Scene(history, troubled, places.open_direct(plan), folder, orders.until)
+    troubled = Troubled(decide, teller(history, name))
+    scene = Scene(history, troubled, places.open_direct(plan), folder, orders.until, WallClock())
     threading.Thread(target=_count, args=(scene, name), daemon=True).start()
     if orders.kind == "tasks":
         asyncio.run(_tasks(plan, scene, url, name))
@@ -116,8 +118,10 @@ async def _tasks(plan: Plan, scene: Scene, url: str, name: str) -> None:
 
 def _count(scene: Scene, name: str) -> None:
     """Write down now and then how many requests there were: a killed process can't do it in the end."""
+    gc.freeze()
     while True:
         time.sleep(0.5)
+        gc.collect()  # a hold that everybody has forgotten is renewed until then
         scene.history.note("tally", name, fence=scene.troubled.requests, note=str(scene.troubled.faults))
 
 
