@@ -7,7 +7,6 @@ destroy what stands; removing is ``md`` with the cas id, which needs no memory.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -23,7 +22,8 @@ from pymemcache.exceptions import MemcacheClientError, MemcacheUnknownCommandErr
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.sockets import sender
-from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
+from caslock.store import ABSENT, Entry, Traits
+from caslock.stores.memcached_wire import PIECE, name_of, read, terms_of, verdict_of
 
 if TYPE_CHECKING:
     import socket
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_KEY: Final = 1024
-_LONGEST_TTL: Final = 30 * 24 * 3600 - 2  # the server takes an exptime of more than 30 days for a date
 _MOST_IDLE: Final = 32
-_PIECE: Final = 65_536  # bytes; a reply about what caslock writes comes in one
 _REMEMBERED: Final = 1024  # locks ask for the same again and again
 _RESTED: Final = 1.0  # seconds after which an idle connection is looked at before it is used
 _CAS_IDS: Final = 1 << 64
@@ -99,8 +96,8 @@ class MemcachedStore:
         self._idle: deque[_Connection] = deque()
         self._inherited: list[_Connection] = []
         self._start = 0
-        self._name = lru_cache(_REMEMBERED)(partial(_name, prefix=self._prefix))
-        self._terms = lru_cache(_REMEMBERED)(_terms)
+        self._name = lru_cache(_REMEMBERED)(partial(name_of, prefix=self._prefix))
+        self._terms = lru_cache(_REMEMBERED)(terms_of)
         self._traits = Traits(place=_place(client.server, self._prefix), fences=True, expires=True, overstay=3.5)
 
     @classmethod
@@ -160,7 +157,7 @@ class MemcachedStore:
             if reply == b"HD\r\nMN\r\n":
                 self._keep(connection)
                 return None
-            verdict = self._finish(connection, reply, _verdict)
+            verdict = self._finish(connection, reply, verdict_of)
             if verdict in {b"HD", b"NF"}:
                 return None
         else:
@@ -198,21 +195,21 @@ class MemcachedStore:
         """Send a packet, and return the reply as far as it comes at once."""
         try:
             connection.send(packet)
-            return connection.receive(_PIECE)
+            return connection.receive(PIECE)
         except BaseException as problem:
             self._hang_up(connection, problem)
             raise
 
     def _answer(self, connection: _Connection, reply: bytes, version: int) -> Entry | None:
         """Read a reply that tells who stands."""
-        verdict, entry = self._finish(connection, reply, partial(_read, origin=connection.origin))
+        verdict, entry = self._finish(connection, reply, partial(read, origin=connection.origin))
         return self._judge(verdict, entry, version)
 
-    def _finish(self, connection: _Connection, reply: bytes, read: Callable[[bytes], T | None]) -> T:
-        """Receive the rest of a reply, until `read` finds it whole."""
+    def _finish(self, connection: _Connection, reply: bytes, reads: Callable[[bytes], T | None]) -> T:
+        """Receive the rest of a reply, until `reads` finds it whole."""
         try:
-            while (answer := read(reply)) is None:
-                piece = connection.receive(_PIECE)
+            while (answer := reads(reply)) is None:
+                piece = connection.receive(PIECE)
                 if not piece:
                     raise ConnectionResetError("the server closed the connection")  # noqa: TRY301 - as the kernel does
                 reply += piece
@@ -324,59 +321,6 @@ class _Connection:
     def close(self) -> None:
         """Close the socket, whatever state it is in."""
         self._client.close()
-
-
-def _read(reply: bytes, origin: int) -> tuple[bytes, Entry | None] | None:
-    """Read a reply: what the server says to the command, and the entry that stands.  None: it is not whole yet."""
-    lines = reply.split(b"\r\n", 2)
-    if len(lines) < 3:  # noqa: PLR2004 - verdict, answer, and the rest
-        if len(reply) > _PIECE:
-            raise ConnectionError(reply[:100])
-        return None
-    verdict, answer, rest = lines
-    entry, end = None, b"MN\r\n"
-    if answer.startswith(b"VA "):
-        _, size, cas = answer.split()
-        length = int(size)
-        entry, rest, end = Entry(rest[:length], origin + int(cas.removeprefix(b"c"))), rest[length:], b"\r\nMN\r\n"
-    elif answer != b"EN":
-        raise ConnectionError(answer[:100])
-    if rest == end:
-        return verdict, entry
-    if not end.startswith(rest):
-        raise ConnectionError(rest[:100])
-    return None
-
-
-def _verdict(reply: bytes) -> bytes | None:
-    """Read a reply to a command that asks nothing.  None: it is not whole yet."""
-    verdict, *rest = reply.split(b"\r\n", 3)
-    if rest == [b"MN", b""]:
-        return verdict
-    if len(rest) > 1 or len(reply) > _PIECE:
-        raise ConnectionError(reply[:100])
-    return None
-
-
-def _name(key: str, prefix: bytes) -> bytes:
-    """Encode a key so that no two share a name, none is too long, and none can hold a command."""
-    if not 1 <= len(key) <= _LONGEST_KEY:
-        raise ValueError(f"a key has 1 to {_LONGEST_KEY} characters, not {len(key)}")
-    name = quote(key, safe=":", errors="surrogatepass").encode()
-    if len(name) > (room := 250 - len(prefix)):
-        digest = b"%%-%b" % hashlib.sha256(name).hexdigest().encode()  # quote never makes "%-": no plain key does
-        name = name[: room - len(digest)] + digest
-    return prefix + name
-
-
-def _terms(size: int, ttl: float) -> tuple[bytes, bytes]:
-    """Give what follows the name in a put of so many bytes, and how the answer to one that succeeds begins."""
-    if size > MAX_VALUE:
-        raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {size}")
-    if not 0 < ttl <= _LONGEST_TTL:
-        raise ValueError(f"memcached keeps an entry for more than 0 and up to {_LONGEST_TTL} seconds, not {ttl}")
-    # The server's clock lags by up to a second and may leap by two: exptime T lives between T-2 and T seconds.
-    return b" 0 %d %d" % (math.ceil(ttl) + 2, size), b"STORED\r\nVA %d c" % size
 
 
 def _start(facts: dict[bytes, Any], place: str, not_before: int) -> int:

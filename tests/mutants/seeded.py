@@ -17,7 +17,8 @@ from caslock.claim import NEVER, NOBODY, Claim, Standing
 from caslock.errors import CaslockError, StoreUnavailable
 from caslock.lockstate import LockState
 from caslock.store import ABSENT, Entry
-from caslock.stores.memcached import MemcachedStore, _Connection, _name
+from caslock.stores.memcached import MemcachedStore, _Connection
+from caslock.stores.memcached_wire import name_of
 from caslock.stores.memory import MemoryStore
 from caslock.stores.redis_links import Link, Links
 
@@ -158,7 +159,7 @@ def never_forked(self: LockState) -> None:
 
 def remove_any_version(self: MemcachedStore, key: str, version: int) -> Entry | None:
     """Send ``md`` without the cas id."""
-    name = _name(key, self._prefix)
+    name = name_of(key, self._prefix)
     return self._ask(name, version, lambda _cas: b"md %b\r\n" % name)
 
 

@@ -13,7 +13,7 @@ from caslock.claim import Claim
 from caslock.hold import Holding
 from caslock.lockstate import LockState
 from caslock.multi import Holds
-from caslock.stores import memcached
+from caslock.stores import memcached_wire
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from caslock.stores.redis_links import Link, Links
@@ -295,7 +295,7 @@ MUTANTS: Final = (
         "memcached ttl without margin",
         "The exptime is the ttl, rounded up, though the server's clock lags and leaps.",
         (Directed("test_an_entry_lives_its_ttl", an_entry_lives_its_ttl),),
-        ((memcached, "math", seeded.TTL_AS_ASKED),),
+        ((memcached_wire, "math", seeded.TTL_AS_ASKED),),
     ),
     Mutant(
         "free record treated as held",

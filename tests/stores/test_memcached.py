@@ -28,7 +28,8 @@ from pymemcache.serde import pickle_serde
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.sockets import sender
 from caslock.store import ABSENT, Entry, Store
-from caslock.stores.memcached import MemcachedStore, _name, _read, _verdict
+from caslock.stores.memcached import MemcachedStore
+from caslock.stores.memcached_wire import name_of, read, verdict_of
 from tests.servers import HOST, Server, absent, free_port, ringing
 
 if TYPE_CHECKING:
@@ -384,13 +385,13 @@ def test_no_two_keys_share_an_entry(memcached_server: Server, open_store: OpenSt
 def test_names_on_the_server() -> None:
     """A name is 1 to 250 plain bytes, reads like its key, and a digested one can't be had by a plain key."""
     keys = nasty_keys()
-    names = [_name(key, b"") for key in keys]
+    names = [name_of(key, b"") for key in keys]
     assert len(set(names)) == len(keys)
     assert all(re.fullmatch(rb"[A-Za-z0-9._:~%-]{1,250}", name) for name in names)
-    assert _name("Room:42_a.b~c-d", b"") == b"Room:42_a.b~c-d"
-    assert _name("a b%", b"") == b"a%20b%25"
-    digested = _name("k" * 1024, b"")
-    assert _name(digested.decode(), b"") != digested
+    assert name_of("Room:42_a.b~c-d", b"") == b"Room:42_a.b~c-d"
+    assert name_of("a b%", b"") == b"a%20b%25"
+    digested = name_of("k" * 1024, b"")
+    assert name_of(digested.decode(), b"") != digested
     assert digested.startswith(b"k" * 184 + b"%-")
 
 
@@ -406,7 +407,7 @@ def test_the_prefix_is_part_of_the_place(
     assert mine.traits.place == f"{memcached_server.url}?prefix=mine:"
     long = open_store(memcached_server, key_prefix=b"p" * 128)
     put(long, "k" * 1024, b"long")
-    assert len(_name("k" * 1024, b"p" * 128)) == 250
+    assert len(name_of("k" * 1024, b"p" * 128)) == 250
 
 
 # Construction
@@ -785,24 +786,24 @@ def test_a_reply_that_is_broken(
 )
 def test_a_reply_is_read_when_it_is_whole(reply: bytes) -> None:
     """Wherever a reply is cut it is known for not whole, and one byte too many is an error."""
-    assert all(_read(reply[:size], 100) is None for size in range(len(reply)))
-    whole = _read(reply, 100)
+    assert all(read(reply[:size], 100) is None for size in range(len(reply)))
+    whole = read(reply, 100)
     assert whole is not None
     assert whole[0] == reply.partition(b"\r\n")[0]
     assert whole[1] is None or whole[1].version == 107
     with pytest.raises(ConnectionError):
-        _read(reply + b"\r", 100)
+        read(reply + b"\r", 100)
 
 
 @pytest.mark.parametrize("verdict", [b"HD", b"NF", b"EX", b"SERVER_ERROR out of memory", b""])
 def test_a_reply_to_a_removal_is_read_when_it_is_whole(verdict: bytes) -> None:
     """Wherever it is cut it is known for not whole; one line or byte too many, or no end, is an error."""
     reply = verdict + b"\r\nMN\r\n"
-    assert all(_verdict(reply[:size]) is None for size in range(len(reply)))
-    assert _verdict(reply) == verdict
+    assert all(verdict_of(reply[:size]) is None for size in range(len(reply)))
+    assert verdict_of(reply) == verdict
     for broken in (reply + b"\r", reply + reply, verdict + b"\r\nEN\r\nMN\r\n", b"x" * 100_000):
         with pytest.raises(ConnectionError):
-            _verdict(broken)
+            verdict_of(broken)
 
 
 def test_replies_in_pieces(proxy: Proxy, key: str, open_store: OpenStore) -> None:
