@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LIMIT: Final = 10.0
 HELD: Final = (0.010, 0.060)  # seconds
-ROUNDS: Final = 4
+ROUNDS: Final = 10
 
 
 class Handover(NamedTuple):
