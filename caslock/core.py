@@ -480,15 +480,17 @@ async def break_(world: World, claim: Claim) -> Record | None:
     A free record takes the place, so that the holder learns of its loss even from a release.
     """
     version, standing = await read(world, claim, NEVER)
-    broken = standing
+    broken: Record | None = None
+    fence = ABSENT
     for _ in range(PASSES):
         if standing is None or standing.free:
-            return None if broken is standing else broken
+            return broken
         if standing.foreign:
             message = f"{claim.key!r} is held by {standing} at {_place(world)}: remove it by other means"
             raise StoreError(message)
-        if broken is None or not set(broken.holds) & set(standing.holds):
+        if broken is not None and fence_of(standing, version) != fence:
             return broken  # it has left meanwhile, or our lost request has broken it: who came after is not meant
+        broken, fence = standing, fence_of(standing, version)
         first = claim.writes
         version, standing = await write_surely(world, claim, version, claim.free(FREE_TTL), NEVER)
         if standing is not None and claim.wrote(standing, first):

@@ -113,6 +113,50 @@ def test_break_spares_who_came_after() -> None:
     newcomers[0].release()
 
 
+def test_break_spares_a_later_tenure_of_the_same_acquire() -> None:
+    """An acquire that is broken before it knows of its success takes the key again; only its first tenure was meant."""
+    memory = MemoryStore()
+
+    class Loses:
+        """Applies the first put, lets another go on, and loses the reply."""
+
+        traits = memory.traits
+
+        def __init__(self) -> None:
+            self.applied, self.go_on = asyncio.Event(), asyncio.Event()
+
+        async def get(self, key: str) -> Entry | None:
+            return memory.get(key)
+
+        async def invalidate(self, key: str, version: int) -> Entry | None:
+            return memory.invalidate(key, version)
+
+        async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            entry = memory.put_if_version(key, value, version, ttl)
+            if not self.applied.is_set():
+                self.applied.set()
+                await self.go_on.wait()
+                message = "the reply was lost"
+                raise StoreUnavailable(message)
+            return entry
+
+    async def scene() -> None:
+        holder, breaker = Loses(), Loses()
+        acquiring = asyncio.ensure_future(AsyncLock(holder, "key").acquire())
+        await holder.applied.wait()
+        breaking = asyncio.ensure_future(AsyncLock(breaker, "key").break_())
+        await breaker.applied.wait()
+        holder.go_on.set()
+        hold = await acquiring
+        assert hold is not None
+        breaker.go_on.set()
+        assert (await breaking) is not None
+        await hold.extend()
+        await hold.release()
+
+    asyncio.run(scene())
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the SystemExit is told of
 def test_a_callback_that_exits_ends_no_renewals() -> None:
     """SystemExit in on_lost does not end the renewals of other holds on that store, nor of later ones."""
