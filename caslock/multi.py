@@ -200,12 +200,16 @@ class MultiState(Generic[M]):
 
 
 def _worse(failure: BaseException | None, error: BaseException) -> BaseException:
-    """Give the one to raise, with the other as its note: a loss, for what gave no answer can be released again."""
+    """Give the one to raise, with the other as its note.
+
+    An interrupt comes before all errors, and a loss before a silence: what gave no answer can be released again.
+    """
     if failure is None:
         return error
-    if isinstance(error, LockLost) and isinstance(failure, StoreError):
+    interrupts = isinstance(failure, Exception) and not isinstance(error, Exception)
+    if interrupts or (isinstance(error, LockLost) and isinstance(failure, StoreError)):
         failure, error = error, failure
-    failure.add_note(str(error))
+    failure.add_note(str(error) or repr(error))
     return failure
 
 

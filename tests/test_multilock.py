@@ -29,7 +29,7 @@ from caslock import (
     StoreUnavailable,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import FaultyStore
+from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_request, raising
 from tests.places import KINDS, Address, Place, Watched, fresh, opened, standing, until
 
 if TYPE_CHECKING:
@@ -172,6 +172,19 @@ def test_two_failing_releases_are_both_told(memory: MemoryStore) -> None:
     with pytest.raises(LockLost, match=keys[1]) as caught:
         holds.release()
     assert any(keys[0] in note for note in caught.value.__notes__)
+
+
+def test_an_interrupt_is_raised_whatever_else_went_wrong(memory: MemoryStore) -> None:
+    """One release gets no answer, the next is interrupted: the interrupt is raised, and tells of the other."""
+    store, keys = FaultyStore(memory, plain=True), three()
+    holds = held(MultiLock(store, keys, retry=(0, 0)))
+    store.on("invalidate", 1, lose_request)
+    store.on("get", 1, lose_request)
+    store.on("invalidate", 2, raising(KeyboardInterrupt, applied=False))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        holds.release()
+    assert "no answer" in "".join(caught.value.__notes__)
+    assert not any(standing(memory, key) for key in keys)
 
 
 def test_locks_of_different_stores_are_one(request: pytest.FixtureRequest) -> None:
@@ -453,6 +466,26 @@ def test_async_cancelled_acquire_holds_nothing(memory: MemoryStore) -> None:
             assert not any(standing(memory, key) for key in keys[:2])
 
     asyncio.run(main())
+
+
+def test_a_release_without_an_answer_swallows_no_cancellation(memory: MemoryStore) -> None:
+    """One release gets no answer, the next is cancelled: the task is cancelled, and all that can be is released."""
+    keys = three()
+
+    async def main() -> None:
+        store = AsyncFaultyStore(AsyncMemoryStore(memory), plain=True)
+        holds = await async_held(AsyncMultiLock(store, keys, retry=(0, 0)))
+        store.on("invalidate", 1, lose_request)
+        store.on("get", 1, lose_request)
+        store.on("invalidate", 2, raising(asyncio.CancelledError, applied=False))
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await holds.release()
+        assert "no answer" in "".join(caught.value.__notes__)
+        assert [standing(memory, key) is None for key in keys] == [True, True, False]
+        await holds.release()
+
+    asyncio.run(main())
+    assert not any(standing(memory, key) for key in keys)
 
 
 def test_async_tasks_in_opposite_order_never_wait_for_each_other() -> None:
