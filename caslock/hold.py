@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Protocol
 
 from caslock import core
 from caslock.checks import seconds
 from caslock.errors import NotHeld, StoreError
+from caslock.process import generation
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -25,7 +25,7 @@ class Holder(Protocol):
         ...
 
     @property
-    def pid(self) -> int:
+    def generation(self) -> int:
         """Of the process whose Lock it is now: a forked child takes it over when it first uses it."""
         ...
 
@@ -45,13 +45,13 @@ class Holder(Protocol):
 class Holding:
     """One successful acquire: what the blocking and the asyncio hold have in common."""
 
-    __slots__ = ("_state", "claim", "pid")
+    __slots__ = ("_state", "claim", "generation")
 
     def __init__(self, state: Holder, claim: Claim) -> None:
         """Begin as held."""
         self._state = state
         self.claim = claim
-        self.pid = state.pid
+        self.generation = state.generation
 
     def __repr__(self) -> str:
         """Say which key, and for how long."""
@@ -66,7 +66,7 @@ class Holding:
     @property
     def inherited(self) -> bool:
         """Whether this is a forked child's copy: this process never held it, and its release frees nothing."""
-        return self.pid != os.getpid()
+        return self.generation != generation()
 
     @property
     def key(self) -> str:

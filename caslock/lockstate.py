@@ -19,6 +19,7 @@ from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, callback, key_of, re
 from caslock.claim import NEVER, Claim, Retry, Terms
 from caslock.errors import CaslockError, NotAcquired, NotHeld
 from caslock.hold import Holding
+from caslock.process import generation
 from caslock.record import opening
 from caslock.request import World, read
 from caslock.turnstile import turnstile_of
@@ -129,14 +130,14 @@ class LockState:
         self._terms = Terms(self.key, self.owner, ttl, self.auto_renew, self.max_hold, self.retry, shared, ended)
         self._first: tuple[int, First] = (-1, (("", "", 0, ""), ("", "", "")))  # in this second of the wall clock
         self.newest = ""  # hold id
-        self.pid = os.getpid()  # last: from here on other threads of a child rely on the rest
+        self.generation = generation()  # last: from here on other threads of a child rely on the rest
 
     def _claim(self) -> Claim:
         self.newest = hold = f"{self._nonce}.{next(self._numbers)}"  # which another thread may replace at once
         second = int(time.time())
         of, first = self._first
         if of != second:
-            stamp = _iso(second), self._host, self.pid, self.note
+            stamp = _iso(second), self._host, os.getpid(), self.note
             first = stamp, opening(self.owner, self._terms.ttl, stamp)
             self._first = second, first
         return Claim(self._terms, hold, first, self.world.mutex(), self.world.me())
@@ -237,7 +238,7 @@ class LockState:
         """Release one hold; the key is free after the last one.  It can be called again after any interrupt."""
         self._after_fork()
         claim = hold.claim
-        if hold.pid != self.pid:  # inherited: this copy of the claim is the child's alone
+        if hold.generation != self.generation:  # inherited: this copy of the claim is the child's alone
             claim.levels = [other for other in claim.levels if other is not hold]
             return
         with self._guard:
@@ -333,9 +334,9 @@ class LockState:
         return broken
 
     def _after_fork(self) -> None:
-        if self.pid != os.getpid():
+        if self.generation != generation():
             with _fork_guard:
-                if self.pid != os.getpid():  # another thread of the child may have been first
+                if self.generation != generation():  # another thread of the child may have been first
                     self._begin()
 
 

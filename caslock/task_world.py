@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, cast
 
 from caslock import clock, core
 from caslock.checks import has_verbs, suspends
+from caslock.process import generation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -253,13 +253,13 @@ class _InThreads:
 
 
 def _in_thread(verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-    return asyncio.get_running_loop().run_in_executor(_workers(os.getpid()), partial(verb, *args, **kwargs))
+    return asyncio.get_running_loop().run_in_executor(_workers(generation()), partial(verb, *args, **kwargs))
 
 
 @lru_cache(maxsize=1)
-def _workers(pid: int) -> ThreadPoolExecutor:
+def _workers(process: int) -> ThreadPoolExecutor:
     """Make the worker threads of this process."""
-    del pid  # a forked child has none of its parent's
+    del process  # a forked child has none of its parent's
     return ThreadPoolExecutor(32, thread_name_prefix="caslock-store")
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 import tenacity  # noqa: F401 - so that no interrupt strikes in its import, but for the one of a test
 
-from caslock import ABSENT, Hold, Lock, LockLost, MultiHold, MultiLock, NotHeld
+from caslock import ABSENT, Hold, Lock, LockLost, MultiHold, MultiLock, NotHeld, process
 from caslock.stores.memory import MemoryStore
 from tests.places import KINDS, PROMPT, Place, Watched, fresh, opened, standing, until
 
@@ -131,6 +131,55 @@ def test_a_child_that_leaves_the_body_frees_nothing(place: Place, ending: str) -
             hold.extend()
             assert Lock(place.store(), key).acquire(timeout=0) is None
     assert standing(store, key) is None
+
+
+@pytest.mark.parametrize("told_by", ["the kernel", "Python"])
+def test_a_child_with_the_pid_of_its_parent_is_another_process(
+    place: Place, told_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container all may be 1, and a pid comes again; wherever the kernel does not tell of a fork, Python does."""
+    store, key = place.store(), fresh()
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    if told_by == "Python":
+        monkeypatch.setattr(process, "_known", bytearray(b"\1"))
+        monkeypatch.setattr(process, "_wiped", False)
+    with family() as kin, Lock(store, key, ttl=20) as hold:
+        if kin.fork():
+            kin.tell(lost=hold.lost, remaining=hold.remaining(), same=os.getpid() == os.getppid())
+        else:
+            facts = kin.hear()
+            assert (facts["lost"], facts["remaining"], facts["same"]) == (True, 0.0, True)
+            hold.extend()
+            assert Lock(place.store(), key).acquire(timeout=0) is None
+    assert standing(store, key) is None
+
+
+EARLY_HOOK = """
+import os, sys
+
+held = []
+os.register_at_fork(after_in_child=lambda: held.append(lock.acquire(timeout=0)))
+
+from caslock import Lock, process
+from caslock.stores.memory import MemoryStore
+
+if sys.argv[1] == "Python":
+    process._known, process._wiped = bytearray(b"\\1"), False
+lock = Lock(MemoryStore(), "key", ttl=20)
+child = os.fork()
+if not child:
+    again = lock.acquire(timeout=0)
+    os._exit(held[0].lost or again is None or again.claim is not held[0].claim)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("told_by", ["the kernel", "Python"])
+def test_what_an_earlier_hook_of_the_child_acquires_is_its_own(told_by: str) -> None:
+    """A hook that was registered before caslock's runs before it in the child, and may lock there."""
+    done = subprocess.run([sys.executable, "-c", EARLY_HOOK, told_by], capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_child_can_lock_for_itself(place: Place) -> None:

@@ -15,13 +15,13 @@ RULES = ("errors", "store", "record", "claim", "request", "core")
 
 STATE = ("bodies", "checks", "hold", "turnstile", "lockstate", "multi")
 LADDER = (
-    *("clock", "sockets", *RULES, *STATE, "keeper", "thread_world", "task_world"),
+    *("clock", "process", "sockets", *RULES, *STATE, "keeper", "thread_world", "task_world"),
     *("blocking", "aio", "connect", "__init__", "testing", "cli"),
 )
 """Every module and package, from the ground up: each may import what stands before it, with these exceptions."""
 
 MAY_IMPORT = {own: set(LADDER[:rung]) for rung, own in enumerate(LADDER)}
-MAY_IMPORT["stores"] = {"errors", "store", "sockets"}  # not each other, but for the files of one store
+MAY_IMPORT["stores"] = {"errors", "store", "process", "sockets"}  # not each other, but for the files of one store
 MAY_IMPORT["task_world"] -= {"keeper", "thread_world"}
 MAY_IMPORT["aio"] -= {"keeper", "blocking", "thread_world"}  # the two APIs are siblings
 MAY_IMPORT["connect"] = {"errors", "store", "stores"}

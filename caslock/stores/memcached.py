@@ -8,7 +8,6 @@ destroy what stands; removing is ``md`` with the cas id, which needs no memory.
 from __future__ import annotations
 
 import math
-import os
 import re
 import selectors
 import time
@@ -21,6 +20,7 @@ from pymemcache.client.base import Client, PooledClient
 from pymemcache.exceptions import MemcacheClientError, MemcacheUnknownCommandError
 
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.process import generation
 from caslock.sockets import sender
 from caslock.store import ABSENT, Entry, Traits
 from caslock.stores.memcached_wire import PIECE, name_of, read, terms_of, verdict_of
@@ -257,7 +257,7 @@ class MemcachedStore:
             except IndexError:
                 return None
             now = time.monotonic()
-            if connection.pid != os.getpid():
+            if connection.generation != generation():
                 self._inherited.append(connection)  # the parent's: a child neither uses it nor closes it
             elif connection.start < self._start or (now - connection.used > _RESTED and connection.has_ended()):
                 connection.close()
@@ -307,7 +307,7 @@ class _Connection:
         self._socket: socket.socket = client.sock
         self.send = sender(self._socket)
         self.receive: Callable[[int], bytes] = self._socket.recv
-        self.pid = os.getpid()
+        self.generation = generation()
         self.start = start
         self.origin = start << 30
         self.used = time.monotonic()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import select
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -19,6 +18,7 @@ from weakref import WeakSet
 from redis import exceptions
 
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.process import generation
 from caslock.stores.redis_links import FAILOVER, LATE, MOST_WAITING, RESTED, SLEEP, Turn, refused
 from caslock.stores.redis_server import TOO_LATE, Address, Opener, Server, Untyped
 from caslock.stores.redis_wire import Reply, read
@@ -140,7 +140,7 @@ class Line:
         self._server, self._loop = server, loop
         self._opener: Opener = server.opener(address)
         self._extra = 1 if server.acknowledge else 0
-        self.pid = os.getpid()
+        self.generation = generation()
         self.idle: list[Channel] = []
         self.busy = set[Channel]()
         self._queue = deque[_Asked]()
@@ -396,11 +396,11 @@ class Lines:
         """Give the line of the running loop."""
         loop = asyncio.get_running_loop()
         line = self.lines.get(loop)
-        if line is None or line.pid != os.getpid():
+        if line is None or line.generation != generation():
             for old, other in list(self.lines.items()):
-                if other.pid != os.getpid():  # the sockets are the parent's: see Links
+                if other.generation != generation():  # the sockets are the parent's: see Links
                     self._inherited.append(other)
-                if other.pid != os.getpid() or old.is_closed():
+                if other.generation != generation() or old.is_closed():
                     self.lines.pop(old, None)
             line = self.lines[loop] = Line(self._server, self._address, loop)
         return line

@@ -7,7 +7,6 @@ sending and reading costs more than the server takes.  Where it shows no socket,
 from __future__ import annotations
 
 import contextlib
-import os
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakSet
@@ -15,6 +14,7 @@ from weakref import WeakSet
 from redis import exceptions
 
 from caslock.errors import StoreError
+from caslock.process import generation
 from caslock.sockets import sender
 from caslock.stores.redis_server import TOO_LATE, Address, Opener, Server, Untyped
 from caslock.stores.redis_wire import PUSH, Reply, parse, read
@@ -127,7 +127,7 @@ class Link:
 class _Kept(NamedTuple):
     """The connections of one process."""
 
-    pid: int
+    generation: int
     opener: Opener
     # Append and pop are atomic: there is no lock that a fork could copy in use.
     idle: list[Link]
@@ -147,7 +147,7 @@ class Links:
     def ask(self, request: Request) -> Reply:
         """Give the server's answer, which may be its error; raises what means that there is none."""
         kept = self._kept
-        if kept.pid != os.getpid():
+        if kept.generation != generation():
             kept = self._afresh()
         acknowledge = self._server.acknowledge
         count = request.replies + 1 if acknowledge else request.replies
@@ -177,7 +177,7 @@ class Links:
     def wait(self, wait: Wait) -> Reply:
         """Give the server's answer to a put that waits; ``StoreUnavailable(sent=False)``, at once: it can't wait."""
         kept = self._kept
-        if kept.pid != os.getpid():
+        if kept.generation != generation():
             kept = self._afresh()
         if len(kept.waiting) >= MOST_WAITING or monotonic() < self._sleeps_until:
             raise self._server.cannot_wait()
@@ -211,7 +211,7 @@ class Links:
 
     def close(self) -> None:
         """Close what is idle; the next request opens one again."""
-        kept = self._kept if self._kept.pid == os.getpid() else self._afresh()
+        kept = self._kept if self._kept.generation == generation() else self._afresh()
         self._drop(kept)
         for client in kept.opener.sentinel.sentinels if kept.opener.sentinel else ():
             client.close()
@@ -272,7 +272,7 @@ class Links:
         return kept
 
     def _new(self) -> _Kept:
-        return _Kept(os.getpid(), self._server.opener(self._address), [], WeakSet())
+        return _Kept(generation(), self._server.opener(self._address), [], WeakSet())
 
 
 class Turn:

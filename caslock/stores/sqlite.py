@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple, Unpack
 
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.process import generation
 from caslock.store import ABSENT, Entry, Traits
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class SQLiteStore:
         # Reentrant, so that a signal handler in the middle of a verb gets an error from `_request` and no deadlock.
         self._mutex = threading.RLock()
         self._busy = False
-        self._pid = os.getpid()
+        self._generation = generation()
         self.traits = Traits(place="sqlite:///" + str(self._path).replace("%", "%25").replace("?", "%3F"))
         with _forking:
             _stores.add(self)
@@ -134,7 +135,7 @@ class SQLiteStore:
     def close(self) -> None:
         """Give back the file handles.  What is in the file stays."""
         with self._mutex:
-            if self._pid == os.getpid():
+            if self._generation == generation():
                 self._drop()
 
     def __repr__(self) -> str:
@@ -146,7 +147,7 @@ class SQLiteStore:
         # One connection for all threads: SQLite has one writer at a time, and threads of one process would only
         # add its polling to their wait.  `with` and not `acquire`: no signal can come between taking it and the block.
         with self._mutex:
-            if self._pid != os.getpid():
+            if self._generation != generation():
                 raise StoreError(f"{self._path}: forked past Python's hooks; make the store after the fork")
             if self._busy:
                 raise StoreUnavailable(f"{self._path}: this thread is inside another request of the store", sent=False)
@@ -319,9 +320,9 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    # A store that is not paused, because the fork came from C code, keeps its pid: the child's verbs refuse.
+    # A store that is not paused, because the fork came from C code, keeps its generation: the child's verbs refuse.
     for store in _paused:
-        store._pid = os.getpid()  # noqa: SLF001 - the store's own hook
+        store._generation = generation()  # noqa: SLF001 - the store's own hook
         store._mutex.release()  # noqa: SLF001 - the store's own hook
     _paused.clear()
     with suppress(RuntimeError):  # From C code, nobody has taken it.
