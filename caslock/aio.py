@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack
 
 from caslock.bodies import Bodies
-from caslock.checks import Own, wait_time, waiting
+from caslock.checks import Own, no_settings, wait_time, waiting
 from caslock.claim import Retry
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
 from caslock.hold import Holding
@@ -161,6 +161,7 @@ class AsyncMultiLock:
         """Name the keys of one store, or hand over locks of any stores; see `MultiLock`."""
         if keys is None:
             self._state = MultiState[AsyncMultiHold](lock._state for lock in given_locks(store, AsyncLock))  # noqa: SLF001 - our own class
+            no_settings(settings)
         else:
             world = TaskWorld(store)
             self._state = MultiState(LockState(world, key, **settings) for key in given_keys(keys))

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 
 from caslock.bodies import Bodies
-from caslock.checks import Own, wait_time, waiting
+from caslock.checks import Own, no_settings, wait_time, waiting
 from caslock.claim import Retry
 from caslock.errors import CaslockError, NotAcquired, NotHeld
 from caslock.hold import Holding
@@ -266,6 +266,7 @@ class MultiLock:
         """
         if keys is None:
             self._state = MultiState[MultiHold](lock._state for lock in given_locks(store, Lock))  # noqa: SLF001 - our own class
+            no_settings(settings)
         else:
             world = ThreadWorld(store)
             self._state = MultiState(LockState(world, key, **settings) for key in given_keys(keys))

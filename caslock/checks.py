@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from caslock.claim import Retry
 from caslock.record import json_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 T = TypeVar("T")
 
@@ -39,11 +42,29 @@ def waiting(value: float | None) -> float | None:
 
 
 def callback(name: str, value: T) -> T:
-    """Check that something can be called, or is None."""
+    """Check that something can be called, and need not be awaited, or is None."""
     if value is not None and not callable(value):
         message = f"{name} must be callable, or None, not {value!r}"
         raise TypeError(message)
+    if suspends(value):
+        message = f"{name} is called, not awaited: it must be no `async def`, but it may start a task"
+        raise TypeError(message)
     return value
+
+
+def switch(name: str, value: bool) -> bool:  # noqa: FBT001 - what it checks
+    """Check that something is True or False."""
+    if not isinstance(value, bool):
+        message = f"{name} must be True or False, not {value!r}"
+        raise TypeError(message)
+    return value
+
+
+def no_settings(settings: Mapping[str, object]) -> None:
+    """Check that nobody means to set what locks that are handed over have of their own."""
+    if settings:
+        message = f"locks that are handed over keep their own settings: leave out {', '.join(settings)}"
+        raise TypeError(message)
 
 
 class Own(Enum):

@@ -128,7 +128,7 @@ async def _attempt(world: World, claim: Claim, limit: float, given: Standing | N
         claim.fall()
         if not claim.may_take(standing):
             break
-    if claim.record is not None:
+    if renewed and claim.may_take(standing):  # nobody keeps it from us but the time that an answer takes
         message = f"{world.store.traits.place} answers too slowly for a ttl of {claim.ttl:g} s"
         raise StoreUnavailable(message)
     if claim.may_land(version):  # what was sent for us: nothing of a try that has failed lands afterwards

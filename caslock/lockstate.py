@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypedDict, TypeVar, cast
 
 from caslock import core
-from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, callback, key_of, retries, seconds, text, waiting
+from caslock.checks import MAX_NOTE_BYTES, MAX_OWNER_BYTES, callback, key_of, retries, seconds, switch, text, waiting
 from caslock.claim import NEVER, Claim, Retry, Terms
 from caslock.errors import CaslockError, NotAcquired, NotHeld
 from caslock.hold import Holding
@@ -101,7 +101,7 @@ class LockState:
         self.ttl = seconds("ttl", ttl)
         self.timeout = waiting(timeout)
         self.max_hold = NEVER if max_hold is None else seconds("max_hold", max_hold)
-        self.auto_renew = auto_renew
+        self.auto_renew = switch("auto_renew", auto_renew)
         self.on_lost = callback("on_lost", on_lost)
         self.note = text("note", note, MAX_NOTE_BYTES)
         self.retry = retries(retry)

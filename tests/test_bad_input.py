@@ -181,6 +181,36 @@ def test_retries_are_two_numbers(make: Callable[..., Making], retry: object) -> 
 
 
 @every_lock
+def test_what_must_be_awaited_is_no_callback(make: Callable[..., Making]) -> None:
+    """An ``async def`` as `on_lost` would never run: a TypeError says so, also for asyncio."""
+
+    async def too_late(_hold: object) -> None:
+        """Be never awaited."""
+
+    with pytest.raises(TypeError, match="on_lost is called, not awaited"):
+        make(STORE, "key", on_lost=too_late)
+
+
+@every_lock
+@pytest.mark.parametrize("bad", ["no", 0, None])
+def test_a_switch_is_true_or_false(make: Callable[..., Making], bad: object) -> None:
+    """A text such as "no" would be taken for True."""
+    with pytest.raises(TypeError, match="auto_renew"):
+        make(STORE, "key", auto_renew=bad)
+
+
+@pytest.mark.parametrize(("several", "one"), [(MultiLock, Lock), (AsyncMultiLock, AsyncLock)])
+@pytest.mark.parametrize("settings", [{"ttl": 5}, {"tll": 5}, {"owner": "x", "max_hold": 1}])
+def test_locks_that_are_handed_over_take_no_settings(
+    several: Callable[..., Making], one: Callable[..., Making], settings: dict[str, object]
+) -> None:
+    """They have their own; what would be ignored is a TypeError that names it."""
+    store = AsyncMemoryStore() if one is AsyncLock else MemoryStore()
+    with pytest.raises(TypeError, match=", ".join(settings)):
+        several([one(store, "a"), one(store, "b")], **settings)
+
+
+@every_lock
 @pytest.mark.parametrize(
     "store", [None, "redis://localhost", {}, redis.Redis(), redis.asyncio.Redis()], ids=lambda it: type(it).__name__
 )

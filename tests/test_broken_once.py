@@ -374,3 +374,26 @@ def test_a_hold_whose_loop_was_closed_as_it_was_renewed_can_be_released() -> Non
     store.hangs = False
     asyncio.run(asyncio.wait_for(hold.release(), 10))
     assert memory.get("key") is None
+
+
+@pytest.mark.parametrize("timeout", [0, 0.5])
+def test_a_store_that_is_too_slow_for_the_ttl_is_said_to_be(timeout: float) -> None:
+    """Where each lease is over before its answer comes, nobody is in the way: that is no None, but an error."""
+    memory = MemoryStore()
+
+    class Slow:
+        """Answers after 40 ms."""
+
+        traits = memory.traits
+        get = staticmethod(memory.get)
+        invalidate = staticmethod(memory.invalidate)
+
+        @staticmethod
+        def put_if_version(key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            entry = memory.put_if_version(key, value, version, ttl)
+            time.sleep(0.04)
+            return entry
+
+    with pytest.raises(StoreUnavailable, match="too slowly for a ttl"):
+        Lock(Slow(), "key", ttl=0.03).acquire(timeout=timeout)
+    assert memory.get("key") is None
