@@ -234,7 +234,7 @@ class MultiHold(Holds[Hold]):
             hold.extend(ttl)
 
     def release(self) -> None:
-        """Release every hold in reverse, all of them even when one release raises; see `Hold.release`."""
+        """Release what is not released yet, in reverse, all of it even when one release raises; see `Hold.release`."""
         try:
             run(self.released())
         except CaslockError:
