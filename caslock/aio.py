@@ -143,7 +143,7 @@ class AsyncMultiHold(Holds[AsyncHold]):
         await self.renewed(ttl)
 
     async def release(self) -> None:
-        """Release what is not released yet, in reverse, all of it even when one release raises; see `AsyncHold.release`."""
+        """Release what is not released yet, in reverse, all of it even when one raises; see `AsyncHold.release`."""
         await self.released()
 
 
