@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack
 from caslock.bodies import Bodies
 from caslock.checks import Own, no_settings, wait_time, waiting
 from caslock.claim import Retry
-from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, told
 from caslock.hold import Holding
 from caslock.lockstate import LockState, Settings
 from caslock.multi import Holds, MultiState, given_keys, given_locks
@@ -236,7 +236,7 @@ class _Body(Generic[T]):
         except Exception as trouble:
             if error is None or (ours_alone and isinstance(trouble, CaslockError)):
                 raise trouble from error
-            error.add_note(str(trouble) or repr(trouble))
+            error.add_note(told(trouble))
         if ours_alone:
             message = "a lock was lost while its body ran"
             raise LockLost(message) from error

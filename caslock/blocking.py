@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 from caslock.bodies import Bodies
 from caslock.checks import Own, no_settings, wait_time, waiting
 from caslock.claim import Retry
-from caslock.errors import CaslockError, NotAcquired, NotHeld
+from caslock.errors import CaslockError, NotAcquired, NotHeld, told
 from caslock.hold import Holding
 from caslock.lockstate import LockState, Settings
 from caslock.multi import Holds, MultiState, given_keys, given_locks
@@ -345,6 +345,6 @@ def _release_body(bodies: Bodies[B], held: B | None, error: BaseException | None
         bodies.left(held)
         if error is None:
             raise
-        error.add_note(str(trouble) or repr(trouble))
+        error.add_note(told(trouble))
     else:
         bodies.left(held)

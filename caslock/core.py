@@ -339,6 +339,9 @@ async def release(world: World, claim: Claim) -> None:
         claim.unanswered = False
         try:
             by_us, given = await _leave(world, claim, heir, now)
+        except StoreError as error:
+            error.add_note(f"Release lock {claim.key!r} again; else it ends by itself within {claim.ttl:g} s.")
+            raise
         finally:
             claim.left_in_time = claim.left_in_time or (in_time and claim.unanswered)
         claim.record = None

@@ -46,3 +46,8 @@ class OutcomeUnknown(StoreUnavailable):
 
     A kind of `StoreUnavailable`, so catch it first where the difference matters.
     """
+
+
+def told(error: BaseException) -> str:
+    """Give all that an error says, its notes too."""
+    return " ".join([str(error) or repr(error), *getattr(error, "__notes__", ())])

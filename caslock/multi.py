@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from caslock import core
 from caslock.claim import NEVER
-from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, OutcomeUnknown, StoreError
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, OutcomeUnknown, StoreError, told
 from caslock.hold import Holding
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ class MultiState(Generic[M]):
             await self._world.finish(partial(_roll_back, begun, list(holds.values()), error, stuck))
             unsure = [trouble for trouble in stuck if isinstance(trouble, StoreError)]
             if unsure and isinstance(error, NotAcquired):
-                message = f"not all keys were had, and what was had could not be given back for certain: {unsure[0]}"
+                message = (
+                    f"not all keys were had, and what was had could not be given back for certain: {told(unsure[0])}"
+                )
                 raise OutcomeUnknown(message) from error
             raise
         held = gather([holds[state] for state in self.states])
@@ -209,7 +211,7 @@ def _worse(failure: BaseException | None, error: BaseException) -> BaseException
     interrupts = isinstance(failure, Exception) and not isinstance(error, Exception)
     if interrupts or (isinstance(error, LockLost) and isinstance(failure, StoreError)):
         failure, error = error, failure
-    failure.add_note(str(error) or repr(error))
+    failure.add_note(told(error))
     return failure
 
 
@@ -231,7 +233,7 @@ def _noting(failure: BaseException, stuck: list[CaslockError]) -> Iterator[None]
         yield
     except CaslockError as trouble:
         stuck.append(trouble)
-        failure.add_note(str(trouble))
+        failure.add_note(told(trouble))
 
 
 def given_keys(keys: Iterable[str]) -> list[str]:

@@ -64,8 +64,9 @@ def test_a_hold_whose_release_has_begun_is_not_held() -> None:
     hold = held(Lock(faulty, "key", retry=(0, 0)))
     faulty.on("invalidate", 1, lose_reply)
     faulty.on("get", 1, lose_reply)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable) as caught:
         hold.release()
+    assert caught.value.__notes__ == ["Release lock 'key' again; else it ends by itself within 30 s."]
     other = held(Lock(memory, "key"))
     with pytest.raises(NotHeld):
         hold.ensure_held()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from caslock.errors import LockLost, OutcomeUnknown
+from caslock.errors import LockLost, told
 from caslock.store import ABSENT
 from caslock.testing.simulate.story import short
 
@@ -134,7 +134,7 @@ class Judge:
         """Check a failure."""
         run = self._run
         flow = run.current
-        self.unsure.update(claim.hold for claim in client.attempts if _tells(error))
+        self.unsure.update(claim.hold for claim in client.attempts if _tells(error, claim))
         unsure = (flow.deferred and flow.blind) or flow.spoiled > 1
         sure = [] if unsure else [claim for claim in client.attempts if claim.hold not in self.unsure]
         run.tell(client.name, f"{type(error).__name__}{'' if len(sure) == len(client.attempts) else ', unsure'}")
@@ -144,7 +144,7 @@ class Judge:
 
     def undone(self, claim: Claim, error: BaseException) -> None:
         """Take note of what the error says that an acquire has ended with."""
-        if _tells(error):
+        if _tells(error, claim):
             self.unsure.add(claim.hold)
 
     def _kept_out(self, claim: Claim) -> bool:
@@ -233,7 +233,8 @@ class Judge:
 
     def forgot(self) -> None:
         """Excuse all that stood."""
-        self.excused |= {claim.hold for claim in self._run.claims()} | set(self.settled)
+        attempts = [claim for client in self._run.clients for claim in client.attempts]
+        self.excused |= {claim.hold for claim in (*self._run.claims(), *attempts)} | set(self.settled)
         self.settled.clear()
 
     def ended(self) -> None:
@@ -247,6 +248,6 @@ class Judge:
                     run.violate(f"{inside or 'somebody'} is in the turnstile of {world.name} for ever")
 
 
-def _tells(error: BaseException) -> bool:
-    """Whether an error says that more may come."""
-    return isinstance(error, OutcomeUnknown) or hasattr(error, "__notes__")
+def _tells(error: BaseException, claim: Claim) -> bool:
+    """Whether an error says that more of the claim may come."""
+    return repr(claim.key) in told(error)
