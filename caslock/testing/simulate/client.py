@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from caslock.errors import CaslockError, StoreError, StoreUnavailable
+from caslock.errors import CaslockError, StoreError, StoreUnavailable, told
 from caslock.hold import Holding
 from caslock.lockstate import LockState
 from caslock.multi import Holds, MultiState
@@ -221,12 +221,12 @@ class Client:
         self.run.current.begin()
         judge.leaves(self, holds)
         self.holding = self.holding[: -len(holds)]
-        told: BaseException | None = None  # of several holds one may be lost, and another give no answer
+        loss: BaseException | None = None  # of several holds one may be lost, and another give no answer
         for tries in range(RELEASES):
             try:
                 await self._release(holds)
             except StoreUnavailable as trouble:
-                told = trouble if hasattr(trouble, "__notes__") else told
+                loss = trouble if "was lost" in told(trouble) else loss
                 self.run.tell(self.name, "no answer to the release")
             except (CaslockError, Cancelled) as trouble:
                 if isinstance(trouble, CaslockError) or hasattr(trouble, "__notes__") or not any_open(holds):
@@ -234,7 +234,7 @@ class Client:
                     break
                 self.run.tell(self.name, "interrupted twice at the release")
             else:
-                judge.left(self, holds, told)
+                judge.left(self, holds, loss)
                 break
 
     async def _acquire(self, place: int, timeout: float | None) -> tuple[Holding, ...]:

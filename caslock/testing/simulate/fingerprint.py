@@ -18,6 +18,7 @@ from tenacity.asyncio import AsyncRetrying
 from tenacity.wait import wait_base
 
 from caslock.claim import Claim
+from caslock.errors import told
 from caslock.hold import Holding
 from caslock.multi import Holds, MultiState
 from caslock.record import Record
@@ -148,6 +149,7 @@ class _Print:
 
     def error(self, error: BaseException) -> None:
         self._out += (type(error).__name__, getattr(error, "sent", None), hasattr(error, "__notes__"))
+        self._out.append("was lost" in told(error))
 
     def function(self, function: FunctionType | MethodType) -> None:
         self._out.append(function.__qualname__)
