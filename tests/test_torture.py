@@ -12,10 +12,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -25,13 +27,16 @@ from caslock.errors import StoreUnavailable
 from caslock.stores.redis import RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.torture import PREFIX, Event, Judgement, Plan, judge, torture
+from caslock.testing.torture.__main__ import NOT_TRIED, main
 from caslock.testing.torture.history import History, read
-from caslock.testing.torture.own import own_store
+from caslock.testing.torture.own import _TIED as TIED
+from caslock.testing.torture.own import KINDS, own_store
+from caslock.testing.torture.own import Server as OwnServer
 from caslock.testing.torture.places import through
 from caslock.testing.torture.resource import FencedCounter, Late
 from caslock.testing.torture.standing import SLACK
 from caslock.testing.torture.timeline import timeline
-from tests.servers import REDIS, missing
+from tests.servers import MEMCACHED, REDIS, missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +49,9 @@ if TYPE_CHECKING:
 SECONDS = float(os.environ.get("CASLOCK_TORTURE_SECONDS", "20"))
 
 unix = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP here")
-for_long = pytest.mark.timeout(SECONDS + 90)
+for_long = pytest.mark.timeout(
+    SECONDS + 120
+)  # one that hangs is waited for as long as a plan's `grace`, and is told of
 
 
 @unix
@@ -140,6 +147,24 @@ class FencesByChance(SQLiteStore):
         return self._before(super().invalidate(key, version & ((1 << 60) - 1)))
 
 
+class Hangs(SQLiteStore):
+    """Gives no worker an answer, ever."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`."""
+        threading.Event().wait()
+        return super().put_if_version(key, value, version, ttl)
+
+
+class Stops(SQLiteStore):
+    """Stops the worker that asks it."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`."""
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return super().put_if_version(key, value, version, ttl)
+
+
 def _where() -> str:
     return os.environ["CASLOCK_BROKEN_DB"]
 
@@ -162,6 +187,16 @@ def never_ends_leases() -> SQLiteStore:
 def fences_by_chance() -> SQLiteStore:
     """Make it."""
     return FencesByChance(_where())
+
+
+def hangs() -> SQLiteStore:
+    """Make it."""
+    return Hangs(_where())
+
+
+def stops() -> SQLiteStore:
+    """Make it."""
+    return Stops(_where())
 
 
 BROKEN = {
@@ -193,6 +228,30 @@ def test_torture_finds_what_is_broken(
             assert law in report.reason
             return
     pytest.fail(f"{law} was not found, but {broken}")
+
+
+@unix
+@pytest.mark.parametrize(
+    ("factory", "threads", "who"), [(hangs, 2, "worker1/0 worker1/1 worker2/0"), (stops, 1, "worker1 worker2")]
+)
+def test_a_hang_is_found(
+    factory: Callable[[], SQLiteStore], threads: int, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that does not come to its end is told of by its worker, and a worker that can't by its parent."""
+    monkeypatch.setenv("CASLOCK_BROKEN_DB", str(tmp_path / "locks.db"))
+    monkeypatch.setattr("caslock.testing.torture.run.LEEWAY", 3.0)
+    plan = Plan(
+        factory=f"{__name__}:{factory.__name__}", seconds=3, ttls=(0.25, 0.5), keys=2, workers=1, threads=threads,
+        tasks=1, pauses=0, kill_every=0, faults=0, quiet=True, patience=1,
+    )  # fmt: skip
+    outcome = torture(plan)
+    assert [event.who for event in sorted(outcome.events, key=lambda event: event.who) if event.what == "hung"] == (
+        who.split()
+    )
+    assert outcome.report.broken == {"hang": len(who.split())}, outcome.report
+    where = [violation.text for violation in outcome.judgement.violations]
+    assert all("put_if_version" in text for text in where if "/0" in text and "worker1" in text), where
+    assert not outcome.report.passed
 
 
 @unix
@@ -331,6 +390,15 @@ def test_an_owner_does_not_overlap_with_itself() -> None:
     assert Tale().section("a", "A.1", 1).section("a", "A.2", 1).broken() == {"fence twice"}
 
 
+def test_one_owner_does_not_believe_in_two_fences() -> None:
+    """Who goes by an owner's name joins its tenure; only one that comes after it has a larger fence."""
+    for until, broken in ((130.0, {"two fences"}), (100.15, set[str]())):
+        tale = Tale().tell("got", "a", "x:owner.1", fence=5, until=until)
+        tale.tell("got", "b", "x:owner.2", fence=9, until=130)
+        tale.events = [event._replace(owner="x:owner") for event in tale.events]
+        assert tale.broken() == broken
+
+
 def test_a_fence_inversion_is_found() -> None:
     """A later tenure has a larger fence, whoever has it."""
     assert Tale().section("a", "A.1", 2).section("b", "B.1", 1).broken() == {"fence inversion"}
@@ -379,6 +447,52 @@ def test_nothing_tells_of_a_break_once_a_lease_has_ended() -> None:
     tale = Tale().tell("try", "a").tell("got", "a", "A.1", fence=2, until=130)
     tale.tell("break", "c").tell("broke", "c", note="A.1")
     tale.tell("got", "b", "B.1", fence=3, until=tale.now + 0.2).tell("stop", "b").tell("go", "b")
+    assert tale.tell("leave", "a", "A.1").tell("left", "a", "A.1", note="ok").broken() == set()
+
+
+def test_who_was_broken_may_leave_in_peace_where_another_may_have_stood_and_ended() -> None:
+    """Whoever takes the free record, and whose lease then ends, leaves nothing that could tell of the break."""
+    start = Tale().tell("try", "a", until=3.0).tell("got", "a", "A.1", fence=2, until=103)
+    start.tell("break", "c").tell("broke", "c", note="A.1")
+    late = start.copy().tell("try", "w/1").later(0.5).tell("got", "w/1", "B.1", fence=3, until=100.7)
+    killed = start.copy().tell("try", "w/1").tell("kill", "w").later(0.5)
+    alarmed = start.copy().tell("try", "w/1").tell("alarm", "w/1").later(0.5)
+    rolled_back = start.copy().tell("try", "w/1").tell("failed", "w/1", "B.1", note="unknown").later(0.5)
+    busy = start.copy().tell("try", "w/1").later(0.5).tell("none", "w/1", "B.1").section("b", "C.1", 4)
+    early = Tale().tell("try", "w/1")
+    early.events += start.events
+    slept = start.copy().tell("try", "w/1").tell("got", "w/1", "B.1", fence=3, until=101).tell("leave", "w/1", "B.1")
+    slept.later(0.5).tell("left", "w/1", "B.1", note="ok")
+    blind = start.copy().tell("try", "w/1").tell("got", "w/1", "B.1", fence=3, until=101).tell("leave", "w/1", "B.1")
+    blind.tell("left", "w/1", "B.1", note="blind")
+    for number, tale in enumerate((late, killed, alarmed, rolled_back, busy, early, slept, blind)):
+        tale.now = max(tale.now, 101.0)
+        assert tale.tell("leave", "a", "A.1").tell("left", "a", "A.1", note="ok").broken() == set(), number
+    slow = start.copy().tell("leave", "a", "A.1").tell("try", "w/1").tell("kill", "w").later(0.5)
+    assert slow.tell("left", "a", "A.1", note="ok").broken() == set()
+    long_after = start.copy().later(70).tell("leave", "a", "A.1").tell("left", "a", "A.1", note="ok")
+    assert long_after.broken() == set()  # a free record ends as well
+
+
+def test_who_was_broken_can_not_leave_in_peace_while_something_stands() -> None:
+    """The free record does, and so does what came after it; who was killed long before has taken neither."""
+    for before in ("", "kill", "alarm"):
+        tale = Tale()
+        if before:
+            tale.tell("try", "w/1").tell("kill" if before == "kill" else "alarm", "w/1").later(2.0)
+        tale.tell("try", "a", until=3.0).tell("got", "a", "A.1", fence=2, until=tale.now + 3)
+        tale.tell("break", "c").tell("broke", "c", note="A.1")
+        alone = tale.copy().tell("leave", "a", "A.1").tell("left", "a", "A.1", note="ok")
+        assert alone.broken() == {"untold loss"}, before
+        tale.tell("try", "b").tell("got", "b", "B.1", fence=3, until=tale.now + 30)
+        tale.tell("leave", "a", "A.1").tell("left", "a", "A.1", note="ok")
+        assert tale.broken() == {"untold loss"}, before
+
+
+def test_who_was_forgotten_may_leave_in_peace() -> None:
+    """Also if it did not look at its deadline for a while: it was renewed all the same."""
+    tale = Tale().tell("try", "a", until=3.0).tell("got", "a", "A.1", fence=2, until=100.5).later(1.0)
+    tale.tell("down", "").tell("up", "").section("b", "B.1", 3)
     assert tale.tell("leave", "a", "A.1").tell("left", "a", "A.1", note="ok").broken() == set()
 
 
@@ -496,6 +610,18 @@ def test_a_history_survives_its_writer(tmp_path: Path) -> None:
     assert event[1:] == ("got", "w/1", "key", "owner", "hold", 3, 7.5, "é")
 
 
+def test_a_history_that_is_cut_short_is_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has too much to tell says so in its last line, and the judge takes that for a violation."""
+    monkeypatch.setattr("caslock.testing.torture.history.MOST", 3)
+    history = History(tmp_path / "a.history")
+    for _ in range(5):
+        history.note("clock", "w")
+    history.close()
+    events = list(read(tmp_path))
+    assert [event.what for event in events] == ["clock", "clock", "cut"]
+    assert [violation.law for violation in judge(events).violations] == ["history cut short"]
+
+
 def test_a_plan_travels_as_json() -> None:
     """What a worker reads is what was meant; its keys are of this run alone."""
     plan = Plan(url="redis://h/0", ttls=(0.5, 1.0), seed=9)
@@ -532,6 +658,80 @@ def test_a_server_of_our_own_is_stopped_and_killed_and_leaves_with_the_run() -> 
 
 
 @unix
+@pytest.mark.parametrize("name", KINDS)
+def test_a_server_of_somebody_else_is_not_taken_for_our_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever listens where ours was to listen is left alone."""
+    if not any(map(shutil.which, KINDS[name].binaries)):
+        missing(REDIS if name == "redis" else MEMCACHED)
+    with own_store(name) as (url, _):
+        port = urlsplit(url).port
+        with closing(connect(url)) as store:  # type: ignore[type-var] # these stores can be closed
+            standing = store.put_if_version("key", b"value", 0, 60)
+            monkeypatch.setattr("caslock.testing.torture.own._free_port", lambda: port)
+            with pytest.raises(RuntimeError, match="does not answer"), own_store(name):
+                pass
+            assert store.get("key") == standing
+
+
+@unix
+def test_a_server_does_not_outlive_an_interrupt_of_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed before anybody else hears of the interrupt."""
+    if not any(map(shutil.which, KINDS["redis"].binaries)):
+        missing(REDIS)
+    born: list[int] = []
+
+    def struck(_server: object, pid: int) -> bool:
+        born.append(pid)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("caslock.testing.torture.own.Server._answers", struck)
+    with pytest.raises(KeyboardInterrupt), OwnServer(KINDS["redis"], tmp_path):
+        pass
+    assert [alive(pid) for pid in born] == [False]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing ties a server to its parent")
+def test_a_server_whose_parent_has_gone_already_does_not_start() -> None:
+    """What ties it to its parent takes effect from then on only, so it looks once more."""
+    for parent, output in ((os.getpid(), "started\n"), (1, "")):
+        command = [sys.executable, "-I", "-S", "-c", TIED, str(parent), shutil.which("echo") or "echo", "started"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+        assert (done.stdout, done.stderr) == (output, "")
+
+
+@unix
+def test_a_stopped_server_goes_on_after_an_interrupt(tmp_path: Path) -> None:
+    """Whoever ends the run does not leave somebody's server stopped."""
+    calls: list[str] = []
+
+    class Frozen:
+        def pause(self) -> None:
+            calls.append("pause")
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+        def resume(self) -> None:
+            calls.append("resume")
+
+        def restart(self) -> None:
+            calls.append("restart")
+
+    def ring(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    plan = Plan(
+        url=f"sqlite:///{tmp_path}/locks.db", seconds=5, server_pause_every=0.2, restart_every=0, squeeze_every=0,
+        workers=1, threads=1, tasks=1,
+    )  # fmt: skip
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            torture(plan, server=Frozen())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert calls == ["pause", "resume"]
+
+
+@unix
 def test_a_server_that_is_not_installed_is_asked_for(tmp_path: Path) -> None:
     """Exit 2, and a line that says what to install."""
     command = [sys.executable, "-m", "caslock.testing.torture", "memcached"]
@@ -564,3 +764,58 @@ def test_the_command_line_prints_the_report(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["passed"]
     assert report["seed"] == 5
+
+
+@unix
+def test_the_command_line_cleans_up_when_it_is_ended(tmp_path: Path) -> None:
+    """After SIGTERM there is no process, no folder, and the exit code says which signal it was."""
+    if not any(map(shutil.which, KINDS["redis"].binaries)):
+        missing(REDIS)
+    command = [sys.executable, "-m", "caslock.testing.torture", "redis", "--seconds", "50"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait(lambda: len(children(parent.pid)) >= 8)
+        family = children(parent.pid)
+        time.sleep(1.0)
+        parent.terminate()
+        output, said = parent.communicate(timeout=40)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert (parent.returncode, output) == (128 + signal.SIGTERM, "")
+    assert said.endswith("nothing is left behind\n")
+    assert list(tmp_path.iterdir()) == []
+    assert not any(alive(pid) for pid in family)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--seconds 0", "--seconds -1", "--seconds nan", "--seconds inf", "--ttl 0 1", "--ttl 2 1", "--ttl nan 1",
+        "--ttl 1 inf", "--keys 0", "--workers 0", "--threads 0", "--tasks -1",
+    ],
+)  # fmt: skip
+def test_the_command_line_refuses_what_can_not_be_meant(
+    options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 2 before anything is started, and a line that names the option."""
+    monkeypatch.setattr("sys.argv", ["torture", "sqlite", *options.split()])
+    monkeypatch.setattr("caslock.testing.torture.__main__.torture", lambda *_, **__: pytest.fail("it was started"))
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == NOT_TRIED
+    assert f"error: {options.split(maxsplit=1)[0]} must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://127.0.0.1:1/0", "memcached://127.0.0.1:1", "redis://h:port", "nonsense://h", "memory://", "/{}/no/x"],
+)
+def test_the_command_line_says_why_a_store_can_not_be_had(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 2 and one line, as `caslock verify` has it."""
+    monkeypatch.setattr("sys.argv", ["torture", f"sqlite://{url.format(tmp_path)}" if url[0] == "/" else url])
+    assert main() == NOT_TRIED
+    assert capsys.readouterr().err.count("\n") == 1

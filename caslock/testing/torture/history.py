@@ -48,6 +48,8 @@ What = Literal[
     "go",  # it goes on
     "spawn",
     "kill",
+    "hung",  # a client, or a worker, has not come to its end; `note`: which
+    "cut",  # this process has seen more than it writes
     "down",  # the server is about to be killed: what it forgets is announced
     "up",  # it answers again
     "freeze",  # the server is stopped
@@ -97,8 +99,10 @@ class History:
     ) -> None:
         """Write an event, as of now unless `at` says when."""
         event = Event(at or clock.now(), what, who, key, owner, hold, fence, until, note)
-        self._left -= 1
-        if self._left > 0:
+        left = self._left = self._left - 1
+        if left == 0:
+            event = Event(event.at, "cut", who, note=f"{who} saw more than {MOST} events")
+        if left >= 0:
             os.write(self._file, json.dumps(event).encode() + b"\n")
 
     def close(self) -> None:

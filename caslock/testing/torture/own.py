@@ -26,8 +26,14 @@ HOST: Final = "127.0.0.1"
 PATIENCE: Final = 20.0
 """Seconds that a server may take until it answers."""
 
-# Has Linux kill the server when the thread that started it ends, then becomes the server.
-_TIED: Final = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+# Has Linux kill the server when the thread that started it ends, unless it has ended already, then becomes the server.
+_TIED: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Kind(NamedTuple):
@@ -37,7 +43,7 @@ class Kind(NamedTuple):
     options: tuple[str, ...]  # with {port} and {folder}
     url: str
     hello: bytes  # what is sent to find out whether it is up
-    ready: bytes  # how its answer begins then
+    ready: bytes  # what its answer has in it then, its pid for %d
 
 
 KINDS: Final = {
@@ -45,16 +51,16 @@ KINDS: Final = {
         ("redis-server", "valkey-server"),
         ("--bind", HOST, "--port", "{port}", "--dir", "{folder}", "--save", "", "--appendonly", "no"),
         f"redis://{HOST}:{{port}}/0",
-        b"PING\r\n",
-        b"+PONG",
+        b"INFO server\r\n",
+        b"process_id:%d\r\n",
     ),
     "memcached": Kind(
         ("memcached",),
         # As root it wants to be told which user to be.  Small, so that it is soon full; -M: then it evicts nothing.
         ("-l", HOST, "-p", "{port}", "-U", "0", "-m", "4", "-M", *(("-u", "root") if os.geteuid() == 0 else ())),
         f"memcached://{HOST}:{{port}}",
-        b"version\r\n",
-        b"VERSION",
+        b"stats\r\n",
+        b"STAT pid %d\r\n",
     ),
 }
 
@@ -72,7 +78,7 @@ class Server:
             raise FileNotFoundError(f"there is no {' or '.join(kind.binaries)} on the PATH: install one, or name a URL")
         port = _free_port()
         self.url = kind.url.format(port=port)
-        tied = (sys.executable, "-I", "-S", "-c", _TIED) if sys.platform == "linux" else ()
+        tied = (sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())) if sys.platform == "linux" else ()
         self._command = [*tied, binary, *(option.format(port=port, folder=folder) for option in kind.options)]
         self._kind, self._port, self._folder = kind, port, folder
         self._child: subprocess.Popen[bytes] | None = None
@@ -106,19 +112,29 @@ class Server:
             self._child = subprocess.Popen(  # noqa: S603 - found on the PATH, with arguments of our own
                 self._command, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+        try:
+            self._wait(self._child)
+        except BaseException:  # an interrupt among them
+            self._kill()
+            raise
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> None:
+        """Return when our own child answers; raises RuntimeError if it ends, or somebody else has its port."""
         end = time.monotonic() + PATIENCE
-        while not self._answers():
-            if time.monotonic() > end or self._child.poll() is not None:
-                self._kill()
+        while not self._answers(child.pid):
+            if time.monotonic() > end or child.poll() is not None:
                 said = (self._folder / "log").read_text(errors="replace")
                 raise RuntimeError(f"{self.url} does not answer: {said[-1000:]}")
             time.sleep(0.01)
 
-    def _answers(self) -> bool:
+    def _answers(self, pid: int) -> bool:
+        """Whether it is our own child who answers: somebody else may have taken the port."""
+        ready, said = self._kind.ready % pid, b""
         with contextlib.suppress(OSError), socket.create_connection((HOST, self._port), timeout=1.0) as connection:
             connection.sendall(self._kind.hello)
-            return connection.recv(100).startswith(self._kind.ready)
-        return False
+            while ready not in said and (more := connection.recv(4096)):
+                said += more
+        return ready in said
 
     def _kill(self) -> None:
         if self._child:

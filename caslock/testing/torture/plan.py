@@ -52,6 +52,9 @@ class Plan:
     """Seconds between two phases in which our own server has no memory left; 0: never."""
     faults: float = 1.0
     """How many times as likely as usual the faults of requests are; 0: none."""
+    patience: float = 40.0
+    """Seconds that a client has to come to an end, beside its stay: 5 to acquire, 6 to be told of a loss, a few to
+    release again and again, and as many once more on a busy machine.  Who takes longer hangs."""
     quiet: bool = False
     """Without forks, alarms and cancellations inside the workers."""
     scratch: str = field(default_factory=lambda: f"{PREFIX}{uuid4().hex}:")
@@ -75,3 +78,8 @@ class Plan:
     def longest_hold_up(self) -> float:
         """Seconds that a message is held at the most."""
         return 2.0 * self.ttls[1]
+
+    @property
+    def grace(self) -> float:
+        """Seconds that a worker may outlive its time: the longest stay is two of the longest leases."""
+        return self.patience + 2.0 * self.ttls[1]

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from caslock.testing.torture.plan import OwnServer, Plan
     from caslock.testing.torture.tenures import Judgement
 
-PATIENCE: Final = 12.0
-"""Seconds that clients have to come to an end."""
+LEEWAY: Final = 6.0
+"""Seconds after which a worker that should have told by itself that it hangs is told of."""
 
 TICK: Final = 0.02
 
@@ -56,15 +56,25 @@ def torture(
     `watch` hears twice a second how many seconds are over, and how many requests were made where that is known.
     Raises `StoreError` when the store can't be reached in the beginning, and ValueError where processes can't share it.
     """
-    if plan.url.startswith("memory:"):
-        raise ValueError("memory:// lives in one process: there is nothing to torture with several")
-    direct = places.open_direct(plan)
-    direct.get(plan.names()[0])  # is anybody there?
+    direct = reach(plan)
     with tempfile.TemporaryDirectory(prefix="caslock-torture-") as name, contextlib.ExitStack() as stack:
         stack.callback(places.close, direct)
         stack.callback(sweep, direct, plan, plan.names())
         run = _Run(plan, direct, Path(name), server, watch)
         return run.go()
+
+
+def reach(plan: Plan) -> Store:
+    """Make the plan's store, past all faults, and ask it once; raises as `torture` does."""
+    if plan.url.startswith("memory:"):
+        raise ValueError("memory:// lives in one process: there is nothing to torture with several")
+    direct = places.open_direct(plan)
+    try:
+        direct.get(plan.names()[0])  # is anybody there?
+    except BaseException:
+        places.close(direct)
+        raise
+    return direct
 
 
 class _Run:
@@ -149,10 +159,12 @@ class _Run:
 
     def _freeze(self, crew: Crew, server: OwnServer) -> None:
         self._history.note("freeze")
-        server.pause()
-        self._sleep(crew, self._dice.uniform(0.02, self._plan.ttls[1]))
-        server.resume()
-        self._history.note("thaw")
+        try:
+            server.pause()
+            self._sleep(crew, self._dice.uniform(0.02, self._plan.ttls[1]))
+        finally:  # an interrupt must not leave it stopped
+            server.resume()
+            self._history.note("thaw")
 
     def _restart(self, server: OwnServer) -> None:
         self._history.note("down")
@@ -167,11 +179,13 @@ class _Run:
     def _finish(self, crew: Crew) -> None:
         """Let all clients come to an end."""
         crew.go_on(everybody=True)
-        end = clock.now() + PATIENCE
+        patience = self._plan.grace + LEEWAY
+        end = clock.now() + patience
         while clock.now() < end and not crew.all_done():
             time.sleep(TICK)
         for worker in crew.workers:
             if worker.process.poll() is None:
+                self._history.note("hung", worker.name, note=f"{worker.name} has not ended within {patience:g} s")
                 self._history.note("kill", worker.name, note="did not end")
         crew.look_after()
 

@@ -44,8 +44,10 @@ class Tenure:
     end: float = math.nan  # when it is closed: the end of the belief
     leave: float = math.inf
     left: str = ""
+    over: float = math.inf  # when the release was
     told: bool = False
     forgotten: bool = False  # the store has announced that it forgot it
+    struck: float = math.inf  # since when it may have been broken: from the first call that may have meant it
     gone: float = math.inf  # since when the store has certainly not had it
 
     def close(self, at: float) -> None:
@@ -76,6 +78,7 @@ class Break(NamedTuple):
         if meant and tenure.key == self.key and tenure.tried <= self.returned and tenure.leave >= self.called:
             tenure.close(math.inf)
             tenure.end = min(tenure.end, max(self.called, tenure.got))
+            tenure.struck = min(tenure.struck, self.called)
             if named and tenure.got < self.called:  # else it may have been acquired once more meanwhile
                 tenure.gone = min(tenure.gone, self.returned)
 
@@ -100,7 +103,14 @@ class Judgement:
 SOON: Final = 0.3
 """Seconds within which the end of `max_hold` is told, as a rule."""
 
-_LOUD: Final = {"untold": "untold loss", "forever": "no ttl", "ghost": "ghost", "child": "fork"}
+_LOUD: Final = {
+    "untold": "untold loss",
+    "forever": "no ttl",
+    "ghost": "ghost",
+    "child": "fork",
+    "hung": "hang",
+    "cut": "history cut short",
+}
 """What breaks a law by itself."""
 
 
@@ -175,10 +185,9 @@ class Reader:
     def _forgets(self, event: Event) -> None:
         if event.what == "down":
             self._down = event.at
-            for tenure in self._open.values():
-                if tenure.until > event.at:
-                    tenure.forgotten = True
-                    tenure.close(event.at)
+            for tenure in self._open.values():  # those too whose deadline was last seen before: they may be renewed
+                tenure.forgotten = True
+                tenure.close(event.at)
         else:
             self._up = event.at
             for tenure in self._open.values():
@@ -214,6 +223,7 @@ class Reader:
             self._found.counts["max_hold over"] += event.what == "told" and abs(event.at - hold.most) < SOON
         elif event.what == "left":
             hold.left = hold.left or event.note
+            hold.over = min(hold.over, event.at)
             self._found.counts[f"left {event.note}"] += 1
         if event.what in ("dropped", "left") and event.hold in self._open:
             del self._open[event.hold]

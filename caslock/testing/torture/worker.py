@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from caslock.store import Store
 
-GRACE: Final = 30.0
-"""Seconds that a worker may outlive its time."""
+DEPTH: Final = 20
+"""Calls that are told of a thread that hangs."""
 
 _KEY: Final = re.compile(re.escape(PREFIX.encode()) + rb"\w+:\d+")
 _HOLDS: Final = re.compile(rb'"holds":\[([^\]]*)\]')
@@ -83,15 +83,17 @@ def work(orders: Orders) -> None:
     )
     troubled = Troubled(decide, teller(history, name))
     scene = Scene(history, troubled, places.open_direct(plan), folder, orders.until, WallClock())
+    living = dict[str, int]()
     threading.Thread(target=_count, args=(scene, name), daemon=True).start()
+    threading.Thread(target=_expire, args=(scene, name, living, plan.grace), daemon=True).start()
     if orders.kind == "tasks":
-        asyncio.run(_tasks(plan, scene, url, name))
+        asyncio.run(_tasks(plan, scene, url, name, living))
     else:
-        _threads(plan, scene, url, name)
+        _threads(plan, scene, url, name, living)
     history.note("tally", name, fence=troubled.requests, note=str(troubled.faults))
 
 
-def _threads(plan: Plan, scene: Scene, url: str, name: str) -> None:
+def _threads(plan: Plan, scene: Scene, url: str, name: str, living: dict[str, int]) -> None:
     shared: Store | None = None
     clients = list[Client]()
     for number in range(plan.threads):
@@ -100,18 +102,32 @@ def _threads(plan: Plan, scene: Scene, url: str, name: str) -> None:
             shared = cast("Store", places.open_store(plan, url))
             scene.troubled.trouble(shared)
         clients.append(Client(plan, scene, shared, f"{name}/{number}", main=number == 0))
-    threads = [threading.Thread(target=client.live, daemon=True) for client in clients[1:]]
+
+    def live(number: int) -> None:
+        living[f"{name}/{number}"] = threading.get_ident()
+        clients[number].live()
+        del living[f"{name}/{number}"]
+
+    threads = [threading.Thread(target=live, args=(number,), daemon=True) for number in range(1, plan.threads)]
     for thread in threads:
         thread.start()
-    clients[0].live()
+    live(0)
     for thread in threads:
-        thread.join(max(0.1, scene.until + GRACE - clock.now()))
+        thread.join()  # for no longer than `_expire` allows
+    if living:
+        raise RuntimeError(f"{', '.join(sorted(living))} ended before the time")
 
 
-async def _tasks(plan: Plan, scene: Scene, url: str, name: str) -> None:
+async def _tasks(plan: Plan, scene: Scene, url: str, name: str, living: dict[str, int]) -> None:
     store = places.open_async(plan, url)
     scene.troubled.trouble(store)
-    await asyncio.gather(*(AsyncClient(plan, scene, store, f"{name}/{number}").live() for number in range(plan.tasks)))
+
+    async def live(who: str) -> None:
+        living[who] = threading.get_ident()
+        await AsyncClient(plan, scene, store, who).live()
+        del living[who]
+
+    await asyncio.gather(*(live(f"{name}/{number}") for number in range(plan.tasks)))
     with suppress(AttributeError):
         await store.aclose()  # type: ignore[union-attr]  # what has it, needs it
 
@@ -125,19 +141,21 @@ def _count(scene: Scene, name: str) -> None:
         scene.history.note("tally", name, fence=scene.troubled.requests, note=str(scene.troubled.faults))
 
 
-def _watch_parent(until: float) -> None:
-    """End with the parent, whose end closes our input, or when the time is over."""
+def _expire(scene: Scene, name: str, living: dict[str, int], grace: float) -> None:
+    """Tell who has not come to its end so long after the time is over, and end with them."""
+    time.sleep(max(0.0, scene.until + grace - clock.now()))
+    frames = sys._current_frames()  # noqa: SLF001 - public, says its documentation
+    for who, thread in sorted(living.items()) or [(name, threading.main_thread().ident or 0)]:
+        where = traceback.extract_stack(frames.get(thread))
+        told = ", ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in where[-DEPTH:])
+        scene.history.note("hung", who, note=f"{who} has not come to its end within {grace:g} s: {told}")
+    os._exit(0)
 
-    def wait() -> None:
-        sys.stdin.buffer.read()
-        os._exit(1)
 
-    def expire() -> None:
-        time.sleep(max(0.0, until + GRACE - clock.now()))
-        os._exit(1)
-
-    for target in (wait, expire):
-        threading.Thread(target=target, daemon=True).start()
+def _watch_parent() -> None:
+    """End with the parent, whose end closes our input."""
+    sys.stdin.buffer.read()
+    os._exit(1)
 
 
 def main() -> None:
@@ -149,7 +167,7 @@ def main() -> None:
     if not line:
         return
     orders = Orders(*json.loads(line))
-    _watch_parent(orders.until)
+    threading.Thread(target=_watch_parent, daemon=True).start()
     try:
         work(orders)
     except BaseException:  # noqa: BLE001 - told to the parent
