@@ -15,7 +15,7 @@ RULES = ("errors", "store", "record", "claim", "request", "core")
 
 STATE = ("bodies", "checks", "hold", "turnstile", "lockstate", "multi")
 LADDER = (
-    *("clock", "process", "sockets", *RULES, *STATE, "keeper", "thread_world", "task_world"),
+    *("clock", "process", "sockets", "interrupts", *RULES, *STATE, "keeper", "thread_world", "task_world"),
     *("blocking", "aio", "connect", "__init__", "testing", "cli"),
 )
 """Every module and package, from the ground up: each may import what stands before it, with these exceptions."""

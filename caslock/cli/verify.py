@@ -8,14 +8,14 @@ import secrets
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from caslock.cli.display import display
 from caslock.errors import StoreError
+from caslock.interrupts import interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
     from caslock.cli.display import Display
     from caslock.cli.store_contract import ContractResult
@@ -33,7 +33,7 @@ def verify(url: str, store: str, seconds: float, seed: int | None, picture: str,
     """Run `caslock verify`."""
     struck: list[int] = []
     try:
-        with _signals(struck):
+        with interruptible(struck):
             return _verify(url, store, seconds, seed, picture, as_json=as_json)
     except NotTried as error:
         return _say(f"caslock verify: {error}", NOT_TRIED)
@@ -158,25 +158,6 @@ def _told(contract: ContractResult | None) -> str:
 
 def _ms(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"{1000 * seconds:.3g} ms"
-
-
-@contextlib.contextmanager
-def _signals(struck: list[int]) -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end it as Ctrl-C does, with everything cleaned up; note which it was."""
-
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        for each in numbers:  # once is enough: what cleans up now is not to be interrupted
-            signal.signal(each, signal.SIG_IGN)
-        struck.append(number)
-        raise KeyboardInterrupt
-
-    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _say(line: str, code: int) -> int:

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from caslock.errors import StoreError
+from caslock.interrupts import interruptible
 from caslock.testing.torture import places
-from caslock.testing.torture.interrupts import interruptible
 from caslock.testing.torture.own import OWN, Server, own_store
 from caslock.testing.torture.plan import Plan
 from caslock.testing.torture.run import reach, torture
