@@ -86,6 +86,7 @@ class Herd:
 
 async def _caslock(herd: Herd, process: Process) -> None:
     state = LockState(process, "key", ttl=TTL)
+    state._host = f"host {id(process)}"  # noqa: SLF001 - or all were the same
     await pause(herd.timeline, random.uniform(0, ARRIVAL))  # noqa: S311 - no secret
     for _ in range(TURNS):
         herd.ask()

@@ -118,7 +118,8 @@ class Lock:
             note: at most 1,024 bytes for people who look at the record.
             retry: how many more times a get and a put are sent which got no answer.
             poll: a tenacity wait strategy for the pauses between tries; default: jittered, 5 ms
-                doubling to 0.5 s, and from 5 ms again whenever the key has changed hands.
+                doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (1 ms more for each process
+                that was seen to have it).
 
         Raises:
             ValueError, TypeError: an argument is of no use.

@@ -131,6 +131,7 @@ class Claim:
     rival: Record | None = None  # who stood in the way
     rival_version = ABSENT
     rival_fence = 0  # of the tenure in which we have begun to pause
+    crowd: frozenset[tuple[str, int]] = frozenset()  # the processes that had the key while we paused
     rival_seen = 0.0  # when that version was first seen to stand
     lost = ""  # why, once it is lost
     ending = False  # a release has begun: no more renewals

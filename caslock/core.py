@@ -176,10 +176,16 @@ async def _put_when_free(
 
 
 def _pause(claim: Claim, poll: WaitBaseT | None) -> float:
-    """Give the seconds until the next look; our own pauses grow only for as long as the same tenure stands."""
+    """Give the seconds until the next look.
+
+    Our own pauses double for as long as the same tenure stands.  Of a key that changes hands everybody is to get a
+    share, so they begin anew with each tenure: a little longer the more processes were seen to have it.
+    """
     fence = 0 if claim.rival is None else fence_of(claim.rival, claim.rival_version)
     if claim.pause is None or (poll is None and fence != claim.rival_fence):
-        claim.pause, claim.rival_fence = pauses(poll), fence
+        if claim.rival is not None and poll is None:
+            claim.crowd |= {(claim.rival.host, claim.rival.pid)}
+        claim.pause, claim.rival_fence = pauses(poll, len(claim.crowd)), fence
     return claim.pause()
 
 

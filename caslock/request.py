@@ -210,10 +210,13 @@ def _tenacity() -> ModuleType:
     return tenacity
 
 
-def pauses(poll: WaitBaseT | None) -> Callable[[], float]:
-    """Seconds to sleep before each next try: by `poll`, else jittered, from 5 ms doubling to 0.5 s."""
+def pauses(poll: WaitBaseT | None, crowd: int = 0) -> Callable[[], float]:
+    """Seconds to sleep before each next try: by `poll`, else jittered, from 5 ms (and 1 for each of a crowd) to 0.5 s.
+
+    Ours double from one to the next.
+    """
     tenacity = _tenacity()
-    wait = poll or tenacity.wait_random_exponential(multiplier=0.005, max=0.5)
+    wait = poll or tenacity.wait_random_exponential(multiplier=0.005 + 0.001 * crowd, max=0.5)
     state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
 
     def pause() -> float:

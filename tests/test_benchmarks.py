@@ -174,6 +174,13 @@ def test_who_stands_in_line_costs_three_requests_at_most() -> None:
     assert any(cost > 3 for herd, cost in costs.items() if herd.contender == "caslock, store can't wake")
 
 
+def test_a_herd_of_pollers_is_no_avalanche() -> None:
+    """Where the store can't wake, a hundred processes look less often the more of them there are (ten ask for 3)."""
+    alone = [herd for herd in herds(100, lambda _: None) if "can't wake" in herd.contender and herd.threads == 1]
+    assert [herd.acquisitions for herd in alone] == [200]
+    assert 1 < alone[0].requests_per_acquisition < 18
+
+
 def test_all_measures_give_figures(redis_server: Server, memcached_server: Server, tmp_path: Path) -> None:
     """A small run over caslock and the floors measures everything, finds no overlap, and writes it down."""
     environment = os.environ | {"CASLOCK_TEST_REDIS": redis_server.url, "CASLOCK_TEST_MEMCACHED": memcached_server.url}

@@ -680,5 +680,5 @@ def test_who_polls_backs_off_only_while_one_tenure_lasts(
     monkeypatch.setattr(ThreadWorld, "sleep", sleep)
     with pytest.raises(KeyError):
         Lock(store, key).acquire(timeout=ENOUGH)
-    assert (max(asleep) <= 0.005) is moves
+    assert (max(asleep) <= 0.006) is moves  # 5 ms, and 1 for the one process that has had it
     holds.pop().release()

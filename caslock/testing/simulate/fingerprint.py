@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _MOMENTS: Final = START / 2
 
 _CONSTANT: Final = frozenset({
-    "_opening", "auto_renew", "by", "ended", "key", "max_hold", "mutex", "owner", "pause", "retry", "shared", "stamp",
-    "visit",
+    "_opening", "auto_renew", "by", "crowd", "ended", "key", "max_hold", "mutex", "owner", "pause", "retry", "shared",
+    "stamp", "visit",
 })  # fmt: skip
 """What a claim has from its plan, or is of no consequence; its mutex is told apart."""
 
