@@ -21,8 +21,9 @@ def interruptible(struck: list[int]) -> Iterator[None]:
         struck.append(number)
         raise KeyboardInterrupt
 
-    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # as by nohup
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as by nohup
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
