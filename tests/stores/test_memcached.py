@@ -861,7 +861,7 @@ def test_a_removal_that_the_server_could_not_do(proxy: Proxy, key: str, open_sto
     ours = b"VA 4 c%d\r\nours\r\nMN\r\n" % (entry.version % 2**30)
     for second, value in ((b"EN\r\nMN\r\n", None), (other, b"rival"), (ours, b"")):
         replies = iter([b"SERVER_ERROR out of order\r\nMN\r\n", second])
-        proxy.rewrite = lambda _data, replies=replies: next(replies)  # type: ignore[misc]
+        proxy.rewrite = lambda _data, replies=replies: next(replies)  # type: ignore[misc]  # mypy infers no type of a default
         if value == b"":
             with pytest.raises(StoreError, match="out of order") as caught:
                 through.invalidate(key, entry.version)
