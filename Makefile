@@ -1,29 +1,44 @@
-# `make demo` and `make test` need nothing but make and Python 3.11 or newer: they make themselves a .venv.
+# `make demo` and `make test` need only make and Python 3.11 or newer. They create a virtual environment in .venv.
 
 PYTHON ?= python3
 ARGS ?=
-VENV := .venv
+VENV ?= .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench servers check lint types clean
+.PHONY: help demo test prove quick pythons bench servers check lint types clean
 
-help:  ## tell what there is
+PYTEST = $(RUN) -m pytest --numprocesses=auto --dist=loadgroup
+# What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Three minutes on two busy cores.
+QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_connect test_ends test_examples \
+    test_fork_and_signals test_holds test_import test_layers test_lock test_lock_order test_multilock test_queue \
+    test_renewal test_tasks test_verify stores/test_memory stores/test_sqlite))
+
+help:  ## show this list
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12]"; echo
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
 
-demo: $(VENV)/.demo  ## see it work: no server needed
+demo: $(VENV)/.demo  ## show double bookings without the lock, and none with it; no server needed
 	@$(RUN) examples/booking.py $(ARGS)
 
-test: servers $(VENV)/.dev  ## run the tests, against real servers; ARGS goes to pytest
-	@$(RUN) -m pytest $(ARGS)
+test: servers $(VENV)/.dev  ## run the tests against real servers (ARGS goes to pytest)
+	@$(PYTEST) -m "not long" $(ARGS)
 
-bench: servers $(VENV)/.bench  ## measure it beside other libraries (15 minutes; ARGS=--quick: one)
+prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, torture, other libraries, benchmarks
+	@$(PYTEST) -m long $(ARGS)
+
+quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (about three minutes)
+	@$(PYTEST) $(ARGS) $(QUICK)
+
+pythons: servers  ## run the quick tests on every other installed Python from 3.11 on
+	@.ci/pythons "$(PYTHON)"
+
+bench: servers $(VENV)/.bench  ## measure caslock and other lock libraries (about 12 minutes; with ARGS=--quick about one)
 	@$(RUN) -m benchmarks $(ARGS)
 
-servers:  ## install the servers that the tests use, where that is allowed
+servers:  ## install the servers for the tests, if that is allowed
 	@missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
 	done; \
@@ -39,22 +54,22 @@ servers:  ## install the servers that the tests use, where that is allowed
 	    { echo "Not installed:$$missing (apt-get refused; try: apt-get install$$missing)"; exit 0; }; \
 	$$sudo systemctl disable --now $$missing >/dev/null 2>&1 || true  # the tests start their own
 
-check: lint types  ## lint and types
+check: lint types  ## run lint and types
 
-lint: $(VENV)/.dev  ## ruff: rules and format
+lint: $(VENV)/.dev  ## run ruff: rules and format
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 
-types: $(VENV)/.dev  ## mypy, strict
+types: $(VENV)/.dev  ## run mypy in strict mode
 	@$(RUN) -m mypy
 
-clean:  ## remove all that was made here
-	rm -rf $(VENV) build dist .coverage htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache
+clean:  ## remove everything that make has created
+	rm -rf .venv .venv-* build dist .coverage htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find benchmarks caslock examples tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.python:
 	@command -v "$(PYTHON)" >/dev/null || \
-	    { echo "There is no $(PYTHON) here. caslock needs Python 3.11 or newer: make PYTHON=/path/to/python"; exit 1; }
+	    { echo "$(PYTHON) is not installed. caslock needs Python 3.11 or newer: make PYTHON=/path/to/python"; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "$$("$(PYTHON)" --version) is too old. caslock needs 3.11 or newer: make PYTHON=/path/to/python"; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
@@ -73,9 +88,9 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.python
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: $(VENV)/.dev
-	@echo "Installing what caslock is measured beside into $(VENV) ..."
+	@echo "Installing the other lock libraries into $(VENV) ..."
 	@$(PIP) --editable '.[bench]' || { \
-	    echo "Not all of it can be installed here, so each by itself; the tables name what is missing."; \
+	    echo "Not all of them can be installed, so they are installed one by one. The tables name what is missing."; \
 	    $(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["bench"], sep="\n")' | \
 	        while read -r peer; do $(PIP) "$$peer" >/dev/null 2>&1 || echo "Not installed: $$peer"; done; }
 	@touch $@

@@ -1,1 +1,1 @@
-"""caslock beside other lock libraries and hand-written floors: ``make bench``, or ``python -m benchmarks --quick``."""
+"""Measures caslock and other locks: ``make bench``, or ``python -m benchmarks --quick``."""

@@ -1,4 +1,4 @@
-"""The law of this file: one run starts all it needs, measures, tells, and writes down where the figures come from."""
+"""Run the benchmarks: start the servers, measure, print the tables, and write the figures with their circumstances."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks import chart, curves
+from benchmarks import chart
 from benchmarks.bench import Bench
 from benchmarks.candidate import Kind
 from benchmarks.counters import server_versions
 from benchmarks.effort import EFFORTS, FULL
 from benchmarks.floors import FLOORS, FLOORS_ASYNC
-from benchmarks.goals import goals
 from benchmarks.measures.contended import contended
 from benchmarks.measures.footprint import imports, objects
 from benchmarks.measures.handover import handover
-from benchmarks.measures.several import several
 from benchmarks.measures.tasks import many_tasks, one_task
 from benchmarks.measures.uncontended import requests, uncontended
 from benchmarks.measures.waiters import waiters
 from benchmarks.ours import OURS, OURS_ASYNC
 from benchmarks.peers import PEERS, PEERS_ASYNC
 from benchmarks.places import circumstances, digest, opened
+from benchmarks.ratios import ratios
 from benchmarks.report import table, tables
-from benchmarks.scale import scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,15 +42,13 @@ UNPUBLISHED: Final = ROOT / "build" / "benchmarks"
 MEASURES: Final[dict[str, tuple[str, Callable[[Bench], Sequence[object]]]]] = {
     "uncontended": ("Acquire and release by one thread, client and server on one core", uncontended),
     "requests": ("What one acquire and release cost the server", requests),
-    "several": ("A MultiLock of 10 keys", several),
     "one_task": ("asyncio: acquire and release by one task, client and server on one core", one_task),
     "many_tasks": ("asyncio: many tasks, each with a key of its own, all at once", many_tasks),
     "imports": ("What an import adds to a bare interpreter", imports),
     "objects": ("Memory of a lock object", objects),
-    "handover": ("Hand-over from one process to one that is blocked", handover),
+    "handover": ("Hand-over from one process to another one that waits", handover),
     "waiters": ("Threads of one process that wait while nothing happens", waiters),
     "contended": ("Contention for one key", contended),
-    "scale": ("Herds in virtual time: each waiter takes the lock twice, and holds it for 1 ms", scale),
 }
 
 
@@ -84,28 +80,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _progress(name)("")
             print(tables(title, results[name]), flush=True)
     if told["caslock sources"] != digest(ROOT / "caslock"):
-        told["caslock sources"] += ", but changed during the run: these figures are of no one state"
+        told["caslock sources"] += ", but changed during the run: the figures belong to no single state of them"
         print(f"\ncaslock sources: {told['caslock sources']}")
-    judged = [_row(goal) for goal in goals(results)]
-    print(table("Ratios to reach", judged))
+    divided = [_row(ratio) for ratio in ratios(results)]
+    print(table("caslock divided by others", divided))
     folder.mkdir(parents=True, exist_ok=True)
-    written = {"circumstances": told, "measures": results, "goals": judged, "seconds": took}
+    written = {"circumstances": told, "measures": results, "ratios": divided, "seconds": took}
     (folder / "latest.json").write_text(json.dumps(_plain(written), indent=1) + "\n", encoding="utf-8")
     (folder / "chart.svg").write_text(chart.picture(results, told), encoding="utf-8")
-    (folder / "scale.svg").write_text(curves.picture(results.get("scale", ()), told), encoding="utf-8")
     spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in took.items())
     print(f"\n{time.monotonic() - began:.0f} s ({spent}); written to {folder}")
     return 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure caslock beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="everything, in about a minute; the figures are rough")
-    parser.add_argument("--effort", choices=EFFORTS, default=FULL.name, help="how much (default: full)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure caslock and other lock libraries."
+    )
+    parser.add_argument("--quick", action="store_true", help="all measures in about a minute, with rough figures")
+    parser.add_argument("--effort", choices=EFFORTS, default=FULL.name, help="how much to measure (default: full)")
     parser.add_argument("--only", action="append", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES))
-    parser.add_argument("--seconds", type=float, help="of each cell of contention (default: 2)")
-    parser.add_argument("--without-peers", action="store_true", help="caslock and the floors only")
-    parser.add_argument("--output", type=Path, help="where to write; only a whole full run replaces benchmarks/results")
+    parser.add_argument("--seconds", type=float, help="seconds of each measurement of contention (default: 2)")
+    parser.add_argument(
+        "--without-peers", action="store_true", help="measure only caslock and the locks written by hand"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder to write to (only a complete full run writes to benchmarks/results)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -124,7 +125,7 @@ def _row(row: object) -> Row:
 
 
 def _plain(value: object) -> object:
-    """NaN is not JSON."""
+    """Make values that JSON can represent: NaN becomes null."""
     if isinstance(value, float):
         return None if math.isnan(value) else float(f"{value:.6g}")
     if isinstance(value, dict):

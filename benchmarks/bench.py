@@ -1,4 +1,4 @@
-"""The law of this file: a measure goes round the candidates, a little of each at a time: noise hits all alike."""
+"""What every measure is given, and the order of measuring: candidates take turns, so that noise hits all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Bench:
     candidates: Sequence[Candidate]
     async_candidates: Sequence[AsyncCandidate]
     effort: Effort
-    tell: Callable[[str], None]  # how far it is
+    tell: Callable[[str], None]  # reports progress
 
 
 @dataclass
@@ -39,11 +39,11 @@ class Lane(Generic[C, T]):
 
 
 def round_robin(bench: Bench, candidates: Sequence[C], rounds: int, act: Callable[[C], T]) -> list[Lane[C, T]]:
-    """Run `act` on each candidate in turn, `rounds` times; who fails once is not asked again."""
+    """Run `act` on each candidate in turn, `rounds` times; a candidate that fails is not run again."""
     lanes = [Lane[C, T](candidate, [], bench.places.missing.get(candidate.place, "")) for candidate in candidates]
     for number in range(rounds):
         start = number % len(lanes) if lanes else 0
-        for lane in lanes[start:] + lanes[:start]:  # nobody is always the first
+        for lane in lanes[start:] + lanes[:start]:  # no candidate is always the first
             if lane.error:
                 continue
             bench.tell(f"round {number + 1} of {rounds}: {lane.candidate.name} at {lane.candidate.place}")

@@ -1,4 +1,4 @@
-"""The law of this file: a measure knows of a candidate how to open it, how to make a lock, and nothing else."""
+"""What a measure knows about a candidate: how to open it, and how to make a lock."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Kind(StrEnum):
 
     OURS = "caslock"
     PEER = "peer"
-    FLOOR = "floor"  # written by hand, as little as there can be: no renewal, no fence, no safe retry
+    FLOOR = "floor"  # a minimal lock, written by hand: no renewal, no fence, no safe retry
 
 
 class Handle(NamedTuple):
     """One lock object, for one thread."""
 
-    acquire: Callable[[], object]  # blocks until the lock is had; raises otherwise
+    acquire: Callable[[], object]  # blocks until the lock is held; raises otherwise
     release: Callable[[], object]
 
 
@@ -40,13 +40,13 @@ AsyncMake: TypeAlias = "Callable[[str], AsyncHandle]"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A lock library, or a floor, at one place."""
+    """A lock library, or a lock written by hand, at one place."""
 
     name: str
     place: str
     kind: Kind
     open: Callable[[Places], Make]
-    """Called once in each process that uses it: opens what its threads share, and gives what makes a lock on a key."""
+    """Called once in each process that uses it: opens what its threads share, gives what makes a lock on a key."""
     threads_only: bool = False
 
 
@@ -61,4 +61,4 @@ class AsyncCandidate:
 
 
 LEASE = 30
-"""Seconds: no cell lasts as long, so no lease ends in one, and none is renewed before 10 s."""
+"""Seconds: longer than any measurement, so that no lease ends meanwhile, and none is renewed before 10 s."""

@@ -1,4 +1,4 @@
-"""The law of this file: bars from 0, in the unit that is named, with every candidate; the tables have the rest."""
+"""Draws the figures of Redis as bars that start at 0, with every candidate; the tables have the rest."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from benchmarks.effort import Crew
-    from benchmarks.goals import Results
+    from benchmarks.ratios import Results
     from benchmarks.report import Row
 
 LEFT: Final = 280
-RIGHT: Final = 142  # for what stands beside the longest bar
+RIGHT: Final = 142  # for the text beside the longest bar
 HEAD: Final = 66
 PANEL_HEAD: Final = 58
 ROW: Final = 23
@@ -54,7 +54,7 @@ def picture(results: Results, circumstances: Mapping[str, str]) -> str:
     """Draw the panels, one below the other."""
     panels = [panel for panel in (_alone(results), *(_together(results, crew) for crew in CREWS)) if panel.lines]
     parts: list[str] = [
-        svg.text(24, 32, "caslock on Redis, beside other Python locks", size=18, bold=True),
+        svg.text(24, 32, "caslock and other Python locks on Redis", size=18, bold=True),
         *_legend(24, 54),
     ]
     y = float(HEAD)
@@ -74,7 +74,9 @@ def _alone(results: Results) -> Panel:
     rows = _redis(results.get("uncontended", ()))
     lines = [_line(row, "median_us", 1.0, f"{show(_number(row, 'median_us'))} us") for row in rows]
     lines.sort(key=lambda line: (math.isnan(line.value), line.value))
-    subtitle = "one thread, nobody else; client and server share one core; median of the best round; shorter is better"
+    subtitle = (
+        "one thread, no contention; client and server share one core; median of the best round; shorter is better"
+    )
     return Panel("Acquire + release, alone", subtitle, "us", lines)
 
 
@@ -92,10 +94,10 @@ def _together(results: Results, crew: Crew) -> Panel:
     lines.sort(key=lambda line: (math.isnan(line.value), -line.value * line.solid))
     worst = f"{1 / crew.workers:.2f}"
     subtitle = (
-        f"acquisitions/s; strong: went to another worker, pale: went to the same again; "
-        f"Jain's index: 1 is fair, {worst} is one has all"
+        f"acquisitions/s; strong: by another worker than the one before, pale: by the same again; "
+        f"Jain's index: 1 is fair, {worst} means that one worker has all"
     )
-    return Panel(f"{crew} want one key", subtitle, "acquisitions/s", lines)
+    return Panel(f"{crew} contend for one key", subtitle, "acquisitions/s", lines)
 
 
 def _redis(rows: Sequence[Row]) -> list[Row]:
@@ -145,7 +147,7 @@ def _legend(x: float, y: float) -> Iterator[str]:
     told = (
         ("caslock", "ours", 92),
         ("other libraries", "peer", 130),
-        ("written by hand, as little as a lock can be: no renewal, no fence, no safe retry", "floor", 0),
+        ("minimal, written by hand: no renewal, no fence, no safe retry", "floor", 0),
     )
     for words, paint, width in told:
         yield svg.bar(x, y - 10, 12, 12, paint)

@@ -1,6 +1,7 @@
-"""The law of this file: whatever is measured runs in a process of its own, which ends in time whatever it does.
+"""Runs each measurement in a process of its own, which is ended after a time limit.
 
-So no candidate's threads, caches or crashes touch another's figures, and a library that hangs costs one cell.
+Threads, caches and crashes of one candidate therefore do not affect the figures of another, and a library that hangs
+costs one measurement.
 """
 
 from __future__ import annotations
@@ -17,42 +18,42 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_fork = multiprocessing.get_context("fork")  # the one who forks has no threads: it only conducts
+_fork = multiprocessing.get_context("fork")  # the parent has no threads
 
 
 class Failed(RuntimeError):  # noqa: N818 - named by its outcome
-    """The child raised, died or took too long; the text is one line for the table."""
+    """The child raised, died or took too long; the text is one line for a table."""
 
 
 class Child(Generic[T]):
-    """A forked process that runs one act, and can be talked to over its pipe meanwhile."""
+    """A forked process that runs `act`, which gets a pipe to the parent."""
 
     def __init__(self, act: Callable[[Connection], T]) -> None:
-        """Fork and begin."""
+        """Fork, and start."""
         self.pipe, theirs = _fork.Pipe()
         self._process = _fork.Process(target=_run, args=(act, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
     def __enter__(self) -> Self:
-        """Nothing is left of it after the body."""
+        """Give the process, which ends with the block."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End it, whatever it does."""
+        """Kill it."""
         self._process.kill()
         self._process.join()
         self.pipe.close()
 
     def say(self, message: object) -> None:
-        """Tell it something."""
+        """Send it a message."""
         try:
             self.pipe.send(message)
         except OSError as error:
             raise Failed("it died") from error
 
     def hear(self, limit: float) -> object:
-        """What it says within `limit` seconds; raises `Failed`."""
+        """Receive its next message within `limit` seconds; raises `Failed`."""
         try:
             if not self.pipe.poll(limit):
                 raise Failed(f"no answer within {limit:g} s")
@@ -64,10 +65,10 @@ class Child(Generic[T]):
         return word
 
     def result(self, limit: float) -> T:
-        """What its act returned; raises `Failed`."""
+        """Receive what `act` has returned; raises `Failed`."""
         word = self.hear(limit)
         if not isinstance(word, _Result):
-            raise Failed(f"it said {word!r} in place of a result")
+            raise Failed(f"it sent {word!r} instead of a result")
         value: T = word.value
         return value
 
@@ -79,7 +80,7 @@ def in_child(act: Callable[[], T], limit: float) -> T:
 
 
 def one_line(error: BaseException) -> str:
-    """An error as a table has room for."""
+    """Shorten an error for a table."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:160] if text else type(error).__name__
 
@@ -99,7 +100,7 @@ def _run(act: Callable[[Connection], T], pipe: Connection) -> None:
     sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for the rest of this process
     try:
         pipe.send(_Result(act(pipe)))
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the conductor shall know
+    except BaseException as error:  # noqa: BLE001 - any error is a result
         pipe.send(_Trouble(one_line(error)))
     finally:
         os._exit(0)  # without waiting for any thread

@@ -1,7 +1,7 @@
-"""The law of this file: requests are counted by the server that answered them, not by the client that sent them.
+"""Counts requests by the counters of the server that answered them.
 
-Redis counts each arrival of bytes (``total_reads_processed``), which is a request, or several that came in one packet;
-and each command (``total_commands_processed``), those that its scripts call included.  memcached counts commands only.
+Redis counts each read from a connection (``total_reads_processed``), which is one request or several that came in one
+packet, and each command (``total_commands_processed``), including those that scripts call.  memcached counts commands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Count(NamedTuple):
-    """What a server has counted between two looks, without our own looking."""
+    """What a server has counted between two moments, without our own requests."""
 
     requests: float | None
     commands: float | None
@@ -29,10 +29,10 @@ class Count(NamedTuple):
 
 
 class Meter:
-    """Looks at the counters of the server of a place; where there is no server it sees nothing."""
+    """Reads the counters of the server of a place; a place without a server has none."""
 
     def __init__(self, places: Places, place: str) -> None:
-        """Connect, so that this connection is in every look."""
+        """Connect, so that this connection is included each time."""
         self._redis = self._memcached = None
         if place == REDIS_PLACE:
             host, port = places.address(place)
@@ -46,7 +46,7 @@ class Meter:
         self._before = self._look()
 
     def end(self) -> Count:
-        """Tell what was counted since `begin`."""
+        """Give what was counted since `begin`."""
         before, after = self._before, self._look()
         if after is None or before is None:
             return Count(None, None, 0, Counter())
@@ -60,7 +60,7 @@ class Meter:
         return Count(requests, commands, after.clients, spent)
 
     def settled(self) -> int:
-        """How many clients there are, once the server has seen those off that have ended."""
+        """Count the clients, once the server has dropped those that have ended."""
         seen = -1
         for _ in range(100):
             before, seen = seen, self.end().clients
@@ -70,7 +70,7 @@ class Meter:
         return seen
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._redis is not None:
             self._redis.close()
         if self._memcached is not None:
@@ -87,7 +87,7 @@ class _Look(NamedTuple):
     commands: float
     clients: int
     by_command: Counter[str]
-    own: int  # requests that looking itself costs, and that it counts
+    own: int  # requests of ours that are counted
 
 
 def _look_at_redis(client: redis.Redis) -> _Look:
@@ -117,7 +117,7 @@ def _look_at_memcached(connection: socket.socket) -> _Look:
 
 
 def server_versions(places: Places) -> dict[str, str]:
-    """The versions of the servers."""
+    """Give the versions of the servers."""
     told = {}
     if REDIS_PLACE in places.servers:
         host, port = places.address(REDIS_PLACE)

@@ -1,4 +1,4 @@
-"""The law of this file: how long anything is measured is said here, and nowhere else."""
+"""How much is measured, and for how long."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Crew:
-    """Who contends."""
+    """The workers that contend."""
 
     processes: int
     threads: int  # in each
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """The number of workers."""
         return self.processes * self.threads
 
     def __str__(self) -> str:
-        """As a table says it."""
+        """Give its name in tables."""
         return f"{self.processes} processes" if self.processes > 1 else f"{self.threads} threads"
 
 
@@ -32,11 +32,11 @@ class Effort:
     """How much is done; times are seconds."""
 
     name: str
-    rounds: int  # of each measure that goes round the candidates
+    rounds: int  # of each measure that alternates between the candidates
     cycles: int  # of one candidate in one round, uncontended
-    round_time: float  # and no longer than that
+    round_time: float  # the limit of such a round
     contended_rounds: int
-    contended_time: float  # of one cell, all rounds together
+    contended_time: float  # of one measurement, all rounds together
     crews: tuple[Crew, ...]
     holds: tuple[float, ...]
     handovers: int
@@ -45,15 +45,12 @@ class Effort:
     tasks: int
     imports: int
     objects: int
-    scale: tuple[int, ...]  # waiters
 
 
 FULL: Final = Effort(
     "full", 12, 1500, 0.4, 2, 2.0, (Crew(1, 2), Crew(1, 8), THREADS_32, PROCESSES_8), (0.0, 0.001),
-    100, 100, 5.0, 1000, 15, 1000, (10, 100, 1000, 3000, 10_000),
+    100, 100, 5.0, 1000, 15, 1000,
 )  # fmt: skip
-QUICK: Final = Effort(
-    "quick", 3, 300, 0.1, 1, 0.3, (THREADS_32, PROCESSES_8), (0.0,), 8, 100, 0.5, 1000, 3, 200, (10, 100, 1000)
-)
-SMOKE: Final = Effort("smoke", 2, 20, 0.1, 1, 0.1, (Crew(1, 4), Crew(3, 1)), (0.0,), 2, 5, 0.1, 20, 1, 20, (10, 30))
+QUICK: Final = Effort("quick", 3, 300, 0.1, 1, 0.3, (THREADS_32, PROCESSES_8), (0.0,), 8, 100, 0.5, 1000, 3, 200)
+SMOKE: Final = Effort("smoke", 2, 20, 0.1, 1, 0.1, (Crew(1, 4), Crew(3, 1)), (0.0,), 2, 5, 0.1, 20, 1, 20)
 EFFORTS: Final = {effort.name: effort for effort in (FULL, QUICK, SMOKE)}

@@ -1,4 +1,4 @@
-"""The law of this file: a figure is a pure function of what was noted down; no clock is read here."""
+"""Computes figures from what was recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Section(NamedTuple):
-    """One tenure of the lock, as its worker saw it: nanoseconds of CLOCK_MONOTONIC, which all processes share."""
+    """One critical section, as its worker saw it, in nanoseconds of CLOCK_MONOTONIC, which all processes share."""
 
     worker: int
     asked: int  # before acquire was called
@@ -20,7 +20,7 @@ class Section(NamedTuple):
 
 
 class Fairness(NamedTuple):
-    """What a run of sections says about whom the lock went to."""
+    """How the lock was shared among the workers."""
 
     handed_on: float  # share of the sections that went to another worker than the one before
     handover_ms: tuple[float, float]  # p50 and p99, from the start of a release to another worker's acquire's return
@@ -29,7 +29,7 @@ class Fairness(NamedTuple):
 
 
 def percentile(values: Iterable[float], part: float) -> float:
-    """The smallest of `values` that at least `part` of them do not exceed (nearest rank); NaN of none."""
+    """Give the smallest of `values` that at least `part` of them do not exceed (nearest rank); NaN of none."""
     ranked = sorted(values)
     if not ranked:
         return math.nan
@@ -37,7 +37,7 @@ def percentile(values: Iterable[float], part: float) -> float:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's index: 1 when all have the same, 1/n when one has all.
+    """Give Jain's index: 1 if all have the same, 1/n if one has all.
 
     R. Jain, D. Chiu, W. Hawe: A Quantitative Measure of Fairness, DEC-TR-301, 1984.
     """
@@ -48,8 +48,8 @@ def jain(shares: Sequence[float]) -> float:
 def overlaps(sections: Iterable[Section]) -> int:
     """Count the sections that began while another worker was still in one.
 
-    `got` is read after acquire and `left` before release, so each section is drawn shorter than it was: what overlaps
-    here has overlapped.
+    `got` is read after acquire and `left` before release, so a section counts as shorter than it was, and what
+    overlaps here did overlap.
     """
     found = 0
     last: Section | None = None  # of those before, the one that ends last
@@ -62,7 +62,7 @@ def overlaps(sections: Iterable[Section]) -> int:
 
 
 def fairness(sections: Iterable[Section], workers: int, waiting_since: Iterable[int], end: int) -> Fairness:
-    """Tell whom the lock went to; who waits at the `end` still has waited since it asked."""
+    """Compute how the lock was shared; a worker that waits at the `end` has waited since it asked."""
     ordered = sorted(sections, key=lambda section: section.got)
     changes = list(pairwise(ordered))
     handed = [after.got - before.left for before, after in changes if after.worker != before.worker]

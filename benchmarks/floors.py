@@ -1,6 +1,6 @@
-"""The law of this file: as little as a lock with a lease can be, by hand.
+"""Minimal locks with a lease, written by hand: a floor for what a lock can cost.
 
-A floor has no renewal, no fence, no safe retry and no queue: where it is contended it asks again each millisecond.
+They have no renewal, no fence, no safe retry and no queue.  Under contention they ask again every millisecond.
 """
 
 from __future__ import annotations

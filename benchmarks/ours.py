@@ -1,4 +1,4 @@
-"""The law of this file: caslock is used as its README says."""
+"""caslock, used as its README shows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The law of this file: each library is used the way its README says, over one current client, and nothing is mended.
+"""Other lock libraries, each used as its README shows, over one current client and without changes.
 
-They ship few types, so their modules are untyped here (`import_module`); what goes out of this file is typed.
+Few of them ship types, so they are imported with `import_module`; the functions here are typed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILELOCK: Final = "filelock"
 REDIS_ASYNCIO: Final = "redis.asyncio Lock"
 
 PATIENCE: Final = 60
-"""Seconds, for libraries that can't wait for ever."""
+"""Seconds, for libraries that cannot wait without limit."""
 
 
 def _client(places: Places) -> Any:  # noqa: ANN401 - untyped, see above
@@ -132,7 +132,7 @@ def _diskcache(name: str, places: Places) -> Make:
 def _redis_asyncio(places: Places) -> AsyncMake:
     library = import_module("redis.asyncio")
     host, port = places.address(REDIS_PLACE)
-    # A thousand tasks at once: the default pool would refuse them, this one has them wait for a connection.
+    # The default pool refuses a thousand tasks at once; with this one they wait for a connection.
     pool = library.BlockingConnectionPool(max_connections=100, timeout=None, host=host, port=port)
     client = library.Redis(connection_pool=pool)
 
@@ -177,4 +177,4 @@ PEERS_ASYNC: Final = (
     AsyncCandidate("pottery AIORedlock", REDIS_PLACE, Kind.PEER, _pottery_asyncio),
 )
 MODULES: Final = ("redis", "redis_lock", "redlock", "pottery", "sherlock", "filelock", "diskcache", "portalocker")
-"""What is imported to use them; the first is redis-py itself."""
+"""The modules that are imported to use them; the first is redis-py itself."""

@@ -1,4 +1,4 @@
-"""The law of this file: every candidate of a place meets the same server or folder, and no key is ever used twice."""
+"""The servers and the folder where the locks are; no key is used twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PACKAGES: Final = (
 
 @dataclass(frozen=True)
 class Places:
-    """Where the locks of one run live; a place that is missing says why."""
+    """The servers and the folder of one run, and why a server is missing."""
 
     folder: Path
     servers: dict[str, Server]
@@ -42,23 +42,23 @@ class Places:
     _numbers: count[int] = field(default_factory=count)
 
     def address(self, place: str) -> tuple[str, int]:
-        """Host and port."""
+        """Give host and port."""
         server = self.servers[place]
         return server.host, server.port
 
     def url(self, place: str) -> str:
-        """What `caslock.connect` takes."""
+        """Give the URL for `caslock.connect`."""
         if place == FILE_PLACE:
             return f"sqlite:///{self.folder}/caslock.db"
         return "memory://" if place == MEMORY_PLACE else self.servers[place].url
 
     def key(self) -> str:
-        """A key of which no trace can be left from another cell: a server that is not ours is never flushed."""
+        """Give a key that no other measurement has used: a server that is not ours is never flushed."""
         return f"bench-{os.getpid()}-{next(self._numbers)}"
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[int | None]:
-        """Keep the servers on one core meanwhile, and tell which: clients join them by `pin`."""
+        """Keep the servers on one core meanwhile, and give its number for `pin`."""
         if not hasattr(os, "sched_setaffinity"):
             yield None
             return
@@ -86,7 +86,7 @@ def pin(core: int | None) -> None:
 
 @contextlib.contextmanager
 def opened() -> Iterator[Places]:
-    """Start the servers; they, and the folder, are gone afterwards."""
+    """Start the servers, and remove them and the folder afterwards."""
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="caslock-bench-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -108,7 +108,7 @@ def _server(kind: Kind, folder: Path) -> Iterator[Server]:
 
 
 def circumstances(places: Places) -> dict[str, str]:
-    """What a reader needs to judge the figures by: versions, processors, the folder's kind of file system."""
+    """Give the versions, the processors and the file system that the figures depend on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     told = {
         "Python": platform.python_version(),
@@ -124,7 +124,7 @@ def circumstances(places: Places) -> dict[str, str]:
 
 
 def digest(package: Path) -> str:
-    """What the package's sources were, so that figures are never told of another state of them."""
+    """Give a digest of the package's sources, to tell to which state of them the figures belong."""
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         found.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The law of this file: a table shows every candidate, those that failed too, with their error in place of figures."""
+"""Lays out tables.  A candidate that failed is in them, with its error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HIDDEN = {"kind", "error"}
 
 
 def tables(title: str, rows: Sequence[Row]) -> str:
-    """Lay out rows; those of contention in one table for each crew and hold."""
+    """Lay out rows; those of contention in one table for each crew and hold time."""
     if not rows or "crew" not in rows[0]:
         return table(title, rows)
     cells = dict.fromkeys((row["crew"], row["hold_ms"]) for row in rows)
@@ -45,7 +45,7 @@ def table(title: str, rows: Sequence[Row]) -> str:
 
 
 def show(cell: Cell) -> str:
-    """A figure with three or four digits that mean something."""
+    """Show a figure with three or four significant digits."""
     if isinstance(cell, float):
         if math.isnan(cell):
             return "-"

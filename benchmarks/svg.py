@@ -1,4 +1,4 @@
-"""The law of this file: a picture is read in light and in dark, and without any font or script of its own."""
+"""Draws SVG that is readable on light and dark pages and needs no font or script of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DARK: Final = {
 
 
 def picture(height: float, parts: Iterable[str]) -> str:
-    """Put the parts on a card that brings its own background, whatever page it stands on."""
+    """Put the parts on a card with a background of its own."""
     style = f"{_rules(_LIGHT)}\n@media (prefers-color-scheme: dark) {{\n{_rules(_DARK)}\n}}"
     return "\n".join(
         [
@@ -42,9 +42,6 @@ def _rules(paint: dict[str, str]) -> str:
         [
             f".card {{ fill: {paint['card']}; stroke: {paint['edge']} }}",
             f".line {{ stroke: {paint['line']}; fill: none }}",
-            f".curve {{ fill: none; stroke-width: 2.5 }} .ours-line {{ stroke: {paint['ours']} }}",
-            f".peer-line {{ stroke: {paint['peer']} }} .floor-line {{ stroke: {paint['floor']} }}",
-            f".grey-line {{ stroke: {paint['grey']} }}",
             *fills,
             f".halo {{ paint-order: stroke; stroke: {paint['card']}; stroke-width: 3px }}",
         ]
@@ -73,13 +70,8 @@ def upright(x: float, top: float, foot: float) -> str:
     return f'<path class="line" d="M{x:.1f} {top:.1f}V{foot:.1f}"/>'
 
 
-def level(y: float, left: float, right: float) -> str:
-    """Draw a line of the grid."""
-    return f'<path class="line" d="M{left:.1f} {y:.1f}H{right:.1f}"/>'
-
-
 def ticks(most: float, about: int = 5) -> Iterator[float]:
-    """Round numbers from 0 to at least `most`."""
+    """Give round numbers from 0 to at least `most`."""
     if not most > 0:
         most = 1.0
     rough = most / about

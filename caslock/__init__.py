@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from caslock.blocking import Hold, Lock, MultiHold, MultiLock
-from caslock.claim import Retry
 from caslock.connect import connect, connect_async
 from caslock.errors import (
     CaslockError,
@@ -14,22 +13,55 @@ from caslock.errors import (
     StoreError,
     StoreUnavailable,
 )
-from caslock.record import Record
-from caslock.store import ABSENT, AsyncStore, Entry, Store, Traits
+from caslock.protocol.attempt import Retry
+from caslock.protocol.record import Record
+from caslock.store import (
+    ABSENT,
+    AsyncBatchingStore,
+    AsyncClosableStore,
+    AsyncIdentifiedStore,
+    AsyncListingStore,
+    AsyncQueueingStore,
+    AsyncStore,
+    AsyncWatchingStore,
+    BatchingStore,
+    ClosableStore,
+    Entry,
+    IdentifiedStore,
+    ListingStore,
+    Put,
+    QueueingStore,
+    Removal,
+    Store,
+    Traits,
+    WatchingStore,
+)
 
 if TYPE_CHECKING:
     from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock
 
+__version__ = "0.1.0"
+
 __all__ = [
     "ABSENT",
+    "AsyncBatchingStore",
+    "AsyncClosableStore",
     "AsyncHold",
+    "AsyncIdentifiedStore",
+    "AsyncListingStore",
     "AsyncLock",
     "AsyncMultiHold",
     "AsyncMultiLock",
+    "AsyncQueueingStore",
     "AsyncStore",
+    "AsyncWatchingStore",
+    "BatchingStore",
     "CaslockError",
+    "ClosableStore",
     "Entry",
     "Hold",
+    "IdentifiedStore",
+    "ListingStore",
     "Lock",
     "LockLost",
     "MultiHold",
@@ -37,22 +69,31 @@ __all__ = [
     "NotAcquired",
     "NotHeld",
     "OutcomeUnknown",
+    "Put",
+    "QueueingStore",
     "Record",
+    "Removal",
     "Retry",
     "Store",
     "StoreError",
     "StoreUnavailable",
     "Traits",
+    "WatchingStore",
     "connect",
     "connect_async",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Import asyncio, which takes longer than all the rest, only for who uses it (PEP 562)."""
+    """Import asyncio, which takes longer than everything else, only if it is used (PEP 562)."""
     if name not in {"AsyncHold", "AsyncLock", "AsyncMultiHold", "AsyncMultiLock"}:
         message = f"module 'caslock' has no attribute {name!r}"
         raise AttributeError(message)
     from caslock import aio  # noqa: PLC0415 - see above
 
     return getattr(aio, name)
+
+
+def __dir__() -> list[str]:
+    """Include what `__getattr__` would import."""
+    return sorted({*globals(), *__all__})

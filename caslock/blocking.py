@@ -1,88 +1,261 @@
-"""The law of this file: what a user of threads sees; it decides nothing."""
+"""The blocking API: `Lock`, `MultiLock` and their holds.
+
+An interrupt (Ctrl-C, a signal handler that raises) may strike between any two steps here: each public call that takes
+or gives back something has one guard, which finishes that first.  Before the first step of `__exit__` nothing can be
+guarded: then the hold is still there to be released, or its lease ends.
+"""
 
 from __future__ import annotations
 
+import sys
+import weakref
+from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Generic, NoReturn, Self, TypeVar, Unpack, cast, overload
 
-from caslock.bodies import Bodies
-from caslock.checks import Own, no_settings, wait_time, waiting
-from caslock.claim import Retry
 from caslock.errors import CaslockError, NotAcquired, NotHeld, told
-from caslock.hold import Holding
-from caslock.lockstate import LockState, Settings
-from caslock.multi import Holds, MultiState, given_keys, given_locks
-from caslock.thread_world import ThreadWorld, mend, run
+from caslock.local.hold import Holding
+from caslock.local.lock_state import LockState, Settings
+from caslock.local.multi import Holds, MultiState, given_keys, given_locks
+from caslock.local.settings import Own, no_settings, not_copied, wait_time, waiting
+from caslock.local.threads import mend, run, running_task, thread_runtime
+from caslock.local.with_blocks import WithBlocks
+from caslock.protocol.attempt import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import asyncio
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from tenacity.wait import WaitBaseT
 
-    from caslock.claim import Claim
-    from caslock.record import Record
+    from caslock.local.settings import Several
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.record import Record
     from caslock.store import Store
 
+    Task = asyncio.Task[object]
 
-class Hold(Holding):
-    """One successful acquire of a `Lock`."""
+
+class _Held(ABC):
+    """What `Hold` and `MultiHold` have in common: to be released, extended, and a context manager that releases."""
 
     __slots__ = ()
 
-    def extend(self, ttl: float | None = None) -> None:
-        """Replace the lease by one of `ttl` seconds from now (None: the ttl it has); it is renewed with that ttl then.
+    @abstractmethod
+    def ensure_held(self) -> None: ...
 
-        It is never added to, nor carried past ``max_hold``.  Raises `LockLost` when the lease is gone (it is never
-        made anew), `StoreUnavailable` when there was no answer, `NotHeld` after the release.
-        """
-        try:
-            run(self.renewed(ttl))
-        except BaseException:  # an interrupt may leave the mutex taken, and the keeper waiting for it
-            mend(self.claim)
-            raise
+    @abstractmethod
+    def _each(self) -> Sequence[Hold]: ...
+
+    @abstractmethod
+    def _released(self) -> Coroutine[object, object, None]: ...
 
     def release(self) -> None:
-        """Release this hold, from any thread; the key is free after the last hold of its owner.
+        """Release what is not released yet, from any thread; a key is free after the last hold of its owner.
 
-        Raises `LockLost` when the lease was over or taken away before, `NotHeld` when this hold was released already,
-        `StoreUnavailable` when there was no answer: call it again, or let the lease run out.
+        Of several keys all are released, in reverse, even when one release raises.  Raises `LockLost` when the lease
+        was over or taken away before, `NotHeld` when this hold was released already, `StoreUnavailable` when there was
+        no answer: call it again, or let the lease run out.  Returns or raises within three request timeouts, even if
+        the server hangs.
         """
         try:
-            run(self._state.release(self))
+            run(self._released())
         except CaslockError:
             raise
-        except BaseException:  # interrupted: leave first
-            mend(self.claim)
-            if self.is_open:
-                with suppress(CaslockError):
-                    run(self._state.release(self))
+        except BaseException:  # interrupted: release first
+            for hold in reversed(self._each()):
+                mend(hold._attempt)
+                if hold._is_open:
+                    with suppress(CaslockError):
+                        run(hold._released())
             raise
+
+    def __enter__(self) -> Self:
+        """Begin a block that releases at its end.
+
+        Raises `NotHeld` after a release, and `LockLost` when the lease is over already (what is left is released).
+        """
+        try:
+            self.ensure_held()
+        except NotHeld:
+            raise
+        except BaseException:  # lost, or interrupted
+            with suppress(CaslockError):
+                self.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release; an error of the release becomes a note of the block's own exception, if there is one."""
+        try:
+            self.release()
+        except Exception as trouble:
+            if error is None:
+                raise
+            error.add_note(told(trouble))
+        except BaseException:  # an interrupt may strike before the release has begun
+            with suppress(CaslockError):
+                self.release()
+            raise
+
+
+class Hold(Holding, _Held):
+    """One successful acquire of a `Lock`: a context manager that releases it."""
+
+    __slots__ = ("_task",)
+    _task: weakref.ref[Task]  # set only where an asyncio task has acquired it
+
+    def _each(self) -> Sequence[Hold]:
+        return (self,)
+
+    def _other_task(self) -> Task | None:
+        """Return the asyncio task that has acquired this hold and goes on, unless it is the one that runs."""
+        known = getattr(self, "_task", None)
+        holder: Task | None = None if known is None else known()
+        return None if holder is None or holder.done() or holder is running_task() else holder
+
+    def extend(self, ttl: float | None = None) -> None:
+        """Replace the lease by one of `ttl` seconds from now (None: the ttl it has); it is then renewed with that ttl.
+
+        The lease is never added to, nor extended past ``max_hold``.  Raises `LockLost` when the lease is gone (it is
+        never made anew), `StoreUnavailable` when there was no answer, `NotHeld` after the release.
+        """
+        try:
+            run(self._renewed(ttl))
+        except BaseException:  # an interrupt may leave the mutex taken, and the renewer waiting for it
+            mend(self._attempt)
+            raise
+
+
+def _refuse_other_task(attempt: Attempt) -> None:
+    for level in attempt.levels:
+        other = cast("Hold", level)._other_task()
+        if other is not None:
+            message = (
+                f"lock {attempt.key!r} is held by another task of this thread, {other.get_name()}: "
+                "a Lock can't tell the tasks of one thread apart. Use AsyncLock."
+            )
+            raise RuntimeError(message)
 
 
 class Made(list[Hold]):
-    """Makes holds and knows them, so that an interrupt before the caller has them can take them back."""
+    """Makes holds and keeps them, so that those that an interrupt keeps from the caller can be released."""
 
-    def __call__(self, state: LockState, claim: Claim) -> Hold:
-        """Make one."""
-        hold = Hold(state, claim)
+    def __call__(self, state: LockState, attempt: Attempt) -> Hold:
+        """Make one; raises RuntimeError where another asyncio task of this thread holds the lock."""
+        if attempt.levels:
+            _refuse_other_task(attempt)
+        hold = Hold(state, attempt)
+        if "asyncio" in sys.modules and (task := running_task()) is not None:
+            hold._task = weakref.ref(task)
         self.append(hold)
         return hold
 
-    def take_back(self) -> None:
-        """Release all that is held still."""
+    def take_back(self, interrupt: BaseException) -> None:
+        """Release what is still held; errors become notes of the interrupt."""
         for hold in reversed(self):
-            if hold.is_open:
-                with suppress(CaslockError):
+            if hold._is_open:
+                try:
                     hold.release()
+                except CaslockError as trouble:
+                    interrupt.add_note(told(trouble))
 
 
-class Lock:
+B = TypeVar("B", Hold, "MultiHold")
+
+
+class _Acquired(ABC, Generic[B]):
+    """What `Lock` and `MultiLock` have in common: to be acquired, and a context manager."""
+
+    _timeout: float | None
+    _states: Sequence[LockState]
+    _blocks: WithBlocks[B]
+
+    @abstractmethod
+    def _take(self, made: Made, timeout: float | None) -> B:
+        """Acquire; raises `NotAcquired`."""
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: a copy would count as the same holder."""
+        raise not_copied(self)
+
+    def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> B | None:  # noqa: FBT001, FBT002 - threading.Lock's own signature
+        """Acquire, or re-enter; None, and nothing held, when somebody else held a key for `timeout` seconds.
+
+        As with `threading.Lock`: ``blocking=False`` is one try, ``timeout=-1`` (or None) waits for ever.
+        Raises `StoreUnavailable` or `OutcomeUnknown` when the store gave no answer, `LockLost` when re-entering a
+        lock whose lease is over.  After None, a request that got no answer may still be applied when the other has
+        left; what it leaves behind ends by itself within a lease.
+        """
+        try:
+            return self._acquire(wait_time(self._timeout, timeout, blocking=blocking))
+        except NotAcquired:
+            return None
+
+    def __enter__(self) -> B:
+        """Acquire within the lock's own timeout, or raise `NotAcquired`."""
+        return self._acquire(self._timeout, self._blocks)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release; an error of the release becomes a note of the block's own exception, if there is one."""
+        held: B | None = None
+        try:
+            held = self._blocks.newest(self._me)
+            self._leave(held, error)
+        except Exception:  # an outcome of the release, and no interrupt
+            raise
+        except BaseException:  # interrupted: release first, and only this block
+            held = held or self._blocks.newest(self._me)
+            if self._blocks.has(held):
+                self._leave(held, error or KeyboardInterrupt())
+            raise
+
+    def _me(self) -> object:
+        return self._states[0].runtime.me()
+
+    def _leave(self, held: B, error: BaseException | None) -> None:
+        try:
+            held.__exit__(None, error, None)
+        except Exception:  # the release has ended, though not well; after an interrupt the block is left again
+            self._blocks.leave(held)
+            raise
+        self._blocks.leave(held)
+
+    def _acquire(self, timeout: float | None, blocks: WithBlocks[B] | None = None) -> B:
+        """Acquire, and begin one of `blocks`."""
+        made, held = Made(), None
+        try:
+            held = self._take(made, timeout)
+            if blocks is not None:
+                blocks.enter(made[-1]._attempt.by, held)
+            return held  # noqa: TRY300 - inside the guard
+        except CaslockError:
+            raise
+        except BaseException as error:  # interrupted: release first
+            try:
+                if held is not None:
+                    self._blocks.leave(held)
+                made.take_back(error)
+            finally:
+                for state in self._states:
+                    run(state.take_back(error))
+            raise
+
+
+class Lock(_Acquired[Hold]):
     """A lease lock on one key of a store.  Cheap to make, safe to share between threads, reusable.
 
     Like `threading.RLock`: one thread at a time holds it, the same thread re-enters at no request, and it is free after
-    as many releases as acquires.  A signal handler must not use the Lock object, nor the memory store, that it may have
-    interrupted: it would wait for itself.
+    as many releases as acquires.  It can't tell the asyncio tasks of one thread apart: where a second task would
+    re-enter it, acquire raises RuntimeError; use `AsyncLock`.  A signal handler must not wait for a key that its own
+    thread holds or is acquiring, as that thread goes on only when the handler returns: use ``timeout=0`` there, and a
+    Lock object of its own.  Nor may it let a `CaslockError` out into the code that it interrupts: there it would count
+    as an outcome of the lock.
     """
 
     def __init__(
@@ -95,7 +268,7 @@ class Lock:
         owner: str | None = None,
         auto_renew: bool = True,
         max_hold: float | None = None,
-        on_lost: Callable[[Holding], object] | None = None,
+        on_lost: Callable[[Hold], object] | None = None,
         note: str = "",
         retry: Retry | tuple[int, int] = Retry(),
         poll: WaitBaseT | None = None,
@@ -105,28 +278,30 @@ class Lock:
         Args:
             store: where the lock lives, from `connect` or a store class.
             key: 1 to 1,024 characters, any Unicode.
-            ttl: seconds the lease lasts unless it is renewed.
-            timeout: seconds to wait for the lock; None for ever, 0 for one try.  A store that gives no answer adds
-                to it, for a few requests at the most.
+            ttl: seconds the lease lasts unless it is renewed, at least 0.01.
+            timeout: seconds to wait for the lock; None (or -1) for ever, 0 for one try.  A store that gives no answer
+                adds two of its request timeouts at most (``store.traits.request_timeout``).
             owner: a name of your own, at most 512 bytes: every Lock with it re-enters.  None: private to this object.
                 A hold of it whose process has died ends only when a whole lease goes by without any other of its
-                holds, or by `break_`.
+                holds, or by `force_release`.
             auto_renew: renew the lease in the background, at a third of it.
-            max_hold: seconds after which it is renewed no more.  None: no bound.
+            max_hold: seconds after which it is no longer renewed, at least 0.01.  None: no bound.
             on_lost: called once with the hold when the lease is found to be over, from a background thread (in asyncio:
-                from the event loop).  It must not block: it delays the other renewals on that store.
+                from the event loop, which it must not block).  At most 8 such threads run at one time.  Each loss is
+                logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is
+                called, not awaited.
             note: at most 1,024 bytes for people who look at the record.
-            retry: how many more times a get and a put are sent which got no answer.
+            retry: how many more times a get and a put are sent after no answer.
             poll: a tenacity wait strategy for the pauses between tries; default: jittered, 5 ms
                 doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (1 ms more for each process
                 that was seen to have it).
 
         Raises:
-            ValueError, TypeError: an argument is of no use.
+            ValueError, TypeError: an argument is invalid.
 
         """
         self._state = LockState(
-            ThreadWorld(store),
+            thread_runtime(store),
             key,
             ttl=ttl,
             timeout=timeout,
@@ -138,11 +313,11 @@ class Lock:
             retry=retry,
             poll=poll,
         )
-        self._bodies = Bodies[Hold]()
+        self._timeout, self._states, self._blocks = self._state.timeout, (self._state,), WithBlocks()
 
     def __repr__(self) -> str:
         """Say which key, and where."""
-        return f"<Lock {self.key!r} at {self._state.world.store.traits.place}>"
+        return f"<Lock {self.key!r} at {self._state.runtime.store.traits.location}>"
 
     @property
     def key(self) -> str:
@@ -151,114 +326,77 @@ class Lock:
 
     @property
     def owner(self) -> str:
-        """The owner that stands in the record while this lock is held."""
+        """The owner in the record while this lock is held."""
         return self._state.owner
-
-    def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> Hold | None:  # noqa: FBT001, FBT002 - threading.Lock's own signature
-        """Acquire the lock, or re-enter it; None when somebody else held it for `timeout` seconds.
-
-        As with `threading.Lock`: ``blocking=False`` is one try, ``timeout=-1`` (or None) waits for ever.
-        Raises `StoreUnavailable` or `OutcomeUnknown` when the store gave no answer, `LockLost` when re-entering a
-        lock whose lease is over.  After None, a request that got no answer may still be applied when the other has
-        left; what it leaves behind ends by itself within a lease.
-        """
-        try:
-            return self._acquire(wait_time(self._state.timeout, timeout, blocking=blocking))
-        except NotAcquired:
-            return None
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
-        cast("Hold", self._state.newest_hold()).release()
+        hold = cast("Hold", self._state.newest_hold())
+        if hold._other_task() is not None:
+            message = f"lock {self.key!r} is not held by this task, but by another one of this thread"
+            raise NotHeld(message)
+        hold.release()
 
-    def __enter__(self) -> Hold:
-        """Acquire within the lock's own timeout, or raise `NotAcquired`."""
-        hold = self._acquire(self._state.timeout)
-        try:
-            self._bodies.enter(hold.claim.by, hold)
-        except BaseException as error:
-            _release_body(self._bodies, hold, error)
-            raise
-        return hold
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release; trouble with that never masks the body's own exception (it gets a note)."""
-        held: Hold | None = None
-        try:
-            held = self._bodies.newest(self._state.world.me)
-            _release_body(self._bodies, held, error)
-        except Exception:
-            raise
-        except BaseException:  # interrupted: leave first, and nothing but this body
-            held = held or self._bodies.newest(self._state.world.me)
-            if held is not None and self._bodies.has(held):
-                _release_body(self._bodies, held, error or KeyboardInterrupt())
-            raise
-
-    def _acquire(self, timeout: float | None) -> Hold:
-        state, made = self._state, Made()
-        try:
-            return state.re_enter(made) or run(state.win(state.begin(), made, timeout))
-        except CaslockError:
-            raise
-        except BaseException as error:
-            made.take_back()
-            run(state.take_back(error))
-            raise
+    def _take(self, made: Made, timeout: float | None) -> Hold:
+        state = self._state
+        return state.re_enter(made) or run(state.win(state.begin(), made, timeout))
 
     def locked(self) -> bool:
         """Whether anybody holds the key now."""
         return self.holder() is not None
 
     def holder(self) -> Record | None:
-        """Who holds the key now; None when nobody does."""
+        """Who holds the key now, with the fence of the tenure; None when nobody does."""
         return run(self._state.holder())
 
-    def break_(self) -> Record | None:
-        """Take the key away from whoever holds it, and tell who that was; its holder learns of the loss.
+    def force_release(self) -> Record | None:
+        """Take the key away from whoever holds it, and return who that was; the holder learns of its loss.
 
         The next fence is larger; a resource that does not check fences is not protected from the old holder.
         """
-        return run(self._state.break_())
+        return run(self._state.force_release())
 
 
-class MultiHold(Holds[Hold]):
-    """The holds of one successful `MultiLock.acquire`; ``holds["room:42"]`` is one of them."""
+class MultiHold(Holds[Hold], _Held):
+    """The holds of one successful `MultiLock.acquire`: a context manager.
+
+    ``holds["room:42"]`` is one of them, and ``"room:42" in holds`` says whether that key is.
+    """
 
     __slots__ = ()
+
+    def _each(self) -> Sequence[Hold]:
+        return self._holds
 
     def extend(self, ttl: float | None = None) -> None:
         """Extend every hold; see `Hold.extend`."""
         for hold in self:
             hold.extend(ttl)
 
-    def release(self) -> None:
-        """Release what is not released yet, in reverse, all of it even when one release raises; see `Hold.release`."""
-        try:
-            run(self.released())
-        except CaslockError:
-            raise
-        except BaseException:  # interrupted: leave first
-            for hold in reversed(tuple(self)):
-                mend(hold.claim)
-                if hold.is_open:
-                    with suppress(CaslockError):
-                        hold.release()
-            raise
 
-
-class MultiLock:
+class MultiLock(_Acquired[MultiHold]):
     """Several locks as one: all or nothing, always taken in the same order, so that no two ever wait for each other."""
+
+    @overload
+    def __init__(
+        self,
+        store: Store,
+        keys: Several | Iterator[str],
+        *,
+        timeout: float | None = None,
+        **settings: Unpack[Settings[Hold]],
+    ) -> None: ...
+
+    @overload
+    def __init__(self, store: Iterable[Lock], *, timeout: float | None = None) -> None: ...
 
     def __init__(
         self,
         store: Store | Iterable[Lock],
-        keys: Iterable[str] | None = None,
+        keys: Several | Iterator[str] | None = None,
         *,
         timeout: float | None = None,
-        **settings: Unpack[Settings],
+        **settings: Unpack[Settings[Hold]],
     ) -> None:
         """Name the keys of one store, or hand over locks of any stores: ``MultiLock([lock_a, lock_b])``.
 
@@ -266,13 +404,13 @@ class MultiLock:
         is one deadline for all keys together.
         """
         if keys is None:
-            self._state = MultiState[MultiHold](lock._state for lock in given_locks(store, Lock))  # noqa: SLF001 - our own class
+            self._state = MultiState[MultiHold](lock._state for lock in given_locks(store, Lock))
             no_settings(settings)
         else:
-            world = ThreadWorld(store)
-            self._state = MultiState(LockState(world, key, **settings) for key in given_keys(keys))
+            runtime = thread_runtime(store)
+            self._state = MultiState(LockState(runtime, key, **settings) for key in given_keys(keys))
         self._timeout = waiting(timeout)
-        self._bodies = Bodies[MultiHold]()
+        self._states, self._blocks = self._state.states, WithBlocks()
 
     def __repr__(self) -> str:
         """Say which keys."""
@@ -283,69 +421,9 @@ class MultiLock:
         """The keys, in the order in which they are taken."""
         return tuple(state.key for state in self._state.states)
 
-    def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> MultiHold | None:  # noqa: FBT001, FBT002 - as in Lock
-        """Acquire all keys; None, and none held, when they could not all be had in time.  See `Lock.acquire`."""
-        try:
-            return self._acquire(wait_time(self._timeout, timeout, blocking=blocking))
-        except NotAcquired:
-            return None
-
     def release(self) -> None:
         """Release what this thread has acquired last; see `MultiHold.release`."""
         self._state.newest_holds().release()
 
-    def __enter__(self) -> MultiHold:
-        """Acquire all within the timeout, or raise `NotAcquired`."""
-        holds = self._acquire(self._timeout)
-        try:
-            self._bodies.enter(self._state.me(), holds)
-        except BaseException as error:
-            _release_body(self._bodies, holds, error)
-            raise
-        return holds
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release; trouble with that never masks the body's own exception (it gets a note)."""
-        held: MultiHold | None = None
-        try:
-            held = self._bodies.newest(self._state.me)
-            _release_body(self._bodies, held, error)
-        except Exception:
-            raise
-        except BaseException:  # interrupted: leave first, and nothing but this body
-            held = held or self._bodies.newest(self._state.me)
-            if held is not None and self._bodies.has(held):
-                _release_body(self._bodies, held, error or KeyboardInterrupt())
-            raise
-
-    def _acquire(self, timeout: float | None) -> MultiHold:
-        made = Made()
-        try:
-            return run(self._state.acquire(made, MultiHold, timeout))
-        except CaslockError:
-            raise
-        except BaseException as error:
-            made.take_back()
-            for state in self._state.states:
-                run(state.take_back(error))
-            raise
-
-
-B = TypeVar("B", Hold, MultiHold)
-
-
-def _release_body(bodies: Bodies[B], held: B | None, error: BaseException | None) -> None:
-    if held is None:
-        message = "this lock is not held by a with statement"
-        raise NotHeld(message)
-    try:
-        held.release()
-    except Exception as trouble:
-        bodies.left(held)
-        if error is None:
-            raise
-        error.add_note(told(trouble))
-    else:
-        bodies.left(held)
+    def _take(self, made: Made, timeout: float | None) -> MultiHold:
+        return run(self._state.acquire(made, MultiHold, timeout))

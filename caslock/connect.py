@@ -1,23 +1,49 @@
-"""The law of this file: a URL becomes a store, importing no more than that store, and its secrets never reach an error.
+"""Makes a store from a URL or a client, and imports nothing but that store.
 
-A store of somebody else's makes its scheme known by an entry point: its name is the scheme, and what it names is a
-callable that takes the URL, or a class with `from_url`.  Stores for blocking code stand in the group "caslock.stores",
-stores for asyncio in "caslock.async_stores".  No entry point replaces a scheme of caslock's own.
+Another package makes the scheme of its store known by an entry point: its name is the scheme, and its object a callable
+that takes the URL, or a class with `from_url`.  The group is "caslock.stores" for blocking code and
+"caslock.async_stores" for asyncio.  No entry point replaces a scheme of caslock's own.  `prefix` and `replicas` are
+passed on by name if they are given.  No error shows a secret of the URL.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl, unquote
+
+from caslock.options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from caslock.store import AsyncStore, Store
+    import redis.asyncio
+    from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
+    from redis.cluster import RedisCluster
 
-    _Factory: TypeAlias = Callable[[str], Any]  # what an entry point gives is only known when it is used
+    from caslock.store import AsyncClosableStore, ClosableStore
+
+    class MemcachedClient(Protocol):
+        """A pymemcache `Client` or `PooledClient`, which come without types."""
+
+        @property
+        def server(self) -> object:
+            """Its address."""
+
+        @property
+        def key_prefix(self) -> object:
+            """What it puts before each key."""
+
+        @property
+        def ignore_exc(self) -> object:
+            """Whether it hides errors."""
+
+    Client: TypeAlias = redis.Redis | RedisCluster | MemcachedClient
+    AsyncClient: TypeAlias = redis.asyncio.Redis | AsyncRedisCluster
+    _Factory: TypeAlias = Callable[..., Any]  # what an entry point names is only known when it is used
 
 _BLOCKING: Final = "caslock.stores"
 _ASYNCIO: Final = "caslock.async_stores"
@@ -26,60 +52,103 @@ _ASYNCIO: Final = "caslock.async_stores"
 _REDIS: Final = ("redis", "redis", {_BLOCKING: "RedisStore", _ASYNCIO: "AsyncRedisStore"})
 _MEMCACHED: Final = ("memcached", "pymemcache", {_BLOCKING: "MemcachedStore"})
 _SERVERS: Final = {"redis": _REDIS, "rediss": _REDIS, "unix": _REDIS, "memcached": _MEMCACHED}
+_TAKES: Final = {"memcached": ("prefix",), **dict.fromkeys(("redis", "rediss", "unix"), ("prefix", "replicas"))}
 _OWN: Final = ("memory", "sqlite", *_SERVERS)
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HIDDEN: Final = re.compile("pass|pwd|user|secret|token|auth|cred|key", re.IGNORECASE)
 
 
-def connect(url: str) -> Store:
-    """Make the store that a URL names, for code that blocks (`connect_async` for asyncio).
+def connect(target: str | Client, *, prefix: str = "", replicas: int = 0) -> ClosableStore:
+    """Make the store that a URL names, or that an existing client uses, for blocking code.
 
-    ``sqlite:///relative.db``, ``sqlite:////absolute/path.db`` (``%`` and ``?`` in the path as ``%25`` and ``%3F``;
-    ``?timeout=5``: seconds to wait for another process's transaction); ``memory://``, a new one each time;
-    ``redis://``, ``rediss://``, ``unix://`` and ``memcached://``, each with the options of its store's `from_url`;
-    and any scheme of an installed entry point (see above).
+    URLs: ``sqlite:///relative.db``, ``sqlite:////absolute/path.db`` (``%`` and ``?`` in the path as ``%25`` and
+    ``%3F``; ``?timeout=5``: seconds to wait for others); ``memory://``, a new one each time; ``redis://``,
+    ``rediss://``, ``unix://`` and ``memcached://``, each with the options of its store's `from_url`; and any scheme of
+    an installed entry point (see the documentation of the module).
 
-    Raises ValueError for a URL that can't be meant, TypeError for what is no text, and ModuleNotFoundError where the
-    client library is not installed.  None of them shows a user name or password.
+    Clients: a ``redis.Redis``, one of ``Sentinel.master_for``, a ``RedisCluster``, or pymemcache's ``Client`` and
+    ``PooledClient``.  Their settings are used, but not their connections.
+
+    `prefix` is put before every key (Redis and memcached).  With `replicas` = n, a write counts only after n replicas
+    have acknowledged it (Redis).  ``with`` closes the store.
+
+    Raises ValueError for a malformed or ambiguous URL, TypeError for anything that is neither a URL nor such a client,
+    and ModuleNotFoundError if the client library is not installed.  None of them shows a user name or password.
     """
-    store: Store = _make(url, _BLOCKING)
+    store: ClosableStore = _make(target, _settings(prefix, replicas), _BLOCKING)
     return store
 
 
-def connect_async(url: str) -> AsyncStore | Store:
-    """Make the store that a URL names, for `AsyncLock`: one for asyncio, or where there is none, one that blocks.
+def connect_async(
+    target: str | Client | AsyncClient, *, prefix: str = "", replicas: int = 0
+) -> AsyncClosableStore | ClosableStore:
+    """Make the store of a URL or client for `AsyncLock`: one for asyncio, or a blocking one if there is no other.
 
-    `AsyncLock` runs the latter on worker threads.  URLs and errors are those of `connect`.
+    `AsyncLock` runs a blocking store on worker threads.  ``async with`` closes either.  A client of ``redis.asyncio``
+    makes a store for asyncio.  Everything else is as with `connect`, also the errors.
     """
-    store: AsyncStore | Store = _make(url, _ASYNCIO, _BLOCKING)
+    store: AsyncClosableStore | ClosableStore = _make(target, _settings(prefix, replicas), _ASYNCIO, _BLOCKING)
     return store
 
 
-def _make(url: str, *groups: str) -> Any:  # noqa: ANN401 - see _Factory
-    if not isinstance(url, str):
-        raise TypeError(f"a store's URL is a str, not {type(url).__name__}")
-    match = _SCHEME.match(url)
-    if match is None:  # It is not quoted: a URL with a slip in front may hold a password like any other.
+def _settings(prefix: str, replicas: int) -> dict[str, Any]:
+    return ({"prefix": prefix} if prefix else {}) | ({"replicas": replicas} if replicas else {})
+
+
+def _make(target: Any, settings: dict[str, Any], *groups: str) -> Any:  # noqa: ANN401 - see _Factory
+    if not isinstance(target, str):
+        return _of_client(target, settings, groups[0])
+    match = _SCHEME.match(target)
+    if match is None:  # It is not quoted in the error, because it may contain a password.
         raise ValueError("a store's URL begins with its scheme, as redis://localhost:6379/0 or sqlite:///locks.db do")
-    scheme, rest = match[1].lower(), url[match.end() :]
+    scheme, rest = match[1].lower(), target[match.end() :]
+    if scheme in _OWN:
+        _refuse(settings, _TAKES.get(scheme, ()), f"{scheme}://")
     if scheme == "memory":
         return _memory(rest, groups[0])
     if scheme == "sqlite":
         return _sqlite(rest)
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     if scheme in _SERVERS and "@" in rest[len(authority) :]:
-        # The likely cause is a password with a slash, of which the client would make a host that shows in messages.
+        # Most likely the password has a slash, and the client would take its beginning for a host and show it.
         raise ValueError(f"in a {scheme}:// URL, write any of / ? # @ in the user name, password or options as %2F ...")
     for group in groups:
         factory = _server(scheme, group) if scheme in _SERVERS else _plugin(scheme, group)
         if factory is not None:
-            return _call(factory, url, scheme)
+            return _call(partial(factory, **settings), target, scheme)
     known = sorted({*_OWN, *(point for group in groups for point in _points(group))})
-    raise ValueError(f"no store is known for {scheme}://; there are {', '.join(known)}")
+    close = difflib.get_close_matches(scheme, known, 1)
+    meant = f", did you mean {close[0]}://?" if close else ""
+    raise ValueError(f"no store is known for {scheme}://{meant}; there are {', '.join(known)}")
 
 
-def _memory(rest: str, group: str) -> AsyncStore | Store:
+def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # noqa: ANN401 - see _Factory
+    modules = [kind.__module__ for kind in type(client).__mro__]
+    if any(module.startswith("redis.") for module in modules):
+        from caslock.stores.redis import AsyncRedisStore, RedisStore  # noqa: PLC0415 - only what is asked for
+
+        if not any(module.startswith("redis.asyncio.") for module in modules):
+            return RedisStore(client, **settings)  # type: ignore[arg-type] # which it checks
+        if group == _BLOCKING:
+            raise TypeError(f"a {type(client).__module__} client is for asyncio: use connect_async, or a redis.Redis")
+        return AsyncRedisStore(client, **settings)  # type: ignore[arg-type] # which it checks
+    if any(module.startswith("pymemcache.") for module in modules):
+        from caslock.stores.memcached import MemcachedStore  # noqa: PLC0415 - only what is asked for
+
+        _refuse(settings, _TAKES["memcached"], "memcached")
+        return MemcachedStore(client, **settings)
+    raise TypeError(f"give a store's URL as a str, or a client of redis-py or pymemcache, not {type(client).__name__}")
+
+
+def _refuse(settings: dict[str, Any], taken: tuple[str, ...], what: str) -> None:
+    for name in settings:
+        if name not in taken:
+            there = "Redis does" if name == "replicas" else "Redis and memcached do"
+            raise ValueError(f"{what} has no {name}; only {there}")
+
+
+def _memory(rest: str, group: str) -> AsyncClosableStore | ClosableStore:
     from caslock.stores.memory import AsyncMemoryStore, MemoryStore  # noqa: PLC0415 - only what is asked for
 
     if rest:
@@ -87,13 +156,13 @@ def _memory(rest: str, group: str) -> AsyncStore | Store:
     return AsyncMemoryStore() if group == _ASYNCIO else MemoryStore()
 
 
-def _sqlite(rest: str) -> Store:
+def _sqlite(rest: str) -> ClosableStore:
     from caslock.stores.sqlite import SQLiteStore  # noqa: PLC0415 - only what is asked for
 
     if not rest.startswith("/"):
         raise ValueError("a file's URL is sqlite:///relative/path.db or sqlite:////absolute/path.db")
     path, _, query = rest[1:].partition("?")
-    options = dict(parse_qsl(query, keep_blank_values=True))
+    options = options_of(query)
     try:
         timeout = float(options.pop("timeout", "5"))
     except ValueError:
@@ -142,15 +211,15 @@ def _call(factory: _Factory, url: str, scheme: str) -> Any:  # noqa: ANN401 - se
         if not any(secret in told for secret in secrets):
             raise
         kind = type(error).__name__
-    # Raised out here, so that nothing leads back to the error that shows the secret.
+    # Raised outside of the except block, so that the error with the secret is not its context.
     raise ValueError(
-        f"the {scheme}:// URL was refused ({kind}).  Why is not told, for it would show a part of the user name or "
-        "password; are all special characters in them percent-encoded?"
+        f"the {scheme}:// URL was refused ({kind}).  The reason is not shown, because it contains a part of the user "
+        "name or password; are all special characters in them percent-encoded?"
     )
 
 
 def _secrets(url: str) -> set[str]:
-    # Cut at every separator, for who misreads a URL shows pieces of the password as port, host or path.
+    # In pieces, because a client that misreads a URL shows a piece of the password as port, host or path.
     _, _, rest = url.partition("://")
     texts = re.split("[:/@?#]", rest.rpartition("@")[0])
     texts += [value for name, value in parse_qsl(rest.partition("?")[2]) if _HIDDEN.search(name)]

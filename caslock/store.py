@@ -1,41 +1,193 @@
-"""The law of this file: three verbs on one versioned key are all that a lock may ask of a store.
+"""The store contract: what caslock needs of a place that keeps locks, and what such a place may offer beyond that.
 
-Every verb answers with the entry that stands *after* the call (``None``: nothing stands).  So a lock asks one question
-only, "who stands there now?", and a first attempt, a retry after a timeout and a re-entry are all the same code.
+A store keeps one value under each key, and gives each write a version.  It needs `Traits` and three verbs (`Store`, or
+`AsyncStore` for asyncio), and it must keep these rules:
 
-- ``put_if_version`` succeeded if, and only if, the entry that stands carries the value just written.
-- Versions of a key never repeat and only grow, across removal, expiry and re-creation.
-- An entry whose ttl is over does not stand.  The store's clock measures the ttl, and rounds it up where it is coarse.
-- Every verb is one atomic request.  It raises `StoreUnavailable` where it may or may not have been applied, and
-  `StoreError` where the store has refused it for certain.  Nothing else escapes.
-- A value that caslock did not write is an entry like any other: it is never overwritten, for its version is not ours.
+1. Every verb returns the entry under the key after the call, or None if there is none.  A lock therefore asks only "who
+   is there now?": a first attempt, a retry after a timeout and a re-entry are the same code.
+2. Every verb is one atomic effect.  ``put_if_version`` succeeded if and only if the entry that it returns has the value
+   just written.
+3. The versions of a key never repeat and only grow, also across removal, expiry and re-creation.  If a store can only
+   promise that they never repeat, its ``traits.fences`` is False.
+4. The ttl is measured by the store's clock, and rounded up if that clock is coarse.  An expired entry is not there.
+5. A key is a str of 1 to 1,024 characters of any kind, a value is up to `MAX_VALUE` bytes.  A store whose keys are more
+   restricted encodes them so that no two keys collide and no key is read as a command.
+6. A verb ends within one request timeout, connecting included, whatever the server does.  The client below does not
+   retry by itself, and a request that was given up does not take effect long afterwards.
+7. Besides ValueError and TypeError for bad arguments, a verb raises two errors.  The client's own exception is their
+   ``__cause__``.
 
-What a store can do beyond that is optional: `WakingStore`, `BatchingStore`.
+   - `StoreError`: the request was certainly refused.  Nothing was applied.
+   - `StoreUnavailable`: there was no answer, or one that says "try again".  The request may have been applied.  With
+     ``sent=False``, it certainly never left this process (connection refused, no connection free).  Every verb must
+     say so if it is true, because otherwise the outcome counts as unknown.
+
+8. A connection is closed and never reused after any BaseException, because a late reply would answer the next request.
+9. A forked child uses no connection of its parent.
+10. ``close()`` (for asyncio ``aclose()``) gives the connections back and may be called twice, and ``with`` (``async
+    with``) calls it.  A lock does not need it.
+
+`caslock.testing.StoreContract` tests all of this.  Everything below `AsyncStore` is optional: `WatchingStore`,
+`QueueingStore`, `BatchingStore`, `ListingStore` and `IdentifiedStore`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+    from types import TracebackType
 
 ABSENT: Final = 0
-"""The version of a key under which nothing stands.  No entry ever has it."""
+"""The version that means "there is no entry".  No entry ever has it."""
 
 MAX_VALUE: Final = 4096
-"""The largest value, in bytes, that a store must hold."""
+"""The largest value, in bytes, that a store must keep."""
 
 
 class Entry(NamedTuple):
-    """What stands under a key."""
+    """The value under a key, and its version."""
 
     value: bytes
     version: int
 
 
+class Traits(NamedTuple):
+    """Where a store keeps its entries, and what it promises about them."""
+
+    location: str
+    """Where the entries are, without any secret, such as ``redis://localhost:6379/0``: the same text in every process
+    that uses the same place.  It appears in errors, and `MultiLock` sorts by it where the store is no
+    `IdentifiedStore`."""
+    fences: bool = True
+    """Whether the versions of a key only grow, for as long as the place exists.  Only then is a version a fencing
+    number."""
+    expires: bool = True
+    """Whether the store ends leases by itself."""
+    expiry_lag: float = 0.05
+    """Seconds by which an entry may outlast its ttl because the store's clock is coarse."""
+    request_timeout: float = 2.0
+    """Seconds within which every verb returns or raises, connecting included.  Even if the server hangs, an acquire
+    returns within its own timeout plus two of these, and a release within three."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """The three verbs that a blocking lock needs.  Safe to share between threads."""
+
+    @property
+    def traits(self) -> Traits:
+        """Where the entries are, and what the store promises about them."""
+        ...
+
+    def get(self, key: str) -> Entry | None:
+        """Read the entry under `key`, from the primary.
+
+        Raises `StoreUnavailable` and `StoreError`, as described above.
+        """
+        ...
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write `value` for `ttl` seconds if the entry under `key` has exactly `version` (`ABSENT`: if there is none).
+
+        Raises `StoreUnavailable` and `StoreError`, as described above.
+        """
+        ...
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove the entry under `key` if it has exactly `version`.
+
+        Raises `StoreUnavailable` and `StoreError`, as described above.
+        """
+        ...
+
+
+@runtime_checkable
+class AsyncStore(Protocol):
+    """The same three verbs for asyncio."""
+
+    @property
+    def traits(self) -> Traits:
+        """Where the entries are, and what the store promises about them."""
+        ...
+
+    def get(self, key: str) -> Awaitable[Entry | None]:
+        """See `Store.get`."""
+        ...
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Awaitable[Entry | None]:
+        """See `Store.put_if_version`."""
+        ...
+
+    def invalidate(self, key: str, version: int) -> Awaitable[Entry | None]:
+        """See `Store.invalidate`."""
+        ...
+
+
+@runtime_checkable
+class WatchingStore(Protocol):
+    """A store that can wait for an entry to change.  A lock whose store cannot reads the key again and again."""
+
+    def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """Return when the entry under `key` may no longer have `version`, and after `timeout` seconds at the latest.
+
+        `version` is that of an entry, never `ABSENT`.  The wait must end soon after a removal or another write, and at
+        once if either came before it began.  It may end at any time for no reason, because the caller reads the key
+        afterwards.  It need not notice an expiry.  It reads only: a waiter that dies leaves nothing behind, and any
+        number of waiters end at the same change.
+
+        It ends within `timeout` plus one request timeout.  Raises what `Store.get` raises; `StoreUnavailable` with
+        ``sent=False``, at once, if no further waiter can be served now: the caller then sleeps instead.
+        """
+        ...
+
+
+@runtime_checkable
+class AsyncWatchingStore(Protocol):
+    """The same for asyncio."""
+
+    def wait_while(self, key: str, version: int, timeout: float) -> Awaitable[None]:
+        """See `WatchingStore.wait_while`."""
+        ...
+
+
 WOKEN: Final = Entry(b"", ABSENT)
-"""What `invalidate` may answer in place of None: nothing stands, and somebody who waits for the key was told so."""
+"""May be returned by `Store.invalidate` instead of None: the entry was removed, and a waiter was told so."""
+
+
+@runtime_checkable
+class QueueingStore(Protocol):
+    """A store that can queue waiters, and write for the first of them when the entry is removed.
+
+    A lock prefers it to a `WatchingStore`: the waiter has the key after one request, and no other waiter is woken.
+    """
+
+    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        """Put `value` for `ttl` seconds as soon as there is no entry under `key`.
+
+        It puts at once if there is no entry (it may queue even then while others wait, because one of them has just
+        been woken).  Otherwise it waits for an `invalidate` that removes an entry, whoever put it.  One removal wakes
+        one waiter, first come, first served; another put and an expiry need not wake anybody.  After `timeout` seconds,
+        and now and then earlier for no reason, it puts as with `ABSENT`, and so returns the entry that is there.
+
+        It returns what `Store.put_if_version` would, once nothing of it can take effect any more.  The ttl counts from
+        the write.  A waiter that dies may take one wake-up with it.
+
+        It ends within `timeout` plus one request timeout.  Raises what `Store.put_if_version` raises;
+        `StoreUnavailable` with ``sent=False``, at once, if no further waiter can be served now: the caller then sleeps
+        instead.
+        """
+        ...
+
+
+@runtime_checkable
+class AsyncQueueingStore(Protocol):
+    """The same for asyncio."""
+
+    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Awaitable[Entry | None]:
+        """See `QueueingStore.put_when_absent`."""
+        ...
 
 
 class Put(NamedTuple):
@@ -54,106 +206,20 @@ class Removal(NamedTuple):
     version: int
 
 
-class Traits(NamedTuple):
-    """What a store promises beyond its verbs, and where its entries live."""
-
-    place: str
-    """Where the entries live, without any secret: the same text in every process that means the same place
-    (``redis://localhost:6379/0``).  It stands in errors, and `MultiLock` sorts by it."""
-    fences: bool = True
-    """Whether versions only grow for the whole life of the place: only then can a version be a fencing number."""
-    expires: bool = True
-    """Whether the store ends leases by itself."""
-    overstay: float = 0.05
-    """Seconds that an entry may stand longer than its ttl, because the store's clock is coarse."""
-
-
-@runtime_checkable
-class Store(Protocol):
-    """A place that holds one versioned value under each key, for code that blocks.  Safe to share between threads."""
-
-    @property
-    def traits(self) -> Traits:
-        """What this store promises."""
-        ...
-
-    def get(self, key: str) -> Entry | None:
-        """Read what stands under `key`, from the primary."""
-        ...
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write `value` for `ttl` seconds if exactly `version` stands (`ABSENT`: if nothing stands)."""
-        ...
-
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove what stands under `key` if its version is exactly `version`."""
-        ...
-
-
-@runtime_checkable
-class AsyncStore(Protocol):
-    """The same three verbs for asyncio."""
-
-    @property
-    def traits(self) -> Traits:
-        """What this store promises."""
-        ...
-
-    def get(self, key: str) -> Awaitable[Entry | None]:
-        """See `Store.get`."""
-        ...
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Awaitable[Entry | None]:
-        """See `Store.put_if_version`."""
-        ...
-
-    def invalidate(self, key: str, version: int) -> Awaitable[Entry | None]:
-        """See `Store.invalidate`."""
-        ...
-
-
-@runtime_checkable
-class WakingStore(Protocol):
-    """A store that can tell a waiter that a key was let go of."""
-
-    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
-        """Put as one that expects `ABSENT` does, at once if nothing stands, else when what stands has been removed.
-
-        All in one request: what wakes the waiter also writes for it.  Where others wait it may line up behind them even
-        if nothing stands at this moment, for one of them has just been woken.  Who waits stands in line for the next
-        `invalidate` that removes something, whoever holds the key until then: one removal wakes one waiter, first
-        come, first served; a put and an expiry need wake nobody.  After `timeout` seconds, and now and then for no
-        reason, it puts all the same, and that tells who stands there.  A waiter that dies may take a wake-up with it.
-        Answers as `put_if_version` does, when nothing of it can land any more; the `ttl` counts from the write.
-        Raises ``StoreUnavailable(sent=False)``, at once, where it can't wait now (too many wait already): the caller
-        sleeps as it would without.
-        """
-        ...
-
-
 @runtime_checkable
 class BatchingStore(Protocol):
-    """A store that can apply several requests as one.
+    """A store that can apply several requests as one atomic request.
 
-    The answers are those of `Store`'s verbs, one for each, in order; None: these can't travel together (their keys
-    live on several nodes, say), and nothing was sent.  Of one request's keys none comes twice.
+    The answers are those of the single verbs, in order.  None means that these keys cannot be changed together (because
+    they are on several nodes, say), and that nothing was sent.  No key appears twice in one request.
     """
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
-        """Write all of them if every one's version stands, else none, in one atomic request."""
+        """Write all of them if every one finds its version, otherwise none.  Raises what `Store` does."""
         ...
 
     def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
-        """Remove each whose version stands, in one atomic request."""
-        ...
-
-
-@runtime_checkable
-class AsyncWakingStore(Protocol):
-    """The same for asyncio."""
-
-    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Awaitable[Entry | None]:
-        """See `WakingStore.put_when_free`."""
+        """Remove each entry that has the version named for it.  Raises what `Store` does."""
         ...
 
 
@@ -167,4 +233,115 @@ class AsyncBatchingStore(Protocol):
 
     def invalidate_many(self, removals: Sequence[Removal]) -> Awaitable[Sequence[Entry | None] | None]:
         """See `BatchingStore.invalidate_many`."""
+        ...
+
+
+@runtime_checkable
+class ListingStore(Protocol):
+    """A store that can list its entries.  It is for people who look for locks; no lock uses it."""
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """Give each key that begins with `prefix`, and its entry, in any order; every key if `prefix` is empty.
+
+        The keys are those that `Store.get` takes, and each comes at most once.  What `Store.get` would not return, such
+        as a removed or an expired entry or another program's data, is left out.  An entry that exists throughout the
+        iteration is included; one that comes or goes meanwhile may be.
+
+        Each step raises what `Store.get` raises.
+        """
+        ...
+
+
+@runtime_checkable
+class AsyncListingStore(Protocol):
+    """The same for asyncio: an asynchronous generator."""
+
+    def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+        """See `ListingStore.list`."""
+        ...
+
+
+@runtime_checkable
+class IdentifiedStore(Protocol):
+    """A store that can say which server it uses, whatever name leads to that server.
+
+    A `MultiLock` over several stores sorts by it, and takes a key once if two of its stores share it.  Without it,
+    `Traits.location` has to tell them apart.
+    """
+
+    def identify(self) -> str | None:
+        """Give the server's own name for itself: the same text in every process, and never that of another server.
+
+        It costs one request, and another one after each new connection.  None: the server has no such name.  Raises
+        what `Store.get` raises.
+        """
+        ...
+
+    def stored_name(self, key: str) -> str:
+        """Give the name under which the server keeps `key`, with all prefixes.  It sends no request."""
+        ...
+
+
+@runtime_checkable
+class AsyncIdentifiedStore(Protocol):
+    """The same for asyncio."""
+
+    def identify(self) -> Awaitable[str | None]:
+        """See `IdentifiedStore.identify`."""
+        ...
+
+    def stored_name(self, key: str) -> str:
+        """See `IdentifiedStore.stored_name`."""
+        ...
+
+
+@runtime_checkable
+class ClosableStore(Store, Protocol):
+    """What `caslock.connect` returns: ``with`` closes it, and ``async with`` where it serves `AsyncLock`."""
+
+    def close(self) -> None:
+        """Close the connections.  A later request opens a new one."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Return the store."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool | None:
+        """Close the store."""
+        ...
+
+    async def aclose(self) -> None:
+        """See `close`."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Return the store."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool | None:
+        """Close the store."""
+        ...
+
+
+@runtime_checkable
+class AsyncClosableStore(AsyncStore, Protocol):
+    """What `caslock.connect_async` returns where there is a store for asyncio."""
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop.  A later request opens a new one."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Return the store."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool | None:
+        """Close the store."""
         ...

@@ -1,12 +1,12 @@
-"""App servers in two data centres sell the nights of a hotel: first without a lock, then with one.
+"""Book hotel rooms on several servers, first without a lock and then with one.
 
-The app is naive on purpose.  It looks whether the room and the guest are free that night, works out the price, charges
-a card, and writes the booking; nothing in its database forbids a second one.  Two servers that look at the same time
-both see a free room, and both sell it.  With one `MultiLock` on the room and the guest around the same code, they
-can't.  Every booking also keeps the fence of its room, a number that only grows from one holder to the next.
+The app is naive on purpose.  It checks that the room and the guest are free that night, works out the price, charges a
+card, and writes the booking; its database has no constraint that forbids a second one.  Two servers that check at the
+same time both find the room free, and both sell it.  A `MultiLock` on the room and the guest around the same code
+prevents that.  Each booking also stores the fencing number of its room, which grows from one holder to the next.
 
-It prints what came of it, and draws a picture of who was in which room when.  The exit status is 0 if the servers sold
-something twice without the lock, and nothing with it.
+The script prints a summary, and draws which server worked on which room when.  The exit status is 0 if there were
+double bookings without the lock, and none with it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ INDEX = "CREATE INDEX nights ON bookings (night)"
 NOT_FREE = "SELECT 1 FROM bookings WHERE night = ? AND (room = ? OR guest = ?)"
 SOLD = "SELECT count(*) FROM bookings WHERE night = ?"
 INSERT = "INSERT INTO bookings (night, room, guest, price, server, fence) VALUES (?, ?, ?, ?, ?, ?)"
-# Beside MIN, SQLite gives the other columns of the row that has it: here of the first booking that was in the way.
+# With MIN, SQLite takes the other columns from the row that has the minimum: the first conflicting booking.
 DOUBLES = """SELECT late.id, late.night, late.room, late.guest, late.server,
         MIN(early.id), early.room, early.guest, early.server
     FROM bookings late JOIN bookings early ON early.night = late.night AND early.id < late.id
@@ -46,7 +46,7 @@ FENCES = "SELECT room, fence FROM bookings WHERE fence NOT NULL ORDER BY room, i
 
 
 class Request(NamedTuple):
-    """What a guest asks for."""
+    """A request of a guest."""
 
     night: int
     room: int
@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What every app server is given."""
+    """The arguments of every server."""
 
     requests: Sequence[Request]
     bookings: Path
@@ -63,7 +63,7 @@ class Job(NamedTuple):
 
 
 def make_requests(number: int, rooms: int, guests: int, seed: int) -> list[Request]:
-    """Nights go on sale one after another, and each is asked for twice as often as there are rooms."""
+    """Make requests for one night after the other, twice as many for each night as there are rooms."""
     chance = random.Random(seed)  # noqa: S311 - the same requests for the same seed
     return [
         Request(n // (2 * rooms) + 1, chance.randint(1, rooms), chance.randint(1, guests), chance.uniform(0.002, 0.008))
@@ -72,7 +72,7 @@ def make_requests(number: int, rooms: int, guests: int, seed: int) -> list[Reque
 
 
 def book(database: sqlite3.Connection, request: Request, server: str, fence: int | None) -> int | None:
-    """Take a booking and give its number, or refuse it.  This is the app, which knows nothing of locks."""
+    """Book a room and return the number of the booking, or None.  This is the app; it does not know about locks."""
     night, room, guest, payment = request
     if database.execute(NOT_FREE, (night, room, guest)).fetchone():
         return None
@@ -83,7 +83,7 @@ def book(database: sqlite3.Connection, request: Request, server: str, fence: int
 
 
 def handle(database: sqlite3.Connection, request: Request, server: str, store: caslock.Store | None) -> Visit:
-    """Handle a request, under the lock if there is a store for it."""
+    """Handle a request, with the lock if there is a store for it."""
     asked = began = time.monotonic()
     if store is None:
         booking = book(database, request, server, None)
@@ -98,14 +98,14 @@ def handle(database: sqlite3.Connection, request: Request, server: str, store: c
 
 
 def serve(server: str, job: Job, numbers: Iterator[int]) -> list[Visit]:
-    """Be an app server, in a process of its own."""
+    """Run a server, in a process of its own."""
     store = caslock.connect(job.locks) if job.locks else None
     with closing(open_database(job.bookings)) as database:
         return [handle(database, job.requests[number], server, store) for number in numbers]
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open the app's own database, which has nothing to do with where the locks live."""
+    """Open the database of the app, which is independent of the store of the locks."""
     database = sqlite3.connect(path, timeout=30, isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = OFF")
@@ -113,7 +113,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 class Double(NamedTuple):
-    """A booking that should have been refused, and the first one that was in its way."""
+    """A booking that should have been refused, and the first one that it conflicts with."""
 
     booking: int
     night: int
@@ -126,7 +126,7 @@ class Double(NamedTuple):
     first_server: str
 
     def __str__(self) -> str:
-        """Tell it as the hotel would."""
+        """Describe it in a sentence."""
         if self.room == self.first_room:
             first, second = f"sold room {self.room} to guest {self.first_guest}", f"to guest {self.guest}"
         else:
@@ -135,7 +135,7 @@ class Double(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What came of it all."""
+    """The results of one run."""
 
     visits: list[Visit]
     doubles: list[Double]
@@ -144,11 +144,11 @@ class Run(NamedTuple):
 
     @property
     def fences_grow(self) -> bool:
-        """Whether every fence is larger than the one before it of the same room."""
+        """Whether each fence is larger than the one before it of the same room."""
         return all(early < late for (room, early), (other, late) in pairwise(self.fences) if room == other)
 
     def figures(self) -> list[str]:
-        """Give a column of the summary."""
+        """Return a column of the summary."""
         taken = sum(visit.booking is not None for visit in self.visits)
         waits = sorted(1000 * (visit.began - visit.asked) for visit in self.visits)
         p50, p99 = (waits[int(part * (len(waits) - 1))] for part in (0.50, 0.99))
@@ -166,7 +166,7 @@ ROWS = (
     "taken",
     "refused",
     "double bookings",
-    "times two servers at a room",
+    "two servers in one room",
     "seconds",
     "bookings asked a second",
     "wait for the lock, p50",
@@ -175,7 +175,7 @@ ROWS = (
 
 
 def run(title: str, servers: Sequence[str], job: Job) -> Run:
-    """Have the servers handle all requests, then look at what they have sold."""
+    """Have the servers handle all requests, and read what they have booked."""
     with closing(open_database(job.bookings)) as database:
         database.execute(TABLE)
         database.execute(INDEX)
@@ -186,7 +186,7 @@ def run(title: str, servers: Sequence[str], job: Job) -> Run:
 
 
 def report(bare: Run, locked: Run) -> None:
-    """Print what came of both runs."""
+    """Print the summary of both runs."""
     print(f"\n{'':<28}{'without lock':>14}{'with lock':>14}")
     for name, *figures in zip(ROWS, bare.figures(), locked.figures(), strict=True):
         print(f"{name:<28}{figures[0]:>14}{figures[1]:>14}")
@@ -195,19 +195,19 @@ def report(bare: Run, locked: Run) -> None:
         print(f"Without the lock, {double}.")
     rooms = len({room for room, _ in locked.fences})
     if not locked.fences:
-        print("This store has no fences to give.")
+        print("This store has no fences.")
     elif locked.fences_grow:
         print(f"With the lock, the fences only grow: {len(locked.fences):,} bookings of {rooms} rooms.")
     else:
         print("THE FENCES DO NOT GROW.")
     if not bare.doubles:
-        print("Without the lock nothing was sold twice, so this proves nothing: try more --bookings or --workers.")
+        print("There was no double booking without the lock, so this proves nothing: try more --bookings or --workers.")
     for double in locked.doubles:
         print(f"THE LOCK HAS FAILED: {double}.")
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Run without the lock, and with it."""
+    """Run without the lock and with it."""
     servers = [f"{('eu', 'us')[n % 2]}-{n // 2 + 1}" for n in range(options.workers)]
     requests = make_requests(options.bookings, options.rooms, options.users, options.seed)
     print(f"{len(requests):,} requests for {options.rooms} rooms, to {len(servers)} servers: {', '.join(servers)}")
@@ -226,7 +226,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Do as the command line says, and leave nothing behind, however it ends."""
+    """Run the example."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     options = arguments()
     try:
@@ -240,15 +240,33 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--url", type=lock_store, help="lock store, as redis://localhost:6379/0 (a temporary file)")
-    parser.add_argument("--workers", type=positive, default=4, metavar="N", help="app servers (%(default)s)")
-    parser.add_argument("--bookings", type=positive, default=4000, metavar="N", help="requests (%(default)s)")
-    parser.add_argument("--rooms", type=positive, default=12, metavar="N", help="rooms (%(default)s)")
-    parser.add_argument("--users", type=positive, default=60, metavar="N", help="guests who ask (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the requests (%(default)s)")
-    parser.add_argument("--svg", type=Path, default=Path("booking.svg"), metavar="PATH", help="picture (%(default)s)")
+    parser.add_argument(
+        "--url",
+        type=lock_store,
+        help="store of the locks, such as redis://localhost:6379/0 (default: a temporary file)",
+    )
+    parser.add_argument(
+        "--workers", type=positive, default=4, metavar="N", help="number of servers (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--bookings", type=positive, default=4000, metavar="N", help="number of requests (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rooms", type=positive, default=12, metavar="N", help="number of rooms (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--users", type=positive, default=60, metavar="N", help="number of guests (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed for the requests (default: %(default)s)")
+    parser.add_argument(
+        "--svg",
+        type=Path,
+        default=Path("booking.svg"),
+        metavar="PATH",
+        help="file for the picture (default: %(default)s)",
+    )
     return parser.parse_args()
 
 

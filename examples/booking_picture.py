@@ -1,4 +1,4 @@
-"""Draws the picture of `booking.py`: who was in which room when, as SVG.  No example by itself."""
+"""Draws the SVG picture of `booking.py`.  This file is not an example by itself."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ RED, INK, GREY, LINE, BAND = "#e3262e", "#1c2330", "#69717f", "#d5dae2", "#f3f5f
 FONT: Final = "Helvetica, Arial, DejaVu Sans, sans-serif"
 
 INTRODUCTION: Final = (
-    "Each bar is a server with a request for a room: it looks, charges a card, and writes the booking. "
-    "Mere lines: it looked, and refused."
+    "Each bar is a server that handles a request for a room: it checks, charges a card, and writes the booking. "
+    "Thin lines: it checked and refused."
 )
 
 
 class Visit(NamedTuple):
-    """A server at a room, for one request: it asked for the lock, began, and ended (seconds on one clock)."""
+    """One request, handled by one server: when it asked for the lock, began and ended (seconds on one clock)."""
 
     server: str
     night: int
@@ -45,7 +45,7 @@ class Visit(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A run, and how to announce it."""
+    """One run, with its title."""
 
     title: str
     visits: Sequence[Visit]
@@ -53,7 +53,7 @@ class Panel(NamedTuple):
 
 
 class Clash(NamedTuple):
-    """A time for which two servers were at one room."""
+    """A time in which two servers worked on one room."""
 
     room: int
     began: float
@@ -61,7 +61,7 @@ class Clash(NamedTuple):
 
 
 def clashes(visits: Sequence[Visit]) -> list[Clash]:
-    """Find every visit that began before another one at the same room had ended."""
+    """Find every visit that began before another one to the same room had ended."""
     found: list[Clash] = []
     busy: dict[int, float] = {}
     for visit in sorted(visits, key=lambda visit: visit.began):
@@ -94,7 +94,7 @@ def picture(panels: Sequence[Panel], servers: Sequence[str]) -> str:
 
 
 class View(NamedTuple):
-    """Which part of a run is drawn, and where."""
+    """The part of a run that is drawn, and where."""
 
     zero: float  # when the run began
     start: float
@@ -103,15 +103,15 @@ class View(NamedTuple):
 
     @property
     def foot(self) -> int:
-        """Below the last row."""
+        """The coordinate below the last row."""
         return self.top + PANEL_HEAD + ROW * len(self.rows)
 
     def sees(self, began: float, ended: float) -> bool:
-        """Whether any of that time is drawn."""
+        """Whether any of this time is drawn."""
         return began < self.start + SPAN and ended > self.start
 
     def x(self, moment: float) -> float:
-        """Where a moment is drawn."""
+        """Convert a moment to a coordinate."""
         part = (moment - self.start) / SPAN
         return LEFT + (WIDTH - LEFT - RIGHT) * min(max(part, 0.0), 1.0)
 
@@ -122,7 +122,7 @@ class View(NamedTuple):
 
 
 def look(panel: Panel, top: int) -> View:
-    """Choose the busiest part: most clashes, else most waiting."""
+    """Choose the busiest part: the one with most clashes, or without any, with most waiting."""
     zero = min(visit.asked for visit in panel.visits)
     moments = [clash.began for clash in clashes(panel.visits)] or [
         visit.began for visit in panel.visits if visit.began - visit.asked > TICK / 50
@@ -137,7 +137,7 @@ def look(panel: Panel, top: int) -> View:
 
 
 def draw(panel: Panel, view: View, paint: dict[str, str]) -> Iterator[str]:
-    """Draw the part of a run: a row for each room, and the time below."""
+    """Draw a run: a row for each room, and the time below."""
     visits = [visit for visit in panel.visits if visit.room in view.rows]
     yield f'<g id="{panel.title.lower().replace(" ", "-")}">'
     facts = f"{len(panel.visits):,} requests, {len(panel.doubles):,} double bookings"
@@ -147,12 +147,12 @@ def draw(panel: Panel, view: View, paint: dict[str, str]) -> Iterator[str]:
     for visit in visits:
         y, title = view.rows[visit.room], tell(visit, panel.doubles)
         if view.sees(visit.asked, visit.began) and view.x(visit.began) - view.x(visit.asked) > 1:
-            yield view.bar(visit.asked, visit.began, y + BAR + 2, STRIP, paint[visit.server], f"waits: {title}")
+            yield view.bar(visit.asked, visit.began, y + BAR + 2, STRIP, paint[visit.server], f"waiting: {title}")
         if view.sees(visit.began, visit.ended):
             yield view.bar(visit.began, visit.ended, y, BAR, paint[visit.server], title)
     for clash in clashes(visits):
         if view.sees(clash.began, clash.ended):
-            yield view.bar(clash.began, clash.ended, view.rows[clash.room], BAR, RED, "two servers at one room")
+            yield view.bar(clash.began, clash.ended, view.rows[clash.room], BAR, RED, "two servers in one room")
     for visit in visits:
         if visit.booking in panel.doubles and view.sees(visit.ended, visit.ended):
             yield cross(view.x(visit.ended), view.rows[visit.room] + BAR / 2)
@@ -160,7 +160,7 @@ def draw(panel: Panel, view: View, paint: dict[str, str]) -> Iterator[str]:
 
 
 def grid(view: View) -> Iterator[str]:
-    """Draw what lies behind the bars."""
+    """Draw the background of the bars."""
     for room, y in view.rows.items():
         yield rectangle(LEFT, y, WIDTH - LEFT - RIGHT, ROW - 3, BAND)
         yield text(LEFT - 10, y + 13, f"room {room}", anchor="end")
@@ -172,7 +172,7 @@ def grid(view: View) -> Iterator[str]:
 
 
 def tell(visit: Visit, doubles: Collection[int]) -> str:
-    """Tell what is seen when the mouse rests on a bar."""
+    """Describe a bar, for the tooltip."""
     result = "refused" if visit.booking is None else "DOUBLE BOOKING" if visit.booking in doubles else "taken"
     waited, stayed = 1000 * (visit.began - visit.asked), 1000 * (visit.ended - visit.began)
     return (
@@ -196,12 +196,12 @@ def colours(servers: Sequence[str]) -> dict[str, str]:
 
 
 def centre_of(server: str) -> str:
-    """Name the data centre of a server."""
+    """Return the data centre of a server."""
     return server.partition("-")[0]
 
 
 def legend(paint: dict[str, str]) -> Iterator[str]:
-    """Explain the colours and signs."""
+    """Draw the legend."""
     x = 24
     for centre in dict.fromkeys(map(centre_of, paint)):
         yield text(x, 94, f"Data centre {centre}:", weight="bold")
@@ -212,15 +212,15 @@ def legend(paint: dict[str, str]) -> Iterator[str]:
                 yield text(x + 24, 94, server)
                 x += 76
     yield rectangle(24, 106, 18, BAR, RED)
-    yield text(48, 118, "two servers at one room")
+    yield text(48, 118, "two servers in one room")
     yield cross(242, 114)
     yield text(257, 118, "double booking")
     yield rectangle(384, 113, 18, STRIP, GREY)
-    yield text(408, 118, "waits for the lock")
+    yield text(408, 118, "waiting for the lock")
 
 
 def rectangle(x: float, y: float, width: float, height: float, fill: str, title: str = "") -> str:  # noqa: PLR0917 - the four of a box, in their usual order
-    """Draw a box; the title shows when the mouse rests on it."""
+    """Draw a box; the title is its tooltip."""
     inside = f"<title>{escape(title)}</title>" if title else ""
     return f'<rect x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="{height:g}" fill="{fill}">{inside}</rect>'
 
@@ -234,7 +234,7 @@ def cross(x: float, y: float) -> str:
 def text(
     x: float, y: float, words: str, *, size: int = 13, weight: str = "normal", anchor: str = "start", fill: str = INK
 ) -> str:
-    """Write a line."""
+    """Draw a line of text."""
     return (
         f'<text x="{x:.1f}" y="{y:g}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
         f'fill="{fill}">{escape(words)}</text>'

@@ -1,4 +1,4 @@
-"""What `booking.py` and `insert_once.py` share: processes that divide requests among them.  No example by itself."""
+"""Worker processes that share requests, for `booking.py` and `insert_once.py`.  Not an example by itself."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Answer = TypeVar("Answer")
 
 
 class WorkerFailed(Exception):  # noqa: N818 - named by the outcome
-    """A process has raised an error, or died."""
+    """A worker process raised an error, or died."""
 
 
 def share_out(
     title: str, total: int, names: Sequence[str], work: Callable[[str, Job, Iterator[int]], Answer], job: Job
 ) -> tuple[list[Answer], float]:
-    """Run `work(name, job, numbers)` in a process for each name; give their answers, and the seconds it took.
+    """Run `work(name, job, numbers)` in one process for each name; return their answers and the seconds it took.
 
-    `numbers` are those of the requests that fall to the process, out of `total`.  To ask for the first one means to be
-    ready: nobody gets it before all have asked.  Raises `WorkerFailed`; no process is left behind.
+    `numbers` yields the numbers of the requests that the process gets, out of `total`.  A process is ready when it asks
+    for the first one; all start when all are ready.  Raises `WorkerFailed`.  All processes have ended afterwards.
     """
     spawn = multiprocessing.get_context("spawn")
     begun = spawn.Value("i", 0)
@@ -57,7 +57,7 @@ def share_out(
         return answers, time.monotonic() - start
     finally:
         for _, line in fleet:
-            line.close()  # whoever still works learns by this that it is over
+            line.close()  # tells a process that still works to stop
         for process, _ in fleet:
             process.join(5)
             process.kill()
@@ -85,9 +85,9 @@ def _be_worker(  # noqa: PLR0917 - called by multiprocessing only
 
     try:
         report: tuple[str, Answer | None] = ("", work(name, job, numbers()))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells it
+    except Exception as error:  # noqa: BLE001 - the parent reports it
         report = (f"{name}: {type(error).__name__}: {error}", None)
-    with suppress(OSError):  # nobody listens any more
+    with suppress(OSError):  # the parent has gone
         line.send(report)
 
 
@@ -111,7 +111,7 @@ def _receive(lines: Sequence[Connection], meanwhile: Callable[[], None]) -> list
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Put off Ctrl-C and SIGTERM; processes that are started here never get them, and end with this one."""
+    """Block Ctrl-C and SIGTERM; processes that are started here inherit that, and end with their parent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -120,7 +120,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 class _Progress:
-    """A bar on a terminal, else a line for each quarter of the way."""
+    """Progress: a bar on a terminal, otherwise a line for each quarter."""
 
     def __init__(self, title: str, total: int) -> None:
         self._title = title
@@ -130,7 +130,7 @@ class _Progress:
         self._quarters = 0
 
     def show(self, begun: int) -> None:
-        """Tell how many of the requests have been begun."""
+        """Show how many requests have been started."""
         begun = min(begun, self._total)
         part = begun / self._total
         text = f"{self._title:<12} {part:4.0%}  {begun:,} of {self._total:,}  {time.monotonic() - self._start:.1f} s"
@@ -142,18 +142,18 @@ class _Progress:
             print(text, flush=True)
 
     def __enter__(self) -> Self:
-        """Begin at nothing."""
+        """Start at zero."""
         self.show(0)
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the bar's line."""
+        """End the line of the bar."""
         if self._terminal:
             print()
 
 
 def positive(text: str) -> int:
-    """Read a number from 1 on."""
+    """Parse a number of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
@@ -161,10 +161,10 @@ def positive(text: str) -> int:
 
 
 def lock_store(url: str) -> str:
-    """Read the URL of a store that several processes share."""
+    """Parse the URL of a store that several processes can share."""
     try:
-        if caslock.connect(url).traits.place != caslock.connect(url).traits.place:
-            raise argparse.ArgumentTypeError("a store of one process can't keep several apart")
+        if caslock.connect(url).traits.location != caslock.connect(url).traits.location:
+            raise argparse.ArgumentTypeError("this store exists in one process only, and cannot be shared")
     except (ValueError, ImportError, caslock.CaslockError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return url

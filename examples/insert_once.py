@@ -1,8 +1,8 @@
-"""Thousands of check-then-insert requests from several processes leave exactly one row, in a table without constraints.
+"""Insert a row once from several processes, into a table without constraints, first without a lock and then with one.
 
-Each request is the classic mistake: look whether the row is there, and insert it if not.  All processes look at the
-same time, and the slower the work between the look and the insert, the more of them insert.  Around the same code, one
-`Lock` makes it one row; then the exit status is 0.
+Each request makes the classic mistake: it checks whether the row exists, and inserts it if not.  If several processes
+check at the same time, each of them inserts a row.  With a `Lock` around the same code there is one row.  The exit
+status is 0 if that is so.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class Job(NamedTuple):
-    """What every process is given."""
+    """The arguments of every process."""
 
     database: Path
     locks: str  # URL of the lock store; empty: no lock
 
 
 def insert_once(database: sqlite3.Connection, worker: str) -> None:
-    """Look, then insert: right for one process at a time."""
+    """Check, then insert: correct for one process at a time."""
     if database.execute("SELECT 1 FROM gifts WHERE customer = 42").fetchone() is None:
         time.sleep(0.02)  # wrap the gift
         database.execute("INSERT INTO gifts VALUES (42, ?)", (worker,))
 
 
 def work(worker: str, job: Job, numbers: Iterator[int]) -> int:
-    """Be one of the processes; give the number of requests that it has handled."""
+    """Run one of the processes; return the number of requests that it has handled."""
     done = 0
     lock = caslock.Lock(caslock.connect(job.locks), "gift:42", note=worker) if job.locks else None
     with closing(open_database(job.database)) as database:
@@ -55,7 +55,7 @@ def work(worker: str, job: Job, numbers: Iterator[int]) -> int:
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open the table that has no unique constraint."""
+    """Open the database, whose table has no unique constraint."""
     database = sqlite3.connect(path, timeout=30, isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("CREATE TABLE IF NOT EXISTS gifts (customer INTEGER, worker TEXT)")
@@ -63,7 +63,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def rows(title: str, workers: int, requests: int, job: Job) -> int:
-    """Handle all requests, and count what they leave."""
+    """Handle all requests, and count the rows."""
     names = [f"worker-{n + 1}" for n in range(workers)]
     with closing(open_database(job.database)) as database:
         handled, seconds = share_out(title, requests, names, work, job)
@@ -73,12 +73,20 @@ def rows(title: str, workers: int, requests: int, job: Job) -> int:
 
 
 def main() -> int:
-    """Count the rows without and with the lock."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # be as tidy when somebody ends us as at Ctrl-C
+    """Run the example."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--url", type=lock_store, help="lock store, as redis://localhost:6379/0 (a temporary file)")
-    parser.add_argument("--requests", type=positive, default=10_000, metavar="N", help="(%(default)s)")
-    parser.add_argument("--workers", type=positive, default=6, metavar="N", help="processes (%(default)s)")
+    parser.add_argument(
+        "--url",
+        type=lock_store,
+        help="store of the locks, such as redis://localhost:6379/0 (default: a temporary file)",
+    )
+    parser.add_argument(
+        "--requests", type=positive, default=10_000, metavar="N", help="number of requests (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=positive, default=6, metavar="N", help="number of processes (default: %(default)s)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="caslock-insert-once-") as folder:
         url = options.url or f"sqlite:///{folder}/locks.db"
@@ -93,7 +101,7 @@ def main() -> int:
             return 130
     print(f"Rows of one gift: {bare} without the lock, {locked} with it.")
     if bare == 1:
-        print("One row without the lock too, so this proves nothing: try more --workers.")
+        print("There is one row without the lock as well, so this proves nothing: try more --workers.")
     return 0 if bare > 1 and locked == 1 else 1
 
 

@@ -1,8 +1,8 @@
-"""The reply to a lock's request is lost: caslock's retry finds its own identity, a naive lock locks itself out.
+"""Retry after a lost reply: a naive lock locks itself out, caslock recognises its own request.
 
-Whoever gets no answer does not know whether the request was applied.  A lock that asks "have I added the key?" takes
-its own first attempt for somebody else's.  caslock asks "who stands there now?", and knows itself by a hold id that
-is new for every acquire.  The exit status is 0 if that is what happens.
+A client that gets no answer does not know whether its request was applied.  A lock that asks "have I added the key?"
+mistakes its own first attempt for somebody else's.  caslock asks "who is there now?", and recognises itself by a hold
+id that is new for each acquire.  The exit status is 0 if that is what happens.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class AddServer:
-    """A server with `add`, as memcached has it (in Redis: SET NX), whose first reply is lost."""
+    """A server with the command `add` of memcached (SET NX in Redis), whose first reply is lost."""
 
     def __init__(self) -> None:
-        """Begin with no keys."""
+        """Start without keys."""
         self._keys: set[str] = set()
 
     def add(self, key: str) -> bool:
-        """Store the key; False if it is there already."""
+        """Add the key; return False if it exists."""
         if key in self._keys:
-            print("    add: not stored, the key is there")
+            print("    add: not stored, the key exists")
             return False
         self._keys.add(key)
         print("    add: stored, but the reply is lost")
@@ -37,7 +37,7 @@ class AddServer:
 
 
 def naive_acquire(server: AddServer, key: str) -> bool:
-    """Acquire a lock as many do: after a timeout, try once more."""
+    """Acquire a lock as many programs do: after a timeout, try again."""
     try:
         return server.add(key)
     except TimeoutError:
@@ -45,10 +45,10 @@ def naive_acquire(server: AddServer, key: str) -> bool:
 
 
 class LossyStore:
-    """Any store behind a line that loses what it is told to, and prints what comes over it."""
+    """A store whose next put loses its request or its reply, as told; prints every request and answer."""
 
     def __init__(self, store: caslock.Store) -> None:
-        """Lose nothing yet."""
+        """Lose nothing at first."""
         self._store = store
         self.traits = store.traits
         self.lose = ""  # the "request" or the "reply" of the next put
@@ -59,9 +59,9 @@ class LossyStore:
         return told("get", self._store.get(key))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> caslock.Entry | None:
-        """Ask the store, and perhaps lose something."""
+        """Ask the store, or lose the request or the reply."""
         lose, self.lose = self.lose, ""
-        name = f"put if {f'version {version}' if version else 'nothing'} stands"
+        name = f"put if {f'version {version}' if version else 'nothing'} is there"
         if lose == "request":
             print(f"    {name}: the request is lost")
             self.late = partial(self.put_if_version, key, value, version, ttl)
@@ -78,43 +78,47 @@ class LossyStore:
 
 
 def told(name: str, entry: caslock.Entry | None) -> caslock.Entry | None:
-    """Print an answer on its way: what stands now."""
-    what = "nothing stands"
+    """Print an answer: the entry that is there now."""
+    what = "nothing is there"
     if entry is not None:
         holds = json.loads(entry.value)["holds"]
-        what = f"version {entry.version} stands, with hold id ..{holds[0][-8:]}" if holds else "a free record stands"
+        what = (
+            f"version {entry.version} with hold id ..{holds[0][-8:]}"
+            if holds
+            else f"version {entry.version}, a free record"
+        )
     print(f"    {name}: {what}")
     return entry
 
 
 def main() -> int:
-    """Lose a reply of a naive lock, a reply of caslock's, and a request of caslock's."""
+    """Lose a reply of a naive lock, then a reply and a request of caslock."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--url", default="memory://", help="where caslock's lock lives (%(default)s)")
+    parser.add_argument("--url", default="memory://", help="store of the lock (default: %(default)s)")
     store = LossyStore(caslock.connect(parser.parse_args().url))
 
     print("1. A naive lock: the reply to its add is lost.")
     naive = naive_acquire(AddServer(), "room:42")
-    print(f"  acquired: {naive}. Nobody is inside, and nobody gets in: it took its own first attempt for a rival.\n")
+    print(f"  acquired: {naive}. It mistook its own first attempt for a rival, so now nobody can acquire the lock.\n")
 
     lock = caslock.Lock(store, "room:42", timeout=0)
     print("2. caslock: the reply to its put is lost.")
     store.lose = "reply"
     with lock:
-        print("  acquired: True. The hold id that stands is its own, so it puts nothing more.")
+        print("  acquired: True. The hold id is its own, so no second put is needed.")
     print("  released.\n")
 
     print("3. caslock: the put itself is lost.")
     store.lose = "request"
     with lock:
-        print("  acquired: True. Nothing stood, so it put again.")
-    print("  released, into a free record: the lost put may just be late, and it waits for nothing to stand.\n")
+        print("  acquired: True. Nothing was there, so it put again.")
+    print("  released with a free record: the lost put may still arrive, and would succeed if nothing were there.\n")
 
     print("4. That put arrives after all.")
     if store.late is not None:
         store.late()
     locked = lock.locked()
-    print(f"  locked: {locked}. It has come too late to lock anybody out.")
+    print(f"  locked: {locked}. The free record has refused it.")
     return 1 if naive or locked else 0
 
 

@@ -1,12 +1,16 @@
-"""The servers as fixtures: one of each kind for the whole session, and private ones with options of their own."""
+"""Fixtures of several files: servers (shared, and private ones with options of their own), locations and threads."""
 
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from caslock.stores.memcached import MemcachedStore
+from caslock.stores.memory import MemoryStore
+from tests.locations import KINDS, Place, opened
 from tests.servers import MEMCACHED, REDIS, Kind, Server, private, shared
 
 if TYPE_CHECKING:
@@ -23,15 +27,17 @@ class NewServer(Protocol):
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Give the Redis that all tests share: use keys of your own."""
+    """Return the Redis that all tests share: use keys of your own."""
     with shared(REDIS, tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def memcached_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Give the memcached that all tests share: use keys of your own."""
+    """Return the memcached that all tests share: use keys of your own."""
     with shared(MEMCACHED, tmp_path_factory.mktemp("memcached")) as server:
+        with contextlib.closing(MemcachedStore.from_url(f"{server.url}?timeout=20")) as store:
+            store.get("a key")  # waits for a memcached that has only just started, for longer than most timeouts
         yield server
 
 
@@ -47,6 +53,26 @@ def new_memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServe
     """Start private memcached servers: ``new_memcached("-m", "8", "-M")``."""
     with _factory(MEMCACHED, tmp_path_factory) as new:
         yield new
+
+
+@pytest.fixture(params=KINDS)
+def location(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Return each location in turn."""
+    with opened(request.param, request) as location:
+        yield location
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    """Return a store for what does not depend on the store."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Give threads, as many as a test may need."""
+    with ThreadPoolExecutor(64) as pool:
+        yield pool
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
-"""The law of this file: a test talks to a real server on a loopback port, and no server outlives the tests.
+"""Starts the real servers of the tests on loopback ports, and ends them with the tests.
 
 A server is looked for in this order: a URL in ``CASLOCK_TEST_<NAME>``; a binary on the PATH, started in a temporary
-folder; a container where Docker answers.  None: the test is skipped with one line that says how to get it, and with
-``CI=true`` it fails.  A further kind of server is one more `Kind`.
+folder; a container if Docker answers.  If there is none, the test is skipped with a line that says how to get it, and
+fails with ``CI=true``.  Another kind of server is one more `Kind`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from docker import DockerClient
     from testcontainers.core.container import DockerContainer
 
 HOST: Final = "127.0.0.1"
+
+WORKERS: Final = 16
+"""Workers of pytest-xdist that never take each other's ports."""
 
 START: Final = 20.0
 """Seconds that a server may take until it answers."""
@@ -163,8 +167,8 @@ def shared(kind: Kind, folder: Path) -> Iterator[Server]:
         with private(kind, folder) as server:
             yield server
         return
-    place = urlsplit(url)
-    server = Server(kind, url, place.hostname or HOST, place.port or kind.port)
+    location = urlsplit(url)
+    server = Server(kind, url, location.hostname or HOST, location.port or kind.port)
     server.wait()
     yield server
 
@@ -177,8 +181,8 @@ def private(kind: Kind, folder: Path, *options: str) -> Iterator[Server]:
     body: Body
     if binary:
         body = Process([binary, *kind.arguments(port, folder), *kind.options, *options], folder)
-    elif docker_answers():
-        body = Container(kind, port, [*kind.options, *options])
+    elif docker_answers() and docker_has(kind.image):
+        body = Container(kind, port, folder, [*kind.options, *options])
     else:
         missing(kind)
     server = Server(kind, kind.url.format(port=port), HOST, port, body)
@@ -194,30 +198,38 @@ def private(kind: Kind, folder: Path, *options: str) -> Iterator[Server]:
 
 def missing(kind: Kind) -> NoReturn:
     """Skip the test, or fail it in CI."""
-    absent(f"no {kind.name} server: `make servers` installs one, {kind.variable}=URL names one")
+    image = f"; Docker can not get {kind.image}" if docker_answers() else ""
+    absent(f"no {kind.name} server: `make servers` installs one, {kind.variable}=URL names one{image}")
 
 
 def absent(line: str) -> NoReturn:
-    """Skip the test for want of what `line` names and tells how to get, or fail it in CI."""
+    """Skip the test, or fail it in CI; `line` names what is missing and says how to get it."""
     if os.environ.get("CI") == "true":
         pytest.fail(line, pytrace=False)
     pytest.skip(line)
 
 
 def free_port() -> int:
-    """Find a free loopback port below those that outgoing connections get.
+    """Find a free loopback port below those that outgoing connections get; each worker of pytest-xdist has its own.
 
     While a server is down, an outgoing connection could take its port, or a client even connect to itself.
     """
-    for port in random.sample(range(20_000, 32_000), 100):
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
+    for port in random.sample(range(20_000 + worker, 32_000, WORKERS), 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind((HOST, port))
             return port
     raise RuntimeError("no free port")
 
 
-# Has the kernel kill the server when the thread that started it ends, even by kill -9, then becomes the server.
-TIED: Final = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+# Has the kernel kill the server when the thread that started it ends, even by kill -9; then becomes the server.
+TIED: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Process:
@@ -225,7 +237,7 @@ class Process:
 
     def __init__(self, command: list[str], folder: Path) -> None:
         """Prepare `command`, to run in `folder`."""
-        tied = [sys.executable, "-I", "-S", "-c", TIED] if sys.platform == "linux" else []
+        tied = [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid())] if sys.platform == "linux" else []
         self.command = [*tied, *command]
         self.folder = folder
         self.child: subprocess.Popen[bytes] | None = None
@@ -265,14 +277,29 @@ class Process:
         return (self.folder / "log").read_text(errors="replace")
 
 
+LABEL: Final = "caslock.tests"
+"""Marks our containers with the process that started them."""
+
+
 class Container:
     """A server that runs in Docker, reachable on the loopback address only."""
 
-    def __init__(self, kind: Kind, port: int, options: list[str]) -> None:
-        """Prepare a container of the kind's image; both images take options as their command."""
+    def __init__(self, kind: Kind, port: int, folder: Path, options: list[str]) -> None:
+        """Prepare a container of the kind's image."""
         self.container = _container(kind.image)
-        self.container.with_command(options)
-        self.container.ports[str(kind.port)] = (HOST, port)  # type: ignore[assignment]  # as docker-py takes it
+        shared: dict[str, object] = {"labels": {LABEL: str(os.getpid())}}
+        if _has_our_network():
+            # The tests name sockets, certificates and other servers to it as they know them themselves.  The images'
+            # own entry points would change to a user who may not read our folders.
+            everything = str(folder.parent)
+            self.container.with_volume_mapping(everything, everything, "rw")
+            self.container.with_command([*kind.arguments(port, folder), *options])
+            user = f"{os.getuid()}:{os.getgid()}"
+            self.container.with_kwargs(network_mode="host", entrypoint=[kind.binaries[0]], user=user, **shared)
+        else:
+            self.container.with_command(options)
+            self.container.ports[str(kind.port)] = (HOST, port)  # type: ignore[assignment]  # as docker-py takes it
+            self.container.with_kwargs(**shared)
         self.started = False
 
     def start(self) -> None:
@@ -280,6 +307,7 @@ class Container:
         if self.started:
             self.container.get_wrapped_container().start()
         else:
+            docker_reaps()
             self.container.start()
             self.started = True
 
@@ -314,11 +342,61 @@ class Container:
 
 @functools.cache
 def docker_answers() -> bool:
-    """Ask Docker once for a sign of life."""
+    """Ask Docker once for a sign of life; remove what an earlier run left there."""
     try:
-        _container("none").get_docker_client().client.ping()
+        client = _docker()
+        client.ping()
+        for container in client.containers.list(all=True, filters={"label": LABEL}):
+            if not _runs(int(container.labels[LABEL])):
+                container.remove(force=True, v=True)
     except Exception:  # noqa: BLE001 - whatever is wrong with it, it is no help
         return False
+    return True
+
+
+@functools.cache
+def docker_has(image: str) -> bool:
+    """Whether Docker has an image, or can get it."""
+    from docker.errors import DockerException, ImageNotFound  # noqa: PLC0415 - as in `_container`
+
+    images = _docker().images
+    try:
+        try:
+            images.get(image)
+        except ImageNotFound:
+            images.pull(image)
+    except (DockerException, OSError):  # no such image, no network
+        return False
+    return True
+
+
+@functools.cache
+def docker_reaps() -> bool:
+    """Whether testcontainers' reaper removes the containers of a killed run; else the next run does."""
+    from testcontainers.core.config import testcontainers_config  # noqa: PLC0415 - as in `_container`
+
+    if not testcontainers_config.ryuk_disabled and not docker_has(testcontainers_config.ryuk_image):
+        testcontainers_config.ryuk_disabled = True
+    return not testcontainers_config.ryuk_disabled
+
+
+@functools.cache
+def _has_our_network() -> bool:
+    """Whether a container can have the network of the tests; a virtual machine's or a rootless Docker's can't."""
+    return sys.platform == "linux" and "name=rootless" not in (_docker().info().get("SecurityOptions") or ())
+
+
+def _docker() -> DockerClient:
+    return _container("none").get_docker_client().client
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
     return True
 
 

@@ -1,4 +1,4 @@
-"""What is of no use is refused before anything is asked of a store, and what looks strange but is sound works."""
+"""Bad input is refused before any request to a store, and what looks strange but is valid works."""
 
 # ruff: noqa: RUF001 - keys that look alike are what this is about
 
@@ -9,6 +9,7 @@ import gc
 import math
 import re
 import socket
+import threading
 import unicodedata
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,20 +17,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 import redis
 
-from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, MultiLock, Traits, record
-from caslock.record import MAX_HOLDS
+from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, MultiLock, Traits
+from caslock.protocol import record
+from caslock.protocol.record import MAX_HOLDS
 from caslock.store import MAX_VALUE
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.places import KINDS, Place, fresh, opened, standing
+from tests.locations import Place, fresh, observed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 class Untouchable:
     """A store of which nobody may ask anything."""
 
-    traits = Traits(place="untouchable://")
+    traits = Traits(location="untouchable://")
 
     def get(self, key: str) -> NoReturn:
         """Fail."""
@@ -57,13 +59,6 @@ MAKERS: list[Callable[..., Making]] = [
 every_lock = pytest.mark.parametrize("make", MAKERS, ids=["Lock", "AsyncLock", "MultiLock", "AsyncMultiLock"])
 
 
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Give each place in turn."""
-    with opened(request.param, request) as place:
-        yield place
-
-
 @every_lock
 @pytest.mark.parametrize("name", ["ttl", "max_hold"])
 @pytest.mark.parametrize("value", [0, 0.0, -1, -0.001, math.nan, math.inf, -math.inf])
@@ -71,6 +66,25 @@ def test_a_length_of_time_must_be_finite_and_positive(make: Callable[..., Making
     """ttl and max_hold of 0, less, NaN or infinity are ValueErrors that name the argument."""
     with pytest.raises(ValueError, match=name):
         make(STORE, "key", **{name: value})
+
+
+@every_lock
+@pytest.mark.parametrize("name", ["ttl", "max_hold"])
+@pytest.mark.parametrize("value", [1e-9, 0.001, 0.002, 0.0099])
+def test_a_lease_must_be_longer_than_its_margin(make: Callable[..., Making], name: str, value: float) -> None:
+    """A lease of which the margin for clocks that drift leaves nothing to use is refused, and its bound is named."""
+    with pytest.raises(ValueError, match=rf"{name} must be at least 0\.01 seconds"):
+        make(STORE, "key", **{name: value})
+
+
+def test_the_shortest_lease_can_be_used() -> None:
+    """A lease of 10 ms is held when acquire returns, with most of it left."""
+    for _ in range(20):
+        hold = Lock(MemoryStore(), "key", ttl=0.01).acquire(timeout=0)
+        assert hold is not None
+        if hold.remaining() > 0.005:
+            return
+    pytest.fail("a lease of 10 ms was never held")
 
 
 @every_lock
@@ -98,11 +112,25 @@ def test_a_ttl_is_not_a_truth(make: Callable[..., Making]) -> None:
 
 
 @every_lock
-@pytest.mark.parametrize("value", [-1, -0.001, math.nan, math.inf])
+@pytest.mark.parametrize("value", [-2, -0.001, math.nan, math.inf])
 def test_a_timeout_must_not_be_negative(make: Callable[..., Making], value: float) -> None:
-    """A lock's own timeout is None, 0 or more: -1 is for ever in acquire only, as with threading."""
-    with pytest.raises(ValueError, match="timeout"):
+    """A lock's own timeout is 0 or more, or None or -1 for ever; any other is refused with a sentence that says so."""
+    with pytest.raises(ValueError, match="timeout must be 0 or more seconds, or None to wait for ever"):
         make(STORE, "key", timeout=value)
+
+
+def test_a_timeout_of_minus_one_waits_for_ever_as_in_threading() -> None:
+    """-1 is for ever, as a lock's own timeout and in acquire: the waiter gets the key when its holder leaves."""
+    memory, key = MemoryStore(), fresh()
+    for settings, argument in (({"timeout": -1}, {}), ({"timeout": 0}, {"timeout": -1})):
+        hold = Lock(memory, key).acquire()
+        assert hold is not None
+        leaving = threading.Timer(0.05, hold.release)
+        leaving.start()
+        make: Making = Lock
+        lock = make(memory, key, **settings)
+        with lock.acquire(**argument):
+            leaving.join()
 
 
 @every_lock
@@ -187,7 +215,7 @@ def test_what_must_be_awaited_is_no_callback(make: Callable[..., Making]) -> Non
     async def too_late(_hold: object) -> None:
         """Be never awaited."""
 
-    with pytest.raises(TypeError, match="on_lost is called, not awaited"):
+    with pytest.raises(TypeError, match="on_lost must be a plain function, not an `async def`"):
         make(STORE, "key", on_lost=too_late)
 
 
@@ -215,23 +243,30 @@ def test_locks_that_are_handed_over_take_no_settings(
     "store", [None, "redis://localhost", {}, redis.Redis(), redis.asyncio.Redis()], ids=lambda it: type(it).__name__
 )
 def test_a_store_must_be_one(make: Callable[..., Making], store: object) -> None:
-    """A URL, a dict or a client in the place of the store is a TypeError that says how to make one."""
+    """A URL, a dict or a client in place of the store is a TypeError that says how to make one."""
     with pytest.raises(TypeError, match=r"caslock\.connect"):
         make(store, "key")
+
+
+@every_lock
+def test_a_store_is_not_a_class(make: Callable[..., Making]) -> None:
+    """The class of a store has all verbs too, but is none: a TypeError names it and says to make one."""
+    with pytest.raises(TypeError, match=r"give a store, not the class MemoryStore.*caslock\.connect"):
+        make(MemoryStore, "key")
 
 
 def test_extend_checks_its_ttl_before_it_asks() -> None:
     """extend refuses what a lock would refuse as ttl, and the hold stays what it was."""
     hold = Lock(MemoryStore(), "key").acquire()
     assert hold is not None
-    before = hold.claim.version
-    for ttl in (0, -1, math.nan, math.inf):
+    before = hold._attempt.lease.version
+    for ttl in (0, -1, 0.001, math.nan, math.inf):
         with pytest.raises(ValueError, match="ttl"):
             hold.extend(ttl)
     wrong: Making = "5"
     with pytest.raises(TypeError, match="ttl"):
         hold.extend(wrong)
-    assert hold.claim.version == before
+    assert hold._attempt.lease.version == before
     hold.release()
 
 
@@ -247,7 +282,7 @@ def refusal(act: Callable[[], object]) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
-@pytest.mark.parametrize("act", ["acquire", "holder", "break_", "__enter__"])
+@pytest.mark.parametrize("act", ["acquire", "holder", "force_release", "__enter__"])
 def test_a_lock_does_not_take_an_async_store(act: str) -> None:
     """An AsyncStore given to a Lock is a clear TypeError or RuntimeError, when it is made or when it is first used."""
     store: Making = AsyncMemoryStore()
@@ -265,7 +300,7 @@ def test_a_multi_lock_does_not_take_an_async_store() -> None:
 
 @pytest.mark.parametrize("kind", [MultiLock, AsyncMultiLock])
 def test_keys_must_be_several(kind: Callable[..., Making]) -> None:
-    """One str in the place of keys is a TypeError, not a lock on each of its characters; no keys are a ValueError."""
+    """One str in place of keys is a TypeError, not a lock on each of its characters; no keys are a ValueError."""
     with pytest.raises(TypeError, match="keys"):
         kind(STORE, "room")
     nothing: list[Making] = [[], (), iter([])]
@@ -284,11 +319,13 @@ def test_locks_must_be_locks_of_the_same_api(
     for wrong in (STORE, ["a", "b"], "room", [one(STORE, "a"), "b"], [one(STORE, "a"), other(STORE, "b")], None, 5):
         with pytest.raises(TypeError):
             kind(wrong)
+    with pytest.raises(TypeError, match=f"use {'Async' if kind is MultiLock else ''}MultiLock"):
+        kind([one(STORE, "a"), other(STORE, "b")])
 
 
 @pytest.mark.parametrize(("kind", "one"), [(MultiLock, Lock), (AsyncMultiLock, AsyncLock)])
 def test_one_lock_is_not_several(kind: Callable[..., Making], one: Callable[..., Making]) -> None:
-    """A single lock in the place of several is a TypeError."""
+    """A single lock in place of several is a TypeError."""
     with pytest.raises(TypeError, match="several"):
         kind(one(STORE, "a"))
 
@@ -306,12 +343,12 @@ LOOK_ALIKES = [
 ]
 
 
-def test_keys_that_look_alike_are_different_locks(place: Place) -> None:
+def test_keys_that_look_alike_are_different_locks(location: Place) -> None:
     """Every key of 1 to 1,024 characters works, with blanks, newlines, NUL or any Unicode, and no two ever collide."""
     assert len(set(LOOK_ALIKES)) == len(LOOK_ALIKES)
-    store, suffix = place.store(), fresh("")[:9]
-    # The keys themselves where the place is this test's own; a few characters more where others live there too.
-    alone = place.kind in ("memory", "sqlite")
+    store, suffix = location.store(), fresh("")[:9]
+    # The keys themselves if only this test uses the store; a few characters more if others use it too.
+    alone = location.kind in ("memory", "sqlite")
     keys = [key if alone or len(key) > 1000 else key + suffix for key in LOOK_ALIKES]
     locks = [Lock(store, key, note=str(number), timeout=0) for number, key in enumerate(keys)]
 
@@ -323,13 +360,13 @@ def test_keys_that_look_alike_are_different_locks(place: Place) -> None:
     assert all(Lock(store, key).acquire(timeout=0) is None for key in keys)
     for lock in locks:
         lock.release()
-    assert [key for key in keys if standing(store, key)] == []
+    assert [key for key in keys if observed(store, key)] == []
 
 
-def test_the_largest_record_fits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_record_fits(location: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest owner and note, with as many holds as there may be, fit in 4,096 bytes; one more is just busy."""
     monkeypatch.setattr(socket, "gethostname", lambda: "h" * 64)
-    store, key, owner, note = place.store(), fresh(), "é" * 85, "\n" * 511
+    store, key, owner, note = location.store(), fresh(), "é" * 85, "\n" * 511
     locks = [Lock(store, key, ttl=60, owner=owner, note=note) for _ in range(MAX_HOLDS)]
 
     holds: list[Hold | None] = [lock.acquire(timeout=0) for lock in locks]
@@ -346,20 +383,20 @@ def test_the_largest_record_fits(place: Place, monkeypatch: pytest.MonkeyPatch) 
     for hold in holds:
         assert hold is not None
         hold.release()
-    assert standing(store, key) is None
+    assert observed(store, key) is None
 
 
 def test_the_longest_owner_and_note_are_accepted() -> None:
     """The bounds themselves are allowed."""
-    for settings in ({"owner": "x" * 510}, {"note": "x" * 1022}, {"retry": (0, 100)}, {"timeout": 0}, {"ttl": 1e-9}):
+    for settings in ({"owner": "x" * 510}, {"note": "x" * 1022}, {"retry": (0, 100)}, {"timeout": 0}, {"ttl": 0.01}):
         make: Making = Lock
         make(STORE, "x" * 1024, **settings)
 
 
-def test_a_ttl_finer_than_the_clock_of_the_store_works(place: Place) -> None:
+def test_a_ttl_finer_than_the_clock_of_the_store_works(location: Place) -> None:
     """A ttl with more digits than the store's clock has is rounded up there, and the lock is held for all of it."""
-    store, key = place.store(), fresh()
+    store, key = location.store(), fresh()
     store.get(key)
     with Lock(store, key, ttl=0.2500004321) as hold:
         assert hold.remaining() > 0.1
-        assert standing(store, key) is not None
+        assert observed(store, key) is not None

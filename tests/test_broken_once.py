@@ -1,4 +1,4 @@
-"""What an adversarial reading once broke stays mended; each docstring says what is right."""
+"""Bugs that an adversarial review once found stay fixed; each docstring says what is right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from caslock import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from caslock.record import Record, decode, encode
+from caslock.protocol.record import Record, decode, encode
 from caslock.store import Entry
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import FaultyStore, lose_reply, lose_request
@@ -46,7 +46,7 @@ def eventually(condition: Callable[[], object], seconds: float = 3) -> bool:
 async def turns_until(condition: Callable[[], object]) -> None:
     """Let the loop turn until it is so."""
     async with asyncio.timeout(3):
-        while not condition():  # noqa: ASYNC110 - the core sets no event when it has renewed
+        while not condition():  # noqa: ASYNC110 - the protocol sets no event when it has renewed
             await asyncio.sleep(0)
 
 
@@ -85,14 +85,14 @@ def test_a_released_hold_has_nothing_remaining() -> None:
     assert hold.remaining() == 0
 
 
-def test_break_spares_who_came_after() -> None:
-    """When the reply of a break is lost and somebody else has acquired meanwhile, that hold stands."""
+def test_force_release_spares_the_next_holder() -> None:
+    """When the reply of a `force_release` is lost and somebody else has acquired meanwhile, that hold stays."""
     memory = MemoryStore()
     first = held(Lock(memory, "key"))
     newcomers: list[Hold] = []
 
     class Meanwhile:
-        """Applies the break, lets somebody in, and loses the reply."""
+        """Applies the `force_release`, lets somebody in, and loses the reply."""
 
         traits = memory.traits
         get = staticmethod(memory.get)
@@ -107,14 +107,14 @@ def test_break_spares_who_came_after() -> None:
                 raise StoreUnavailable(message)
             return entry
 
-    broken = Lock(Meanwhile(), "key").break_()
+    broken = Lock(Meanwhile(), "key").force_release()
     assert broken is not None
     assert broken.owner == first.owner
     newcomers[0].extend()
     newcomers[0].release()
 
 
-def test_break_spares_a_later_tenure_of_the_same_acquire() -> None:
+def test_force_release_spares_a_later_tenure_of_the_same_acquire() -> None:
     """An acquire that is broken before it knows of its success takes the key again; only its first tenure was meant."""
     memory = MemoryStore()
 
@@ -145,7 +145,7 @@ def test_break_spares_a_later_tenure_of_the_same_acquire() -> None:
         holder, breaker = Loses(), Loses()
         acquiring = asyncio.ensure_future(AsyncLock(holder, "key").acquire())
         await holder.applied.wait()
-        breaking = asyncio.ensure_future(AsyncLock(breaker, "key").break_())
+        breaking = asyncio.ensure_future(AsyncLock(breaker, "key").force_release())
         await breaker.applied.wait()
         holder.go_on.set()
         hold = await acquiring
@@ -158,7 +158,7 @@ def test_break_spares_a_later_tenure_of_the_same_acquire() -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the SystemExit is told of
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the SystemExit is reported
 def test_a_callback_that_exits_ends_no_renewals() -> None:
     """SystemExit in on_lost does not end the renewals of other holds on that store, nor of later ones."""
     store = MemoryStore()
@@ -170,11 +170,12 @@ def test_a_callback_that_exits_ends_no_renewals() -> None:
 
     doomed = held(Lock(store, "doomed", ttl=0.3, on_lost=leave))
     other = held(Lock(store, "other", ttl=0.3))
-    Lock(store, "doomed").break_()
+    Lock(store, "doomed").force_release()
     assert told.wait(3)
     later = held(Lock(store, "later", ttl=0.3))
-    deadlines = other.claim.deadline, later.claim.deadline
-    assert eventually(lambda: other.claim.deadline > deadlines[0] and later.claim.deadline > deadlines[1])
+    leases = other._attempt.lease, later._attempt.lease
+    deadlines = [lease.deadline for lease in leases]
+    assert eventually(lambda: leases[0].deadline > deadlines[0] and leases[1].deadline > deadlines[1])
     with pytest.raises(CaslockError):
         doomed.release()
     other.release()
@@ -182,19 +183,19 @@ def test_a_callback_that_exits_ends_no_renewals() -> None:
 
 
 def test_a_shortened_lease_is_renewed_in_time() -> None:
-    """After extend(shorter) the keeper comes earlier, with threads and with asyncio."""
+    """After extend(shorter) the renewer comes earlier, with threads and with asyncio."""
     store = MemoryStore()
     hold = held(Lock(store, "key", ttl=30))
     hold.extend(0.3)
-    before = hold.claim.deadline
-    assert eventually(lambda: hold.claim.deadline > before)
+    before = hold._attempt.lease.deadline
+    assert eventually(lambda: hold._attempt.lease.deadline > before)
     hold.release()
 
     async def main() -> None:
         async with AsyncLock(AsyncMemoryStore(store), "key", ttl=30) as shortened:
             await shortened.extend(0.3)
-            before = shortened.claim.deadline
-            await turns_until(lambda: shortened.claim.deadline > before)
+            before = shortened._attempt.lease.deadline
+            await turns_until(lambda: shortened._attempt.lease.deadline > before)
 
     asyncio.run(main())
 
@@ -220,13 +221,13 @@ def test_a_refused_extension_leaves_the_renewals_alone() -> None:
     hold = held(Lock(Choosy(), "key", ttl=0.3))
     with pytest.raises(ValueError, match="too long"):
         hold.extend(3600)
-    before = hold.claim.deadline
-    assert eventually(lambda: hold.claim.deadline > before)
+    before = hold._attempt.lease.deadline
+    assert eventually(lambda: hold._attempt.lease.deadline > before)
     hold.release()
 
 
 def test_a_cancelled_renewal_is_not_the_last() -> None:
-    """Cancelling every other task of the loop does not end the renewals of a body that goes on."""
+    """Cancelling every other task of the loop does not end the renewals of a block that goes on."""
 
     class Slow(AsyncMemoryStore):
         """Suspends in each verb."""
@@ -243,14 +244,14 @@ def test_a_cancelled_renewal_is_not_the_last() -> None:
                     await asyncio.sleep(0)
                     for task in asyncio.all_tasks() - {asyncio.current_task()}:
                         cancelled += task.cancel()
-            before = hold.claim.deadline
-            await turns_until(lambda: hold.claim.deadline > before)
+            before = hold._attempt.lease.deadline
+            await turns_until(lambda: hold._attempt.lease.deadline > before)
 
     asyncio.run(main())
 
 
-def test_an_inner_body_does_not_release_the_outer_hold() -> None:
-    """A hold released by hand in an inner body is not taken from the outer body at the inner exit."""
+def test_an_inner_block_does_not_release_the_outer_hold() -> None:
+    """A hold released by hand in an inner block is not taken from the outer block at the inner exit."""
     store = MemoryStore()
     lock = Lock(store, "key")
 
@@ -286,58 +287,58 @@ def test_a_multi_lock_forgets_what_its_holds_have_released() -> None:
 
 
 def test_a_try_that_could_not_look_again_is_no_none() -> None:
-    """None means that nothing is held: where a lost put may be applied yet and the store falls silent, that is told."""
+    """None means that nothing is held: if a lost put may still be applied and the store stops answering, it raises."""
     memory, key = MemoryStore(), "key"
     theirs = Lock(memory, key).acquire()
     assert theirs is not None
     store = FaultyStore(memory)
     store.on("put_if_version", 1, lose_request)
     store.on("get", 2, lose_request)
-    with pytest.raises(OutcomeUnknown, match="could not be asked") as caught:
+    with pytest.raises(OutcomeUnknown, match="in the background") as caught:
         Lock(store, key, retry=(0, 0)).acquire(timeout=0)
     assert isinstance(caught.value.__cause__, NotAcquired)
     theirs.release()
 
 
 @pytest.mark.parametrize("kind", [Lock, MultiLock])
-def test_an_interrupt_at_the_end_of_a_body_leaves_the_outer_one_alone(kind: type[Lock | MultiLock]) -> None:
-    """An interrupt that strikes when a body has been left releases nothing more: the body around it goes on."""
+def test_an_interrupt_at_the_end_of_a_block_leaves_the_outer_one_alone(kind: type[Lock | MultiLock]) -> None:
+    """An interrupt that strikes when a block has been left releases nothing more: the block around it goes on."""
     store = MemoryStore()
     lock = Lock(store, "key") if kind is Lock else MultiLock(store, ["key", "other"])
-    bodies = lock._bodies
-    leave = bodies.left
+    blocks = lock._blocks
+    leave = blocks.leave
 
-    def left(body: object) -> None:
-        bodies.left = leave  # type: ignore[method-assign]
-        leave(body)  # type: ignore[arg-type]
+    def leave_and_interrupt(block: object) -> None:
+        blocks.leave = leave  # type: ignore[method-assign]
+        leave(block)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
     with lock as outer:
         with pytest.raises(KeyboardInterrupt), lock:
-            bodies.left = left  # type: ignore[assignment,method-assign]
+            blocks.leave = leave_and_interrupt  # type: ignore[assignment,method-assign]
         outer.ensure_held()
     assert store.get("key") is None
 
 
 def test_threads_of_one_lock_never_share_a_hold_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that takes over while another makes its claim has a hold id of its own."""
+    """A thread that takes over while another makes its attempt has a hold id of its own."""
     state = Lock(MemoryStore(), "key")._state
     others: list[str] = []
     now = time.time
 
     def while_another_acquires() -> float:
         monkeypatch.setattr(time, "time", now)
-        others.append(state._claim().hold)
+        others.append(state._attempt().hold_id)
         return now()
 
     monkeypatch.setattr(time, "time", while_another_acquires)
-    assert state._claim().hold not in others
+    assert state._attempt().hold_id not in others
     assert others
 
 
 @pytest.mark.parametrize("auto_renew", [True, False])
-def test_a_loss_that_extend_has_found_is_told_at_once(*, auto_renew: bool) -> None:
-    """`on_lost` does not wait until the keeper is due."""
+def test_a_loss_that_extend_has_found_is_reported_at_once(*, auto_renew: bool) -> None:
+    """`on_lost` does not wait until the renewer is due."""
     store, told = MemoryStore(), threading.Event()
     hold = held(Lock(store, "key", auto_renew=auto_renew, on_lost=lambda _hold: told.set()))
     store.invalidate("key", hold.fence)

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import http.server
+import math
+import os
+import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
+import redis.asyncio
+from pymemcache.client.base import Client, PooledClient
+from pymemcache.client.hash import HashClient
+from redis.sentinel import Sentinel
 
 import caslock
-from caslock import connect, connect_async
+from caslock import StoreUnavailable, connect, connect_async
+from caslock.store import WOKEN
+from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from tests.servers import Server
+
+SENTINEL: Any = Sentinel  # untyped
+WATCHER = SENTINEL([("localhost", 1)])
 
 ROOT = Path(__file__).parent.parent
 
@@ -117,7 +137,7 @@ def test_no_error_shows_a_secret(make: Callable[[str], object], url: str) -> Non
 
 
 @pytest.mark.usefixtures("plugin")
-def test_an_error_without_a_secret_is_told_as_it_is() -> None:
+def test_an_error_without_a_secret_is_shown_as_it_is() -> None:
     """Only what would show a secret is withheld: any other error of a store reaches the caller whole."""
     with pytest.raises(ValueError, match="the host is down"):
         connect("clumsy://gast:123456@host")
@@ -125,15 +145,15 @@ def test_an_error_without_a_secret_is_told_as_it_is() -> None:
 
 @BOTH
 def test_a_file_by_its_path(make: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three slashes and a relative path, or four and an absolute one, mean the same file; the place is such a URL."""
+    """Three slashes and a relative path, or four and an absolute one, mean one file; the location is such a URL."""
     monkeypatch.chdir(tmp_path)
     one, two = make("sqlite:///odd%20%3F%25@#.db"), make(f"sqlite:///{tmp_path}/odd %3F%25@#.db?timeout=1.5")
     assert isinstance(one, SQLiteStore)
     assert isinstance(two, SQLiteStore)
-    assert one.traits.place == two.traits.place
+    assert one.traits.location == two.traits.location
     one.put_if_version("k", b"v", 0, 60)
     assert [path.name for path in tmp_path.glob("*.db")] == ["odd ?%@#.db"]
-    three = connect(one.traits.place)
+    three = connect(one.traits.location)
     assert isinstance(three, SQLiteStore)
     assert three.get("k") == two.get("k") is not None
     assert (one._timeout, two._timeout) == (5.0, 1.5)
@@ -145,7 +165,7 @@ def test_a_memory() -> None:
     """Each ``memory://`` is a new memory, of the API that asks."""
     one, two, three = connect("memory://"), connect("MEMORY://"), connect_async("memory://")
     assert (type(one), type(two), type(three)) == (MemoryStore, MemoryStore, AsyncMemoryStore)
-    assert len({store.traits.place for store in (one, two, three)}) == 3
+    assert len({store.traits.location for store in (one, two, three)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -190,7 +210,9 @@ def test_no_entry_point_replaces_our_own() -> None:
 def test_an_unknown_scheme(make: Callable[[str], object]) -> None:
     """The error lists every scheme that is known, those of entry points too."""
     known = "memcached, memory, redis, rediss, shop, sqlite, stall, unix"
-    with pytest.raises(ValueError, match="no store is known for redi://; there are") as caught:
+    with pytest.raises(
+        ValueError, match=r"no store is known for redi://, did you mean redis://\?; there are"
+    ) as caught:
         make("redi://localhost")
     assert not set(known.split(", ")) - set(str(caught.value).partition("there are ")[2].split(", "))
 
@@ -210,6 +232,15 @@ def test_an_unknown_scheme(make: Callable[[str], object]) -> None:
         ("sqlite:///x.db?timeout=soon", "number of seconds"),
         ("sqlite:///x.db?timeout=nan", "timeout must be"),
         ("sqlite:///x.db?timeout=1&mode=ro&cache=shared", "not cache, mode"),
+        ("sqlite:///x.db?timeout=1&timeout=2", "timeout is given twice"),
+        ("memcached://localhost?timeout=x", "timeout of a memcached URL is a number of seconds"),
+        ("memcached://localhost?timeout=0", "timeout must be .* above 0"),
+        ("memcached://localhost?timeout=inf", "timeout must be .* above 0"),
+        ("memcached://localhost?timeout=3e6", "timeout must be .* at most 86400"),
+        ("memcached://localhost?prefix=a&prefix=b", "prefix is given twice"),
+        ("memcached://a:1,b:2", "the host and port of one server"),
+        ("memcached://localhost:port", "port of a memcached URL is a number from 1 to 65535"),
+        ("memcached://localhost:0", "port of a memcached URL is a number from 1 to 65535"),
     ],
 )
 def test_a_url_that_cannot_be_meant(make: Callable[[str], object], url: str, sentence: str) -> None:
@@ -224,6 +255,298 @@ def test_what_is_no_text(make: Callable[[object], object], url: object) -> None:
     """Anything but a str is a TypeError that names its type."""
     with pytest.raises(TypeError, match=type(url).__name__):
         make(url)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("redis://localhost/abc", "number of a database"),
+        ("redis://localhost/1/2", "number of a database"),
+        ("redis://localhost/-1", "number of a database"),
+        ("rediss://localhost:6379/abc?socket_timeout=1", "number of a database"),
+        ("redis://localhost?sockettimeout=1", "no option 'sockettimeout'; did you mean socket_timeout?"),
+        ("redis://localhost/0?timeout=1", "no option 'timeout'; did you mean socket_timeout?"),
+        ("redis://localhost/0?zzzz=1", "no option 'zzzz'; see redis-py's Redis.from_url, and caslock's prefix"),
+        ("redis://localhost/0?socket_timeout=soon", "option socket_timeout of a Redis URL has a value"),
+        ("redis://localhost/0?replicas=few", "option replicas of a Redis URL has a value"),
+        ("redis://localhost/0?replicas=-1", "replicas must be 0 or more"),
+        ("redis://localhost/0?socket_timeout=-1", "socket_timeout must be .* above 0"),
+        ("redis://localhost/0?socket_timeout=0", "socket_timeout must be .* above 0"),
+        ("redis://localhost/0?socket_timeout=inf", "socket_timeout must be .* above 0"),
+        ("redis://localhost/0?socket_timeout=3e6", "socket_timeout must be .* at most 86400"),
+        ("redis://localhost/0?socket_connect_timeout=nan", "socket_connect_timeout must be .* above 0"),
+        ("redis://localhost/0?socket_connect_timeout=-1", "socket_connect_timeout must be .* above 0"),
+        ("redis://localhost?prefix=a&prefix=b", "prefix is given twice"),
+        ("redis://localhost?db=1&db=2", "db is given twice"),
+        ("redis://localhost:port", "port of a Redis URL is a number from 1 to 65535"),
+        ("redis://localhost:99999", "port of a Redis URL is a number from 1 to 65535"),
+        ("redis://gast:hunter2@localhost:99999", "port of a Redis URL is a number from 1 to 65535"),
+        ("redis://localhost:0", "port of a Redis URL is a number from 1 to 65535"),
+        ("redis://a:1,b:2/0", "the host and port of one server; .* RedisCluster or Sentinel.master_for"),
+        ("redis://a,b/0", "the host and port of one server; .* RedisCluster or Sentinel.master_for"),
+    ],
+)
+def test_a_redis_url_that_cannot_be_meant(make: Callable[[str], object], url: str, sentence: str) -> None:
+    """What redis-py would accept silently, or refuse without naming it, gets an error that says what is wrong."""
+    pytest.importorskip("redis")
+    with pytest.raises(ValueError, match=sentence):
+        make(url)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://[::1",
+        "redis://localhost?protocol=9",
+        "redis://gast:hunter2@[::1",
+        "rediss://localhost?ssl_cert_reqs=maybe",
+    ],
+)
+def test_a_password_is_mentioned_only_where_there_may_be_one(make: Callable[[str], object], url: str) -> None:
+    """An unreadable URL without an @ has no password, and its error does not speak of one."""
+    with pytest.raises(ValueError, match="this Redis URL can't be read: ") as caught:
+        make(url)
+    assert ("password" in str(caught.value)) == ("@" in url)
+
+
+@BOTH
+@pytest.mark.parametrize("url", ["REDIS://localhost", "Rediss://localhost", "UNIX:///run/redis.sock", "MEMCACHED://h"])
+def test_a_scheme_may_be_in_capitals(make: Callable[[str], Any], url: str) -> None:
+    """The case of a scheme means nothing."""
+    assert make(url).traits.location.startswith(url.partition(":")[0].lower() + "://")
+
+
+ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"prefix": 5}, TypeError, "prefix must be a str, not int"),
+    ({"prefix": b"p"}, TypeError, "prefix must be a str, not bytes"),
+    ({"replicas": "1"}, TypeError, "replicas must be an int, not str"),
+    ({"replicas": 1.5}, TypeError, "replicas must be an int, not float"),
+    ({"replicas": True}, TypeError, "replicas must be an int, not bool"),
+    ({"replicas": -1}, ValueError, "replicas must be 0 or more"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("settings", "kind", "sentence"), ARGUMENTS)
+@pytest.mark.parametrize("name", ["redis", "memcached"])
+def test_an_argument_that_is_of_no_use(
+    make: Callable[..., object], name: str, settings: dict[str, Any], kind: type[Exception], sentence: str
+) -> None:
+    """A prefix or replicas of the wrong type or range is refused by its name, with a URL and with a client."""
+    if name == "memcached" and "replicas" in settings:
+        kind, sentence = ValueError, "has no replicas"
+    clients: dict[str, Any] = {"redis": redis.Redis(), "memcached": Client("localhost", timeout=1)}
+    for target in (f"{name}://localhost", clients[name]):
+        with pytest.raises(kind, match=sentence):
+            make(target, **settings)
+
+
+@pytest.mark.parametrize("name", ["socket_timeout", "socket_connect_timeout"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 3e6, "5", True])
+def test_a_client_needs_a_timeout_that_can_be_used(name: str, value: object) -> None:
+    """A timeout of a client that a socket would refuse, or that bounds nothing, is refused when the store is made."""
+    for kind, make in ((redis.Redis, connect), (redis.asyncio.Redis, connect_async)):
+        untyped: Any = kind
+        with pytest.raises((ValueError, TypeError), match=f"{name} must be"):
+            make(untyped(**{name: value}))
+    if name == "socket_timeout":
+        with pytest.raises((ValueError, TypeError), match="timeout must be"):
+            connect(Client("localhost", timeout=value))
+
+
+def test_settings_beside_a_url() -> None:
+    """A prefix and replicas can be given to `connect` or in the URL, alike; the location shows the prefix."""
+    pytest.importorskip("redis")
+    locations = [
+        connect("redis://localhost/3", prefix="locks:", replicas=1).traits.location,
+        connect("redis://localhost/3?prefix=locks:&replicas=1").traits.location,
+        connect("redis://localhost/3?prefix=locks:&socket_timeout=1").traits.location,
+        connect_async("redis://localhost/3", prefix="locks:").traits.location,
+    ]
+    assert set(locations) == {"redis://localhost:6379/3?prefix=locks:"}
+    assert connect("unix:///run/redis.sock?db=2", prefix="p").traits.location == "unix:///run/redis.sock?db=2&prefix=p"
+    assert connect("memcached://localhost", prefix="p:").traits.location == "memcached://localhost:11211?prefix=p:"
+    for url in ("redis://localhost/3?prefix=a", "memcached://localhost?prefix=a"):
+        with pytest.raises(ValueError, match="once"):
+            connect(url, prefix="b")
+
+
+@BOTH
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///locks.db", "memcached://localhost"])
+def test_settings_that_a_store_has_not(make: Callable[..., object], url: str) -> None:
+    """A setting that means nothing to a store is refused, and the error says where it does."""
+    with pytest.raises(ValueError, match=r"has no replicas; only Redis does"):
+        make(url, replicas=1)
+    if "memcached" not in url:
+        with pytest.raises(ValueError, match=r"has no prefix; only Redis and memcached do"):
+            make(url, prefix="p")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_settings_of_somebody_else() -> None:
+    """A store of somebody else's is given a prefix only if there is one, and may refuse it."""
+    with pytest.raises(TypeError, match="prefix"):
+        connect("shop://x", prefix="p")
+
+
+def test_a_client(redis_server: Server, memcached_server: Server) -> None:
+    """An existing client makes the store of its API, with its settings, and is left alone."""
+    clients: list[tuple[Any, type]] = [
+        (redis.Redis.from_url(redis_server.url, socket_timeout=3), RedisStore),
+        (Client((memcached_server.host, memcached_server.port), timeout=3, key_prefix="a:"), MemcachedStore),
+        (PooledClient((memcached_server.host, memcached_server.port), timeout=3), MemcachedStore),
+        (WATCHER.master_for("main"), RedisStore),
+    ]
+    for client, kind in clients:
+        for make in (connect, connect_async):
+            store = make(client, prefix="p:")
+            assert type(store) is kind
+            assert store.traits.location.endswith(("?prefix=p:", "?prefix=a:p:"))
+    with connect(clients[0][0], prefix="p:") as store:
+        put = store.put_if_version("client", b"v", 0, 5)
+        assert put is not None
+        assert clients[0][0].get("p:client") == b"%d:v" % put.version
+        assert store.invalidate("client", put.version) in (None, WOKEN)
+    assert clients[0][0].ping()
+
+
+def test_a_client_for_asyncio(redis_server: Server) -> None:
+    """A client of redis.asyncio makes a store for asyncio, and for blocking code an error that says what to use."""
+
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as client:
+            async with connect_async(client, prefix="p:") as store:
+                assert type(store) is AsyncRedisStore
+                assert await store.get("nothing") is None
+            with pytest.raises(TypeError, match="connect_async"):
+                connect(client)  # type: ignore[arg-type] # which mypy sees
+            assert await client.ping()
+
+    asyncio.run(main())
+
+
+def test_what_is_not_a_client_of_one_primary() -> None:
+    """A Sentinel itself, or a client that moves keys about, is refused with the reason."""
+    with pytest.raises(TypeError, match=r"redis\.client\.Redis"):
+        connect(WATCHER)
+    with pytest.raises(TypeError, match="HashClient"):
+        connect(HashClient([("localhost", 1)]))
+
+
+@pytest.mark.parametrize("name", ["memory", "sqlite", "redis", "memcached"])
+def test_every_store_closes_by_with(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """``with`` and ``async with`` close what `connect` and `connect_async` give; it may be used again."""
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/locks.db"}
+    url = urls.get(name) or request.getfixturevalue(f"{name}_server").url
+    with connect(url) as store:
+        assert store.get("closing") is None
+    assert store.get("closing") is None
+    store.close()
+
+    async def main() -> None:
+        async with connect_async(url) as store:
+            assert await caslock.AsyncLock(store, "closing", ttl=5).acquire(timeout=5)
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["memory", "sqlite", "redis", "memcached"])
+@pytest.mark.parametrize("act", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_no_store_is_copied(name: str, act: Callable[[object], object]) -> None:
+    """To pickle or copy a store is a TypeError that says what to send instead, or that there is nothing to send."""
+    url = {"memory": "memory://", "sqlite": "sqlite:///locks.db"}.get(name, f"{name}://localhost")
+    instead = (
+        "its locks live in this object, in one process"
+        if name == "memory"
+        else r"send the URL, and the keys, and call caslock\.connect"
+    )
+    for store in (connect(url), connect_async(url)):
+        with pytest.raises(TypeError, match=instead):
+            act(store)
+
+
+LIFESPAN = """
+import contextlib
+from collections.abc import AsyncIterator
+import caslock
+
+@contextlib.asynccontextmanager
+async def lifespan(app: object) -> AsyncIterator[None]:
+    store = caslock.connect_async("redis://localhost:6379/0", prefix="locks:", replicas=1)
+    try:
+        yield
+    finally:
+        await store.aclose()
+
+@contextlib.asynccontextmanager
+async def shorter(app: object) -> AsyncIterator[caslock.AsyncLock]:
+    async with caslock.connect_async("redis://localhost:6379/0") as store:
+        yield caslock.AsyncLock(store, "key")
+
+def script() -> None:
+    with caslock.connect("sqlite:///locks.db") as store, caslock.Lock(store, "key"):
+        pass
+    store.close()
+"""
+
+
+def test_what_connect_gives_can_be_closed_for_the_type_checker(tmp_path: Path) -> None:
+    """A FastAPI lifespan that closes the store of `connect_async` passes mypy --strict."""
+    (tmp_path / "lifespan.py").write_text(LIFESPAN)
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path), "lifespan.py"]
+    done = subprocess.run(
+        mypy, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["Success: no issues found in 1 source file"])
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    """A web server without a log."""
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def web_server() -> Iterator[str]:
+    """A web server: host and port."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@BOTH
+def test_another_server_at_the_port(
+    make: Callable[[str], Any], web_server: str, redis_server: Server, memcached_server: Server
+) -> None:
+    """Who speaks something else at the port is named, with nothing sent."""
+    cache, server = f"127.0.0.1:{memcached_server.port}", f"127.0.0.1:{redis_server.port}"
+    sentences = {
+        f"redis://{web_server}": "speaks HTTP, and not Redis",
+        f"redis://{web_server}?protocol=2": "speaks HTTP, and not Redis",
+        f"redis://{cache}": "speaks memcached, and not Redis",
+        f"rediss://{cache}": "does not speak TLS; use redis://",
+        f"rediss://{server}?socket_timeout=0.3&socket_connect_timeout=0.3": "a plain one needs redis://",
+        f"memcached://{server}": "speaks Redis, and not memcached",
+        f"memcached://{web_server}": "a server of another kind",
+    }
+    for url, sentence in sentences.items():
+
+        async def ask(url: str = url) -> None:
+            async with make(url) as store:
+                answer = store.get("k")
+                if hasattr(answer, "__await__"):
+                    await answer
+
+        with pytest.raises(StoreUnavailable, match=sentence) as caught:
+            asyncio.run(ask())
+        assert not caught.value.sent
 
 
 SCRIPT = """
@@ -249,8 +572,28 @@ for make in (caslock.connect, caslock.connect_async):
 """
 
 
+WITHOUT_HIREDIS = """
+import sys, redis, caslock
+sys.modules["hiredis"] = None
+for target in ("redis://gast:hunter2@localhost", redis.Redis(password="hunter2")):
+    try:
+        caslock.connect(target)
+    except ModuleNotFoundError as error:
+        assert "hiredis" in str(error) and "pip install 'caslock[redis]'" in str(error), error
+        assert "hunter2" not in str(error)
+    else:
+        raise AssertionError(target)
+"""
+
+
+def test_a_missing_hiredis_says_what_to_install() -> None:
+    """It is another package than the client, and that may be there without it."""
+    pytest.importorskip("redis")
+    subprocess.run([sys.executable, "-c", WITHOUT_HIREDIS], cwd=ROOT, check=True, timeout=50)
+
+
 def test_a_missing_client_says_what_to_install() -> None:
-    """Where the client of a scheme is not installed, the error is the sentence that tells how to install it."""
+    """Where the client of a scheme is not installed, the error says how to install it."""
     subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, check=True, timeout=50)
 
 

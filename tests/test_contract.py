@@ -1,13 +1,16 @@
-"""Every store keeps the contract of a store, and carries every lock, against its real server.
+"""Every store keeps the contract of a store, and the laws of locks hold on it, against its real server.
 
-Each meets it with a client made with nothing but its library's defaults, beside one that is made from a URL.
+Each is tested with a client that has its library's defaults, and with one that is made from a URL.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,7 +24,10 @@ from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
-from caslock.testing import LockContract, StoreContract, on_loop
+from caslock.testing import StoreContract, StoreServer, on_loop
+from tests.fenceless import Fenceless
+from tests.laws.locks import LockContract
+from tests.watching import AsyncWatchingMemory, WatchingMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +35,19 @@ if TYPE_CHECKING:
     from tests.servers import Server
 
 
-class TestMemory(LockContract, StoreContract):
+QUICK = 0.5
+"""Seconds that a request to a server that fails may take."""
+
+
+class NoServer:
+    """A store that needs no server."""
+
+    @pytest.fixture
+    def caslock_server(self) -> None:
+        """Tell that there is none."""
+
+
+class TestMemory(NoServer, LockContract, StoreContract):
     """A memory."""
 
     covers: ClassVar = MemoryStore
@@ -40,7 +58,7 @@ class TestMemory(LockContract, StoreContract):
         return MemoryStore()
 
 
-class TestAsyncMemory(LockContract, StoreContract):
+class TestAsyncMemory(NoServer, LockContract, StoreContract):
     """A memory of asyncio, and another client of it."""
 
     covers: ClassVar = AsyncMemoryStore
@@ -57,7 +75,7 @@ class TestAsyncMemory(LockContract, StoreContract):
         return AsyncMemoryStore(store.memory)
 
 
-class TestSQLite(LockContract, StoreContract):
+class TestSQLite(NoServer, LockContract, StoreContract):
     """Two connections to one file."""
 
     covers: ClassVar = SQLiteStore
@@ -85,6 +103,15 @@ class TestRedis(LockContract, StoreContract):
         store.close()
 
     @pytest.fixture
+    def caslock_server(self, redis_server: Server) -> StoreServer:
+        """Return the way to a server that fails, with a client which would repeat a request ten times by itself."""
+
+        def make(host: str, port: int) -> RedisStore:
+            return RedisStore(redis.Redis(host, port, socket_timeout=QUICK, socket_connect_timeout=QUICK))
+
+        return StoreServer(redis_server.host, redis_server.port, make, QUICK)
+
+    @pytest.fixture
     def another_store(self, redis_server: Server) -> Iterator[RedisStore]:
         """Take a URL."""
         store = RedisStore.from_url(redis_server.url)
@@ -105,6 +132,16 @@ class TestAsyncRedis(LockContract, StoreContract):
         yield store
         on_loop(store.aclose())
 
+    @pytest.fixture
+    def caslock_server(self, redis_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> AsyncRedisStore:
+            client = redis.asyncio.Redis(host=host, port=port, socket_timeout=QUICK, socket_connect_timeout=QUICK)
+            return AsyncRedisStore(client)
+
+        return StoreServer(redis_server.host, redis_server.port, make, QUICK)
+
     another_store = TestRedis.another_store
 
 
@@ -121,6 +158,15 @@ class TestMemcached(LockContract, StoreContract):
         store.close()
 
     @pytest.fixture
+    def caslock_server(self, memcached_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> MemcachedStore:
+            return MemcachedStore(Client((host, port), timeout=QUICK, connect_timeout=QUICK))
+
+        return StoreServer(memcached_server.host, memcached_server.port, make, QUICK)
+
+    @pytest.fixture
     def another_store(self, memcached_server: Server) -> Iterator[MemcachedStore]:
         """Take a URL."""
         store = MemcachedStore.from_url(memcached_server.url)
@@ -128,10 +174,76 @@ class TestMemcached(LockContract, StoreContract):
         store.close()
 
 
+class TestWatchingMemory(NoServer, LockContract, StoreContract):
+    """A store that is watched: it has `wait_while` and `list`."""
+
+    covers: ClassVar = None
+
+    @pytest.fixture
+    def store(self) -> WatchingMemory:
+        """Make a memory."""
+        return WatchingMemory()
+
+
+class TestAsyncWatchingMemory(NoServer, LockContract, StoreContract):
+    """The same for asyncio."""
+
+    covers: ClassVar = None
+    apis = ("asyncio",)
+
+    @pytest.fixture
+    def store(self) -> AsyncWatchingMemory:
+        """Make a memory."""
+        return AsyncWatchingMemory()
+
+
+class TestFencelessMemory(NoServer, LockContract, StoreContract):
+    """Versions that never repeat and do not grow; it waits and batches."""
+
+    covers: ClassVar = None
+
+    @pytest.fixture
+    def store(self) -> Fenceless:
+        """Wrap a memory."""
+        return Fenceless(MemoryStore())
+
+
+@pytest.mark.long
+class TestFencelessSQLite(NoServer, LockContract, StoreContract):
+    """The same over two connections to one file: it is polled."""
+
+    covers: ClassVar = None
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Fenceless]:
+        """Wrap a file."""
+        store = Fenceless(SQLiteStore(tmp_path / "locks.db"))
+        yield store
+        store.close()
+
+    another_store = store
+
+
+class TestFencelessRedis(NoServer, StoreContract):
+    """The same over Redis."""
+
+    covers: ClassVar = None
+
+    @pytest.fixture
+    def store(self, redis_server: Server) -> Iterator[Fenceless]:
+        """Wrap a client."""
+        store = Fenceless(RedisStore.from_url(redis_server.url))
+        yield store
+        store.close()
+
+    another_store = store
+
+
 def shipped() -> set[type]:
     """Find every class that has the three verbs, in every file of caslock.stores."""
     folder = Path(inspect.getfile(stores)).parent
-    modules = [importlib.import_module(f"caslock.stores.{path.stem}") for path in folder.glob("[!_]*.py")]
+    files = [path.relative_to(folder).with_suffix("") for path in folder.rglob("[!_]*.py")]
+    modules = [importlib.import_module(".".join(("caslock.stores", *file.parts))) for file in files]
     verbs = ("get", "put_if_version", "invalidate")
     return {
         found
@@ -145,6 +257,7 @@ def shipped() -> set[type]:
 def test_no_store_is_left_out(suite: type) -> None:
     """Every store that caslock ships is bound to every suite above, with each API that it serves."""
     bound = {found for name, found in globals().items() if name.startswith("Test") and issubclass(found, suite)}
+    bound = {found for found in bound if found.covers is not None}
     assert {found.covers for found in bound} == shipped()
     for found in bound:
         native = inspect.iscoroutinefunction(found.covers.get)
@@ -158,3 +271,37 @@ def test_every_test_says_what_it_proves() -> None:
         assert len(tests) > 20
         for name, test in tests.items():
             assert re.fullmatch(r"[A-Z0-9].*[.](\n.*)?", inspect.getdoc(test) or "", re.DOTALL), name
+
+
+NAMES = "answer applied clean clients key kind loss mine order play scene server store_is then theirs"
+
+TAKEN = f"""
+import pytest
+from caslock.stores.memory import MemoryStore
+from caslock.testing import StoreContract
+from tests.laws.locks import LockContract
+
+def fixture(name):
+    @pytest.fixture(name=name, params=["of the user"])
+    def give(request):
+        return request.param
+    return give
+
+globals().update({{f"fixture_{{name}}": fixture(name) for name in "{NAMES}".split()}})
+
+class TestMine(LockContract, StoreContract):
+    @pytest.fixture
+    def store(self, {NAMES.replace(" ", ", ")}):
+        assert {{{NAMES.replace(" ", ", ")}}} == {{"of the user"}}
+        return MemoryStore()
+"""
+
+
+def test_no_name_of_the_suites_takes_one_of_the_users(tmp_path: Path) -> None:
+    """A user's fixtures may have any name that does not begin with ``caslock_``, and parameters too."""
+    (tmp_path / "test_mine.py").write_text(TAKEN)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "."]
+    done = subprocess.run(
+        [*command, "-k", "stale or acquire", "test_mine.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -13,15 +13,16 @@ from caslock.store import (
     ABSENT,
     WOKEN,
     AsyncBatchingStore,
+    AsyncQueueingStore,
     AsyncStore,
-    AsyncWakingStore,
     BatchingStore,
     Entry,
     Put,
+    QueueingStore,
     Removal,
     Store,
     Traits,
-    WakingStore,
+    WatchingStore,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing import (
@@ -39,6 +40,7 @@ from caslock.testing import (
 )
 from caslock.testing.drive import driven
 from caslock.testing.faults import lose_wake_up, wake_early
+from tests.watching import AsyncWatchingMemory, WatchingMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,9 +58,9 @@ class Tried:
         self.memory = MemoryStore()
         self.faulty = AsyncFaultyStore(AsyncMemoryStore(self.memory)) if native else FaultyStore(self.memory)
         self.store = driven(self.faulty)
-        assert isinstance(self.store, WakingStore)
+        assert isinstance(self.store, QueueingStore)
         assert isinstance(self.store, BatchingStore)
-        self.waking: WakingStore = self.store
+        self.queueing: QueueingStore = self.store
         self.batching: BatchingStore = self.store
 
     def put(self, value: bytes, version: int = ABSENT) -> Entry | None:
@@ -70,8 +72,8 @@ class Tried:
         return on_loop(self.faulty.deliver()) if isinstance(self.faulty, AsyncFaultyStore) else self.faulty.deliver()
 
     @property
-    def standing(self) -> bytes | None:
-        """What stands under the key."""
+    def observed(self) -> bytes | None:
+        """What is under the key."""
         entry = self.memory.get("key")
         return entry and entry.value
 
@@ -84,9 +86,9 @@ def tried(request: pytest.FixtureRequest) -> Tried:
 
 def test_a_store_with_faults_is_a_store() -> None:
     """Each can be handed to whatever takes a store."""
-    for kind in (Store, WakingStore, BatchingStore):
+    for kind in (Store, QueueingStore, BatchingStore):
         assert isinstance(FaultyStore(MemoryStore()), kind)
-    for async_kind in (AsyncStore, AsyncWakingStore, AsyncBatchingStore):
+    for async_kind in (AsyncStore, AsyncQueueingStore, AsyncBatchingStore):
         assert isinstance(AsyncFaultyStore(AsyncMemoryStore()), async_kind)
 
 
@@ -134,7 +136,7 @@ def test_faults_add_nothing_to_what_a_store_can_do() -> None:
     """What the store can't do, its faulty one can't either, nor the one that drives it; the three verbs do."""
     plain = FaultyStore(Plain()), AsyncFaultyStore(AsyncPlain())
     for store in (*plain, driven(plain[1])):
-        for verb in ("put_when_free", "put_many", "invalidate_many"):
+        for verb in ("wait_while", "put_when_absent", "put_many", "invalidate_many"):
             assert not hasattr(store, verb)
         assert (entry := driven(store).put_if_version("key", b"", ABSENT, LONG)) is not None
         assert driven(store).get("key") == entry
@@ -175,11 +177,11 @@ def test_what_is_late_arrives_when_it_was_planned(tried: Tried, fault: Fault, se
         assert (entry and entry.value) == value
     assert [request.value for request in tried.faulty.late] == ([] if seen[-1] else [b"late"])
     assert tried.deliver() == (0 if seen[-1] else 1)
-    assert tried.standing == b"late"
+    assert tried.observed == b"late"
 
 
 def test_what_arrives_twice_is_answered_twice(tried: Tried) -> None:
-    """Of a doubled request the second answer counts; of an echo the first, and a copy arrives later."""
+    """Of a doubled request the second answer counts; of `echo` the first, and a copy arrives later."""
     tried.faulty.on("put_if_version", 1, duplicate)
     tried.faulty.on("put_if_version", 2, echo())
     first = tried.put(b"first")
@@ -188,7 +190,7 @@ def test_what_arrives_twice_is_answered_twice(tried: Tried) -> None:
     assert second
     assert tried.memory.invalidate("key", second.version) is None
     assert tried.deliver() == 1
-    assert tried.standing is None, "it expected a version that has gone"
+    assert tried.observed is None, "it expected a version that has gone"
 
 
 @pytest.mark.parametrize("applied", [False, True])
@@ -201,7 +203,7 @@ def test_a_call_may_be_cut_off(tried: Tried, applied: bool) -> None:  # noqa: FB
     tried.faulty.on("any", 1, raising(CutOff, applied=applied))
     with pytest.raises(CutOff):
         tried.put(b"mine")
-    assert tried.standing == (b"mine" if applied else None)
+    assert tried.observed == (b"mine" if applied else None)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +213,8 @@ def test_another_client_may_move_between(tried: Tried, where: str, answer: bytes
     """A hook runs when a request is sent and has not arrived, or when it has arrived and is not answered."""
 
     def move() -> None:
-        standing = tried.memory.get("key")
-        tried.memory.put_if_version("key", b"theirs", standing.version if standing else ABSENT, LONG)
+        observed = tried.memory.get("key")
+        tried.memory.put_if_version("key", b"theirs", observed.version if observed else ABSENT, LONG)
 
     plan: Callable[..., None] = tried.faulty.before if where == "before" else tried.faulty.after
     plan("put_if_version", 1, move)
@@ -223,7 +225,7 @@ def test_another_client_may_move_between(tried: Tried, where: str, answer: bytes
 
     assert entry
     assert entry.value == answer
-    assert tried.standing == b"theirs"
+    assert tried.observed == b"theirs"
 
 
 def test_an_outage_ends(tried: Tried) -> None:
@@ -261,9 +263,9 @@ def test_several_requests_fail_as_one(tried: Tried, fault: Fault, applied: bool)
     assert tried.deliver() == arrives
     assert [tried.memory.get(key) is not None for key in "abc"] == [applied or fault.kept] * 3
 
-    standing = tried.batching.put_many(several(b"again"))
-    assert standing is not None
-    removals = [Removal(key, entry.version) for key, entry in zip("abc", standing, strict=True) if entry]
+    observed = tried.batching.put_many(several(b"again"))
+    assert observed is not None
+    removals = [Removal(key, entry.version) for key, entry in zip("abc", observed, strict=True) if entry]
     tried.faulty.on("invalidate_many", 1, fault)
     with pytest.raises(StoreUnavailable):
         tried.batching.invalidate_many(removals)
@@ -278,48 +280,77 @@ def test_several_requests_fail_as_one(tried: Tried, fault: Fault, applied: bool)
 def test_a_wait_without_an_answer(tried: Tried) -> None:
     """A wait can be lost, unsent, or answered in vain; late it arrives as the put that it comes to."""
     for fault, applied in ((lose_request, False), (unsent, False), (late(), False), (lose_reply, True)):
-        tried.faulty.on("put_when_free", 1, fault)
+        tried.faulty.on("put_when_absent", 1, fault)
         with pytest.raises(StoreUnavailable) as failure:
-            tried.waking.put_when_free("key", b"mine", LONG, 20)
+            tried.queueing.put_when_absent("key", b"mine", LONG, 20)
         assert failure.value.sent == (fault is not unsent)
-        assert tried.standing == (b"mine" if applied else None)
+        assert tried.observed == (b"mine" if applied else None)
         assert tried.deliver() == (1 if fault.kept else 0)
-        assert tried.standing == (b"mine" if applied or fault.kept else None)
+        assert tried.observed == (b"mine" if applied or fault.kept else None)
         if entry := tried.memory.get("key"):
             tried.memory.invalidate("key", entry.version)
-    assert tried.faulty.calls == {"put_when_free": 4}
-    assert tried.faulty.log[0] == ("put_when_free", "key", ABSENT, b"mine", LONG, 20, (), ())
+    assert tried.faulty.calls == {"put_when_absent": 4}
+    assert tried.faulty.log[0] == ("put_when_absent", "key", ABSENT, b"mine", LONG, 20, (), ())
 
 
 def test_a_wake_up_may_be_lost(tried: Tried) -> None:
-    """Who is not woken puts at its timeout, though the key was free long before."""
-    tried.faulty.on("put_when_free", 1, lose_wake_up)
+    """A waiter that is not woken puts at its timeout, though the key was free long before."""
+    tried.faulty.on("put_when_absent", 1, lose_wake_up)
     begun = time.monotonic()
-    answer = tried.waking.put_when_free("key", b"mine", LONG, 0.2)
+    answer = tried.queueing.put_when_absent("key", b"mine", LONG, 0.2)
     assert time.monotonic() - begun >= 0.2
     assert answer == tried.memory.get("key")
-    assert tried.standing == b"mine"
+    assert tried.observed == b"mine"
 
 
 def test_a_wait_may_end_for_no_reason(tried: Tried) -> None:
-    """Who is woken early puts at once, and is told who stands."""
-    standing = tried.put(b"theirs")
-    assert standing is not None
-    tried.faulty.on("put_when_free", 1, wake_early)
+    """A waiter that is woken early puts at once, and is shown who holds the key."""
+    observed = tried.put(b"theirs")
+    assert observed is not None
+    tried.faulty.on("put_when_absent", 1, wake_early)
     begun = time.monotonic()
-    assert tried.waking.put_when_free("key", b"mine", LONG, 20) == standing
+    assert tried.queueing.put_when_absent("key", b"mine", LONG, 20) == observed
     assert time.monotonic() - begun < 10
 
 
-def test_without_a_fault_a_wait_is_a_wait(tried: Tried) -> None:
-    """Nothing is planned, and a removal lets in who waits."""
-    standing = tried.put(b"theirs")
-    assert standing is not None
+@pytest.mark.parametrize("native", [False, True], ids=["blocking", "asyncio"])
+def test_a_watch_can_fail_in_every_way(native: bool) -> None:  # noqa: FBT001 - a parameter
+    """A `wait_while` gets no answer, ends early or not before its timeout as planned, and else when the entry goes."""
+    faulty = AsyncFaultyStore(AsyncWatchingMemory()) if native else FaultyStore(WatchingMemory())
+    store = driven(faulty)
+    assert isinstance(store, WatchingStore)
+    for fault in (lose_request, unsent, lose_reply):
+        faulty.on("wait_while", 1, fault)
+        with pytest.raises(StoreUnavailable):
+            store.wait_while("key", 1, 0.01)
+    entry = store.put_if_version("key", b"theirs", ABSENT, LONG)
+    assert entry is not None
+    faulty.on("wait_while", 1, wake_early)
+    begun = time.monotonic()
+    store.wait_while("key", entry.version, 20)
+    assert time.monotonic() - begun < 10
+
+    faulty.on("wait_while", 1, lose_wake_up)
+    begun = time.monotonic()
+    store.wait_while("key", entry.version + 1, 0.2)
+    assert time.monotonic() - begun >= 0.2
+
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(tried.waking.put_when_free, "key", b"mine", LONG, 20)
+        waiting = threads.submit(store.wait_while, "key", entry.version, 20)
+        store.invalidate("key", entry.version)
+        waiting.result(10)
+    assert faulty.log[0] == ("wait_while", "key", 1, b"", 0.0, 0.01, (), ())
+
+
+def test_without_a_fault_a_wait_is_a_wait(tried: Tried) -> None:
+    """With nothing planned, a removal lets the waiter in."""
+    observed = tried.put(b"theirs")
+    assert observed is not None
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(tried.queueing.put_when_absent, "key", b"mine", LONG, 20)
         while not tried.memory._lines:
             time.sleep(0.001)
-        assert tried.store.invalidate("key", standing.version) == WOKEN
+        assert tried.store.invalidate("key", observed.version) == WOKEN
         answer = waiting.result(20)
     assert answer is not None
     assert answer.value == b"mine"

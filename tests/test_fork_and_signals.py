@@ -1,7 +1,8 @@
-"""A forked child holds nothing of its parent's, and an interrupt, wherever it strikes, makes no two hold one lock."""
+"""A forked child holds nothing of its parent's, and an interrupt, wherever it strikes, never lets two hold one lock."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import itertools
@@ -21,9 +22,13 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 import tenacity  # noqa: F401 - so that no interrupt strikes in its import, but for the one of a test
 
-from caslock import ABSENT, Hold, Lock, LockLost, MultiHold, MultiLock, NotHeld, process
+from caslock import ABSENT, AsyncLock, Hold, Lock, LockLost, MultiHold, MultiLock, NotHeld
+from caslock import fork as process
+from caslock.local import thread_renewer as renewer
+from caslock.local import workers
+from caslock.local.shared import shared_of
 from caslock.stores.memory import MemoryStore
-from tests.places import KINDS, PROMPT, Place, Watched, fresh, opened, standing, until
+from tests.locations import PROMPT, Place, Watched, fresh, observed, opened, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,13 +47,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Give each place in turn."""
-    with opened(request.param, request) as place:
-        yield place
-
-
 def held(lock: Lock) -> Hold:
     """Acquire a lock that must be free."""
     hold = lock.acquire(timeout=0)
@@ -57,7 +55,7 @@ def held(lock: Lock) -> Hold:
 
 
 class Family:
-    """A process and its child, which tells its parent what it sees, and never leaves the `with` that made it."""
+    """A process and its child, which reports what it sees to its parent, and never leaves the `with` that made it."""
 
     def __init__(self) -> None:
         """Begin without a child."""
@@ -81,7 +79,7 @@ class Family:
         os.write(self._write, json.dumps(facts).encode() + b"\n")
 
     def hear(self) -> dict[str, object]:
-        """Wait for the end of the child, and give all that it has told."""
+        """Wait for the end of the child, and return all that it has reported."""
         os.close(self._write)
         with os.fdopen(self._read) as pipe:
             facts: dict[str, object] = {}
@@ -93,7 +91,7 @@ class Family:
 
 @contextlib.contextmanager
 def family() -> Iterator[Family]:
-    """Have a child; it ends where this block does, and tells by what it has left it."""
+    """Have a child; it ends where this block does, and reports by what it has left it."""
     it = Family()
     try:
         yield it
@@ -111,9 +109,9 @@ ENDINGS = {"the end": None, "SystemExit": SystemExit(3), "KeyError": KeyError("o
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_child_that_leaves_the_body_frees_nothing(place: Place, ending: str) -> None:
-    """However a forked child leaves ``with``, the parent's lock stands; the child holds nothing, and is told so."""
-    store, key = place.store(), fresh()
+def test_a_child_that_leaves_the_block_frees_nothing(location: Place, ending: str) -> None:
+    """However a forked child leaves ``with``, the parent keeps its lock; the child holds nothing, and gets an error."""
+    store, key = location.store(), fresh()
     lock = Lock(store, key, ttl=20)
     with family() as kin, lock as hold:
         if kin.fork():
@@ -129,16 +127,16 @@ def test_a_child_that_leaves_the_body_frees_nothing(place: Place, ending: str) -
             assert (facts["again"], facts["by_another_object"]) == (False, False)
             hold.ensure_held()
             hold.extend()
-            assert Lock(place.store(), key).acquire(timeout=0) is None
-    assert standing(store, key) is None
+            assert Lock(location.store(), key).acquire(timeout=0) is None
+    assert observed(store, key) is None
 
 
 @pytest.mark.parametrize("told_by", ["the kernel", "Python"])
 def test_a_child_with_the_pid_of_its_parent_is_another_process(
-    place: Place, told_by: str, monkeypatch: pytest.MonkeyPatch
+    location: Place, told_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container all may be 1, and a pid comes again; wherever the kernel does not tell of a fork, Python does."""
-    store, key = place.store(), fresh()
+    """In a container all may be 1, and a pid comes again; where the kernel does not report a fork, Python does."""
+    store, key = location.store(), fresh()
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid)
     if told_by == "Python":
@@ -151,8 +149,8 @@ def test_a_child_with_the_pid_of_its_parent_is_another_process(
             facts = kin.hear()
             assert (facts["lost"], facts["remaining"], facts["same"]) == (True, 0.0, True)
             hold.extend()
-            assert Lock(place.store(), key).acquire(timeout=0) is None
-    assert standing(store, key) is None
+            assert Lock(location.store(), key).acquire(timeout=0) is None
+    assert observed(store, key) is None
 
 
 EARLY_HOOK = """
@@ -161,7 +159,8 @@ import os, sys
 held = []
 os.register_at_fork(after_in_child=lambda: held.append(lock.acquire(timeout=0)))
 
-from caslock import Lock, process
+from caslock import Lock
+from caslock import fork as process
 from caslock.stores.memory import MemoryStore
 
 if sys.argv[1] == "Python":
@@ -170,7 +169,7 @@ lock = Lock(MemoryStore(), "key", ttl=20)
 child = os.fork()
 if not child:
     again = lock.acquire(timeout=0)
-    os._exit(held[0].lost or again is None or again.claim is not held[0].claim)
+    os._exit(held[0].lost or again is None or again._attempt is not held[0]._attempt)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
@@ -182,9 +181,9 @@ def test_what_an_earlier_hook_of_the_child_acquires_is_its_own(told_by: str) -> 
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_child_can_lock_for_itself(place: Place) -> None:
+def test_a_child_can_lock_for_itself(location: Place) -> None:
     """A forked child locks another key by what it inherited, as its own owner; both go on renewing what they hold."""
-    store, key = place.store(), fresh()
+    store, key = location.store(), fresh()
     other = Lock(store, fresh(), ttl=0.5)
     store.get(key)
     with family() as kin, Lock(store, key, ttl=0.5) as hold:
@@ -197,7 +196,7 @@ def test_a_child_can_lock_for_itself(place: Place) -> None:
                     pid=record is not None and record.pid == os.getpid(),
                 )
                 time.sleep(0.7)
-                mine.ensure_held()  # renewed by a keeper of the child's own
+                mine.ensure_held()  # renewed by a renewer of the child's own
                 kin.tell(renewed=True)
         else:
             facts = kin.hear()
@@ -207,9 +206,9 @@ def test_a_child_can_lock_for_itself(place: Place) -> None:
             held(other).release()
 
 
-def test_the_verbs_of_an_inherited_hold_do_nothing(place: Place) -> None:
+def test_the_verbs_of_an_inherited_hold_do_nothing(location: Place) -> None:
     """In a forked child, release frees nothing; extend and ensure_held raise NotHeld."""
-    store, key = place.store(), fresh()
+    store, key = location.store(), fresh()
     lock = Lock(store, key, ttl=20)
     hold = held(lock)
     with family() as kin:
@@ -227,29 +226,29 @@ def test_the_verbs_of_an_inherited_hold_do_nothing(place: Place) -> None:
             hold.release()
 
 
-def test_an_explicit_owner_is_not_left_by_the_child(place: Place) -> None:
+def test_an_explicit_owner_is_not_left_by_the_child(location: Place) -> None:
     """Also with an explicit owner, a child that leaves ``with`` leaves the parent's hold alone."""
-    store, key = place.store(), fresh()
+    store, key = location.store(), fresh()
     with family() as kin, Lock(store, key, owner="orders:9f1c", ttl=20) as hold:
         if not kin.fork():
             assert kin.hear()["left_by"] == "the end"
             hold.extend()
-            assert Lock(place.store(), key).acquire(timeout=0) is None
+            assert Lock(location.store(), key).acquire(timeout=0) is None
 
 
-def test_a_multi_lock_is_not_left_by_the_child(place: Place) -> None:
+def test_a_multi_lock_is_not_left_by_the_child(location: Place) -> None:
     """A child that leaves ``with`` of a MultiLock leaves all of the parent's holds alone."""
-    store, keys = place.store(), [fresh(), fresh()]
+    store, keys = location.store(), [fresh(), fresh()]
     with family() as kin, MultiLock(store, keys, ttl=20) as holds:
         if not kin.fork():
             assert kin.hear()["left_by"] == "the end"
             holds.extend()
-            assert all(standing(store, key) for key in keys)
+            assert all(observed(store, key) for key in keys)
 
 
 @pytest.mark.parametrize("between", ["asks", "locks", "does nothing"])
-def test_a_grandchild_that_leaves_the_body_frees_nothing(between: str) -> None:
-    """A child of the child, too, leaves the body that it never entered without a word, whatever lies between."""
+def test_a_grandchild_that_leaves_the_block_frees_nothing(between: str) -> None:
+    """A child of the child, too, leaves the block that it never entered without an error, whatever lies between."""
     store, key = MemoryStore(), fresh()
     lock = Lock(store, key, ttl=20)
     with family() as kin, lock as hold:
@@ -270,9 +269,9 @@ def test_a_grandchild_that_leaves_the_body_frees_nothing(between: str) -> None:
             assert Lock(store, key).acquire(timeout=0) is None
 
 
-def test_forks_in_the_midst_of_other_threads_work(place: Place) -> None:
-    """Children forked while other threads are in the midst of locking, and the keeper of renewing, can lock at once."""
-    store, stop = place.store(), threading.Event()
+def test_forks_in_the_midst_of_other_threads_work(location: Place) -> None:
+    """Children forked while other threads are locking, and the renewer is renewing, can lock at once."""
+    store, stop = location.store(), threading.Event()
     store.get("warm")
 
     def work() -> None:
@@ -282,7 +281,7 @@ def test_forks_in_the_midst_of_other_threads_work(place: Place) -> None:
                 pass
 
     threads = [threading.Thread(target=work) for _ in range(2)]
-    with contextlib.suppress(LockLost), Lock(store, fresh(), ttl=0.1):  # so the keeper is busy
+    with contextlib.suppress(LockLost), Lock(store, fresh(), ttl=0.1):  # so the renewer is busy
         for thread in threads:
             thread.start()
         try:
@@ -299,24 +298,76 @@ def test_forks_in_the_midst_of_other_threads_work(place: Place) -> None:
                 thread.join()
 
 
+def test_a_child_starts_threads_though_another_thread_of_its_parent_was_about_to() -> None:
+    """Given a fork while another thread looks up the threads of a store, an AsyncLock of the child works."""
+    looking, forked = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with workers._guard:
+            looking.set()
+            forked.wait(30)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    looking.wait()
+    with family() as kin:
+        try:
+            if kin.fork():
+
+                async def lock() -> bool:
+                    return await AsyncLock(MemoryStore(), "key").acquire(timeout=0) is not None
+
+                kin.tell(locked=asyncio.run(lock()))
+            else:
+                assert kin.hear() == {"locked": True, "left_by": "the end", "status": 0}
+        finally:
+            forked.set()
+    thread.join()
+
+
+def test_two_threads_of_a_child_lose_no_job_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given two threads that both find the parent's threads gone, the jobs of both run."""
+    late, done = threading.Event(), threading.Event()
+    begun = threading.Event()
+
+    class Slow(workers.Workers):
+        def _begin(self) -> None:
+            if threading.current_thread().name == "slow":
+                begun.set()
+                late.wait(0.5)
+            super()._begin()
+
+    own, ran = Slow("test", 1), list[str]()
+    monkeypatch.setattr(workers, "generation", lambda: -1)
+    slow = threading.Thread(target=own.do, args=(lambda: ran.append("slow"),), name="slow")
+    slow.start()
+    begun.wait()
+    own.do(lambda: done.wait(10))  # the only thread is busy
+    own.do(lambda: ran.append("fast"))
+    late.set()
+    slow.join()
+    done.set()
+    assert until(lambda: sorted(ran) == ["fast", "slow"])
+
+
 LIBRARIES = ("/caslock/", "/redis/", "/pymemcache/")
 
 
 def interrupted(moment: int, act: Callable[[], object]) -> str:
-    """Raise KeyboardInterrupt at the moment-th chance that `act` gives, and tell where; "" where it has ended before.
+    """Raise KeyboardInterrupt at the moment-th chance that `act` gives, and return where; "" if it has ended before.
 
     A chance is where Python itself looks for signals (ceval.c): as a function begins, and as one of C returns; not
     between any two lines, for a `with` would then leak what it holds.
     """
-    left, place = moment, ""
+    left, location = moment, ""
 
     def profile(frame: FrameType, event: str, called: object) -> None:
-        nonlocal left, place
+        nonlocal left, location
         code = frame.f_code
         if event in ("call", "c_return") and any(part in code.co_filename for part in LIBRARIES):
             if left == 0:
                 after = f" after {getattr(called, '__name__', called)}" if event == "c_return" else ""
-                place = f"{moment}: {code.co_qualname}, {Path(code.co_filename).name}:{frame.f_lineno}{after}"
+                location = f"{moment}: {code.co_qualname}, {Path(code.co_filename).name}:{frame.f_lineno}{after}"
                 sys.setprofile(None)
                 raise KeyboardInterrupt
             left -= 1
@@ -326,7 +377,7 @@ def interrupted(moment: int, act: Callable[[], object]) -> str:
     try:
         act()
     except KeyboardInterrupt:
-        return place
+        return location
     finally:
         sys.setprofile(before)
     return ""
@@ -336,15 +387,15 @@ def every_moment(prepare: Callable[[], Callable[[], object]]) -> Iterator[str]:
     """Interrupt what `prepare` makes at its first chance, another one at its second, ..., until one gets through."""
     for moment in itertools.count():
         act = prepare()
-        place = interrupted(moment, act)
-        if not place:
+        location = interrupted(moment, act)
+        if not location:
             assert moment > 0
             return
-        yield place
+        yield location
 
 
 class Witness:
-    """Two keys with known answers, which tell whether a later request reads the reply of an earlier one."""
+    """Two keys with known answers, which show whether a later request reads the reply of an earlier one."""
 
     def __init__(self, store: Store) -> None:
         """Write what the answers are known of."""
@@ -364,9 +415,9 @@ class Witness:
 
 
 @pytest.mark.parametrize("verb", ["get", "put_if_version", "invalidate"])
-def test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply(place: Place, verb: str) -> None:
+def test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply(location: Place, verb: str) -> None:
     """KeyboardInterrupt at each moment of each verb, store and client library alike: the next answers are right."""
-    store = place.store()
+    store = location.store()
     witness = Witness(store)
 
     def prepare() -> Callable[[], object]:
@@ -387,9 +438,9 @@ TTL = 0.3
 
 
 @pytest.mark.parametrize("act", ["acquire", "release"])
-def test_answers_are_right_wherever_an_interrupt_strikes(place: Place, act: str) -> None:
+def test_answers_are_right_wherever_an_interrupt_strikes(location: Place, act: str) -> None:
     """KeyboardInterrupt at each moment of acquire and release: later requests read their own replies."""
-    store = place.store()
+    store = location.store()
     witness = Witness(store)
 
     def prepare() -> Callable[[], object]:
@@ -410,9 +461,9 @@ def test_no_orphan_outlives_its_lease_wherever_an_interrupt_strikes(
     locks: list[Lock] = []
     holds: list[Hold] = []
     moments: list[str] = []
-    with opened(kind, request) as place:
-        store = place.store()
-        other = held(Lock(store, fresh(), ttl=TTL))  # so that the keeper is there
+    with opened(kind, request) as location:
+        store = location.store()
+        other = held(Lock(store, fresh(), ttl=TTL))  # so that the renewer is there
 
         def prepare() -> Callable[[], object]:
             lock = Lock(store, fresh(), ttl=TTL)
@@ -425,31 +476,79 @@ def test_no_orphan_outlives_its_lease_wherever_an_interrupt_strikes(
 
         for moment in every_moment(prepare):
             moments.append(moment)
-            if holds and holds[-1].is_open:  # it had not begun yet, or can be called again
+            if holds and holds[-1]._is_open:  # it had not begun yet, or can be called again
                 with contextlib.suppress(LockLost):
                     holds[-1].release()
 
         last = locks.pop()  # it got through
         gc.collect()
-        until(lambda: not any(standing(store, lock.key) for lock in locks), TTL + 0.3)
-        assert [moment for moment, lock in zip(moments, locks, strict=True) if standing(store, lock.key)] == []
+        until(lambda: not any(observed(store, lock.key) for lock in locks), TTL + 0.3)
+        assert [moment for moment, lock in zip(moments, locks, strict=True) if observed(store, lock.key)] == []
         assert last.locked() == (act == "acquire")
         other.release()
 
 
-def test_an_interrupt_as_the_keeper_starts_raises_in_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """KeyboardInterrupt at each moment of the first acquire on a store: the keeper's thread ends without an error."""
+@pytest.mark.parametrize("way", ["Lock", "MultiLock", "with"])
+def test_an_interrupted_acquire_leaves_the_key_free(way: str) -> None:
+    """KeyboardInterrupt at each moment of acquire: the key is free at once, and not only when the lease ends."""
+    store = MemoryStore()
+    other = held(Lock(store, fresh(), ttl=20))  # so that the renewer is there
+    keys: list[str] = []
+
+    def prepare() -> Callable[[], object]:
+        keys.append(fresh())
+        lock = (
+            MultiLock(store, [keys[-1], f"{keys[-1]}:2"], ttl=20)
+            if way == "MultiLock"
+            else Lock(store, keys[-1], ttl=20)
+        )
+        return lock.__enter__ if way == "with" else lambda: lock.acquire(timeout=0)
+
+    left = [moment for moment in every_moment(prepare) for key in (keys[-1], f"{keys[-1]}:2") if observed(store, key)]
+    assert left == []
+    other.release()
+
+
+def test_a_fork_while_another_thread_makes_a_lock_leaves_the_child_usable() -> None:
+    """Given a thread inside what the locks of a store share, a child that first uses the other API does not hang."""
+    store = MemoryStore()
+    keep = Lock(store, fresh())
+    shared, inside, leave = shared_of(store), threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with shared._guard:
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    inside.wait()
+    try:
+        with family() as it:
+            if it.fork():
+                it.tell(made=repr(AsyncLock(store, keep.key)))
+    finally:
+        leave.set()
+        thread.join()
+    facts = it.hear()
+    assert facts["status"] == 0
+    assert "AsyncLock" in str(facts["made"])
+
+
+def test_an_interrupt_as_the_renewer_starts_raises_in_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt at each moment of a process's first acquire: the renewer's thread ends without an error."""
     before, raised = set(threading.enumerate()), list[BaseException | None]()
     monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
 
     def prepare() -> Callable[[], object]:
+        renewer._renewer = None
         lock = Lock(MemoryStore(), fresh(), ttl=TTL)
         return lambda: lock.acquire(timeout=0)
 
     for _ in every_moment(prepare):
         pass
     gc.collect()
-    assert until(lambda: not {thread for thread in threading.enumerate() if "keeper" in thread.name} - before, 2)
+    assert until(lambda: not {thread for thread in threading.enumerate() if "renewer" in thread.name} - before, 3)
     assert raised == []
 
 
@@ -457,7 +556,7 @@ def test_an_interrupt_as_the_keeper_starts_raises_in_no_thread(monkeypatch: pyte
 def test_an_interrupted_lock_can_be_used_again(act: str) -> None:
     """KeyboardInterrupt at each moment of acquire and release: the same object can be had again within a lease."""
     store = MemoryStore()
-    other = held(Lock(store, fresh(), ttl=TTL))  # so that the keeper is there
+    other = held(Lock(store, fresh(), ttl=TTL))  # so that the renewer is there
     locks: list[Lock] = []
 
     def prepare() -> Callable[[], object]:
@@ -484,7 +583,7 @@ def test_an_interrupted_lock_can_be_used_again(act: str) -> None:
             held(lock).release()
         except (AssertionError, LockLost, RuntimeError):
             return False
-        return standing(store, lock.key) is None
+        return observed(store, lock.key) is None
 
     assert [moment for moment, lock in zip(moments, locks, strict=True) if not usable(lock)] == []
     other.release()
@@ -494,7 +593,7 @@ def test_an_interrupted_acquire_lets_no_two_threads_in() -> None:
     """KeyboardInterrupt at each moment of acquire: its thread and another one never both get the lock afterwards."""
     store = MemoryStore()
     locks: list[Lock] = []
-    other = held(Lock(store, fresh(), ttl=TTL))  # so that the keeper is there
+    other = held(Lock(store, fresh(), ttl=TTL))  # so that the renewer is there
 
     def prepare() -> Callable[[], object]:
         lock = Lock(store, fresh(), ttl=20)
@@ -518,7 +617,7 @@ def test_an_interrupted_acquire_lets_no_two_threads_in() -> None:
     ["Hold", "MultiHold"],
 )
 def test_an_interrupted_extension_stops_no_other_renewals(kind: str) -> None:
-    """KeyboardInterrupt at each moment of extend: the keeper goes on renewing the other holds on that store."""
+    """KeyboardInterrupt at each moment of extend: the renewer goes on renewing the other holds on that store."""
     kept: list[Hold] = []
     extended: list[Hold | MultiHold] = []
 
@@ -540,22 +639,27 @@ def test_an_interrupted_extension_stops_no_other_renewals(kind: str) -> None:
             hold.release()
 
 
-def test_a_body_interrupted_as_it_ends_is_bounded_by_the_lease() -> None:
+def test_a_block_interrupted_as_it_ends_is_bounded_by_the_lease() -> None:
     """KeyboardInterrupt at each moment of ``with`` past the first of its exit: the key is free within a lease."""
     store = MemoryStore()
-    other = held(Lock(store, fresh(), ttl=TTL))  # so that the keeper is there
+    other = held(Lock(store, fresh(), ttl=TTL))  # so that the renewer is there
     locks: list[Lock | MultiLock] = []
     left: list[str] = []
-    for multi in (False, True):
+    for kind in ("lock", "multi-lock", "hold", "multi-hold"):
         locks.clear()
 
         def prepare() -> Callable[[], object]:
-            lock = MultiLock(store, [fresh()], ttl=TTL) if multi else Lock(store, fresh(), ttl=TTL)  # noqa: B023 - used at once
+            multi, of_hold = kind.startswith("multi"), kind.endswith("hold")  # noqa: B023 - used at once
+            lock = MultiLock(store, [fresh()], ttl=TTL) if multi else Lock(store, fresh(), ttl=TTL)
             locks.append(lock)
 
             def visit() -> None:
-                with lock:
-                    pass
+                if not of_hold:
+                    with lock:
+                        pass
+                elif hold := lock.acquire(timeout=0):
+                    with hold:
+                        pass
 
             return visit
 
@@ -564,8 +668,8 @@ def test_a_body_interrupted_as_it_ends_is_bounded_by_the_lease() -> None:
         left += [
             moment
             for moment, lock in zip(moments, locks[:-1], strict=True)
-            if standing(store, lock.key if isinstance(lock, Lock) else lock.keys[0])
-            and "__exit__" not in moment  # as it is called: no library can close that
+            if observed(store, lock.key if isinstance(lock, Lock) else lock.keys[0])
+            and not any(call in moment for call in ("__exit__", "__enter__", "__len__"))  # no library can close these
         ]
     assert left == []
     other.release()
@@ -584,7 +688,7 @@ def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
         def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
             if threading.current_thread() is threading.main_thread():
                 waiting.append(pool.submit(locks[-1].acquire, timeout=20))
-                assert until(lambda: locks[-1]._state._turnstile._waiting)
+                assert until(lambda: locks[-1]._state._queue._waiting)
             return super().put_if_version(key, value, version, ttl)
 
     def prepare() -> Callable[[], object]:
@@ -601,9 +705,9 @@ def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
     done, _ = wait(waiting, timeout=2)
     asleep = [moment for moment, one in zip(moments, waiting, strict=True) if one not in done]
     for lock in locks:  # so that nobody sleeps on, whatever has come of this
-        for claim in lock._state._turnstile._waiting:
-            if claim.event is not None:
-                claim.event.set()
+        for attempt in lock._state._queue._waiting:
+            if attempt.event is not None:
+                attempt.event.set()
     pool.shutdown()
     assert asleep == []
 
@@ -644,6 +748,95 @@ def test_a_signal_handler_may_use_another_lock() -> None:
     """A handler that strikes at any moment of a Lock, and uses another one, does not wait for what it interrupts."""
     told = subprocess.run([sys.executable, "-c", HANDLER], capture_output=True, text=True, check=False)
     assert (told.stdout.split(), told.returncode) == (["True"], 0), told.stderr
+
+
+SAME_KEY = """
+import faulthandler, itertools, sys
+faulthandler.dump_traceback_later(20, exit=True)
+from caslock import Lock, StoreUnavailable
+from caslock.stores.memory import MemoryStore
+from caslock.stores.sqlite import SQLiteStore
+
+store = MemoryStore() if sys.argv[1] == "memory" else SQLiteStore(sys.argv[1])
+seen = set()
+
+def handle():
+    try:
+        hold = Lock(store, "key").acquire(timeout=0)
+        seen.add("had" if hold else "held by the program")
+        if hold:
+            hold.release()
+    except StoreUnavailable as error:
+        seen.add("inside")
+
+for moment in itertools.count():
+    left = moment
+    def profile(frame, event, _):
+        global left
+        if event in ("call", "return", "c_call", "c_return") and "/caslock/" in frame.f_code.co_filename:
+            left -= 1
+            if left < 0:
+                sys.setprofile(None)
+                handle()
+    lock = Lock(store, "key", ttl=20)
+    sys.setprofile(profile)
+    try:
+        with lock:
+            pass
+    finally:
+        sys.setprofile(None)
+    if left >= 0:
+        break
+assert Lock(store, "key").acquire(timeout=0)
+print(*sorted(seen), sep=", ")
+"""
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_signal_handler_may_use_the_same_key(kind: str, tmp_path: Path) -> None:
+    """A handler with another Lock of the key that its thread is just taking gets an answer at any moment: no hang."""
+    where = kind if kind == "memory" else str(tmp_path / "locks.db")
+    told = subprocess.run([sys.executable, "-c", SAME_KEY, where], capture_output=True, text=True, check=False)
+    assert (told.stdout.strip(), told.returncode) == ("had, held by the program", 0), told.stderr
+
+
+COLLECTED = """
+import faulthandler, gc, sys, time
+faulthandler.dump_traceback_later(10, exit=True)
+sys.unraisablehook = lambda unraisable: unraised.append(unraisable.exc_value)
+from caslock import Lock, StoreUnavailable
+from caslock.stores.memory import MemoryStore
+
+unraised, released = [], 0
+
+class Careless:
+    def __init__(self, store, key):
+        self.me, self.hold = self, Lock(store, key, ttl=0.2).acquire()
+    def __del__(self):
+        global released
+        self.hold.release()
+        released += 1
+
+def clock():  # asked in the middle of each verb
+    gc.collect()
+    return time.monotonic()
+
+store = MemoryStore(clock=clock)
+for number in range(5):
+    Careless(store, f"key {number}")
+    with Lock(store, "other"):
+        pass
+gc.collect()
+assert len(unraised) + released == 5
+assert {type(error) for error in unraised} == {StoreUnavailable}, unraised
+print("done")
+"""
+
+
+def test_a_del_that_releases_does_not_hang() -> None:
+    """A `__del__` that the collector runs in the middle of a verb of the memory store gets an answer: no hang."""
+    told = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=False)
+    assert (told.stdout.strip(), told.returncode) == ("done", 0), told.stderr
 
 
 INTERRUPTED_IMPORT = """
@@ -722,15 +915,15 @@ class Bell:
 
 @pytest.fixture
 def bell() -> Iterator[Bell]:
-    """Give a bell."""
+    """Return a bell."""
     it = Bell()
     yield it
     it.remove()
 
 
-def test_signals_at_random_moments(place: Place, bell: Bell) -> None:
+def test_signals_at_random_moments(location: Place, bell: Bell) -> None:
     """Real signals at random moments of acquire and release: answers are right, and no orphan outlives its lease."""
-    store, chance = place.store(), random.Random(7)
+    store, chance = location.store(), random.Random(7)
     witness = Witness(store)
     keys: list[str] = []
 
@@ -752,14 +945,14 @@ def test_signals_at_random_moments(place: Place, bell: Bell) -> None:
 
     assert hits > 5
     gc.collect()
-    wait = TTL + (3.5 if place.kind == "memcached" else 0.3)
-    until(lambda: not any(standing(store, key) for key in keys), wait)
-    assert [key for key in keys if standing(store, key)] == []
+    wait = TTL + (3.5 if location.kind == "memcached" else 0.3)
+    until(lambda: not any(observed(store, key) for key in keys), wait)
+    assert [key for key in keys if observed(store, key)] == []
 
 
-def test_an_interrupt_while_waiting_leaves_nothing(place: Place, bell: Bell) -> None:
+def test_an_interrupt_while_waiting_leaves_nothing(location: Place, bell: Bell) -> None:
     """A signal while acquire waits for somebody else ends it at once; the holder is left alone, and nothing behind."""
-    store, key = place.store(), fresh()
+    store, key = location.store(), fresh()
     hold = held(Lock(store, key, ttl=20))
     for delay in (0.02, 0.05, 0.1):
         began = time.monotonic()
@@ -767,7 +960,7 @@ def test_an_interrupt_while_waiting_leaves_nothing(place: Place, bell: Bell) -> 
         assert time.monotonic() - began < 5
     hold.extend()
     hold.release()
-    assert standing(store, key) is None
+    assert observed(store, key) is None
 
 
 def test_an_interrupt_while_waiting_for_another_thread_leaves_nothing(bell: Bell) -> None:
@@ -787,7 +980,7 @@ def test_an_interrupt_while_waiting_for_another_thread_leaves_nothing(bell: Bell
     assert bell.interrupts(0.05, lock.acquire)
     leave.set()
     thread.join()
-    assert standing(store, lock.key) is None
+    assert observed(store, lock.key) is None
     held(lock).release()
 
 
@@ -804,13 +997,13 @@ def test_a_signal_between_acquire_and_try_is_bounded_by_the_lease(kind: str, req
         finally:
             lock.release()
 
-    with opened(kind, request) as place:
-        store, key = place.store(), fresh()
+    with opened(kind, request) as location:
+        store, key = location.store(), fresh()
         with contextlib.suppress(KeyboardInterrupt):
             critical_section(store, key)
         gc.collect()
-        assert standing(store, key) is not None
-        assert until(lambda: standing(store, key) is None, TTL + 0.5)
+        assert observed(store, key) is not None
+        assert until(lambda: observed(store, key) is None, TTL + 0.5)
 
 
 def test_a_lock_that_lives_on_can_be_released_after_such_a_signal() -> None:

@@ -3,86 +3,128 @@
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "caslock"
 
-RULES = ("errors", "store", "record", "claim", "request", "core")
-"""The rules of locking, from the ground up: all that the simulator drives."""
-
-STATE = ("bodies", "checks", "hold", "turnstile", "lockstate", "multi")
-LADDER = (
-    *("clock", "process", "sockets", "interrupts", *RULES, *STATE, "keeper", "thread_world", "task_world"),
-    *("blocking", "aio", "connect", "__init__", "testing", "cli"),
+PROTOCOL = (
+    *("record", "writes", "lease", "attempt", "runtime", "exchange", "contention"),
+    *("hand_over", "withdraw", "acquire", "renew", "release", "batch"),
 )
-"""Every module and package, from the ground up: each may import what stands before it, with these exceptions."""
+LOCAL = (
+    *("clock", "log", "settings", "with_blocks", "hold", "loss", "queue", "shared", "lock_state", "multi"),
+    *("schedule", "workers", "settler", "thread_renewer", "threads", "task_renewer", "tasks"),
+)
+GROUND = ("errors", "store", "closing", "fork", "connections", "loop_end", "options")
+LADDER = (
+    *GROUND,
+    *(f"protocol.{name}" for name in PROTOCOL),
+    *(f"local.{name}" for name in LOCAL),
+    *("protocol", "local", "blocking", "aio", "connect", "__init__", "testing", "verify", "cli"),
+)
+"""Every module and package, from the ground up: each may import what comes before it, with these exceptions."""
 
 MAY_IMPORT = {own: set(LADDER[:rung]) for rung, own in enumerate(LADDER)}
-MAY_IMPORT["stores"] = {"errors", "store", "process", "sockets"}  # not each other, but for the files of one store
-MAY_IMPORT["task_world"] -= {"keeper", "thread_world"}
-MAY_IMPORT["aio"] -= {"keeper", "blocking", "thread_world"}  # the two APIs are siblings
-MAY_IMPORT["connect"] = {"errors", "store", "stores"}
-MAY_IMPORT["testing"] |= {"stores", "testing"}
-MAY_IMPORT["cli"] |= {"stores", "cli"}
+MAY_IMPORT["stores"] = set()  # the package itself; its stores:
+OF_A_STORE = {"errors", "store", "closing", "fork"}
+OF_A_CLIENT = OF_A_STORE | {"connections", "options"}
+STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
+"""What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""
+for own in PROTOCOL:
+    MAY_IMPORT[f"protocol.{own}"] -= {"closing", "connections", "fork", "loop_end", "options"}
+for own in ("task_renewer", "tasks"):  # threads and tasks are siblings, and so are the two APIs
+    MAY_IMPORT[f"local.{own}"] -= {"local.settler", "local.thread_renewer", "local.threads"}
+MAY_IMPORT["aio"] -= {"blocking", "local.thread_renewer", "local.threads"}
+MAY_IMPORT["connect"] = {"errors", "options", "store", "stores"}
+for own in ("testing", "verify", "cli"):
+    MAY_IMPORT[own] |= {"stores", own}
 
 MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 
 
-def imports(source: str) -> set[str]:
-    """Name all modules that `source` imports, at any depth, also for types only, as dotted absolute names."""
+def imports(source: str, *, types: bool = True) -> set[str]:
+    """Name all modules that `source` imports, at any depth, as dotted absolute names; `types`: also for types only."""
     found = set[str]()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    if not types:
+        tree.body = [
+            node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+        ]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            submodules = {f"caslock.{alias.name}" for alias in node.names if alias.name in MAY_IMPORT}
-            found |= (submodules or {module}) if module == "caslock" else {module}
+            submodules = {
+                f"{module}.{alias.name}" for alias in node.names if layer(f"{module}.{alias.name}") in MAY_IMPORT
+            }
+            packages = {"caslock", "caslock.protocol", "caslock.local"}
+            found |= (submodules or {module}) if module in packages else {module}
     return found
 
 
 def layer(module: str) -> str:
-    """Give the layer of a module of caslock: its first name below the package."""
-    return [*module.split("."), "__init__"][1]
+    """Return the layer of a module of caslock: its first name below the package, or the first two in split packages."""
+    names = [*module.split(".")[1:], "__init__"]
+    split = names[0] in {"protocol", "local"} and names[1] != "__init__"
+    return ".".join(names[:2]) if split else names[0]
 
 
 def test_every_import_is_seen() -> None:
     """The walk below sees imports in functions, for types only, and through the package."""
     source = """
 import caslock
-from caslock import core, Lock
+from caslock import connect, Lock
+from caslock.protocol import acquire
 if TYPE_CHECKING:
     from caslock.stores.redis import RedisStore
 def f():
-    import asyncio.tasks as t, caslock.record
+    import asyncio.tasks as t, caslock.protocol.record
     from . import x
 """
-    seen = {".", "asyncio.tasks", "caslock", "caslock.core", "caslock.record", "caslock.stores.redis"}
-    assert imports(source) == seen
+    seen = {".", "asyncio.tasks", "caslock", "caslock.connect", "caslock.protocol.acquire", "caslock.protocol.record"}
+    assert imports(source) == {*seen, "caslock.stores.redis"}
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_arrows_only_point_down(module: str) -> None:
-    """A module imports only what stands below it."""
-    own = Path(module).parts[0].removesuffix(".py")
+    """A module imports only modules below it."""
+    own = layer("caslock." + ".".join(Path(module).with_suffix("").parts))
+    store = _store_of(module)
     assert own in MAY_IMPORT, f"{module}: give {own!r} its place in MAY_IMPORT"
+    assert store in {"__init__", *STORES}, f"{module}: give {store!r} its place in STORES"
+    allowed = STORES.get(store, MAY_IMPORT[own])
     names = imports((PACKAGE / module).read_text())
     assert not [name for name in names if name.startswith(".")], f"{module}: no relative imports"
-    family = "caslock." + ".".join(Path(module).with_suffix("").parts).partition("_")[0]  # redis_line is one of redis
-    inside = {layer(name) for name in names if name.split(".")[0] == "caslock" and not _of(family, name)}
-    assert inside <= MAY_IMPORT[own], f"{module} must not import {sorted(inside - MAY_IMPORT[own])}"
+    inside = {layer(name) for name in names if name.split(".")[0] == "caslock" and not _same_store(module, name)}
+    running = {layer(name) for name in imports((PACKAGE / module).read_text(), types=False)}
+    package = own.partition(".")[0]  # the modules of one package may name each other's types
+    inside -= {name for name in inside - running if "." in own and name.partition(".")[0] == package}
+    assert inside <= allowed, f"{module} must not import {sorted(inside - allowed)}"
 
 
-def _of(family: str, name: str) -> bool:
-    """Tell whether a store's module is one of the same store's: ``redis.py`` or ``redis_*.py``."""
-    return family.startswith("caslock.stores.") and re.fullmatch(rf"{re.escape(family)}(_\w+)?", name) is not None
+def _store_of(module: str) -> str:
+    """Name the store that a module is, or is a file of; of other modules, "__init__"."""
+    own = Path(module).with_suffix("").parts
+    return own[1] if own[0] == "stores" else "__init__"
 
 
-@pytest.mark.parametrize("own", RULES)
-def test_the_rules_know_no_threads_and_no_event_loop(own: str) -> None:
+def _same_store(module: str, name: str) -> bool:
+    """Return whether a module of a store imports another file of the same store."""
+    return name.startswith(f"caslock.stores.{_store_of(module)}.")
+
+
+@pytest.mark.parametrize("own", PROTOCOL)
+def test_the_protocol_knows_no_threads_and_no_event_loop(own: str) -> None:
     """The rules are written once: they import neither threading nor asyncio, nor what hides them."""
-    outside = {name.split(".")[0] for name in imports((PACKAGE / f"{own}.py").read_text())}
+    outside = {name.split(".")[0] for name in imports((PACKAGE / "protocol" / f"{own}.py").read_text())}
     assert not outside & {"_thread", "asyncio", "concurrent", "multiprocessing", "threading"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_that_is_shipped_imports_what_is_not(module: str) -> None:
+    """Only the package `caslock` is installed: it has neither the tests nor the benchmarks."""
+    outside = {name.split(".")[0] for name in imports((PACKAGE / module).read_text())}
+    assert not outside & {"tests", "benchmarks", "examples"}

@@ -1,6 +1,6 @@
-"""Several locks are one: always taken in one order, all or nothing, and lost together."""
+"""Several locks as one: always taken in one order, all or nothing, and lost together."""
 
-# ruff: noqa: PT012 - what is raised at the end of a `with` body needs a body
+# ruff: noqa: PT012 - what is raised at the end of a `with` block needs a block
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pytest
 import tenacity
@@ -30,28 +30,12 @@ from caslock import (
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_request, raising
-from tests.places import KINDS, Address, Place, Watched, fresh, opened, standing, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.locations import Address, Place, Watched, fresh, observed, opened, until
 
 T = TypeVar("T")
 
 POLL = tenacity.wait_random(0.0, 0.004)
 """Between two tries, where many of them are the point."""
-
-
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Give each place in turn."""
-    with opened(request.param, request) as place:
-        yield place
-
-
-@pytest.fixture
-def memory() -> MemoryStore:
-    """Give a store for what does not depend on the store."""
-    return MemoryStore()
 
 
 def three() -> list[str]:
@@ -67,9 +51,9 @@ def held(lock: MultiLock) -> MultiHold:
     return holds
 
 
-def test_any_order_and_duplicates_are_one_lock(place: Place) -> None:
-    """Keys are taken in sorted order, each once, however they are given; all are free after the body."""
-    store = Watched(place.store())
+def test_any_order_and_duplicates_are_one_lock(location: Place) -> None:
+    """Keys are taken in sorted order, each once, however they are given; all are free after the block."""
+    store = Watched(location.store())
     a, b, c = three()
     lock = MultiLock(store, [c, a, b, a, c, c])
 
@@ -85,15 +69,18 @@ def test_any_order_and_duplicates_are_one_lock(place: Place) -> None:
         assert 0 < holds.remaining() <= 30
         with pytest.raises(KeyError):
             holds["another"]
+        assert a in holds
+        assert holds[c] in holds
+        assert "another" not in holds
 
     assert store.requests[:3] == [("put", a), ("put", b), ("put", c)]
     assert store.requests[-3:] == [("invalidate", c), ("invalidate", b), ("invalidate", a)]
-    assert not any(standing(store, key) for key in (a, b, c))
+    assert not any(observed(store, key) for key in (a, b, c))
 
 
-def test_a_busy_key_is_none_and_the_rest_is_given_back(place: Place) -> None:
+def test_a_busy_key_is_none_and_the_rest_is_given_back(location: Place) -> None:
     """When one key can't be had, acquire gives None and holds nothing; `with` raises NotAcquired, naming that key."""
-    store = place.store()
+    store = location.store()
     a, b, c = three()
     with Lock(store, b):
         lock = MultiLock(store, [a, b, c], timeout=0.05)
@@ -101,18 +88,18 @@ def test_a_busy_key_is_none_and_the_rest_is_given_back(place: Place) -> None:
         assert lock.acquire(blocking=False) is None
         with pytest.raises(NotAcquired, match=b), lock:
             pytest.fail("two hold one lock")
-        assert standing(store, a) is None
-        assert standing(store, c) is None
+        assert observed(store, a) is None
+        assert observed(store, c) is None
     held(lock).release()
 
 
 def test_a_key_that_could_not_be_given_back_is_no_none(memory: MemoryStore) -> None:
-    """None means that nothing is held: a key that was had, and whose release gets no answer, is told as unknown."""
+    """None means that nothing is held: a key that was held, and whose release gets no answer, is OutcomeUnknown."""
     store = Watched(memory)
     a, b, _ = three()
     with Lock(memory, b):
         store.lose = lambda verb, key: verb != "put" and key == a
-        with pytest.raises(OutcomeUnknown, match="given back") as caught:
+        with pytest.raises(OutcomeUnknown, match="may not have been released") as caught:
             MultiLock(store, [a, b], retry=(0, 0)).acquire(timeout=0)
     assert repr(a) in str(caught.value)
     assert isinstance(caught.value.__cause__, NotAcquired)
@@ -132,7 +119,7 @@ def test_a_failure_at_any_key_gives_the_others_back_in_reverse(memory: MemorySto
     given_back = [key for verb, key in store.requests if verb == "invalidate"]
     assert puts == keys[:position]
     assert given_back == keys[:position][::-1]
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_a_release_goes_on_when_one_fails_and_raises_it(memory: MemoryStore) -> None:
@@ -145,10 +132,10 @@ def test_a_release_goes_on_when_one_fails_and_raises_it(memory: MemoryStore) -> 
         holds.release()
 
     assert [key for verb, key in store.requests if verb == "invalidate"] == keys[::-1]
-    assert [standing(memory, key) is None for key in keys] == [True, False, True]
+    assert [observed(memory, key) is None for key in keys] == [True, False, True]
     store.lose = lambda _verb, _key: False
     holds.release()
-    assert standing(memory, keys[1]) is None
+    assert observed(memory, keys[1]) is None
 
 
 def test_a_failed_release_can_be_called_again_at_the_lock(memory: MemoryStore) -> None:
@@ -161,22 +148,22 @@ def test_a_failed_release_can_be_called_again_at_the_lock(memory: MemoryStore) -
         lock.release()
     store.lose = lambda _verb, _key: False
     lock.release()
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
-def test_two_failing_releases_are_both_told(memory: MemoryStore) -> None:
+def test_two_failing_releases_are_both_reported(memory: MemoryStore) -> None:
     """When two releases fail, the first error is raised and the other is its note."""
     store, keys = Watched(memory), three()
     holds = held(MultiLock(store, keys, retry=(0, 0)))
     for key in keys[:2]:
-        Lock(memory, key).break_()
+        Lock(memory, key).force_release()
     with pytest.raises(LockLost, match=keys[1]) as caught:
         holds.release()
     assert any(keys[0] in note for note in caught.value.__notes__)
 
 
 def test_an_interrupt_is_raised_whatever_else_went_wrong(memory: MemoryStore) -> None:
-    """One release gets no answer, the next is interrupted: the interrupt is raised, and tells of the other."""
+    """One release gets no answer, the next is interrupted: the interrupt is raised, with a note of the other."""
     store, keys = FaultyStore(memory, plain=True), three()
     holds = held(MultiLock(store, keys, retry=(0, 0)))
     store.on("invalidate", 1, lose_request)
@@ -185,16 +172,16 @@ def test_an_interrupt_is_raised_whatever_else_went_wrong(memory: MemoryStore) ->
     with pytest.raises(KeyboardInterrupt) as caught:
         holds.release()
     assert repr(keys[2]) in "".join(caught.value.__notes__)
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_locks_of_different_stores_are_one(request: pytest.FixtureRequest) -> None:
-    """Locks of three stores can be held as one; they are taken in the order of place and key, given back in reverse."""
+    """Locks of three stores can be held as one: taken in the order of location and key, and released in reverse."""
     with opened("memory", request) as a, opened("sqlite", request) as b, opened("redis", request) as c:
-        stores = [place.store() for place in (c, a, b, a)]
+        stores = [location.store() for location in (c, a, b, a)]
         locks = [Lock(store, fresh()) for store in stores]
-        places = [store.traits.place for store in stores]
-        order = [lock for _, _, lock in sorted(zip(places, [lock.key for lock in locks], locks, strict=True))]
+        locations = [store.traits.location for store in stores]
+        order = [lock for _, _, lock in sorted(zip(locations, [lock.key for lock in locks], locks, strict=True))]
 
         with MultiLock([*locks, locks[0]]) as holds:
             assert [hold.key for hold in holds] == [lock.key for lock in order]
@@ -206,14 +193,14 @@ def test_locks_of_different_stores_are_one(request: pytest.FixtureRequest) -> No
         assert not any(lock.locked() for lock in locks)
 
 
-def test_loss_of_one_is_loss_of_all(place: Place) -> None:
+def test_loss_of_one_is_loss_of_all(location: Place) -> None:
     """When one lease is gone, the whole is lost: at questions and at exit; the other keys are free afterwards."""
-    store, keys = place.store(), three()
+    store, keys = location.store(), three()
     told: list[str] = []
     lock = MultiLock(store, keys, ttl=0.5, on_lost=lambda hold: told.append(hold.key))
 
     with pytest.raises(LockLost, match=keys[1]), lock as holds:
-        Lock(store, keys[1]).break_()
+        Lock(store, keys[1]).force_release()
         assert until(lambda: holds.lost)
         with pytest.raises(LockLost, match=keys[1]):
             holds.ensure_held()
@@ -221,7 +208,7 @@ def test_loss_of_one_is_loss_of_all(place: Place) -> None:
         assert until(lambda: told)
 
     assert told == [keys[1]]
-    assert not any(standing(store, key) for key in keys)
+    assert not any(observed(store, key) for key in keys)
 
 
 def test_there_is_one_deadline_for_all(memory: MemoryStore) -> None:
@@ -236,7 +223,7 @@ def test_there_is_one_deadline_for_all(memory: MemoryStore) -> None:
         assert MultiLock(memory, keys, poll=POLL).acquire(timeout=0.5) is None
         assert 0.45 < time.monotonic() - began < 0.79
         timer.join()
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_a_first_lease_that_ends_before_the_last_is_had_is_a_loss(memory: MemoryStore) -> None:
@@ -249,7 +236,7 @@ def test_a_first_lease_that_ends_before_the_last_is_had_is_a_loss(memory: Memory
     with pytest.raises(LockLost, match=keys[0]):
         MultiLock(memory, keys, ttl=0.2, auto_renew=False, poll=POLL).acquire()
     timer.join()
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_nested_multi_locks_share_keys(memory: MemoryStore) -> None:
@@ -267,7 +254,7 @@ def test_nested_multi_locks_share_keys(memory: MemoryStore) -> None:
         MultiLock(memory, keys[1:], owner="one", timeout=0) as inner,
     ):
         assert outer[keys[1]].fence == inner[keys[1]].fence
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_one_multi_lock_re_enters(memory: MemoryStore) -> None:
@@ -278,24 +265,24 @@ def test_one_multi_lock_re_enters(memory: MemoryStore) -> None:
         asked = len(store.requests)
         with lock:
             assert len(store.requests) == asked
-        assert all(standing(memory, key) for key in keys)
-    assert not any(standing(memory, key) for key in keys)
+        assert all(observed(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
     with pytest.raises(NotHeld):
         lock.release()
 
 
-def test_holds_released_by_hand_do_not_keep_the_body_from_releasing(memory: MemoryStore) -> None:
-    """A body that acquires again and releases those holds by hand still gives back its own at the end."""
+def test_holds_released_by_hand_do_not_keep_the_block_from_releasing(memory: MemoryStore) -> None:
+    """A block that acquires again and releases those holds by hand still gives back its own at the end."""
     keys = three()
     lock = MultiLock(memory, keys)
     with lock:
         again = held(lock)
         again.release()
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_a_multi_lock_released_by_its_holds_is_not_held(memory: MemoryStore) -> None:
-    """After MultiHold.release, MultiLock.release raises NotHeld, and the object has forgotten the holds."""
+    """After MultiHold.release, MultiLock.release raises NotHeld, and the object no longer has the holds."""
     lock = MultiLock(memory, three())
     for _ in range(10):
         held(lock).release()
@@ -311,29 +298,29 @@ def test_another_thread_can_not_release(memory: MemoryStore) -> None:
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(NotHeld):
             pool.submit(lock.release).result()
-        assert all(standing(memory, key) for key in keys)
+        assert all(observed(memory, key) for key in keys)
         pool.submit(holds.release).result()
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
-def test_the_error_of_the_body_is_never_masked(memory: MemoryStore) -> None:
-    """The body's own exception leaves, with a note for each lock that was lost."""
+def test_the_error_of_the_block_is_never_masked(memory: MemoryStore) -> None:
+    """The block's own exception leaves, with a note for each lock that was lost."""
     keys = three()
     lock = MultiLock(memory, keys)
 
     def fail() -> None:
         with lock:
-            Lock(memory, keys[0]).break_()
+            Lock(memory, keys[0]).force_release()
             raise KeyError
 
     with pytest.raises(KeyError) as caught:
         fail()
     assert any(keys[0] in note for note in caught.value.__notes__)
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
 def count(address: Address, keys: list[str], folder: str, rounds: int) -> int:
-    """Add to a number under each key, in two steps, as often as told."""
+    """Add to a number under each key, in two steps, so many times."""
     store = address.open()
     lock = MultiLock(store, keys, timeout=40, poll=POLL)
     files = [Path(folder) / key.rpartition(":")[2] for key in keys]
@@ -354,13 +341,13 @@ def test_users_in_opposite_order_never_wait_for_each_other(
         (tmp_path / key.rpartition(":")[2]).write_text("0")
     orders = [keys[:2], [keys[2], keys[1]], [keys[2], keys[0]]]
     with (
-        opened(kind, request) as place,
+        opened(kind, request) as location,
         ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool,
     ):
-        running = [pool.submit(count, place.address, order, str(tmp_path), rounds) for order in orders]
+        running = [pool.submit(count, location.address, order, str(tmp_path), rounds) for order in orders]
         assert [one.result(timeout=50) for one in running] == [rounds] * 3
-        store = place.store()
-        assert not any(standing(store, key) for key in keys)
+        store = location.store()
+        assert not any(observed(store, key) for key in keys)
     assert [(tmp_path / letter).read_text() for letter in "abc"] == [str(2 * rounds)] * 3
 
 
@@ -391,12 +378,12 @@ async def async_held(lock: AsyncMultiLock) -> AsyncMultiHold:
     return holds
 
 
-def test_async_any_order_and_duplicates(place: Place) -> None:
-    """For asyncio too, keys are taken in sorted order, each once, and all are free after the body."""
+def test_async_any_order_and_duplicates(location: Place) -> None:
+    """For asyncio too, keys are taken in sorted order, each once, and all are free after the block."""
     a, b, c = three()
 
     async def main() -> None:
-        async with place.async_store() as store:
+        async with location.async_store() as store:
             lock = AsyncMultiLock(store, [c, a, b, a])
             async with lock as holds:
                 assert [hold.key for hold in holds] == [a, b, c]
@@ -407,8 +394,8 @@ def test_async_any_order_and_duplicates(place: Place) -> None:
             await again.release()
 
     asyncio.run(main())
-    store = place.store()
-    assert not any(standing(store, key) for key in (a, b, c))
+    store = location.store()
+    assert not any(observed(store, key) for key in (a, b, c))
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
@@ -424,11 +411,11 @@ def test_async_failure_gives_back_in_reverse(memory: MemoryStore, position: int)
 
     asyncio.run(main())
     assert [key for verb, key in store.requests if verb == "invalidate"] == keys[:position][::-1]
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
-def test_async_loss_of_one_cancels_the_body(memory: MemoryStore) -> None:
-    """For asyncio, loss of one cancels the body, and surfaces as LockLost of that key; the others are free."""
+def test_async_loss_of_one_cancels_the_block(memory: MemoryStore) -> None:
+    """For asyncio, loss of one cancels the block, and surfaces as LockLost of that key; the others are free."""
     keys = three()
     told: list[str] = []
 
@@ -437,7 +424,7 @@ def test_async_loss_of_one_cancels_the_body(memory: MemoryStore) -> None:
 
         async def work() -> None:
             async with lock:
-                Lock(memory, keys[1]).break_()
+                Lock(memory, keys[1]).force_release()
                 await asyncio.sleep(20)
 
         with pytest.raises(LockLost, match=keys[1]):
@@ -448,7 +435,7 @@ def test_async_loss_of_one_cancels_the_body(memory: MemoryStore) -> None:
 
     asyncio.run(main())
     assert told == [keys[1]]
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_async_cancelled_acquire_holds_nothing(memory: MemoryStore) -> None:
@@ -459,12 +446,12 @@ def test_async_cancelled_acquire_holds_nothing(memory: MemoryStore) -> None:
         store = AsyncMemoryStore(memory)
         async with AsyncLock(AsyncMemoryStore(memory), keys[2]):  # in another process
             waiting = asyncio.create_task(AsyncMultiLock(store, keys).acquire())
-            while not standing(memory, keys[1]):  # noqa: ASYNC110 - nobody tells of it
+            while not observed(memory, keys[1]):  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            assert not any(standing(memory, key) for key in keys[:2])
+            assert not any(observed(memory, key) for key in keys[:2])
 
     asyncio.run(main())
 
@@ -482,11 +469,11 @@ def test_a_release_without_an_answer_swallows_no_cancellation(memory: MemoryStor
         with pytest.raises(asyncio.CancelledError) as caught:
             await holds.release()
         assert repr(keys[2]) in "".join(caught.value.__notes__)
-        assert [standing(memory, key) is None for key in keys] == [True, True, False]
+        assert [observed(memory, key) is None for key in keys] == [True, True, False]
         await holds.release()
 
     asyncio.run(main())
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_async_tasks_in_opposite_order_never_wait_for_each_other() -> None:
@@ -511,8 +498,8 @@ def test_async_tasks_in_opposite_order_never_wait_for_each_other() -> None:
     asyncio.run(main())
 
 
-def test_async_holds_released_by_hand_do_not_keep_the_body_from_releasing(memory: MemoryStore) -> None:
-    """For asyncio too, a body that acquires again and releases by hand gives back its own at the end."""
+def test_async_holds_released_by_hand_do_not_keep_the_block_from_releasing(memory: MemoryStore) -> None:
+    """For asyncio too, a block that acquires again and releases by hand gives back its own at the end."""
     keys = three()
 
     async def main() -> None:
@@ -521,11 +508,11 @@ def test_async_holds_released_by_hand_do_not_keep_the_body_from_releasing(memory
             await (await async_held(lock)).release()
 
     asyncio.run(main())
-    assert not any(standing(memory, key) for key in keys)
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_a_multi_lock_says_what_it_is(memory: MemoryStore) -> None:
-    """repr tells the keys, and of the holds how long they are certain."""
+    """repr shows the keys, and of the holds how long they are certain."""
     lock = MultiLock(memory, ["b", "a"])
     assert repr(lock) == "<MultiLock of 'a', 'b'>"
     with lock as holds:

@@ -1,4 +1,4 @@
-"""The same faults for all: caslock comes out of each well, and the judge sees what is wrong with a naive lock."""
+"""The same faults for all: caslock is right after each, and the checks find what is wrong with a naive lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.faults.stage import Cell
     from tests.servers import Server
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
 REDIS_OPTIONS = "?socket_timeout=0.3&socket_connect_timeout=1"
 
@@ -58,7 +58,7 @@ class Naive:
 
 
 def naive(name: str, *, forgets: bool = False) -> Subject:
-    """Give the naive lock; one that forgets before the server has answered does nothing when released again."""
+    """Return the naive lock; one that forgets before the server has answered does nothing when released again."""
 
     def opens(way: Way, lease: float) -> Make:
         client = redis.Redis.from_url(f"redis://{way.host}:{way.port}/0{REDIS_OPTIONS}")
@@ -112,11 +112,11 @@ def cells(
     """Play every scene with all of them at once: what each cell says, by row and column."""
     store = caslock.connect(memcached_server.url)
     store.get("x")  # waits for a memcached that has only just started
-    store.close()  # type: ignore[attr-defined] # this store has it
+    store.close()
     folder: Path = tmp_path_factory.mktemp("faults")
-    places = Places(folder, {REDIS_PLACE: redis_server, MEMCACHED_PLACE: memcached_server})
+    locations = Places(folder, {REDIS_PLACE: redis_server, MEMCACHED_PLACE: memcached_server})
     play = Play((*CASLOCK, *NAIVE), tuple(SCENES), lease=3.0, short_lease=1.0, side_by_side=16, limit=20.0)
-    return {(subject.label, name): cell for subject, name, cell in played(play, places)}
+    return {(subject.label, name): cell for subject, name, cell in played(play, locations)}
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -164,7 +164,7 @@ def test_what_is_right_is_not_held_against_anybody(cells: dict[tuple[str, str], 
 
 
 def test_verdicts_on_a_release() -> None:
-    """What others found weighs most, then what the caller was told first."""
+    """What others found weighs most, then what the call returned or raised first."""
     fine, gone, silent = (Report(*report) for report in FIRST)
 
     def verdict(first: Report, second: Report, blocked: float = 0.0, *, safe: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""The fault proxy loses, delays and doubles what it is told to, nothing else, and no stream gets out of step."""
+"""The fault proxy loses, delays and doubles what was planned, nothing else, and no stream gets out of step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from caslock import ABSENT, Lock, StoreUnavailable, connect
-from caslock.testing.proxy import FAULTS, PASS, FaultProxy, Kind, Passage, chance
-from tests.places import fresh, standing
+from caslock.testing.proxy import FAULTS, PASS, FaultProxy, Kind, Passage, chance, refused_port, unreachable_port
+from tests.locations import fresh, observed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ class Proxied:
 
 @pytest.fixture(params=["redis", "memcached"])
 def proxied(request: pytest.FixtureRequest) -> Iterator[Proxied]:
-    """Give each kind of server behind a proxy; the connection is open and has said who it is."""
+    """Return each kind of server behind a proxy; the connection is open and has said who it is."""
     server: Server = request.getfixturevalue(f"{request.param}_server")
     with FaultProxy(server.host, server.port) as proxy:
         proxied = Proxied(server, proxy)
@@ -81,7 +81,7 @@ def test_without_faults_everything_passes(proxied: Proxied) -> None:
 
 @pytest.mark.parametrize("kind", ["drop request", "cut before"])
 def test_a_lost_request_is_not_applied(proxied: Proxied, kind: Kind) -> None:
-    """The caller gets no answer, nothing stands, and the next request is served."""
+    """The caller gets no answer, nothing is there, and the next request is served."""
     key = fresh()
     proxied.once(Passage(kind))
     unanswered(proxied, key)
@@ -91,7 +91,7 @@ def test_a_lost_request_is_not_applied(proxied: Proxied, kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", ["drop reply", "cut after"])
 def test_a_lost_reply_is_of_a_request_that_was_applied(proxied: Proxied, kind: Kind) -> None:
-    """The caller gets no answer, and yet its value stands."""
+    """The caller gets no answer, and yet its value is written."""
     key = fresh()
     proxied.once(Passage(kind))
     unanswered(proxied, key)
@@ -122,7 +122,7 @@ def test_a_held_reply_comes_late(proxied: Proxied) -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2])
 def test_a_duplicate_is_applied_and_its_reply_is_nobodys(proxied: Proxied, seconds: float) -> None:
-    """A removal that is doubled removes what stands, and its second copy, at once or later, garbles no reply."""
+    """A removal that is doubled removes what is there, and its second copy, at once or later, garbles no reply."""
     key = fresh()
     proxied.put(key)
     entry = proxied.direct.get(key)
@@ -138,7 +138,7 @@ def test_a_duplicate_is_applied_and_its_reply_is_nobodys(proxied: Proxied, secon
 
 
 def test_a_duplicate_does_land(proxied: Proxied) -> None:
-    """A put that is doubled, and removed in between, stands again when its copy arrives: the proxy is no toy."""
+    """A put that is doubled, and removed in between, is there again when its copy arrives: the server applies both."""
     key = fresh()
     proxied.once(Passage("duplicate", 0.3))
     proxied.put(key)
@@ -181,7 +181,7 @@ def test_a_held_lock_survives_what_the_network_does(proxied: Proxied) -> None:
     proxied.proxy.decide = lambda _: PASS
     assert proxied.proxy.settle(5)
     time.sleep(0.05)
-    assert standing(proxied.direct, key) is None
+    assert observed(proxied.direct, key) is None
 
 
 def test_dice_fall_as_the_seed_says() -> None:
@@ -220,3 +220,44 @@ def test_nothing_is_left_of_a_proxy(redis_server: Server) -> None:
         assert client.recv(1) == b""
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", proxy.port), 1)
+
+
+def test_a_proxy_that_refuses_accepts_again(proxied: Proxied) -> None:
+    """Meanwhile every connection is cut and none accepted; afterwards the same port leads to the server."""
+    key = fresh()
+    with proxied.proxy.refusing():
+        assert proxied.proxy.connections == 0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", proxied.proxy.port), 5)
+        with pytest.raises(StoreUnavailable):
+            proxied.put(key)
+    with contextlib.suppress(StoreUnavailable):  # the connection that was cut
+        proxied.store.get(key)
+    proxied.put(key)
+    assert proxied.proxy.connections == 1
+
+
+def test_a_reply_may_break_off(proxied: Proxied) -> None:
+    """Half of it arrives, and then the end: nothing is believed, and the next request has its own answer."""
+    key = fresh()
+    proxied.once(Passage("cut reply"))
+    with pytest.raises(StoreUnavailable):
+        proxied.put(key)
+    assert standing_value(proxied, key) == b"mine"
+    entry = proxied.store.get(key)
+    assert entry is not None
+    assert entry.value == b"mine"
+
+
+def standing_value(proxied: Proxied, key: str) -> bytes | None:
+    """Return what is at the server."""
+    entry = proxied.direct.get(key)
+    return entry and entry.value
+
+
+def test_a_port_can_refuse_and_swallow_connections() -> None:
+    """One port refuses at once; the other answers nothing until the client's timeout is over."""
+    with refused_port() as port, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+    with unreachable_port() as port, pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.1", port), 0.3)

@@ -1,4 +1,4 @@
-"""What the README says is short, and true: its Python blocks run.
+"""The README is short, and its Python blocks run.
 
 Each block is a program of its own.  Two comments on the line before a block's fence change that:
 ``<!-- continues -->`` runs it after the block before, in one program; ``<!-- not run: why -->`` does not run it.
@@ -6,23 +6,32 @@ Each block is a program of its own.  Two comments on the line before a block's f
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+import redis
+
+import caslock
+from tests.servers import HOST, REDIS, absent, free_port
 
 if TYPE_CHECKING:
+    from tests.conftest import NewServer
     from tests.servers import Server
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 
-SERVERS = {"redis://localhost:6379/0": "redis_server", "memcached://localhost:11211": "memcached_server"}
-"""The URLs in the README, and the fixture whose server stands in for each."""
+SERVERS = {"redis://localhost:6379/0": "redis_server", "redis://localhost:7000": "redis_cluster"}
+"""The URLs in the README, and the fixture whose server takes the place of each."""
 
 FENCE = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -49,8 +58,23 @@ def blocks(text: str) -> list[Block]:
 
 
 def read() -> str:
-    """Give the README's text; nothing if there is none, so that only the tests of it fail."""
+    """Return the README's text; nothing if there is none, so that only the tests of it fail."""
     return README.read_text(encoding="utf-8") if README.exists() else ""
+
+
+@pytest.fixture
+def redis_cluster(new_redis: NewServer) -> Server:
+    """Return a Redis Cluster of one node, which has all slots."""
+    if os.environ.get(REDIS.variable) or not any(map(shutil.which, REDIS.binaries)):
+        absent("no redis-server on the PATH to run as a Redis Cluster: `make servers` installs one")
+    server = new_redis("--cluster-enabled", "yes", "--cluster-announce-ip", HOST, "--cluster-port", str(free_port()))
+    with redis.Redis(host=server.host, port=server.port) as admin:
+        admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        deadline = time.monotonic() + 10
+        while "cluster_state:ok" not in str(admin.execute_command("CLUSTER", "INFO")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    return dataclasses.replace(server, url=f"redis://{server.host}:{server.port}")
 
 
 @pytest.mark.parametrize("block", blocks(read()), ids=lambda block: f"line-{block.line}")
@@ -77,10 +101,45 @@ def test_block_runs(block: Block, tmp_path: Path, request: pytest.FixtureRequest
 
 
 def test_readme_is_short() -> None:
-    """The README takes no more than 150 lines, and the first lock stands by line 8."""
+    """The README takes no more than 200 lines, and the first lock is in the first 8."""
     lines = read().splitlines()
-    assert 0 < len(lines) <= 150
+    assert 0 < len(lines) <= 200
     assert any("Lock(" in line for line in lines[:8])
+
+
+def test_what_is_not_promised_comes_first() -> None:
+    """What a lock does not promise comes before what it does."""
+    text = read()
+    assert 0 < text.index("## What it does not promise") < text.index("## What it promises")
+
+
+@pytest.mark.parametrize(
+    "told", ["with connect(url) as store:", "--store module:factory", "each memory:// store is separate"]
+)
+def test_readme_says_what_a_newcomer_looks_for(told: str) -> None:
+    """How a store is closed, how one without a URL is verified, and that each ``memory://`` is separate."""
+    assert told in read()
+
+
+def test_readme_explains_every_setting_and_error() -> None:
+    """The tables have a row for each keyword argument of a Lock, with its default, and for each error."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", read(), re.MULTILINE))
+    settings = [item for item in inspect.signature(caslock.Lock).parameters.values() if item.kind is item.KEYWORD_ONLY]
+    assert settings
+    for setting in settings:
+        default = setting.default
+        if setting.name == "owner":
+            assert rows["owner"] == "private"
+        elif setting.name == "poll":
+            assert rows["poll"] == "5 ms to 0.5 s"
+        elif isinstance(default, tuple):
+            assert rows[setting.name] == f"`{tuple(default)}`"
+        elif isinstance(default, float):
+            assert float(rows[setting.name]) == default
+        else:
+            assert rows[setting.name] in {f"`{default}`", f'`"{default}"`'}
+    errors = {name for name in caslock.__all__ if re.search(r"Error|Lost|Held|Acquired|Unavailable|Unknown", name)}
+    assert errors - {"CaslockError"} <= set(rows)
 
 
 def test_blocks_are_read_as_marked() -> None:

@@ -1,8 +1,9 @@
-"""The servers that the tests run against are found, started, stopped and missed as promised."""
+"""The servers that the tests run against are found, started and stopped, and a missing one is reported."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,10 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.docker_engine import engine
+from tests.servers import LABEL, MEMCACHED, REDIS, Container, docker_reaps
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from tests.conftest import NewServer
+    from tests.docker_engine import Engine
     from tests.servers import Server
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +31,7 @@ CLOSED = "tcp://127.0.0.1:1"
 
 
 def talk(server: Server, request: bytes) -> bytes:
-    """Send one request on a connection of its own, and give the first bytes of the reply."""
+    """Send one request on a connection of its own, and return the first bytes of the reply."""
     with socket.create_connection((server.host, server.port), timeout=5) as connection:
         connection.sendall(request)
         return connection.recv(4096)
@@ -56,7 +61,7 @@ def start_pytest(tmp_path: Path, test: str, **environment: str) -> subprocess.Po
             file,
         ],
         cwd=ROOT,
-        env={**clean(os.environ), "DOCKER_HOST": CLOSED, **environment},
+        env={**clean(os.environ), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -160,7 +165,8 @@ def test_started_servers_end_with_the_session(tmp_path: Path, new_redis: NewServ
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing ties a child to its parent")
 def test_started_servers_end_with_a_killed_pytest(tmp_path: Path, new_redis: NewServer) -> None:
     """Even kill -9 of pytest leaves no server behind."""
-    new_redis()  # skips where there is none
+    if isinstance(new_redis().body, Container) and not docker_reaps():  # it skips where there is none
+        pytest.skip("without testcontainers' reaper, a killed run's containers are removed by the next run")
     told = tmp_path / "port"
     test = f"""
 import pathlib, time
@@ -189,7 +195,7 @@ def until(condition: object) -> None:
 
 def test_missing_servers_skip_on_a_desk(tmp_path: Path) -> None:
     """Without binaries, Docker and URLs, the tests are skipped, with one line that says how to get the server."""
-    code, output = run_pytest(tmp_path, NEED_BOTH, PATH="")
+    code, output = run_pytest(tmp_path, NEED_BOTH, PATH="", DOCKER_HOST=CLOSED)
     assert (code, "2 skipped" in output) == (0, True), output
     assert "no redis server: `make servers` installs one, CASLOCK_TEST_REDIS=URL names one" in output
     assert "no memcached server: `make servers` installs one, CASLOCK_TEST_MEMCACHED=URL names one" in output
@@ -197,6 +203,60 @@ def test_missing_servers_skip_on_a_desk(tmp_path: Path) -> None:
 
 def test_missing_servers_fail_in_ci(tmp_path: Path) -> None:
     """With CI=true the same run fails: nobody takes a skipped test for a passed one."""
-    code, output = run_pytest(tmp_path, NEED_BOTH, PATH="", CI="true")
+    code, output = run_pytest(tmp_path, NEED_BOTH, PATH="", DOCKER_HOST=CLOSED, CI="true")
     assert (code, "2 errors" in output) == (1, True), output
     assert "`make servers` installs one" in output
+
+
+@pytest.fixture
+def docker(tmp_path: Path, new_redis: NewServer, new_memcached: NewServer) -> Iterator[Engine]:
+    """Run a stand-in for Docker that has the servers' images, and not testcontainers' reaper."""
+    new_redis(), new_memcached()  # skips where they are not: the stand-in runs the same binaries
+    with engine(tmp_path, REDIS.image, MEMCACHED.image) as running:
+        yield running
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere containers have neither our network nor our folders")
+def test_a_container_serves_what_a_binary_does(docker: Engine, tmp_path: Path) -> None:
+    """In containers, Redis has its sockets, certificates and replicas, restarts and freezes; all are removed."""
+    test = """
+from tests import test_servers
+from tests.stores import test_redis
+from tests.stores.test_redis import api
+
+test_memcached = test_servers.test_shared_memcached_answers
+test_pause = test_servers.test_pause_freezes_and_resume_thaws
+test_restart = test_servers.test_restart_keeps_the_port_and_forgets_the_rest
+test_socket = test_redis.test_a_unix_socket_serves_too
+test_tls = test_redis.test_tls_serves_too
+test_replica = test_redis.test_a_replica_refuses_and_is_left
+"""
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    if openssl := shutil.which("openssl"):
+        (binaries / "openssl").symlink_to(openssl)
+    code, output = run_pytest(tmp_path, test, PATH=str(binaries), DOCKER_HOST=docker.url)
+    assert code == 0, output
+    assert docker.created
+    assert not docker.containers
+
+
+def test_an_image_that_can_not_be_had_skips(docker: Engine, tmp_path: Path) -> None:
+    """Where Docker answers and can't get the image, that is said, and it is no error."""
+    docker.images = [REDIS.image]
+    code, output = run_pytest(tmp_path, NEED_BOTH, PATH="", DOCKER_HOST=docker.url)
+    assert (code, "1 passed, 1 skipped" in output) == (0, True), output
+    assert "no memcached server: " in output
+    assert f"Docker can not get {MEMCACHED.image}" in output
+
+
+def test_containers_of_a_killed_run_are_removed_by_the_next(docker: Engine, tmp_path: Path) -> None:
+    """Without the reaper, a run removes the containers of those that are no more, and no others."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    kept = [docker.create({"Image": REDIS.image, "Labels": labels}) for labels in ({LABEL: f"{os.getpid()}"}, {})]
+    left = docker.create({"Image": REDIS.image, "Labels": {LABEL: f"{gone.pid}"}})
+    code, output = run_pytest(tmp_path, NEED_BOTH, PATH="", DOCKER_HOST=docker.url)
+    assert (code, "2 passed" in output) == (0, True), output
+    assert [*docker.containers.values()] == kept
+    assert left not in kept

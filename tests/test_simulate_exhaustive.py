@@ -1,4 +1,4 @@
-"""The search through all that can happen in a small scene: complete, and it finds what is planted."""
+"""The exhaustive search of a small scene is complete, and finds planted bugs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import core
-from caslock.testing.simulate import Run, Violation
-from caslock.testing.simulate.__main__ import main
-from caslock.testing.simulate.explore import Bounds, choices, explore
-from caslock.testing.simulate.fingerprint import fingerprint
-from caslock.testing.simulate.liveness import live
-from caslock.testing.simulate.scenes import SCENES
-from caslock.testing.simulate.shrink import kind_of, shrunk
-from tests.test_simulate_bites import MUTANTS, hand_over_and_believe, replaced
+from caslock.protocol.lease import Lease
+from tests.simulator import Run, Violation
+from tests.simulator.__main__ import main
+from tests.simulator.explore import Bounds, choices, explore
+from tests.simulator.fingerprint import fingerprint
+from tests.simulator.liveness import live
+from tests.simulator.scenes import SCENES
+from tests.simulator.shrink import kind_of, shrunk
+from tests.test_simulate_bites import MUTANTS, believe_from_the_reply, replaced
 
 if TYPE_CHECKING:
-    from caslock.testing.simulate import Plan
-    from caslock.testing.simulate.story import Choice
+    from tests.simulator import Plan
+    from tests.simulator.story import Choice
+
+pytestmark = pytest.mark.long
 
 SMALL = (
     "two tasks, briefly",
@@ -30,7 +32,10 @@ SMALL = (
     "two threads of one Lock, racing",
 )
 
-EACH = 5_800
+LARGEST = "MultiLocks and Locks of two processes, waking"
+"""It has six clients: more than 60,000 states without any fault."""
+
+EACH = 4_900
 """States of every other scene: together more than 100,000, in less than a minute of one core."""
 
 
@@ -51,24 +56,24 @@ def test_a_scene_holds(name: str) -> None:
     found = explore(SCENES[name], Bounds(faults=2, states=EACH))
     print(found)  # noqa: T201 - as above
     assert found.states >= EACH
-    assert found.complete >= 0
+    assert found.complete >= 0 or name == LARGEST
 
 
 def test_a_planted_bug_that_needs_two_faults_is_found() -> None:
-    """A release that believes in a refused hand-over: one fault does no harm, with two the search finds it."""
+    """A lease that counts from its reply: one fault does no harm, with two the search finds it."""
     scene = SCENES["two threads of one Lock"]
-    with replaced(core, "_hand_over", hand_over_and_believe):
+    with replaced(Lease, "believe", believe_from_the_reply):
         assert explore(scene, Bounds(faults=1, states=60_000)).complete == 1
         with pytest.raises(Violation) as caught:
             explore(scene, Bounds(faults=2, states=60_000))
         shortest = shrunk(caught.value)
     assert len(shortest.story) <= len(caught.value.story)
-    assert "stands" in shortest.law
+    assert "believes" in shortest.law
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
-    [mutant for mutant in MUTANTS if mutant[1] in {"farewell", "give_up", "_hand_over", "leave"}],
+    [mutant for mutant in MUTANTS if mutant[1] in {"remainder", "give_up", "_hand_over", "leave"}],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_no_bug_is_hidden_by_the_states_that_are_left_out(
@@ -79,7 +84,7 @@ def test_no_bug_is_hidden_by_the_states_that_are_left_out(
     numbers = count()
     with replaced(owner, name, mutant):
         for key in (fingerprint, lambda _: next(numbers)):
-            monkeypatch.setattr("caslock.testing.simulate.explore.fingerprint", key)
+            monkeypatch.setattr("tests.simulator.explore.fingerprint", key)
             with pytest.raises(Violation) as caught:
                 explore(SCENES[SMALL[0]], Bounds(faults=1, states=50_000))
             found.append(kind_of(shrunk(caught.value)))
@@ -113,7 +118,7 @@ def walk(plan: Plan, chance: random.Random, met: dict[int, set[tuple[Choice, ...
 
 
 def successors(plan: Plan, path: tuple[Choice, ...]) -> dict[Choice, int]:
-    """Give the fingerprints that follow upon a path."""
+    """Return the fingerprints that follow upon a path."""
     run = arrive(plan, path)
     found = [choice for choice, _ in choices(run, faulty=True)]
     run.close()
@@ -136,7 +141,7 @@ def arrive(plan: Plan, path: tuple[Choice, ...]) -> Run:
 def test_a_value_of_an_unknown_kind_is_refused() -> None:
     """What the fingerprint does not know could tell two states apart: it is not left out in silence."""
     run = Run(SCENES[SMALL[0]])
-    next(iter(run.states)).turnstile.surprise = object()  # type: ignore[attr-defined] # nobody has this
+    next(iter(run.states)).local_queue.surprise = object()  # type: ignore[attr-defined] # nobody has this
     with pytest.raises(TypeError, match="does not know what a object is"):
         fingerprint(run)
     run.close()

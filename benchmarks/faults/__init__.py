@@ -1,1 +1,1 @@
-"""The peers under the same faults: ``python -m benchmarks.faults``."""
+"""caslock and other lock libraries under the same faults: ``python -m benchmarks.faults``."""

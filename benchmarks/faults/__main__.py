@@ -1,4 +1,4 @@
-"""The law of this file: every library meets every scene, each pair in a process of its own, and all of it is told."""
+"""Plays every scene with every lock library, each pair in a process of its own, and prints what happened."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ LEASE: Final = 10.0
 
 SHORT_LEASE: Final = 2.0
 LIMIT: Final = 45.0
-"""Seconds for one cell."""
+"""Seconds for one library in one scene."""
 
 UNUSED: Final = {"redlock-py", "filelock", "diskcache", "portalocker"}
 """Packages of the other benchmarks."""
 
 AT_ONCE: Final = 6
-"""Cells that run side by side: nearly all of their time is waiting."""
+"""How many run at the same time: nearly all of their time is waiting."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = {"date": datetime.now(UTC).strftime("%Y-%m-%d")} | circumstances(places) | server_versions(places)
         told = {name: value for name, value in told.items() if name not in UNUSED}
         told["caslock sources"] = digest(Path(caslock.__file__).parent)
-        told["lease"] = f"{LEASE:g} s; {SHORT_LEASE:g} s where it must end: {_names(lambda name: SCENES[name].brief)}"
-        told["settings"] = "the defaults of each library and of the client that its README shows; one server"
+        told["lease"] = f"{LEASE:g} s; {SHORT_LEASE:g} s where it has to end: {_names(lambda name: SCENES[name].brief)}"
+        told["settings"] = "the defaults of each library, and of the client that its README shows; one server"
         print("\n".join(f"{name}: {value}" for name, value in told.items()), "\n")
         print("\n".join(f"{name}: {SCENES[name].right}" for name in scenes), flush=True)
         outcomes = list(played(play, places))
     rows = {subject.label: {"library": subject.label} for subject in subjects}
     for subject, name, cell in outcomes:
         rows[subject.label][name] = cell.verdict
-    print(table("What was seen", list(rows.values())), "\n")
+    print(table("Results", list(rows.values())), "\n")
     print("\n".join(f"{word}: {meaning}" for word, meaning in VERDICTS.items()), "\n")
     print("\n".join(f"{subject.label}: {name}: {cell.verdict}: {cell.note}" for subject, name, cell in outcomes))
     if options.json:
@@ -126,9 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     parser.add_argument("--scene", action="append", choices=SCENES, metavar="NAME", help=", ".join(SCENES))
-    parser.add_argument("--library", help="only those whose row begins with, or contains, this")
+    parser.add_argument("--library", help="only libraries whose name contains LIBRARY")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""The law of this file: who is inside is counted inside, and what was left behind is what nobody else can have."""
+"""Scenes with many tasks or threads: cancelled acquires, and one lock object that two use."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BATCH: Final = 20
 SETTLING: Final = 0.02
 
 DISTANCE: Final = 0.001
-"""Seconds that each reply takes, as over a network: on the loopback it is there before most cancellations."""
+"""Seconds that each reply takes, as over a network: on loopback it arrives before most cancellations."""
 
 INSIDE: Final = 0.3
-"""Seconds that each of two stays inside."""
+"""Seconds that each of two holds the lock."""
 
 
 def cancelled(stage: Stage) -> Cell:
-    """Cancel acquires at moments that cover all their duration, and look what stands; in batches, before leases end."""
+    """Cancel acquires at moments that cover their duration, and look what remains; in batches, before leases end."""
     subject = stage.subject
     if not isinstance(subject, AsyncSubject):
         raise TypeError("there are tasks in asyncio only")
@@ -48,10 +48,12 @@ async def _cancelled(stage: Stage, subject: AsyncSubject) -> Cell:
         for first in range(0, CANCELLED, BATCH):
             keys = [f"{stage.key}-{n}" for n in range(first, first + BATCH)]
             for n, key in enumerate(keys, first):
-                await _timed(warm)  # many clients drop a cancelled request's connection: have a working one each time
+                await _timed(
+                    warm
+                )  # many clients drop the connection of a cancelled request: have a working one each time
                 held += await _cancelled_after(make(key), usual * 2 * n / CANCELLED)
             await asyncio.sleep(SETTLING)
-            stood += sum(any(entry.partition(" ")[0].endswith(key) for key in keys) for entry in stage.standing())
+            stood += sum(any(entry.partition(" ")[0].endswith(key) for key in keys) for entry in stage.observed())
             for key in keys:
                 grip = rival(key)
                 if await grip.acquire(0):
@@ -61,16 +63,16 @@ async def _cancelled(stage: Stage, subject: AsyncSubject) -> Cell:
     verdict = "ok" if not orphans else f"{orphans} ORPHANS"
     note = (
         f"each reply took {DISTANCE * 1000:g} ms, an acquire {usual * 1000:.1f} ms; {CANCELLED - held} of {CANCELLED}"
-        f" were cancelled, the others released; {stood} keys stood on the server, {orphans} of them shut others out"
+        f" were cancelled, the others released; {stood} keys remained on the server, {orphans} of them kept others out"
     )
     return Cell(verdict, note)
 
 
 async def _cancelled_after(grip: AsyncGrip, seconds: float) -> bool:
-    """Tell whether it was acquired for all that; then it is released."""
+    """Tell whether it was acquired before the cancellation; then it is released."""
     task = asyncio.ensure_future(grip.acquire(1))
     end = time.perf_counter() + seconds
-    while True:  # a timer is not good for less than a millisecond
+    while True:  # a timer is too coarse below a millisecond
         await asyncio.sleep(0)
         if time.perf_counter() >= end:
             break
@@ -93,7 +95,7 @@ async def _timed(grip: AsyncGrip) -> float:
 
 
 class _Room:
-    """Counts who is in it."""
+    """Counts who holds the lock at the same time."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -122,7 +124,7 @@ def shared(stage: Stage) -> Cell:
             thread.join()
     _, blocked = stage.free_in()
     verdict = "TWO INSIDE" if room.most > 1 else "ok" if blocked <= AT_ONCE else f"BLOCKED {blocked:.0f} s"
-    note = f"{'; '.join(sorted(room.said))}; at most {room.most} inside; the next got in after {blocked:.1f} s"
+    note = f"{'; '.join(sorted(room.said))}; at most {room.most} at a time; the next one acquired after {blocked:.1f} s"
     return Cell(verdict, note)
 
 

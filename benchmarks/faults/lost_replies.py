@@ -1,4 +1,4 @@
-"""The law of this file: what a client is told is held against who can get in."""
+"""Scenes in which a reply is lost: what the client is told is compared with who can acquire afterwards."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WAIT: Final = 1.0
 """Seconds for which an acquire is asked to wait: far less than the lease."""
 
 AT_ONCE: Final = 0.5
-"""Seconds within which somebody else should get in."""
+"""Seconds within which somebody else should be able to acquire."""
 
 PERSISTENCE: Final = 5.0
-"""Seconds for which a release is repeated after the server is back; libmemcached shuns it for 2 to 3 s (seen)."""
+"""Seconds for which a release is repeated after the server is back; libmemcached avoids it for 2 to 3 s (seen)."""
 
 
 def acquire_unanswered(stage: Stage, fault: Fault) -> Cell:
@@ -34,18 +34,19 @@ def acquire_unanswered(stage: Stage, fault: Fault) -> Cell:
             raise RuntimeError("the fault did not strike")
         said = f"acquire {report}"
         if not report.result:
-            stood = stage.standing()
+            stood = stage.observed()
             _, blocked = stage.free_in()
             return Cell(
                 told_not_held(blocked),
-                f"{said}; on the server: {_listed(stood)}; the next got in after {blocked:.1f} s",
+                f"{said}; on the server: {_listed(stood)}; the next one acquired after {blocked:.1f} s",
             )
         if stage.rival().acquire(0):
             return Cell("TWO INSIDE", f"{said}, and so did another's")
         released = attempt(ours.release)
         _, blocked = stage.free_in()
         return Cell(
-            told_not_held(blocked), f"{said}, and it holds; release {released}; the next got in after {blocked:.1f} s"
+            told_not_held(blocked),
+            f"{said}, and it holds; release {released}; the next one acquired after {blocked:.1f} s",
         )
 
 
@@ -63,14 +64,14 @@ def release_unanswered(stage: Stage, fault: Fault) -> Cell:
         safe = not stage.rival().acquire(0)
         attempt(taker.release)
         note = (
-            f"release {first}; the next got in after {blocked:.1f} s; release again {second}; "
-            f"the next one's lock {'stands' if safe else 'is gone'}"
+            f"release {first}; the next one acquired after {blocked:.1f} s; release again {second}; "
+            f"the next one's lock {'is in place' if safe else 'is gone'}"
         )
         return Cell(told_released(first, second, blocked, stage.subject.not_yours, safe=safe), note)
 
 
 def outage(stage: Stage) -> Cell:
-    """Release while nothing gets through, and again when all does."""
+    """Release while no request arrives, and again when requests arrive."""
     with stage.faulty() as (make, faults):
         ours = make(stage.key)
         _acquired(ours.acquire(0))
@@ -78,22 +79,22 @@ def outage(stage: Stage) -> Cell:
         first = attempt(ours.release)
         faults.down = False
         second = _repeated(ours.release, stage.subject.not_yours) if first.raised else None
-        stood = stage.standing()
+        stood = stage.observed()
         _, blocked = stage.free_in()
         note = f"release {first}" + (f"; again, the server back, {second}" if second else "")
-        note += f"; on the server: {_listed(stood)}; the next got in after {blocked:.1f} s"
+        note += f"; on the server: {_listed(stood)}; the next one acquired after {blocked:.1f} s"
         return Cell(told_released(first, second or first, blocked, stage.subject.not_yours, safe=True), note)
 
 
 def told_not_held(blocked: float) -> str:
-    """Judge who says that he does not hold the lock, by how long others could not have it."""
+    """Judge a client that says that it does not hold the lock, by how long others could not acquire it."""
     return "ok" if blocked <= AT_ONCE else f"BLOCKED {blocked:.0f} s"
 
 
 def told_released(first: Report, second: Report, blocked: float, not_yours: Sequence[str], *, safe: bool) -> str:
     """Judge a release and its repetition.
 
-    It is a false loss where the caller is told at once that the lock was not his; unclear, where he is told first that
+    It is a false loss if the caller is told at once that the lock was not its own, and unclear if it is told first that
     there was no answer, and then that.
     """
     if not safe:
@@ -106,7 +107,7 @@ def told_released(first: Report, second: Report, blocked: float, not_yours: Sequ
 
 
 def _repeated(release: Callable[[], object], not_yours: Sequence[str]) -> Report:
-    """Call release again; and again for a while if it gives no definite answer, for some clients shun a server."""
+    """Call release again, and for a while if it gives no definite answer, because some clients avoid a server."""
     start = time.monotonic()
     while True:
         report = attempt(release)

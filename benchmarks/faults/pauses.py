@@ -1,4 +1,4 @@
-"""The law of this file: the holder is a process of its own, and what it is told is told by itself."""
+"""Scenes in which the holder is stopped or forks: the holder is a process of its own, and reports what it is told."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LIMIT: Final = 15.0
 """Seconds for an answer of the other process."""
 
 NOTICE: Final = 1.0
-"""Seconds within which a holder that continues should be told unasked."""
+"""Seconds within which a holder that continues should be told without asking."""
 
 
 class _Woken(NamedTuple):
-    told: bool | None  # None: the library has no way to tell unasked
+    told: bool | None  # None: the library cannot tell without being asked
     asked: str  # what it answered when asked
-    mine: bool | None  # None: it can't be asked, or raised
+    mine: bool | None  # None: it cannot be asked, or raised
 
 
 def stale(stage: Stage) -> Cell:
@@ -46,7 +46,7 @@ def stale(stage: Stage) -> Cell:
         report = holder.hear(LIMIT)
         safe = not stage.rival().acquire(0)
         verdict = "LOST LOCK" if not safe else "ok" if getattr(report, "raised", False) else "not told"
-        note = f"{stopped}; release {report}; the next one's lock {'stands' if safe else 'is gone'}"
+        note = f"{stopped}; release {report}; the next one's lock {'is in place' if safe else 'is gone'}"
         attempt(taker.release)
         return Cell(verdict, note)
 
@@ -89,7 +89,7 @@ def _stopped(stage: Stage, holder: Other) -> tuple[Grip, str]:
     taker, taken = stage.free_in()
     if taken == float("inf"):
         raise RuntimeError("the lease of a stopped holder never ended")
-    return taker, f"the holder stopped, the next got in after {taken:.1f} s"
+    return taker, f"the holder stopped, the next one acquired after {taken:.1f} s"
 
 
 def fences(stage: Stage) -> Cell:
@@ -132,5 +132,5 @@ def forked(stage: Stage) -> Cell:
     if os.getpid() != parent:
         os._exit(1)
     left = "left the block" if status == 0 else "was told of an error"
-    note = f"the child {left}; another {'got in' if freed else 'was kept out'}; the parent's block {report}"
+    note = f"the child {left}; another one {'acquired' if freed else 'was kept out'}; the parent's block {report}"
     return Cell("LOST LOCK" if freed else "ok", note)

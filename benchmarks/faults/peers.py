@@ -1,9 +1,9 @@
-"""The law of this file: each library is used the way its README says, over the client it shows, and nothing is mended.
+"""Other lock libraries, each used as its README shows, over the client that it shows and without changes.
 
-redis-py's client retries a command of itself when it was made by ``Redis(host, port)``, and does not when made by
-``Redis.from_url(url)`` (8.1), which decides some of the scenes: so its Lock is there with both.
+A client of redis-py 8.1 retries a command by itself if made by ``Redis(host, port)``, and does not if made by
+``Redis.from_url(url)``.  That decides some of the scenes, so its Lock is here with both.
 
-They ship few types, so their modules are untyped here (`import_module`); what goes out of this file is typed.
+Few of the libraries ship types, so they are imported with `import_module`; the functions here are typed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The law of this file: a scene plays one fault, asks who gets in afterwards, and says what was right beforehand."""
+"""The scenes: each plays one fault, looks who can acquire afterwards, and states beforehand what is right."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Scene(NamedTuple):
     right: str
     play: Callable[[Stage], Cell]
     brief: bool = False
-    """Whether the lease must end meanwhile, so that a short one is taken."""
+    """Whether the lease has to end meanwhile, so that a short one is used."""
     wire: bool = False
     """Whether it needs a connection to cut."""
 
 
 SCENES: Final[dict[str, Scene]] = {
     "acquire cut": Scene(
-        "acquire is applied, its connection cut before the reply. "
-        "Right: it holds and says so, or says that it failed and nothing stands.",
+        "acquire is applied, and its connection is cut before the reply. "
+        "Right: it holds the lock and says so, or it says that it failed and left nothing behind.",
         lambda stage: acquire_unanswered(stage, "cut after"),
         wire=True,
     ),
@@ -41,8 +41,8 @@ SCENES: Final[dict[str, Scene]] = {
         wire=True,
     ),
     "release cut": Scene(
-        "release is applied, its connection cut before the reply; somebody else acquires; release is called again. "
-        "Right: somebody else gets in at once and keeps the lock, and the caller learns that it was released.",
+        "release is applied, and its connection is cut before the reply; somebody else acquires; release is called "
+        "again. Right: somebody else acquires at once and keeps the lock, and the caller learns that it was released.",
         lambda stage: release_unanswered(stage, "cut after"),
         wire=True,
     ),
@@ -52,34 +52,34 @@ SCENES: Final[dict[str, Scene]] = {
         wire=True,
     ),
     "outage": Scene(
-        "release while every request is cut off; if it raises, release again when the server is back. "
+        "release while every connection is cut; if it raises, release again when the server is back. "
         "Right: the lock is free then.",
         outage,
         wire=True,
     ),
     "cancel": Scene(
         "200 tasks, each cancelled at another moment of its acquire, over a working connection. "
-        "Right: no key stands that nobody holds.",
+        "Right: no key remains that nobody holds.",
         cancelled,
     ),
     "fork": Scene(
-        "The process forks inside the `with` block, and the child leaves the block. Right: the parent's lock stands.",
+        "The process forks inside the `with` block, and the child leaves the block. Right: the parent keeps its lock.",
         forked,
     ),
     "shared": Scene(
         "Two threads (or tasks) use one Lock object. "
-        "Right: one at a time or one refused, and the lock is free after both.",
+        "Right: one at a time, or one is refused; and the lock is free after both.",
         shared,
     ),
     "stale": Scene(
         "The holder is stopped (SIGSTOP) until its lease is over and somebody else has acquired; it continues, and "
-        "releases. Right: somebody else's lock stands, and release says that it was too late.",
+        "releases. Right: somebody else keeps the lock, and release says that it was too late.",
         stale,
         brief=True,
     ),
     "pause": Scene(
         "The same, but before it releases: does the holder learn of the loss? "
-        "ok: it is told unasked. if asked: only by a further call.",
+        "ok: it is told without asking. if asked: only by a further call.",
         paused,
         brief=True,
     ),
@@ -90,25 +90,25 @@ SCENES: Final[dict[str, Scene]] = {
 
 
 VERDICTS: Final = {
-    "ok": "what the scene calls right",
-    "BLOCKED n s": "nobody held the lock, and for so long nobody could acquire it",
-    "LOST LOCK": "somebody else got in, though the holder had not released and its lease was not over",
-    "TWO INSIDE": "two were inside at once",
-    "n ORPHANS": "keys that nobody held shut others out; the footnote says how many acquires were cancelled in time",
-    "FALSE LOSS": "release was applied once, in time, and said that the lock was not the caller's",
+    "ok": "what the scene states as right",
+    "BLOCKED n s": "nobody held the lock, and nobody could acquire it for n seconds",
+    "LOST LOCK": "somebody else acquired, although the holder had not released and its lease was not over",
+    "TWO INSIDE": "two held the lock at the same time",
+    "n ORPHANS": "n keys that nobody held kept others out; the footnote says how many acquires were cancelled in time",
+    "FALSE LOSS": "release was applied once, in time, but said that the lock was not the caller's",
     "unclear": "release first raised an error of the connection, and when called again said that the lock was not the "
-    "caller's; so he never learns whether he had it until then",
+    "caller's; so the caller never learns whether it held the lock until then",
     "not told": "the holder was not told of its loss",
     "if asked": "the holder learns of its loss only by a further call",
     "no fence": "there is no number that a resource could check",
-    "HUNG": "no end within the time for one cell",
-    "failed": "the scene itself could not be played to its end, for the reason given",
-    "n/a": "the scene can't be played, for the reason given",
+    "HUNG": "it did not end in time",
+    "failed": "the scene could not be completed, for the reason given",
+    "n/a": "the scene cannot be played, for the reason given",
 }
 
 
 def excuse(name: str, subject: Subject | AsyncSubject) -> str:
-    """Why a scene can't be played with a library; empty if it can."""
+    """Say why a scene cannot be played with a library; empty if it can."""
     if SCENES[name].wire and subject.place == FILE_PLACE:
         return "a file has no connection to cut"
     if name == "cancel" and not isinstance(subject, AsyncSubject):

@@ -1,4 +1,4 @@
-"""The law of this file: a cell has a key and clients of its own, and is judged by who gets in, not by opinion."""
+"""What a scene is played with: a key and clients of its own, a fault proxy, and a second process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Fault = Literal["cut after", "drop reply"]
 
 PATIENCE: Final = 5.0
-"""Seconds beyond a lease after which something is taken to stand for ever."""
+"""Seconds after the end of a lease, after which a key is taken to be blocked for ever."""
 
 PAUSE: Final = 0.05
 
@@ -39,7 +39,7 @@ _BINARY_READS: Final = {0x00, 0x09, 0x0C, 0x0D}  # memcached's get, getq, getk, 
 
 
 class Cell(NamedTuple):
-    """What the table says, and the footnote under it."""
+    """A verdict for the table, and the footnote under it."""
 
     verdict: str
     note: str
@@ -47,13 +47,13 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """Where one scene is played with one library."""
+    """What one scene is played with, for one library."""
 
     subject: Subject | AsyncSubject
     places: Places
     lease: float
     key: str
-    """No key stands that contains it, but those of this cell."""
+    """Only the keys of this scene and library contain it."""
 
     @property
     def straight(self) -> Way:
@@ -62,20 +62,20 @@ class Stage:
         return Way(host, port, self.places.folder)
 
     def opens(self, way: Way | None = None) -> Make:
-        """Open a further client, which knows nothing of the others; it ends with the process."""
+        """Open another client, which ends with the process."""
         way = way or self.straight
         if isinstance(self.subject, AsyncSubject):
             return Loop().bridge(self.subject, way, self.lease)
         return self.subject.open(way, self.lease)
 
     def rival(self) -> Grip:
-        """Somebody else's lock on the key."""
+        """Give a lock of another client on the key."""
         return self.opens()(self.key)
 
     def free_in(self, key: str = "") -> tuple[Grip, float]:
-        """Have somebody else try until he is in; tells who, and how many seconds it took (infinite: not at all).
+        """Have another client try until it acquires; gives its lock, and the seconds it took (infinite: it did not).
 
-        Whoever asks keeps him: the locks of some libraries are released when nobody refers to them any more.
+        The caller keeps that lock: those of some libraries are released when nothing refers to them any more.
         """
         rival = self.opens()(key or self.key)
         start = time.monotonic()
@@ -87,8 +87,8 @@ class Stage:
                 return rival, float("inf")
             time.sleep(PAUSE)
 
-    def standing(self) -> list[str]:
-        """Ask the server, past all libraries, which keys of this cell stand, and for how many seconds more."""
+    def observed(self) -> list[str]:
+        """Ask the server which keys of this scene and library exist, and for how many more seconds."""
         if self.subject.place == REDIS_PLACE:
             with redis.Redis(*self.straight[:2]) as client:
                 keys = sorted(client.scan_iter(f"*{self.key}*", count=1000))
@@ -97,7 +97,7 @@ class Stage:
 
     @contextlib.contextmanager
     def faulty(self) -> Iterator[tuple[Make, Faults]]:
-        """Open a client whose requests pass through a proxy; it has locked and released once, so all is loaded."""
+        """Open a client whose requests pass through a proxy; it has locked and released once, so scripts are loaded."""
         faults = Faults()
         host, port, folder = self.straight
         with FaultProxy(host, port, faults.decide) as proxy:
@@ -110,17 +110,17 @@ class Stage:
 
 
 class Faults:
-    """What a proxy does: nothing, until it is told to."""
+    """The faults of a proxy: none, until one is asked for."""
 
     def __init__(self) -> None:
-        """Let all pass."""
+        """Begin without faults."""
         self.down = False
         """An outage: every connection is cut at its next request."""
         self.struck = 0
         self._plan: tuple[bytes, Fault] | None = None
 
     def strike(self, key: str, fault: Fault) -> None:
-        """Lose the reply of the next request that means to change the key: it is applied."""
+        """Lose the reply of the next request that would change the key; the request is applied."""
         self._plan = (key.encode(), fault)
 
     def decide(self, request: bytes) -> Passage:
@@ -135,10 +135,10 @@ class Faults:
 
 
 class Other:
-    """A forked process that plays one part, and may be stopped and continued."""
+    """A forked process that runs one part of a scene, and can be stopped and continued."""
 
     def __init__(self, part: Callable[[Connection], None]) -> None:
-        """Fork and begin."""
+        """Fork, and start."""
         self._pipe, theirs = multiprocessing.Pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -150,11 +150,11 @@ class Other:
         theirs.close()
 
     def __enter__(self) -> Self:
-        """Nothing is left of it after the body."""
+        """Give the process, which ends with the block."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End it."""
+        """Kill it."""
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
@@ -168,11 +168,11 @@ class Other:
         os.kill(self._pid, signal.SIGCONT)
 
     def say(self) -> None:
-        """Give it its cue."""
+        """Send it a signal to go on."""
         self._pipe.send(None)
 
     def hear(self, limit: float) -> object:
-        """Receive what it says."""
+        """Receive its next message."""
         if not self._pipe.poll(limit):
             raise TimeoutError(f"the other process was silent for {limit:g} s")
         word: object = self._pipe.recv()

@@ -1,4 +1,4 @@
-"""The law of this file: a scene knows of a library how it is used, and asks it nothing that its users could not."""
+"""What a scene knows about a lock library: only what its users can call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Way(NamedTuple):
-    """How a client reaches the place where its locks live: straight, or through a proxy."""
+    """The address that a client uses: that of the server, or of a proxy."""
 
     host: str
     port: int
@@ -27,13 +27,13 @@ class Way(NamedTuple):
 
 
 class Grip(NamedTuple):
-    """One lock object in a client's hand."""
+    """One lock object of a client."""
 
     acquire: Callable[[float], object]  # seconds to wait, 0: one try; held if what it returns is true
     release: Callable[[], object]
     body: AbstractContextManager[object] | None = None  # what a `with` statement takes
-    mine: Callable[[], bool] | None = None  # what the library offers to ask "is it still mine?"
-    told: Callable[[], bool] | None = None  # whether it has told of a loss unasked
+    mine: Callable[[], bool] | None = None  # what the library offers to ask "do I still hold it?"
+    told: Callable[[], bool] | None = None  # whether it has reported a loss without being asked
     fence: Callable[[], int] | None = None  # the fencing number of what is held
 
 
@@ -58,11 +58,11 @@ class Subject:
     name: str
     place: str
     open: Callable[[Way, float], Make]
-    """Given the way and the lease in seconds: opens a client of its own, and gives what makes a lock on a key."""
+    """Given the address and the lease in seconds: opens a client, and gives what makes a lock on a key."""
     not_yours: tuple[str, ...] = ()
     """The names of its errors that say "this lock is not, or no longer, yours"."""
     unshared: str = ""
-    """Why one lock object is not for two threads, where the client's manual says so."""
+    """Why two threads may not share one lock object, if the client's manual says so."""
 
     @property
     def label(self) -> str:
@@ -86,7 +86,7 @@ class AsyncSubject:
 
 
 class Report(NamedTuple):
-    """What a client was told by one call."""
+    """What one call told the client."""
 
     result: bool | None  # None: it raised
     error: str  # the name of its class
@@ -99,13 +99,13 @@ class Report(NamedTuple):
         return self.result is None
 
     def __str__(self) -> str:
-        """Tell it as a footnote does."""
+        """Give the text for a footnote."""
         what = f"raised {self.words}" if self.raised else f"returned {self.words}"
         return f"{what} after {self.seconds:.1f} s"
 
 
 def attempt(call: Callable[[], object]) -> Report:
-    """Make a call, and note what the caller is told."""
+    """Make a call, and record what the caller is told."""
     start = time.monotonic()
     try:
         value = call()
@@ -123,7 +123,7 @@ def attempt(call: Callable[[], object]) -> Report:
 
 
 class Loop:
-    """An event loop in a thread, so that a scene is told in plain order for blocking libraries and asyncio ones."""
+    """An event loop in a thread, so that a scene is the same code for blocking and for asyncio libraries."""
 
     def __init__(self) -> None:
         """Begin to run."""
@@ -131,7 +131,7 @@ class Loop:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def run(self, work: Awaitable[T]) -> T:
-        """Wait for what runs there, in a task of its own."""
+        """Run it there in a task of its own, and wait for the result."""
 
         async def whole() -> T:
             return await work
@@ -139,7 +139,7 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(whole(), self._loop).result()
 
     def bridge(self, subject: AsyncSubject, way: Way, lease: float) -> Make:
-        """Give the subject's locks to code that blocks."""
+        """Make the locks of a subject usable by blocking code."""
 
         async def opened() -> AsyncMake:  # it must run in the loop
             return subject.open(way, lease)

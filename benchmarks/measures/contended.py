@@ -1,7 +1,7 @@
-"""The law of this file: many want one key for a bounded time; what each worker notes down is judged afterwards.
+"""Many workers contend for one key for a given time, and what each of them records is evaluated afterwards.
 
-A worker asks, holds for the hold time, releases, and asks again at once: the hardest case for fairness.  Errors are
-counted and the worker goes on; who is stuck beyond the grace is counted and left behind.
+A worker acquires, holds for the hold time, releases, and acquires again at once: the hardest case for fairness.  Errors
+are counted, and the worker continues.  A worker that does not end in time is counted and left behind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUN_UP: Final = 0.02
 
 
 class Contended(NamedTuple):
-    """One cell: a candidate, who contends, and for how long each holds."""
+    """One measurement: a candidate, a crew, and a hold time."""
 
     candidate: str
     place: str
@@ -54,7 +54,7 @@ class Contended(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """What one worker has noted down."""
+    """What one worker has recorded."""
 
     sections: list[tuple[int, int, int]]
     waiting_since: int | None  # it asked, and was not answered by the end
@@ -62,7 +62,7 @@ class Watch(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One round of a cell."""
+    """One round of a measurement."""
 
     watches: list[Watch]
     start: int
@@ -72,7 +72,7 @@ class Cell(NamedTuple):
 
 
 def contended(bench: Bench) -> list[Contended]:
-    """Measure every crew at every hold."""
+    """Measure every crew with every hold time."""
     rows: list[Contended] = []
     effort = bench.effort
     for crew in effort.crews:
@@ -150,7 +150,7 @@ class Worker(threading.Thread):
             warm = self._make(self._own_key)
             warm.acquire()
             warm.release()
-        except Exception as error:  # noqa: BLE001 - a peer's error is a result
+        except Exception as error:  # noqa: BLE001 - an error is a result
             self._errors[one_line(error)] += 1
             return
         finally:

@@ -1,6 +1,6 @@
-"""The law of this file: one process holds, one other is blocked in acquire; the clock runs from release to its return.
+"""The time from a release in one process to the return of a blocked acquire in another.
 
-The holder keeps the lock for a random while, so that no waiter that polls is in step with it.
+The holder keeps the lock for a random time, so that no polling waiter is in step with it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ROUNDS: Final = 10
 
 
 class Handover(NamedTuple):
-    """From the call of release to the return of the other's acquire."""
+    """The time from the call of release to the return of the other acquire."""
 
     candidate: str
     place: str
     kind: str
     p50_ms: float
     p99_ms: float
-    early: int  # returns before the release: the lock excluded nobody
+    early: int  # acquires that returned before the release: the lock did not exclude
     handovers: int
     error: str
 

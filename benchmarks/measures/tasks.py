@@ -1,4 +1,4 @@
-"""The law of this file: one event loop, alone on a core with the server, with one task, and with many tasks at once."""
+"""One event loop, on one core with the server: one task, and many tasks at once."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def _cycle(handle: AsyncHandle) -> None:
 
 
 def many_tasks(bench: Bench) -> list[ManyTasks]:
-    """Measure the time of all tasks together; each is made anew, its connections are not."""
+    """Measure the time of all tasks together; the locks are new, the connections are not."""
     rounds = min(4, bench.effort.rounds)
     with bench.places.pinned() as core:
 

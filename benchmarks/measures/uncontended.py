@@ -1,4 +1,4 @@
-"""The law of this file: one client alone, client and server on one core; the best round is told, and the worst."""
+"""One client without contention, on one core with the server; the best round is reported, and the worst."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT = 20.0
 
 
 class Uncontended(NamedTuple):
-    """Acquire and release by one thread that nobody disturbs."""
+    """Acquire and release by one thread without contention."""
 
     candidate: str
     place: str
@@ -38,7 +38,7 @@ class Uncontended(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """What one acquire and release cost the server, by its own counters."""
+    """The requests of one acquire and release, by the counters of the server."""
 
     candidate: str
     place: str
@@ -69,7 +69,7 @@ def uncontended(bench: Bench) -> list[Uncontended]:
 
 
 def _is_shared(candidate: Candidate) -> bool:
-    return candidate.name == SHARED  # one thread has nobody to share it with
+    return candidate.name == SHARED  # one thread has no other to share it with
 
 
 def _cycles(bench: Bench, candidate: Candidate, core: int | None) -> list[int]:
@@ -126,7 +126,7 @@ def _count(bench: Bench, candidate: Candidate) -> tuple[float, float, str]:
             handle.acquire()
             handle.release()
         pipe.send("done")
-        pipe.recv()  # for who leaves closes a connection, which is counted
+        pipe.recv()  # a child that ends closes a connection, which is counted
 
     with Child(act) as child:
         meter = Meter(bench.places, candidate.place)

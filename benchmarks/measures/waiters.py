@@ -1,4 +1,4 @@
-"""The law of this file: many threads of one process wait for one key, nothing happens, and that should cost nothing."""
+"""What many threads of one process cost while they wait for one key and nothing happens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTLE: Final = 1.5
 
 
 class Waiters(NamedTuple):
-    """What it costs to wait."""
+    """The cost of waiting."""
 
     candidate: str
     place: str
@@ -33,7 +33,7 @@ class Waiters(NamedTuple):
     commands_per_second: float
     sockets: int  # of the waiting process
     cpu_seconds: float  # of the waiting process
-    intruders: int  # who came in although the key was held
+    intruders: int  # workers that acquired although the key was held
     errors: str
     error: str
 
@@ -47,7 +47,7 @@ class _Cost(NamedTuple):
 
 
 def waiters(bench: Bench) -> list[Waiters]:
-    """Measure it at Redis, whose server counts all that is needed."""
+    """Measure it on Redis, whose server counts what is needed."""
     effort = bench.effort
     candidates = [candidate for candidate in bench.candidates if candidate.place == REDIS_PLACE]
     rows = []
@@ -104,5 +104,5 @@ def _come(make: Make, key: str, inside: list[str], errors: list[str]) -> None:
     try:
         make(key).acquire()
         inside.append(key)
-    except Exception as error:  # noqa: BLE001 - a peer's error is a result
+    except Exception as error:  # noqa: BLE001 - an error is a result
         errors.append(one_line(error))

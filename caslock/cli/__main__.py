@@ -1,4 +1,4 @@
-"""The law of this file: ``python -m caslock.cli`` is ``caslock``."""
+"""Runs the command line with ``python -m caslock.cli``."""
 
 import sys
 

@@ -1,28 +1,42 @@
-"""The law of this file: it proves a store with keys of its own only, says why not, and leaves nothing behind."""
+"""Runs ``caslock verify``: the contract, then torture, on keys of its own, and prints the report."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import secrets
-import signal
 import sys
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from caslock.cli.display import display
+from caslock.cli.progress import Progress
 from caslock.errors import StoreError
-from caslock.interrupts import interruptible
+from caslock.verify import Plan, locations, torture
+from caslock.verify.signals import Interrupts
+from caslock.verify.timeline import timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from caslock.cli.display import Display
-    from caslock.cli.store_contract import ContractResult
-    from caslock.store import AsyncStore, Store
-    from caslock.testing.torture import Outcome, Plan
+    from caslock.verify import Outcome
+    from caslock.verify.contract import ContractResult
+    from caslock.verify.route import Route
 
 NOT_TRIED: Final = 2
+
+CONTRACT: Final = 30.0
+"""Seconds that the contract takes, at the most, on a store that answers at once."""
+
+SHORTEST, LONGEST = 0.25, 3.0
+"""Seconds of leases in torture."""
+
+START, ACQUIRE, EXPIRY_LAG = 3.0, 5.0, 4.0
+"""Seconds: until all processes of torture run; of the longest acquire; that a record may last after its lease."""
+
+REQUESTS: Final = 10
+"""How many requests without an answer a client of torture may have to sit out before it comes to its end."""
 
 
 class NotTried(Exception):  # noqa: N818 - named by the outcome
@@ -30,130 +44,120 @@ class NotTried(Exception):  # noqa: N818 - named by the outcome
 
 
 def verify(url: str, store: str, seconds: float, seed: int | None, picture: str, *, as_json: bool) -> int:
-    """Run `caslock verify`."""
-    struck: list[int] = []
+    """Run `caslock verify`; gives the exit code."""
+    plan = Plan(
+        url=url,
+        factory=store,
+        seconds=seconds,
+        seed=secrets.randbelow(2**32) if seed is None else seed,
+        ttls=(SHORTEST, min(LONGEST, max(2 * SHORTEST, seconds / 4))),  # a short run has many tenures all the same
+    )
+    interrupts = Interrupts()
     try:
-        with interruptible(struck):
-            return _verify(url, store, seconds, seed, picture, as_json=as_json)
+        with interrupts:
+            contract, outcome = _verify(plan, picture, interrupts)
     except NotTried as error:
         return _say(f"caslock verify: {error}", NOT_TRIED)
     except KeyboardInterrupt:
-        return _say("caslock verify: interrupted; nothing is left behind", 128 + (struck or [signal.SIGINT])[0])
-
-
-def _verify(url: str, store: str, seconds: float, seed: int | None, picture: str, *, as_json: bool) -> int:
-    try:
-        from caslock.testing.torture import Plan, torture  # noqa: PLC0415 - it needs caslock.testing
-        from caslock.testing.torture.timeline import timeline  # noqa: PLC0415 - as above
-    except ModuleNotFoundError as error:
-        raise NotTried(f"the proof kit needs {error.name}: pip install {error.name}") from error
-    plan = Plan(url=url, factory=store, seconds=seconds, seed=secrets.randbelow(2**32) if seed is None else seed)
-    if picture and not Path(picture).resolve().parent.is_dir():
-        raise NotTried(f"there is no folder for {picture}")
-    make = _reach(plan)
-    with display() as shown:
-        contract = _contract(make, plan, shown)
-        if contract is not None and contract.interrupted:
-            raise KeyboardInterrupt
-        shown.phase("torture", seconds)
-        with _trouble():
-            outcome = torture(
-                plan, watch=lambda done, requests: shown.at(done, f"{requests} requests" if requests else "")
-            )
-    if picture:
-        Path(picture).write_text(timeline(outcome))
-    passed = outcome.report.passed and not (contract and contract.broken)
-    sys.stdout.write(_json(contract, outcome, passed=passed) if as_json else _text(contract, outcome, passed=passed))
+        return _say("caslock verify: interrupted; nothing is left behind", interrupts.exit_code)
+    passed = outcome.report.passed and not contract.broken  # what was not tried is named in the report
+    reason = f"the contract is broken: {contract.broken[0].sentence}" if contract.broken else ""
+    reason = "; ".join(filter(None, (reason, outcome.report.reason)))
+    if as_json:
+        told = outcome.report.to_dict() | {"passed": passed, "reason": reason, "contract": contract.to_dict()}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    else:
+        sys.stdout.write("\n".join([*_lines(contract, outcome), "PASS" if passed else f"FAIL: {reason}"]) + "\n")
     return 0 if passed else 1
 
 
-def _reach(plan: Plan) -> Callable[[], Store | AsyncStore]:
-    """Make sure that the store can be made and reached; give what makes it."""
-    from caslock.testing.drive import driven  # noqa: PLC0415 - as above
-    from caslock.testing.torture import places  # noqa: PLC0415 - as above
+def _verify(plan: Plan, picture: str, interrupts: Interrupts) -> tuple[ContractResult, Outcome]:
+    try:
+        from caslock.verify.contract import run_contract  # noqa: PLC0415 - it needs pytest
+        from caslock.verify.route import PATIENCE, find_route  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pytest":
+            raise
+        raise NotTried("the contract of a store runs under pytest: pip install 'caslock[cli]'") from error
+    if picture and not Path(picture).resolve().parent.is_dir():
+        raise NotTried(f"there is no folder for {picture}")
+    with _not_tried():
+        locations.close(locations.reach(plan, write=True))
+    with Progress() as progress:
 
-    def make() -> Store | AsyncStore:
-        return places.open_store(plan, plan.url)
+        def show(done: str) -> None:
+            interrupts.check()
+            progress.at(done)
 
-    with _trouble():
-        if plan.url.startswith("memory:"):
-            raise NotTried("memory:// lives in one process, and verify needs several: name a store that they can share")
-        first = make()
-        try:
-            driven(first).get(plan.names()[0])
-        finally:
-            places.close(first)
-    return make
+        progress.phase("server", f"looking for it, up to {PATIENCE:.0f} s")
+        route = find_route(plan)
+        progress.phase("contract", f"up to {CONTRACT + 20 * route.timeout:.0f} s")
+        contract = run_contract(plan, route, lambda done: show(f"{done} sentences hold"))
+        if contract.interrupted:
+            raise KeyboardInterrupt
+        # Torture takes the same route, and waits for longer where the store's own timeout is long.
+        plan = replace(plan, proxy=route.server is not None, patience=plan.patience + REQUESTS * route.timeout)
+        progress.phase("torture", f"{plan.seconds:g} s, and up to {_tail(plan, route):.0f} s for its clients to end")
+        with _not_tried():
+            outcome = torture(plan, watch=lambda done, requests: show(_so_far(done, requests)))
+    if picture:
+        Path(picture).write_text(timeline(outcome))
+    return contract, outcome
 
 
 @contextlib.contextmanager
-def _trouble() -> Iterator[None]:
+def _not_tried() -> Iterator[None]:
     """Say in one line why a store can't be had."""
     try:
         yield
-    except StoreError as error:
-        raise NotTried(str(error)) from error
-    except (ValueError, TypeError, ImportError, AttributeError, OSError) as error:
+    except (StoreError, ValueError, TypeError, ImportError, AttributeError, OSError) as error:
         raise NotTried(str(error) or repr(error)) from error
+    except Exception as error:
+        raise NotTried(f"the store raised {error!r}, which is no StoreError") from error
 
 
-def _contract(make: Callable[[], Store | AsyncStore], plan: Plan, shown: Display) -> ContractResult | None:
-    try:
-        from caslock.cli.store_contract import run_contract  # noqa: PLC0415 - it needs pytest
-    except ModuleNotFoundError:
-        shown.phase("contract: left out, for it needs pytest (pip install pytest)", None)
-        return None
-    shown.phase("contract", None)
-    return run_contract(make, plan, lambda done: shown.at(done, f"{done} sentences hold"))
+def _tail(plan: Plan, route: Route) -> float:
+    """Tell how long the clients of a sound store may take to come to an end, and its keys to be free."""
+    lease = max(plan.ttls[1], plan.several_ttl if plan.several else 0.0)
+    return START + ACQUIRE + 2 * plan.ttls[1] + plan.longest_delay + 4 * route.timeout + lease + EXPIRY_LAG
 
 
-def _text(contract: ContractResult | None, outcome: Outcome, *, passed: bool) -> str:
+def _so_far(seconds: float, requests: int) -> str:
+    """Say how far torture is; how many requests there were is known only where they go through the proxy."""
+    return f"{seconds:.0f} s, {requests} requests" if requests else f"{seconds:.0f} s"
+
+
+def _lines(contract: ContractResult, outcome: Outcome) -> Iterator[str]:
     report = outcome.report
     faults = ", ".join(f"{times} x {kind}" for kind, times in sorted(report.faults.items()))
-    acquires = ", ".join(f"{times} {what}" for what, times in report.acquires.items())
-    lines = [
-        f"store              {report.place}",
-        f"contract           {_told(contract)}",
-        f"torture            {report.seconds:g} s, seed {report.seed}",
-        f"operations         {report.requests}",
-        f"faults             {sum(report.faults.values())} ({faults})",
-        f"acquires           {acquires}",
-        f"sections           {report.sections}",
-        f"overlaps           {report.overlaps}",
-        f"fence inversions   {report.fence_inversions}",
-        f"ghosts             {report.ghosts}",
-        f"losses told        {report.lost_and_told}",
-        f"late writes        {report.late_writes} (refused by the fence)",
-        f"hand-over          p50 {_ms(report.hand_over_p50)}, p99 {_ms(report.hand_over_p99)} (faults included)",
-        f"longest wait       {report.longest_wait:.3g} s",
-    ]
-    broken = contract.broken if contract else []
-    lines += [f"BROKEN contract    {each.sentence}: {' '.join(each.why.split())}" for each in broken]
-    for violation in report.violations:
-        text = " ".join(str(violation["text"]).split())
-        lines.append(f"BROKEN law         {violation['law']}, key {violation['key']}, at {violation['at']}: {text}")
-    lines.append("PASS" if passed else f"FAIL: {_reason(contract, outcome)}")
-    return "\n".join(lines) + "\n"
-
-
-def _json(contract: ContractResult | None, outcome: Outcome, *, passed: bool) -> str:
-    told = outcome.report.to_dict() | {"passed": passed, "reason": _reason(contract, outcome)}
-    told["contract"] = contract and {
-        "passed": contract.passed,
-        "broken": [broken._asdict() for broken in contract.broken],
+    hand_over = f"p50 {_ms(report.hand_over_p50)}, p99 {_ms(report.hand_over_p99)} (faults included)"
+    figures = {
+        "store": report.location,
+        "contract": f"{contract.passed} sentences hold, {len(contract.broken)} do not",
+        "torture": f"{report.seconds:g} s, seed {report.seed}",
+        "operations": report.requests,
+        "faults": f"{sum(report.faults.values())} ({faults})",
+        "acquires": ", ".join(f"{times} {what}" for what, times in report.acquires.items()),
+        "sections": report.sections,
+        "overlaps": report.overlaps,
+        "fence inversions": report.fence_inversions,
+        "orphaned records": report.orphans,
+        "losses told": report.lost_and_told,
+        "late writes": f"{report.late_writes} (refused by the fence)",
+        "hand-over": hand_over,
+        "longest wait": f"{report.longest_wait:.3g} s",
     }
-    return json.dumps(told, indent=2) + "\n"
-
-
-def _reason(contract: ContractResult | None, outcome: Outcome) -> str:
-    broken = f"the contract is broken: {contract.broken[0].sentence}" if contract and contract.broken else ""
-    return "; ".join(filter(None, (broken, outcome.report.reason)))
-
-
-def _told(contract: ContractResult | None) -> str:
-    if contract is None:
-        return "left out (pip install pytest)"
-    return f"{contract.passed} sentences hold, {len(contract.broken)} do not"
+    for name, figure in figures.items():
+        yield f"{name:18} {figure}"
+    sentences = defaultdict[str, list[str]](list)  # not tried, by the reason
+    for sentence, why in contract.skipped:
+        sentences[why].append(sentence)
+    for line in [*(f"{'; '.join(each)} ({why})" for why, each in sentences.items()), *report.skipped]:
+        yield f"{'not tried':18} {line}"
+    for sentence, why in contract.broken:
+        yield f"{'BROKEN contract':18} {sentence}: {' '.join(why.split())}"
+    for law, at, key, text in report.violations:
+        yield f"{'BROKEN law':18} {law}, key {key}, at {at:.4f}: {' '.join(text.split())}"
 
 
 def _ms(seconds: float | None) -> str:

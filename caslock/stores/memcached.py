@@ -1,29 +1,34 @@
-"""The law of this file: one packet for each verb, and a connection that has not answered to its last byte is closed.
+"""A store in one memcached server.
 
-Each packet ends with the question who stands now (``mg``) and a full stop (``mn``).  A removal asks only where it was
-refused, in a second packet: else nothing stands.  Writing is classic ``add`` and ``cas``, for a refused ``ms`` may
-destroy what stands; removing is ``md`` with the cas id, which needs no memory.
+A request is one packet: a command, a question for the entry under the key (``mg``), and ``mn``, whose answer marks the
+end of the reply.  The commands that write are ``add`` and ``cas``, because an ``ms`` that the server refuses may delete
+the entry.  The one that removes is ``md`` with a cas id, which needs no memory.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-import selectors
 import time
-from collections import deque
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from urllib.parse import quote, unquote, urlsplit
 
 from pymemcache.client.base import Client, PooledClient
-from pymemcache.exceptions import MemcacheClientError, MemcacheUnknownCommandError
+from pymemcache.exceptions import (
+    MemcacheClientError,
+    MemcacheUnexpectedCloseError,
+    MemcacheUnknownCommandError,
+    MemcacheUnknownError,
+)
 
+from caslock.closing import Closing
+from caslock.connections import LEAST, IdleConnections, is_readable, reason
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.process import generation
-from caslock.sockets import sender
-from caslock.store import ABSENT, Entry, Traits
-from caslock.stores.memcached_wire import PIECE, name_of, read, terms_of, verdict_of
+from caslock.fork import generation
+from caslock.options import check_address, check_prefix, check_timeout, options_of
+from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
 
 if TYPE_CHECKING:
     import socket
@@ -31,16 +36,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_IDLE: Final = 32
-_REMEMBERED: Final = 1024  # locks ask for the same again and again
-_RESTED: Final = 1.0  # seconds after which an idle connection is looked at before it is used
+_PIECE: Final = 65_536  # bytes to receive at once: a reply about what caslock writes comes in one piece
+_NAMES: Final = 1024  # to encode a key anew for each request made acquire and release 10 % slower
 _CAS_IDS: Final = 1 << 64
+_SLOW: Final = 0.1  # seconds; a server that answers a put later may have been stopped, and its clock may be behind
+_TICK: Final = 0.02  # seconds after which its clock has been set again
+_PAUSE: Final = 0.05  # seconds between two looks at a server that has only just started
 _OF_AGE: Final = 4  # `uptime` starts at 2 and counts ticks of whole seconds: at 4, more than one second has gone by
+_LONGEST_KEY: Final = 1024
+_LONGEST_TTL: Final = 30 * 24 * 3600 - 2  # the server takes an exptime of more than 30 days for a date
+_HEAD: Final = re.compile(rb"([^\r\n]*)\r\n(?:EN|VA (\d+) c(\d+))\r\n")
 
-_new = tuple.__new__  # half the time of a NamedTuple's own
 
-
-class MemcachedStore:
+class MemcachedStore(Closing):
     """Locks in one memcached server (1.6.13 or newer, with cas on), through the settings of a pymemcache client.
 
     memcached forgets: a restart frees every lock at once, and a full server may evict one before its time.  Give locks
@@ -48,20 +56,27 @@ class MemcachedStore:
     renews; until then only a resource that checks the fence is safe.
 
     A version is ``server start in seconds * 2**30 + cas id``.  The cas id counts every write since the start, so
-    versions only grow within one start; and from start to start too, as long as the server's wall clock does not go
-    back between them and the server has not written more than 2**30 times a second.  Two starts within one second
+    versions only grow within one start.  They grow from start to start too, as long as the server's wall clock does not
+    go back between them and the server has not written more than 2**30 times a second.  Two starts within one second
     would repeat versions: so a server gets no request in its first two or three seconds, and is waited for as long as
-    the client's `timeout` allows.  A place that answers with an earlier start than it did before (its clock went back,
-    or two servers share one name) is refused.
+    the client's `timeout` allows.  A location that answers with an earlier start than it did before (its clock went
+    back, or two servers share one name) is refused.
 
     memcached's clock ticks in seconds: an entry never lives shorter than its ttl, and up to 3 s longer (a little more
-    on a busy server, whose tick may be late).
+    on a busy server, whose tick may be late).  There is one exception.  A server that was stopped (SIGSTOP, a paused VM
+    or container) for S seconds may go on for some milliseconds with a clock that is S seconds behind, and an entry
+    written then lives up to S seconds shorter.  A put that was answered after 0.1 s or more is therefore done once
+    more.  What remains is a put that was sent in the last 0.1 s of a stop: its lease may end up to S seconds early.
+    The next renewal, after a third of the ttl, makes the lease whole again, so only stops of more than two thirds of
+    the ttl can end it.
     """
 
-    def __init__(self, client: Client | PooledClient) -> None:
+    def __init__(self, client: Client | PooledClient, *, prefix: str = "") -> None:
         """Take the server and the settings of a pymemcache `Client` or `PooledClient`, but never its connections.
 
-        Raises TypeError for any other client, and ValueError for settings under which no lock is safe.
+        `prefix` is put before every key, behind the client's own `key_prefix`.
+        A verb ends within the client's `timeout`, connecting included (but not the resolving of a host name).  Raises
+        TypeError for any other client, and ValueError for settings under which no lock is safe.
         """
         if not isinstance(client, Client | PooledClient):
             raise TypeError(
@@ -72,43 +87,46 @@ class MemcachedStore:
             raise ValueError(
                 "MemcachedStore can't use a client with ignore_exc=True: to it, an outage looks like a free lock"
             )
-        if not (client.timeout and 0 < client.timeout < math.inf):
-            raise ValueError(
-                f"MemcachedStore needs a client with a timeout in seconds (timeout=5), not timeout={client.timeout}"
-            )
-        if not re.fullmatch(rb"[^\x00-\x20\x7f]{0,128}", client.key_prefix):
-            raise ValueError(
-                f"key_prefix may have up to 128 bytes, none of them a space or control: {client.key_prefix!r}"
-            )
-        self._prefix: bytes = client.key_prefix
-        self._patience: float = client.timeout
-        self._client: Callable[[], Client] = partial(
+        if client.timeout is None:
+            raise ValueError("MemcachedStore needs a client with a timeout in seconds (timeout=5), not timeout=None")
+        self._timeout = check_timeout("timeout", client.timeout)
+        check_prefix(prefix)
+        self._prefix: bytes = client.key_prefix + prefix.encode()
+        if not re.fullmatch(rb"[^\x00-\x20\x7f]{0,128}", self._prefix):
+            told = f"without spaces and control characters, not {self._prefix.decode(errors='backslashreplace')!r}"
+            raise ValueError(f"the prefix may have up to 128 bytes, {told}")
+        self._new_client: Callable[..., Client] = partial(
             Client,
             client.server,
-            timeout=client.timeout,
-            connect_timeout=client.connect_timeout or client.timeout,
             no_delay=True,  # else the second segment of a large value waits for the acknowledgement of the first
             socket_module=client.socket_module,
             socket_keepalive=client.socket_keepalive,
             tls_context=client.tls_context,
         )
-        # A deque's append and pop are atomic, and where there is no lock, a fork can't leave one locked.
-        self._idle: deque[_Connection] = deque()
-        self._inherited: list[_Connection] = []
-        self._start = 0
-        self._name = lru_cache(_REMEMBERED)(partial(name_of, prefix=self._prefix))
-        self._terms = lru_cache(_REMEMBERED)(terms_of)
-        self._traits = Traits(place=_place(client.server, self._prefix), fences=True, expires=True, overstay=3.5)
+        self._idle = IdleConnections[_Connection]()
+        self._start = 0  # the latest start of the server that was seen
+        self._name = lru_cache(_NAMES)(partial(name_of, prefix=self._prefix))
+        location = _location(client.server, self._prefix)
+        self.traits: Traits = Traits(location, expiry_lag=3.5, request_timeout=self._timeout)
 
     @classmethod
-    def from_url(cls, url: str) -> Self:
+    def from_url(cls, url: str, *, prefix: str = "") -> Self:
         """Make a store from ``memcached://host[:port]`` or ``memcached:///path/to.sock``.
 
-        Options: ``?timeout=`` in seconds (5) and ``&prefix=`` before every key.  Raises ValueError for anything else.
+        Options: ``?timeout=`` in seconds (5) and ``&prefix=`` before every key, which may be given as an argument, too.
+        Raises ValueError for anything else.
         """
+        check_prefix(prefix)
         parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        timeout, prefix = float(options.pop("timeout", "5")), options.pop("prefix", "")
+        check_address(parts, "memcached", "a lock lives in one")
+        options = options_of(parts.query)
+        try:
+            timeout = float(options.pop("timeout", "5"))
+        except ValueError:
+            raise ValueError("the timeout of a memcached URL is a number of seconds") from None
+        if prefix and options.get("prefix"):
+            raise ValueError("give the prefix once: in the URL, or as an argument")
+        prefix = options.pop("prefix", "") or prefix
         host, path = parts.hostname, unquote(parts.path).removesuffix("/")
         if parts.scheme != "memcached" or bool(host) == path.startswith("/") or "@" in parts.netloc or options:
             raise ValueError(
@@ -116,229 +134,304 @@ class MemcachedStore:
             )
         return cls(Client((host, parts.port or 11211) if host else path, timeout=timeout, key_prefix=prefix.encode()))
 
-    @property
-    def traits(self) -> Traits:
-        """What this store promises."""
-        return self._traits
-
     def get(self, key: str) -> Entry | None:
-        """Read what stands under `key`: one round trip."""
-        return self._look(self._name(key))
+        """Read the entry under `key`, in one round trip."""
+        return self._look(self._name(key), time.monotonic() + self._timeout)
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write `value` for `ttl` seconds (up to 30 days less 2 s) if exactly `version` stands: one round trip."""
-        name = self._name(key)
-        terms, success = self._terms(len(value), ttl)
-        if version != ABSENT:
-            return self._write_over(name, version, terms, value)
-        connection = self._next_idle() or self._open()
-        packet = b"add %b%b\r\n%b\r\nmg %b v c\r\nmn\r\n" % (name, terms, value, name)
-        reply, end = self._turn(connection, packet), b"\r\n%b\r\nMN\r\n" % value
-        # The answer to who acquires alone is known byte by byte, but for the cas id: to parse it would take longer.
-        if reply.startswith(success) and reply.endswith(end):
-            cas = reply[len(success) : -len(end)]
+        """Write `value` for `ttl` seconds (up to 30 days less 2 s) if the version is `version`, in one round trip."""
+        name, terms, ends = self._name(key), terms_of(len(value), ttl), time.monotonic() + self._timeout
+        connection = self._connection(ends)
+        sent = connection.used
+        reply = self._exchange(connection, connection.put(name, terms, value, version), ends)
+        # The usual replies, here and below, are known but for the cas id: without that, a lock cycle took 8 % longer.
+        begin, end = b"STORED\r\nVA %d c" % len(value), b"\r\n%b\r\nMN\r\n" % value
+        if reply.startswith(begin) and reply.endswith(end) and time.monotonic() - sent < _SLOW:
+            cas = reply[len(begin) : -len(end)]
             if cas.isdigit():
-                self._keep(connection)
-                return _new(Entry, (value, connection.origin + int(cas)))
-        return self._answer(connection, reply, version)
+                self._idle.keep(connection)
+                return Entry(value, connection.origin + int(cas))
+        verdict, entry = self._finish(connection, reply, ends, parse)
+        if verdict == b"STORED" and entry and entry.value == value and time.monotonic() - sent > _SLOW:
+            return self._put_again(name, terms, entry, ends)
+        return self._judge(verdict, entry, version)
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove what stands under `key` if its version is exactly `version`: one round trip, and no memory.
+        """Remove the entry under `key` if its version is `version`, in one round trip that needs no memory.
 
-        Where another version stands, a second one tells which: a removal that was refused has changed nothing, and a
-        version never comes back, so the answer is as true of that moment as it would have been of the first.
+        If another version is there, a second round trip reads it: a refused removal has changed nothing.
         """
-        name = self._name(key)
-        connection = self._next_idle() or self._open()
-        cas = version - connection.origin
-        verdict = b""
-        if 0 < cas < _CAS_IDS:
-            reply = self._turn(connection, b"md %b C%d\r\nmn\r\n" % (name, cas))
-            if reply == b"HD\r\nMN\r\n":
-                self._keep(connection)
-                return None
-            verdict = self._finish(connection, reply, verdict_of)
-            if verdict in {b"HD", b"NF"}:
-                return None
-        else:
-            self._keep(connection)
-        return self._judge(verdict, self._look(name), version)
+        name, ends = self._name(key), time.monotonic() + self._timeout
+        connection = self._connection(ends)
+        reply = self._exchange(connection, connection.removal(name, version), ends)
+        if reply == b"HD\r\n":
+            self._idle.keep(connection)
+            return None
+        verdict = self._finish(connection, reply, ends, line_of)
+        if verdict in {b"HD", b"NF"}:
+            return None
+        return self._judge(verdict, self._look(name, ends), version)
+
+    def identify(self) -> str:
+        """See `IdentifiedStore.identify`: the server's start, its process id and its address.
+
+        memcached can't say more.  For a server that is reached at two addresses, other than those of the loopback, the
+        order of keys is still right, but a key that two stores have in common there is taken for two.
+        """
+        connection = self._connection(time.monotonic() + self._timeout)
+        self._idle.keep(connection)
+        return f"memcached:{connection.start}:{connection.process}:{connection.peer()}"
+
+    def stored_name(self, key: str) -> str:
+        """See `IdentifiedStore.stored_name`."""
+        return self._name(key).decode()
 
     def close(self) -> None:
         """Close the idle connections.  A later request opens a new one."""
-        while connection := self._next_idle():
-            connection.close()
+        self._idle.close()
 
     def __repr__(self) -> str:
-        """Show the place."""
-        return f"MemcachedStore({self._traits.place!r})"
+        """Show the location."""
+        return f"MemcachedStore({self.traits.location!r})"
 
-    def _look(self, name: bytes) -> Entry | None:
-        """Ask who stands, and nothing else."""
-        return self._ask(name, ABSENT, lambda _cas: b"")
+    def _look(self, name: bytes, ends: float) -> Entry | None:
+        """Ask for the entry under `name`."""
+        connection = self._connection(ends)
+        return self._finish(connection, self._exchange(connection, _question(name), ends), ends, parse).entry
 
-    def _write_over(self, name: bytes, version: int, terms: bytes, value: bytes) -> Entry | None:
-        """Put where something stands; apart, for a function that has a closure in it is slower throughout."""
-        return self._ask(name, version, lambda cas: b"cas %b%b %d\r\n%b\r\n" % (name, terms, cas, value))
+    def _put_again(self, name: bytes, terms: bytes, entry: Entry, ends: float) -> Entry | None:
+        """Put once more what was put while the server's clock may have been behind.
 
-    def _ask(self, name: bytes, version: int, command: Callable[[int], bytes]) -> Entry | None:
-        """Send the command for the cas id of `version`, and return who stands after it."""
-        connection = self._next_idle() or self._open()
-        cas = version - connection.origin
-        # A version of another start can't stand any more, so there is nothing to do to it but to ask who does.
-        order = command(cas) if version == ABSENT or 0 < cas < _CAS_IDS else b""
-        reply = self._turn(connection, b"%bmg %b v c\r\nmn\r\n" % (order, name))
-        # It is as if the server had said nothing to no command.
-        return self._answer(connection, reply if order else b"\r\n" + reply, version)
-
-    def _turn(self, connection: _Connection, packet: bytes) -> bytes:
-        """Send a packet, and return the reply as far as it comes at once."""
+        Its main thread sets the clock, and after a stop its other threads may answer before it does.
+        """
+        time.sleep(_TICK)
         try:
-            connection.send(packet)
-            return connection.receive(PIECE)
+            connection = self._connection(ends)
+            reply = self._exchange(connection, connection.put(name, terms, *entry), ends)
+            return self._finish(connection, reply, ends, parse).entry
+        except StoreError as problem:  # whatever it says of this put, the first one was applied
+            raise StoreUnavailable(f"{problem}; it has written the entry before") from problem
+
+    def _exchange(self, connection: _Connection, packet: bytes, ends: float) -> bytes:
+        """Send a packet, and receive of the reply what comes at once."""
+        try:
+            connection.socket.settimeout(_left(ends))
+            connection.socket.sendall(packet)
+            return connection.socket.recv(_PIECE)
         except BaseException as problem:
             self._hang_up(connection, problem)
             raise
 
-    def _answer(self, connection: _Connection, reply: bytes, version: int) -> Entry | None:
-        """Read a reply that tells who stands."""
-        verdict, entry = self._finish(connection, reply, partial(read, origin=connection.origin))
-        return self._judge(verdict, entry, version)
-
-    def _finish(self, connection: _Connection, reply: bytes, reads: Callable[[bytes], T | None]) -> T:
-        """Receive the rest of a reply, until `reads` finds it whole."""
+    def _finish(self, connection: _Connection, reply: bytes, ends: float, parse: Callable[[bytes, int], T | None]) -> T:
+        """Receive until `parse` finds the reply whole, and keep the connection."""
         try:
-            while (answer := reads(reply)) is None:
-                piece = connection.receive(PIECE)
-                if not piece:
+            while (found := parse(reply, connection.origin)) is None:
+                connection.socket.settimeout(_left(ends))
+                if not (piece := connection.socket.recv(_PIECE)):
                     raise ConnectionResetError("the server closed the connection")  # noqa: TRY301 - as the kernel does
                 reply += piece
         except BaseException as problem:
             self._hang_up(connection, problem)
             raise
-        self._keep(connection)
-        return answer
-
-    def _judge(self, verdict: bytes, entry: Entry | None, version: int) -> Entry | None:
-        """Return who stands, unless the server has refused for a reason of its own."""
-        # Where another version stands, the command would have come to nothing anyway, and the entry is the answer.
-        if b"ERROR" in verdict and version == (entry.version if entry else ABSENT):
-            reason = verdict.decode(errors="replace")
-            raise StoreError(
-                f"{self._traits.place} has refused the request ({reason}), and nothing has changed: has it memory left?"
-            )
-        return entry
+        self._idle.keep(connection)
+        return found
 
     def _hang_up(self, connection: _Connection, problem: BaseException) -> None:
-        """Close a connection whatever has ended its request (KeyboardInterrupt, too): the next would read its reply.
-
-        Raises what an error comes to.
-        """
+        """Close a connection with an unread reply, which would answer the next request; raises what an error means."""
         connection.close()
-        if not isinstance(problem, Exception):
-            return
-        self.close()  # what has ended one connection has probably ended them all
-        raise StoreUnavailable(
-            f"no answer from {self._traits.place} ({problem}): the request may have been applied; read who stands"
-        ) from problem
+        if isinstance(problem, Exception):
+            self.close()  # what has ended one connection has probably ended them all
+            told = f"no answer from {self.traits.location} ({problem}): the request may have been applied"
+            raise StoreUnavailable(told) from problem
 
-    def _keep(self, connection: _Connection) -> None:
-        """Keep a connection that has answered to its last byte."""
-        if len(self._idle) < _MOST_IDLE:
-            self._idle.append(connection)
-        else:
-            connection.close()
+    def _judge(self, verdict: bytes, entry: Entry | None, version: int) -> Entry | None:
+        """Give the entry, or raise `StoreError` if the server has refused what it could have done."""
+        # Under another version the command would have changed nothing, and the entry is the answer.
+        if b"ERROR" in verdict and version == (entry.version if entry else ABSENT):
+            told = verdict.decode(errors="replace")
+            raise StoreError(f"{self.traits.location} refused the request and changed nothing: {told}")
+        return entry
 
-    def _next_idle(self) -> _Connection | None:
-        """Take the connection used last, for as long as there are idle ones."""
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                return None
-            now = time.monotonic()
-            if connection.generation != generation():
-                self._inherited.append(connection)  # the parent's: a child neither uses it nor closes it
-            elif connection.start < self._start or (now - connection.used > _RESTED and connection.has_ended()):
-                connection.close()
-            else:
-                connection.used = now
+    def _connection(self, ends: float) -> _Connection:
+        """Take an idle connection, or open one until `ends`."""
+        while (connection := self._idle.take()) is not None:
+            if connection.start >= self._start:
                 return connection
-
-    def _open(self) -> _Connection:
-        """Connect, or tell what prevents it."""
-        place = self._traits.place
+            connection.close()
+        location = self.traits.location
         try:
-            return self._connect()
+            return self._open(ends)
         except StoreError:
             raise
         except Exception as problem:
-            # Every memcached knows `stats`, so its "ERROR" is the one of "too many open connections".
+            # Every memcached knows `stats`, so "ERROR" in answer to it means too many open connections.
             unknown = isinstance(problem, MemcacheUnknownCommandError)
             if isinstance(problem, MemcacheClientError | LookupError) and not unknown:
                 raise StoreError(
-                    f"{place} does not answer as a plain memcached without passwords does ({problem!r})"
+                    f"{location} does not answer as a plain memcached without passwords does ({problem!r})"
                 ) from problem
             raise StoreUnavailable(
-                f"can't reach memcached at {place} ({problem!r}): check that it runs, listens there and has room",
-                sent=False,
+                f"{location} is unreachable ({reason(problem)}){_hint(problem)}", sent=False
             ) from problem
 
-    def _connect(self) -> _Connection:
+    def _open(self, ends: float) -> _Connection:
         """Connect, and learn which start of the server this is and whether locks are safe with it."""
-        client, patience = self._client(), time.monotonic() + self._patience
+        left = _left(ends)
+        client = self._new_client(timeout=left, connect_timeout=left)
         try:
-            facts = client.stats() | client.stats("settings")
-            while facts[b"uptime"] < _OF_AGE and time.monotonic() < patience:
-                time.sleep(0.05)
-                facts |= client.stats()
-            self._start = start = _start(facts, self._traits.place, not_before=self._start)
-            return _Connection(client, start)
+            client._connect()  # noqa: SLF001 - else `stats` would connect, and begin the timeout anew after that
+            facts = _facts(client, ends) | _facts(client, ends, "settings")
+            while facts[b"uptime"] < _OF_AGE and _left(ends) > 2 * _PAUSE:
+                time.sleep(_PAUSE)
+                facts |= _facts(client, ends)
+            self._start = start = _start(facts, self.traits.location, not_before=self._start)
+            return _Connection(client, start, facts[b"pid"])
         except BaseException:
             client.close()
             raise
 
 
-class _Connection:
-    """A connection of our own to one start of the server.  It serves one request at a time."""
+class _Reply(NamedTuple):
+    verdict: bytes  # what the server says to the command
+    entry: Entry | None  # what is under the key after it
 
-    def __init__(self, client: Client, start: int) -> None:
-        self._client = client
-        self._socket: socket.socket = client.sock
-        self.send = sender(self._socket)
-        self.receive: Callable[[int], bytes] = self._socket.recv
-        self.generation = generation()
-        self.start = start
+
+class _Connection:
+    """A connection to one start of the server, for one request at a time."""
+
+    def __init__(self, client: Client, start: int, process: int) -> None:
+        self._client = client  # it closes the socket
+        self.socket: socket.socket = client.sock
         self.origin = start << 30
+        self.start = start
+        self.process = process
+        self.generation = generation()
         self.used = time.monotonic()
 
-    def has_ended(self) -> bool:
-        """Whether the server has said anything, such as goodbye, while the connection lay idle."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            return bool(selector.select(0))
+    def put(self, name: bytes, terms: bytes, value: bytes, version: int) -> bytes:
+        """Give the packet that writes `value` if `version` is under the key, and asks for the entry."""
+        if version == ABSENT:
+            return b"add %b%b\r\n%b\r\nmg %b v c\r\nmn\r\n" % (name, terms, value, name)
+        cas = version - self.origin
+        if not 0 < cas < _CAS_IDS:  # the version of another start, which can't be there any more
+            return _question(name)
+        return b"cas %b%b %d\r\n%b\r\nmg %b v c\r\nmn\r\n" % (name, terms, cas, value, name)
+
+    def removal(self, name: bytes, version: int) -> bytes:
+        """Give the packet that removes `version`."""
+        cas = version - self.origin
+        return b"md %b C%d\r\n" % (name, cas) if 0 < cas < _CAS_IDS else b"mn\r\n"
+
+    def peer(self) -> str:
+        """Give the address of the server."""
+        address = self.socket.getpeername()
+        if not isinstance(address, tuple):
+            return str(address)
+        host = address[0].removeprefix("::ffff:")
+        return f"{'loopback' if host == '::1' or host.startswith('127.') else host}:{address[1]}"
+
+    def is_quiet(self) -> bool:
+        """Whether the server has sent nothing, such as the end of the connection, while it was idle."""
+        return not is_readable(self.socket.fileno())
 
     def close(self) -> None:
         """Close the socket, whatever state it is in."""
         self._client.close()
 
 
-def _start(facts: dict[bytes, Any], place: str, not_before: int) -> int:
-    """Tell the start of a server by its own facts, and refuse it if locks are not safe with it."""
+def _left(ends: float) -> float:
+    return max(ends - time.monotonic(), LEAST)
+
+
+def _facts(client: Client, ends: float, *about: str) -> dict[bytes, Any]:
+    client.sock.settimeout(_left(ends))
+    facts: dict[bytes, Any] = client.stats(*about)
+    return facts
+
+
+def _start(facts: dict[bytes, Any], location: str, not_before: int) -> int:
+    """Give the start of a server by its own facts, and refuse it if locks are not safe with it."""
     start: int = facts[b"time"] - facts[b"uptime"]  # the same number for the whole life of a server
     version: bytes = facts[b"version"]
     if [int(number) for number in re.findall(rb"\d+", version)[:3]] < [1, 6, 13]:
-        raise StoreError(f"{place} runs memcached {version!r}, whose `md` knows no cas id: use 1.6.13 or newer")
+        raise StoreError(f"{location} runs memcached {version!r}, whose `md` knows no cas id: use 1.6.13 or newer")
     if facts[b"cas_enabled"] != b"yes":
-        raise StoreError(f"{place} runs with cas switched off: start memcached without -C")
+        raise StoreError(f"{location} runs with cas switched off: start memcached without -C")
     if start < not_before:
-        raise StoreError(f"{place} answers with an earlier start: its clock went back, or two servers share that name")
+        raise StoreError(
+            f"{location} answers with an earlier start: its clock went back, or two servers share that name"
+        )
     if facts[b"uptime"] < _OF_AGE:
-        raise StoreUnavailable(f"{place} has only just started: try again in two or three seconds", sent=False)
+        raise StoreUnavailable(f"{location} has only just started: try again in two or three seconds", sent=False)
     return start
 
 
-def _place(server: tuple[str, int] | str, prefix: bytes) -> str:
+def parse(reply: bytes, origin: int) -> _Reply | None:
+    """Read a reply; None: it is not whole yet.  Raises ConnectionError for what is no reply."""
+    head = _HEAD.match(reply)
+    if head is None:
+        if reply.count(b"\r\n") > 1 or len(reply) > _PIECE:
+            raise ConnectionError(reply[:100])
+        return None
+    verdict, size, cas = head.groups()
+    begins = head.end()
+    if size is None:
+        entry, end, rest = None, b"MN\r\n", reply[begins:]
+    else:
+        ends = begins + int(size)
+        entry, end, rest = Entry(reply[begins:ends], origin + int(cas)), b"\r\nMN\r\n", reply[ends:]
+    if rest == end:
+        return _Reply(verdict, entry)
+    if not end.startswith(rest):
+        raise ConnectionError(rest[:100])
+    return None
+
+
+def line_of(reply: bytes, _origin: int) -> bytes | None:
+    """Read a reply of one line; None: it is not whole yet."""
+    if len(reply) > _PIECE or b"\n" in reply[:-1]:
+        raise ConnectionError(reply[:100])
+    return reply[:-2] if reply[-2:] == b"\r\n" else None
+
+
+def _question(name: bytes) -> bytes:
+    """Give the packet that changes nothing; its first line stands in for a command, so that all replies read alike."""
+    return b"mg %b\r\nmg %b v c\r\nmn\r\n" % (name, name)
+
+
+def name_of(key: str, prefix: bytes) -> bytes:
+    """Encode a key so that no two share a name, none is too long, and none can hold a command."""
+    if not 1 <= len(key) <= _LONGEST_KEY:
+        raise ValueError(f"a key has 1 to {_LONGEST_KEY} characters, not {len(key)}")
+    name = quote(key, safe=":", errors="surrogatepass").encode()
+    if len(name) > (room := 250 - len(prefix)):
+        digest = b"%%-%b" % hashlib.sha256(name).hexdigest().encode()  # quote never makes "%-": no plain key does
+        name = name[: room - len(digest)] + digest
+    return prefix + name
+
+
+def terms_of(size: int, ttl: float) -> bytes:
+    """Give what follows the name in a put of `size` bytes."""
+    if size > MAX_VALUE:
+        raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {size}")
+    if not 0 < ttl <= _LONGEST_TTL:
+        raise ValueError(f"memcached keeps an entry for more than 0 and up to {_LONGEST_TTL} seconds, not {ttl}")
+    # The server's clock lags by up to a second and may leap by two: exptime T lives between T-2 and T seconds.
+    return b" 0 %d %d" % (math.ceil(ttl) + 2, size)
+
+
+def _hint(problem: Exception) -> str:
+    """Say what to do about a connection that could not be opened."""
+    told = problem.args[0] if isinstance(problem, MemcacheUnknownError) and problem.args else b""
+    if isinstance(told, bytes) and told.startswith((b"-", b"HTTP", b"<")):
+        kind = "Redis" if told.startswith(b"-") else "HTTP"
+        return f": this port speaks {kind}, and not memcached; check host and port"
+    if isinstance(problem, MemcacheUnexpectedCloseError | ConnectionResetError):
+        return ": it has hung up, as a server of another kind does, or one with TLS; check host and port"
+    return ""
+
+
+def _location(server: tuple[str, int] | str, prefix: bytes) -> str:
     """Name a server as a URL."""
     if isinstance(server, str):
         where = quote(server)

@@ -1,26 +1,31 @@
-"""The law of this file: the store of one process, and the shortest whole reading of the contract.
+"""A store in the memory of one process.
 
-After a fork the child has its own copy: it starts with what stood then, and neither side sees the other's writes any
-more.  So it never excludes one process from another; for that take a file (`caslock.stores.sqlite`) or a server.
-Who waited is not in the child, and so not in its copy.
+A forked child has a copy of the entries, at another location: from then on neither process sees the other's writes.
+Those who wait are not in the copy.  To exclude other processes, use a file (`caslock.stores.sqlite`) or a server.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
 
+from caslock.closing import AsyncClosing, Closing
+from caslock.errors import StoreUnavailable
+from caslock.fork import at_fork
 from caslock.store import ABSENT, WOKEN, Entry, Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from caslock.store import Put, Removal
+
+_FEW: Final = 16
 
 
 class _Lease(NamedTuple):
@@ -28,44 +33,56 @@ class _Lease(NamedTuple):
     ends: float
 
 
-class MemoryStore:
+class MemoryStore(Closing):
     """Entries in a dict, for the threads of one process: for tests and for programs of a single process.
 
-    `clock` gives the seconds that leases are measured by.  No verb raises any error of its own.
+    `clock` gives the seconds that leases are measured by.  A verb raises no error of its own, with one exception: in a
+    signal handler, or in a `__del__` that the garbage collector runs, which has interrupted a verb of the same thread,
+    it raises ``StoreUnavailable(sent=False)``.  A hold that such a `__del__` can't release ends with its lease; so
+    release holds with ``with``, and not in `__del__`.
     """
 
+    _instead = "its locks live in this object, in one process"
+
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make an empty memory, unlike every other."""
+        """Make an empty memory, at a location of its own."""
         self._clock = clock
-        self._leases: OrderedDict[str, _Lease] = OrderedDict()
+        self._leases: dict[str, _Lease] = {}
+        self._most = _FEW  # leases, before those that have ended are looked for
         self._last = ABSENT
         self._begin()
         _stores.add(self)
 
     def get(self, key: str) -> Entry | None:
-        """Read what stands under `key`."""
+        """Read the entry under `key`."""
+        self._refuse_nested()
         with self._mutex:
-            return self._standing(key)
+            return self._observed(key)
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write `value` for `ttl` seconds if exactly `version` stands (`ABSENT`: if nothing stands)."""
+        """Write `value` for `ttl` seconds if the entry has exactly `version` (`ABSENT`: if there is none)."""
+        self._refuse_nested()
         with self._mutex:
-            standing = self._standing(key)
-            if version != (standing.version if standing else ABSENT):
-                return standing
+            observed = self._observed(key)
+            if version != (observed.version if observed else ABSENT):
+                return observed
             return self._write(key, value, ttl)
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove what stands under `key` if its version is exactly `version`."""
+        """Remove the entry under `key` if it has exactly `version`."""
+        self._refuse_nested()
         with self._mutex:
             return self._remove(key, version)
 
-    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
-        """Put when nothing stands, or tell after `timeout` seconds who does; see `WakingStore.put_when_free`."""
-        waiter = _Thread()
+    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        """Put as soon as there is no entry; see `QueueingStore.put_when_absent`."""
+        self._refuse_nested()
+        gate = threading.Lock()
+        gate.acquire()
+        waiter = _Waiter(gate.release)
         try:
             if self._line_up(key, waiter):
-                waiter.block(timeout)
+                gate.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
             self._step_out(key, waiter)
             return self.put_if_version(key, value, ABSENT, ttl)
         except BaseException:
@@ -73,55 +90,69 @@ class MemoryStore:
             raise
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None]:
-        """Write all of them if every one's version stands, else none."""
+        """Write all of them if every one finds its version, otherwise none."""
+        self._refuse_nested()
         with self._mutex:
-            standing = [self._standing(put.key) for put in puts]
+            observed = [self._observed(put.key) for put in puts]
             expected = [put.version for put in puts]
-            if expected != [entry.version if entry else ABSENT for entry in standing]:
-                return standing
+            if expected != [entry.version if entry else ABSENT for entry in observed]:
+                return observed
             return [self._write(put.key, put.value, put.ttl) for put in puts]
 
     def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None]:
-        """Remove each whose version stands."""
+        """Remove each entry that has the version named for it."""
+        self._refuse_nested()
         with self._mutex:
             return [self._remove(*removal) for removal in removals]
 
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """Give each key that begins with `prefix`, and its entry, as of this moment."""
+        self._refuse_nested()
+        with self._mutex:
+            entries = {key: self._observed(key) for key in self._leases if key.startswith(prefix)}
+        return ((key, entry) for key, entry in entries.items() if entry is not None)
+
+    def close(self) -> None:
+        """Do nothing: there is no connection, and the entries are kept."""
+
     def __repr__(self) -> str:
-        """Name the memory."""
-        return f"<MemoryStore {self.traits.place}>"
+        """Name the location."""
+        return f"<MemoryStore {self.traits.location}>"
 
     def _begin(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._lines: dict[str, OrderedDict[_Waiter, None]] = {}
-        self.traits = Traits(place=f"memory://{uuid4().hex}")
+        self.traits: Traits = Traits(location=f"memory://{uuid4().hex}")
+
+    def _refuse_nested(self) -> None:
+        # Not a part of taking the mutex: an interrupt in an `__enter__` written in Python would leave that taken.
+        if self._mutex._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - `threading.Condition` asks this, too
+            raise StoreUnavailable(f"{self.traits.location}: this thread is inside another request of it", sent=False)
+
+    def _observed(self, key: str) -> Entry | None:
+        lease = self._leases.get(key)
+        return lease.entry if lease and lease.ends > self._clock() else None
 
     def _write(self, key: str, value: bytes, ttl: float) -> Entry:
         self._last += 1
-        written = Entry(value, self._last)
-        self._leases[key] = _Lease(written, self._clock() + ttl)
-        self._sweep()
+        written, now = Entry(value, self._last), self._clock()
+        self._leases[key] = _Lease(written, now + ttl)
+        if len(self._leases) > self._most:
+            self._leases = {name: lease for name, lease in self._leases.items() if lease.ends > now}
+            self._most = max(2 * len(self._leases), _FEW)
         return written
 
     def _remove(self, key: str, version: int) -> Entry | None:
-        standing = self._standing(key)
-        if standing is None or standing.version != version:
-            return standing
+        observed = self._observed(key)
+        if observed is None or observed.version != version:
+            return observed
         del self._leases[key]
         return WOKEN if key in self._lines and self._wake(key) else None
-
-    def _standing(self, key: str) -> Entry | None:
-        lease = self._leases.get(key)
-        if lease is None:
-            return None
-        if lease.ends > self._clock():
-            return lease.entry
-        del self._leases[key]
-        return None
 
     def _line_up(self, key: str, waiter: _Waiter) -> bool:
         # Looking and lining up are one step, and so are removing and waking: no removal falls between.
         with self._mutex:
-            if self._standing(key) is None:
+            if self._observed(key) is None:
                 return False
             self._lines.setdefault(key, OrderedDict())[waiter] = None
             return True
@@ -148,80 +179,35 @@ class MemoryStore:
                 return True
         return False
 
-    def _sweep(self) -> None:
-        # A clock hand goes round: each put adds one lease at most and looks at two, so that what has expired
-        # is gone after one more round, without a pause for a full sweep.
-        now = self._clock()
-        for _ in range(2):
-            key = next(iter(self._leases), None)
-            if key is None:
-                return
-            if self._leases[key].ends > now:
-                self._leases.move_to_end(key)
-            else:
-                del self._leases[key]
 
+class _Waiter:
+    """A thread or task that waits, and how it is told to go on."""
 
-class _Thread:
-    """A thread that waits."""
-
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[], object]) -> None:
         self.woken = False
-        self._gate = threading.Lock()
-        self._gate.acquire()
-
-    def block(self, timeout: float) -> None:
-        self._gate.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
-
-    def wake(self) -> bool:
-        self.woken = True
-        self._gate.release()
-        return True
-
-
-class _Task:
-    """A task that waits, in whatever loop."""
-
-    def __init__(self) -> None:
-        from asyncio import get_running_loop  # noqa: PLC0415 - whoever waits here has imported it, nobody else need
-
-        self.woken = False
-        self._loop = get_running_loop()
-        self._gate = self._loop.create_future()
-
-    async def block(self, timeout: float) -> None:
-        timer = self._loop.call_later(timeout, self._open)
-        try:
-            await self._gate
-        finally:
-            timer.cancel()
+        self._tell = tell
 
     def wake(self) -> bool:
         try:
-            self._loop.call_soon_threadsafe(self._open)
+            self._tell()
         except RuntimeError:  # the loop was closed, and the task with it
             return False
         self.woken = True
         return True
 
-    def _open(self) -> None:
-        if not self._gate.done():
-            self._gate.set_result(None)
 
-
-_Waiter: TypeAlias = _Thread | _Task
-
-
-class AsyncMemoryStore:
+class AsyncMemoryStore(AsyncClosing):
     """The same for asyncio, over a memory of its own, or over one that it shares with blocking code."""
+
+    _instead = MemoryStore._instead  # noqa: SLF001 - the same file
 
     def __init__(self, memory: MemoryStore | None = None) -> None:
         """Serve `memory`; None makes a new one."""
-        self.memory = MemoryStore() if memory is None else memory
+        self.memory: MemoryStore = MemoryStore() if memory is None else memory
 
     @property
     def traits(self) -> Traits:
-        """Those of the memory: locks of both APIs over one memory are locks of one place."""
+        """Those of the memory: locks of both APIs over one memory have the same location."""
         return self.memory.traits
 
     async def get(self, key: str) -> Entry | None:
@@ -236,12 +222,18 @@ class AsyncMemoryStore:
         """See `MemoryStore.invalidate`."""
         return self.memory.invalidate(key, version)
 
-    async def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
-        """See `MemoryStore.put_when_free`; threads and tasks stand in one line."""
-        waiter, memory = _Task(), self.memory
+    async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        """See `MemoryStore.put_when_absent`; threads and tasks queue in one line."""
+        import asyncio  # noqa: PLC0415 - whoever awaits this has imported it, nobody else need
+
+        memory, gate = self.memory, asyncio.Event()
+        memory._refuse_nested()  # noqa: SLF001 - the same file
+        waiter = _Waiter(partial(asyncio.get_running_loop().call_soon_threadsafe, gate.set))
         try:
             if memory._line_up(key, waiter):  # noqa: SLF001 - the same file
-                await waiter.block(timeout)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(timeout):
+                        await gate.wait()
             memory._step_out(key, waiter)  # noqa: SLF001 - the same file
             return memory.put_if_version(key, value, ABSENT, ttl)
         except BaseException:
@@ -256,19 +248,26 @@ class AsyncMemoryStore:
         """See `MemoryStore.invalidate_many`."""
         return self.memory.invalidate_many(removals)
 
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+        """See `MemoryStore.list`."""
+        for found in self.memory.list(prefix):
+            yield found
+
+    async def aclose(self) -> None:
+        """Do nothing: there is no connection, and the entries are kept."""
+
     def __repr__(self) -> str:
-        """Name the memory."""
-        return f"<AsyncMemoryStore {self.traits.place}>"
+        """Name the location."""
+        return f"<AsyncMemoryStore {self.traits.location}>"
 
 
 _stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # A thread that the child does not have may have held the mutex; and the copy is another place from now on.
+    # A thread that the child does not have may have held the mutex; and the copy has a location of its own.
     for store in list(_stores):
         store._begin()  # noqa: SLF001 - the same file
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)

@@ -1,12 +1,12 @@
-"""The law of this file: one transaction per verb, in one local file that all processes of one machine share.
+"""A store in one local SQLite file, for the processes of one machine; one transaction for each verb.
 
-- Versions come from a single row that is never deleted, counted up in the transaction that uses them.
-- A verb costs by the pages it writes.  So there is one table and no index, and as long as few keys are locked at
-  once, the counter and all of them are in a single page.
-- Leases are measured by the machine's own clock since boot, which nobody can set.  It starts again with the machine,
-  and by then every holder is dead: leases of another boot are removed by whoever opens the file first.
-- A connection never lives through a fork.  The child's SQLite would believe that it has the parent's file locks, and
-  parent and child would then write at the same time (https://sqlite.org/howtocorrupt.html, 2.6).
+- Versions come from a counter: a single row, which is never deleted.
+- The time of a verb is that of the pages it writes.  So there is one table without an index, and as long as few keys
+  are locked at once, the counter and all entries are in a single page.
+- Leases are measured by the machine's clock since boot, which nobody can set.  A reboot ends every holder, so whoever
+  opens the file first removes the leases of another boot.
+- No connection lives through a fork.  The child's SQLite would believe that it has the parent's file locks, and parent
+  and child would write at the same time (https://sqlite.org/howtocorrupt.html, 2.6).
 """
 
 from __future__ import annotations
@@ -20,48 +20,50 @@ import weakref
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from caslock.closing import Closing
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.process import generation
-from caslock.store import ABSENT, Entry, Traits
+from caslock.fork import at_fork, generation
+from caslock.store import ABSENT, Entry, Put, Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from caslock.store import Put, Removal
+    from caslock.store import Removal
 
-_T = TypeVar("_T")
-_Arguments = TypeVarTuple("_Arguments")
+T = TypeVar("T")
 
 _now: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _LONGEST: Final = 86_400
-_SKIP: Final = 2**32
-"""More versions than a power failure can take back: it loses what the write-ahead log had not yet synced."""
+_BRIEF: Final = 0.1  # seconds to wait for the verbs of other threads where the timeout is 0
+_PROMPT: Final = 0.98  # of the timeout: with as much left, the connection's own wait is not shortened
+_SKIP: Final = 2**32  # more versions than a power failure can take back: those not yet synced from the log to the disk
 
-# Keys of entries are text.  Two rows are not entries: the counter, under the number 0, with the name of the boot for a
-# value, the last version, and the clock at that moment; and the sweeper's hand, under 1, with a key for a value.
+# The keys of entries are text.  Two rows have a number for a key.  0 is the counter: the name of the boot, the last
+# version, and the clock when that was given.  1 is the place that the sweep has come to, as its value.
 _TABLE: Final = """CREATE TABLE IF NOT EXISTS caslock (
     key BLOB PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID"""
 _COUNTER: Final = "SELECT value, expires, version FROM caslock WHERE key = 0"
 _LOOK: Final = """SELECT c.value, c.version, CAST(e.value AS BLOB), e.version
     FROM caslock c LEFT JOIN caslock e ON e.key = ? AND e.expires > ? WHERE c.key = 0"""
-_COUNT: Final = "REPLACE INTO caslock VALUES (0, ?, ?, ?)"
+_LIST: Final = """SELECT c.value, e.key, CAST(e.value AS BLOB), e.version
+    FROM caslock c LEFT JOIN caslock e
+    ON e.key >= ? AND substr(CAST(e.key AS BLOB), 1, ?) = CAST(? AS BLOB) AND e.expires > ? WHERE c.key = 0"""
 _WRITE: Final = "REPLACE INTO caslock VALUES (?, ?, ?, ?)"
 _COUNT_AND_WRITE: Final = "REPLACE INTO caslock VALUES (0, ?, ?, ?), (?, ?, ?, ?)"
 _REMOVE: Final = "DELETE FROM caslock WHERE key = ? AND version = ?"
 _REMOVE_ALL: Final = "DELETE FROM caslock WHERE key >= ''"
 
-# A hand goes round the keys: 16 puts add 16 entries at most and look at 32, as does whoever opens the file.  So what
-# has expired is gone after one more round, without an index that every verb would have to write.
+# Every 16th put, and whoever opens the file, looks at the next 32 keys in turn, so an expired entry is gone after one
+# more round.  An index by time would be another page for each verb to write.
 _SWEEP_EVERY: Final = 16
-_HAND: Final = "SELECT value FROM caslock WHERE key = 1"
+_REACHED: Final = "SELECT value FROM caslock WHERE key = 1"
 _REACH: Final = "SELECT max(key) FROM (SELECT key FROM caslock WHERE key > ? ORDER BY key LIMIT 32)"
 _SWEEP: Final = "DELETE FROM caslock WHERE key > ? AND key <= ? AND expires <= ?"
-_TURN: Final = "REPLACE INTO caslock VALUES (1, ?, 0, 0)"
 
 _REASONS: Final = {
     sqlite3.SQLITE_CANTOPEN: "its directory must exist, and must be writable as the file must",
@@ -72,7 +74,7 @@ _REASONS: Final = {
 }
 
 
-class SQLiteStore:
+class SQLiteStore(Closing):
     """Entries in an SQLite file, for any number of processes and threads of one machine.
 
     Give it a file of its own, on a local disk.  Not on a network file system: its locks don't hold, and two machines
@@ -81,7 +83,8 @@ class SQLiteStore:
     SQLite, while it is in use.
 
     `path` is the file, made where there is none; its directory must exist.  `timeout` is how many seconds a verb waits
-    for another process's transaction; behind a verb of another thread, up to twice as long.
+    for another process's transaction and for the verbs of other threads, together; 0: up to 0.1 s for other threads,
+    and not at all for other processes.
 
     Every verb raises `StoreUnavailable` when the file stays locked (nothing was applied) or can't be read or written
     for the moment (a put may have been applied), `StoreError` when SQLite refuses, and ValueError for a key with a lone
@@ -90,7 +93,7 @@ class SQLiteStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 5.0) -> None:
-        """Name the file; no I/O yet.  Raises ValueError for a path or a timeout that can't be meant."""
+        """Name the file; no I/O yet.  Raises ValueError for a path that names no file, or a timeout out of range."""
         name = os.fspath(path)
         if name in ("", ":memory:"):
             raise ValueError(f"{name!r} would be a database of this process alone: use MemoryStore, or memory://")
@@ -98,39 +101,58 @@ class SQLiteStore:
             raise ValueError(f"timeout must be from 0 to {_LONGEST} seconds, not {timeout!r}")
         self._path = Path(name).resolve()
         self._timeout = timeout
+        self._patience = timeout or _BRIEF  # with other threads of this process
         self._boot = ""
         self._cursor: sqlite3.Cursor | None = None
-        # Reentrant, so that a signal handler in the middle of a verb gets an error from `_request` and no deadlock.
+        # Reentrant, so that a signal handler that interrupts a verb gets an error from `_request`, and no deadlock.
         self._mutex = threading.RLock()
-        self._busy = False
+        self._waits = -1.0  # how long the connection waits for another process
         self._generation = generation()
-        self.traits = Traits(place="sqlite:///" + str(self._path).replace("%", "%25").replace("?", "%3F"))
+        location = "sqlite:///" + str(self._path).replace("%", "%25").replace("?", "%3F")
+        self.traits: Traits = Traits(location, request_timeout=self._patience)
         with _forking:
             _stores.add(self)
 
     def get(self, key: str) -> Entry | None:
-        """Read what stands under `key`; takes no write lock."""
-        return self._request(self._get, _checked(key))
+        """Read the entry under `key`; takes no write lock."""
+        return self._request(partial(self._get, _checked(key)))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write `value` for `ttl` seconds, from when the write lock is ours, if exactly `version` stands."""
-        return self._request(self._put, _checked(key), value, version, ttl)
+        """Write `value` for `ttl` seconds, from when the write lock is ours, if the entry has exactly `version`."""
+        return self._request(partial(self._put, _checked(key), value, version, ttl))
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove what stands under `key` if its version is exactly `version`; who fails reads once more."""
-        return self._request(self._remove, _checked(key), version)
+        """Remove the entry under `key` if it has exactly `version`, otherwise read it."""
+        return self._request(partial(self._remove, _checked(key), version))
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None]:
-        """Write all of them if every one's version stands, else none, in one transaction."""
+        """Write all of them if every one finds its version, otherwise none, in one transaction."""
         for put in puts:
             _checked(put.key)
-        return self._request(self._put_many, puts)
+        return self._request(partial(self._put_many, puts)) if puts else []
 
     def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None]:
-        """Remove each whose version stands, in one transaction."""
+        """Remove each entry that has the version named for it, in one transaction."""
         for removal in removals:
             _checked(removal.key)
-        return self._request(self._remove_many, removals)
+        return self._request(partial(self._remove_many, removals))
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """Give each key that begins with `prefix`, and its entry, as of this moment."""
+        return iter(self._request(partial(self._list, _checked(prefix))))
+
+    def identify(self) -> str:
+        """See `IdentifiedStore.identify`: the device and the number of the file, whatever its names."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            self._request(lambda _cursor: None)  # to open it makes it
+            found = self._path.stat()
+        return f"sqlite:{found.st_dev}:{found.st_ino}"
+
+    def stored_name(self, key: str) -> str:
+        """See `IdentifiedStore.stored_name`."""
+        return key
 
     def close(self) -> None:
         """Give back the file handles.  What is in the file stays."""
@@ -139,42 +161,77 @@ class SQLiteStore:
                 self._drop()
 
     def __repr__(self) -> str:
-        """Name the file."""
-        return f"<SQLiteStore {self.traits.place}>"
+        """Name the location."""
+        return f"<SQLiteStore {self.traits.location}>"
 
-    def _request(self, verb: Callable[[sqlite3.Cursor, Unpack[_Arguments]], _T], *arguments: *_Arguments) -> _T:
-        asked = time.monotonic()
-        # One connection for all threads: SQLite has one writer at a time, and threads of one process would only
-        # add its polling to their wait.  `with` and not `acquire`: no signal can come between taking it and the block.
-        with self._mutex:
-            if self._generation != generation():
-                raise StoreError(f"{self._path}: forked past Python's hooks; make the store after the fork")
-            if self._busy:
-                raise StoreUnavailable(f"{self._path}: this thread is inside another request of the store", sent=False)
-            if 0 < self._timeout < time.monotonic() - asked:
-                raise StoreUnavailable(f"{self._path}: other threads waited for all of {self._timeout:g} s", sent=False)
-            self._busy = True
+    def _request(self, verb: Callable[[sqlite3.Cursor], T]) -> T:
+        # One connection serves all threads.  SQLite has one writer at a time, and connections of their own would only
+        # add its polling to their wait.
+        mutex, ends = self._mutex, time.monotonic() + self._timeout
+        if _is_owned(mutex):  # by a signal handler, or a `__del__`, that has interrupted a verb
+            raise StoreUnavailable(f"{self._path}: this thread is inside another request of the store", sent=False)
+        try:
             try:
-                return verb(self._cursor or self._open(), *arguments)
-            except (sqlite3.Error, OverflowError) as error:
-                self._drop()
-                raise self._outcome(error) from error
-            except BaseException:
-                self._drop()  # It rolls back: whatever was interrupted, the next verb starts afresh.
-                raise
+                if not mutex.acquire(timeout=self._patience):
+                    told = f"other threads waited for all of {self._patience:g} s"
+                    raise StoreUnavailable(f"{self._path}: {told}", sent=False)
+                return self._run(verb, ends)
             finally:
-                self._busy = False
+                if _is_owned(mutex):  # no interrupt can come between taking it and knowing it
+                    mutex.release()
+        finally:
+            if _is_owned(mutex):  # an interrupt has come before the release
+                mutex.release()
 
-    def _get(self, cursor: sqlite3.Cursor, key: str) -> Entry | None:
+    def _run(self, verb: Callable[[sqlite3.Cursor], T], ends: float) -> T:
+        if self._generation != generation():
+            raise StoreError(f"{self._path}: forked past Python's hooks; make the store after the fork")
+        try:
+            return verb(self._ready(ends))
+        except (sqlite3.Error, OverflowError) as error:
+            self._drop()
+            raise self._outcome(error) from error
+        except BaseException:
+            self._drop()  # it rolls back: whatever was interrupted, the next verb starts afresh
+            raise
+
+    def _ready(self, ends: float) -> sqlite3.Cursor:
+        """Give the cursor, which waits for other processes no longer than until the moment `ends`."""
+        cursor = self._cursor or self._open(ends)
+        left = ends - time.monotonic()
+        waits = self._timeout if left > self._timeout * _PROMPT else max(left, 0.0)
+        if waits != self._waits:
+            cursor.execute(f"PRAGMA busy_timeout = {int(waits * 1000)}")
+            self._waits = waits
+        return cursor
+
+    def _get(self, key: str, cursor: sqlite3.Cursor) -> Entry | None:
         return self._look(cursor, key, _now())[1]
 
-    def _put(self, cursor: sqlite3.Cursor, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+    def _look(self, cursor: sqlite3.Cursor, key: str, now: float) -> tuple[int, Entry | None]:
+        """Give the last version that was counted, and the entry under `key`."""
+        row = cursor.execute(_LOOK, (key, now)).fetchone()
+        self._check(row and row[0])
+        _, last, value, version = row
+        return last, None if version is None else Entry(value, version)
+
+    def _list(self, prefix: str, cursor: sqlite3.Cursor) -> Sequence[tuple[str, Entry]]:
+        rows = cursor.execute(_LIST, (prefix, len(prefix.encode()), prefix, _now())).fetchall()
+        self._check(rows and rows[0][0])
+        return [(key, Entry(value, version)) for _, key, value, version in rows if key is not None]
+
+    def _check(self, boot: object) -> None:
+        if boot != self._boot:
+            raise StoreError(f"{self._path} was emptied, or taken over by another machine, while it was open here")
+
+    def _put(self, key: str, value: bytes, version: int, ttl: float, cursor: sqlite3.Cursor) -> Entry | None:
+        # As `_put_many` does for one: acquire and release took 9 % longer through that.
         cursor.execute("BEGIN IMMEDIATE")
-        now = _now()  # The lease starts here: the wait for the write lock is behind us.
-        last, standing = self._look(cursor, key, now)
-        if version != (standing.version if standing else ABSENT):
+        now = _now()  # the lease begins here: the wait for the write lock is over
+        last, observed = self._look(cursor, key, now)
+        if version != (observed.version if observed else ABSENT):
             cursor.execute("ROLLBACK")
-            return standing
+            return observed
         written = Entry(value, last + 1)
         cursor.execute(_COUNT_AND_WRITE, (self._boot, last + 1, now, key, value, last + 1, now + ttl))
         if not written.version % _SWEEP_EVERY:
@@ -182,62 +239,54 @@ class SQLiteStore:
         cursor.execute("COMMIT")
         return written
 
-    def _put_many(self, cursor: sqlite3.Cursor, puts: Sequence[Put]) -> Sequence[Entry | None]:
+    def _put_many(self, puts: Sequence[Put], cursor: sqlite3.Cursor) -> Sequence[Entry | None]:
         cursor.execute("BEGIN IMMEDIATE")
-        now, last, standing = _now(), ABSENT, list[Entry | None]()
+        now = _now()
+        last, observed = ABSENT, []
         for put in puts:
             last, entry = self._look(cursor, put.key, now)
-            standing.append(entry)
-        if [put.version for put in puts] != [entry.version if entry else ABSENT for entry in standing]:
+            observed.append(entry)
+        if [put.version for put in puts] != [entry.version if entry else ABSENT for entry in observed]:
             cursor.execute("ROLLBACK")
-            return standing
-        written = [Entry(put.value, last + number) for number, put in enumerate(puts, 1)]
-        rows = zip(puts, written, strict=True)
-        cursor.executemany(_WRITE, [(put.key, *entry, now + put.ttl) for put, entry in rows])
-        if written:
-            cursor.execute(_COUNT, (self._boot, last + len(puts), now))
-            for _ in range((last + len(puts)) // _SWEEP_EVERY - last // _SWEEP_EVERY):
-                self._sweep(cursor, now)
+            return observed
+        rows = [(put.key, put.value, last + number, now + put.ttl) for number, put in enumerate(puts, 1)]
+        counted = last + len(puts)
+        cursor.executemany(_WRITE, [(0, self._boot, counted, now), *rows])
+        for _ in range(counted // _SWEEP_EVERY - last // _SWEEP_EVERY):
+            self._sweep(cursor, now)
         cursor.execute("COMMIT")
-        return written
+        return [Entry(value, version) for _, value, version, _ in rows]
 
     def _sweep(self, cursor: sqlite3.Cursor, now: float) -> None:
-        (hand,) = cursor.execute(_HAND).fetchone() or ("",)
-        (reach,) = cursor.execute(_REACH, (hand,)).fetchone()
+        (reached,) = cursor.execute(_REACHED).fetchone() or ("",)
+        (reach,) = cursor.execute(_REACH, (reached,)).fetchone()
         if reach is not None:
-            cursor.execute(_SWEEP, (hand, reach, now))
-        cursor.execute(_TURN, (reach or "",))
+            cursor.execute(_SWEEP, (reached, reach, now))
+        cursor.execute(_WRITE, (1, reach or "", 0, 0))
 
-    def _remove(self, cursor: sqlite3.Cursor, key: str, version: int) -> Entry | None:
-        # A single statement is a transaction of its own.  It asks for no time and no boot: a version is of one write.
+    def _remove(self, key: str, version: int, cursor: sqlite3.Cursor) -> Entry | None:
+        # A single statement is a transaction.  It needs no look at clock or boot, because a version is of one write.
         if cursor.execute(_REMOVE, (key, version)).rowcount == 1:
             return None
-        return self._get(cursor, key)
+        return self._get(key, cursor)
 
-    def _remove_many(self, cursor: sqlite3.Cursor, removals: Sequence[Removal]) -> Sequence[Entry | None]:
+    def _remove_many(self, removals: Sequence[Removal], cursor: sqlite3.Cursor) -> Sequence[Entry | None]:
         cursor.execute("BEGIN IMMEDIATE")
-        standing = [self._remove(cursor, *removal) for removal in removals]
+        observed = [self._remove(*removal, cursor) for removal in removals]
         cursor.execute("COMMIT")
-        return standing
+        return observed
 
-    def _look(self, cursor: sqlite3.Cursor, key: str, now: float) -> tuple[int, Entry | None]:
-        row = cursor.execute(_LOOK, (key, now)).fetchone()
-        if row is None or row[0] != self._boot:
-            raise StoreError(f"{self._path} was emptied, or taken over by another machine, while it was open here")
-        _, last, value, version = row
-        return last, None if version is None else Entry(value, version)
-
-    def _open(self) -> sqlite3.Cursor:
-        give_up = time.monotonic() + self._timeout
+    def _open(self, ends: float) -> sqlite3.Cursor:
+        self._waits = -1.0
         while True:
-            left = max(0.0, give_up - time.monotonic())
+            left = max(0.0, ends - time.monotonic())
             connection = sqlite3.connect(self._path, timeout=left, isolation_level=None, check_same_thread=False)
             self._cursor = connection.cursor()
             try:
                 return self._prepare(self._cursor)
             except sqlite3.OperationalError as error:
                 # Of two that turn a new file to WAL at once, SQLite refuses one without waiting.
-                if not _locked(error) or time.monotonic() >= give_up:
+                if not _locked(error) or time.monotonic() >= ends:
                     raise
                 self._drop()
             time.sleep(random.uniform(0.001, 0.01))  # noqa: S311 - not a secret
@@ -245,16 +294,16 @@ class SQLiteStore:
     def _prepare(self, cursor: sqlite3.Cursor) -> sqlite3.Cursor:
         if cursor.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
             raise StoreError(f"{self._path}: the file system can't do SQLite's WAL; use a file on a local disk")
-        # NORMAL: a power failure may lose the last commits but never harms the file.  It ends every lease anyway, and
-        # `_SKIP` sees to it that no version comes twice.
+        # With NORMAL, a power failure may lose the last commits but never harms the file.  It ends every lease anyway,
+        # and `_SKIP` keeps versions from coming twice.
         cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute("BEGIN IMMEDIATE")
         cursor.execute(_TABLE)
         mine, now = _boot(), _now()
         row = cursor.execute(_COUNTER).fetchone()
         boot, clock, version = row or (mine, now, ABSENT)
-        # Where a process can't name its boot (no Linux, no /proc), a clock that has run backwards tells of a new one.
-        # A reboot that even this misses does no harm: then no lease there is longer than when it was written.
+        # A process that can't name its boot (no Linux, no /proc) tells a new one by a clock that has run backwards.
+        # A reboot that even this misses does no harm: then no lease is longer than when it was written.
         if clock > now or (mine and boot and mine != boot):
             boot = mine
             cursor.execute(_REMOVE_ALL)
@@ -262,10 +311,9 @@ class SQLiteStore:
         self._boot = boot
         # At least the wall clock's microseconds, so that versions also grow when somebody has deleted the file.
         version = max(version, time.time_ns() // 1000)
-        cursor.execute(_COUNT, (boot, version, now))
-        self._sweep(cursor, now)  # Versions may have leapt over the one at which a put would have done it.
+        cursor.execute(_WRITE, (0, boot, version, now))
+        self._sweep(cursor, now)  # the version may have leapt over the one at which a put would have done it
         cursor.execute("COMMIT")
-        cursor.execute(f"PRAGMA busy_timeout = {int(self._timeout * 1000)}")
         return cursor
 
     def _drop(self) -> None:
@@ -282,7 +330,7 @@ class SQLiteStore:
             return StoreUnavailable(f"{self._path} stayed locked for {self._timeout:g} s: {error}", sent=False)
         if code == sqlite3.SQLITE_IOERR:
             return StoreUnavailable(f"{self._path} can't be read or written: {error}")
-        reason = _REASONS.get(code)
+        reason = "it is a directory; name a file" if self._path.is_dir() else _REASONS.get(code)
         return StoreError(f"{self._path}: {error}" + (f" ({reason})" if reason else ""))
 
 
@@ -292,6 +340,10 @@ def _checked(key: str) -> str:
     except UnicodeEncodeError:
         raise ValueError(f"the key {key!r} holds a lone surrogate, which is no character") from None
     return key
+
+
+def _is_owned(mutex: threading.RLock) -> bool:
+    return bool(mutex._is_owned())  # type: ignore[attr-defined] # noqa: SLF001 - `threading.Condition` asks this, too
 
 
 def _locked(error: Exception) -> bool:
@@ -329,5 +381,4 @@ def _after_fork() -> None:
         _forking.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -1,6 +1,6 @@
-"""The proof kit: the contract of a store and the laws of a lock as tests, and stores that fail as planned.
+"""For tests: the contract of a store, and stores whose requests fail as planned.
 
-The contracts need pytest; nothing else in caslock imports the kit.
+`StoreContract` needs pytest; nothing else does.
 """
 
 from functools import cache
@@ -26,15 +26,15 @@ from caslock.testing.faults import (
 
 if TYPE_CHECKING:
     from caslock.testing.contract import StoreContract
-    from caslock.testing.locks import LockContract
+    from caslock.testing.server_contract import StoreServer
 
 __all__ = [
     "AsyncFaultyStore",
     "Fault",
     "FaultyStore",
-    "LockContract",
     "Request",
     "StoreContract",
+    "StoreServer",
     "duplicate",
     "echo",
     "late",
@@ -50,8 +50,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import pytest only for who subclasses a contract (PEP 562)."""
-    if name not in {"LockContract", "StoreContract"}:
+    """Import pytest only for those who subclass a contract (PEP 562)."""
+    if name not in {"StoreContract", "StoreServer"}:
         message = f"module 'caslock.testing' has no attribute {name!r}"
         raise AttributeError(message)
     _rewrite_asserts()
@@ -59,16 +59,15 @@ def __getattr__(name: str) -> object:
         from caslock.testing.contract import StoreContract  # noqa: PLC0415 - its asserts are rewritten by now
 
         return StoreContract
-    from caslock.testing.locks import LockContract  # noqa: PLC0415 - as above
+    from caslock.testing.server_contract import StoreServer  # noqa: PLC0415 - as above
 
-    return LockContract
+    return StoreServer
 
 
 @cache
 def _rewrite_asserts() -> None:
     import pytest  # noqa: PLC0415 - see above
 
-    parts = ("holders", "owners", "scene", "several", "steps", "trials", "waiters")
-    contracts = ("batch", "entry", "version", "waiting")
-    names = (*parts, *(f"{part}_contract" for part in contracts))
+    contracts = ("batching", "entry", "life", "listing", "queueing", "server", "version", "watching")
+    names = ("steps", *(f"{part}_contract" for part in contracts))
     pytest.register_assert_rewrite(*(f"caslock.testing.{name}" for name in names))

@@ -1,14 +1,23 @@
-"""The law of this file: whatever passes `StoreContract` can carry a lock; what breaks locks in the field comes first.
+"""The contract of a store as tests.
 
-Subclass it with one fixture, and pytest runs the contract on your store::
+Subclass `StoreContract` with a fixture `store`, and pytest runs it on your store::
 
     class TestMyStore(StoreContract):
         @pytest.fixture
         def store(self):
             return MyStore(...)  # a Store or an AsyncStore
 
-What a store can do beyond the three verbs is tried where it says that it can: the tests of `WakingStore` and of
-`BatchingStore` return at once on a store that is none.
+Two more fixtures make it stricter.  `another_store` gives a second client of the same place.  `caslock_server` tells
+the kit how to put its fault proxy between a store and its server; without it those tests are skipped, and say so::
+
+        @pytest.fixture
+        def caslock_server(self):
+            return StoreServer("localhost", 6379, lambda host, port: MyStore(host, port, timeout=0.5), timeout=0.5)
+
+If the store has no server, let that fixture return None.
+
+Tests of an optional Protocol that the store does not have, and of ``close``, are skipped with a reason.  All other
+names that the kit gives to pytest begin with ``caslock_``, so that they never hide a fixture or a parameter of yours.
 """
 
 from __future__ import annotations
@@ -18,38 +27,40 @@ from uuid import uuid4
 
 import pytest
 
-from caslock.testing.batch_contract import BatchContract
+from caslock.testing.batching_contract import BatchingContract
 from caslock.testing.drive import driven
 from caslock.testing.entry_contract import EntryContract
+from caslock.testing.life_contract import LifeContract
+from caslock.testing.listing_contract import ListingContract
+from caslock.testing.queueing_contract import QueueingContract
+from caslock.testing.server_contract import ServerContract
+from caslock.testing.steps import Clients
 from caslock.testing.version_contract import VersionContract
-from caslock.testing.waiting_contract import WaitingContract
+from caslock.testing.watching_contract import WatchingContract
 
 if TYPE_CHECKING:
     from caslock.store import AsyncStore, Store
 
 
-class StoreContract(BatchContract, WaitingContract, EntryContract, VersionContract):
-    """The contract of a store: subclass it with a fixture `store`; pytest begins with the last of these classes.
-
-    `another_store` should be a second client of the same place, where there can be one.
-    """
+# pytest runs the tests of the last base class first.
+class StoreContract(
+    ServerContract,
+    LifeContract,
+    ListingContract,
+    BatchingContract,
+    QueueingContract,
+    WatchingContract,
+    EntryContract,
+    VersionContract,
+):
+    """The contract of a store.  Subclass it with a fixture `store`."""
 
     @pytest.fixture
     def another_store(self, store: Store | AsyncStore) -> Store | AsyncStore:
-        """Give another client of the same place; override it where there can be one."""
+        """Give a second client of the same place.  Override it where there can be one."""
         return store
 
     @pytest.fixture
-    def mine(self, store: Store | AsyncStore) -> Store:
-        """One client, whose verbs can simply be called."""
-        return driven(store)
-
-    @pytest.fixture
-    def theirs(self, another_store: Store | AsyncStore) -> Store:
-        """Another client."""
-        return driven(another_store)
-
-    @pytest.fixture
-    def key(self) -> str:
-        """A key that no other test uses."""
-        return f"contract:{uuid4().hex}"
+    def caslock_clients(self, store: Store | AsyncStore, another_store: Store | AsyncStore) -> Clients:
+        """Give both clients, and a key that no other test uses."""
+        return Clients(driven(store), driven(another_store), f"contract:{uuid4().hex}")

@@ -1,4 +1,4 @@
-"""The law of this file: what a test does is written once, as a coroutine, for code that blocks and for asyncio."""
+"""Runs tests that are written once on stores for blocking code and on stores for asyncio."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import asyncio
 import atexit
 import inspect
 import threading
-from typing import TYPE_CHECKING, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
-    from caslock.store import AsyncBatchingStore, AsyncStore, AsyncWakingStore, Entry, Put, Removal, Store, Traits
+    from caslock.store import AsyncListingStore, AsyncStore, Entry, Store, Traits
 
 T = TypeVar("T")
 
-PATIENCE = 120.0
+PATIENCE: Final = 120.0
 """Seconds after which a coroutine on the loop is taken to hang."""
+
+_VERBS: Final = (
+    *("get", "put_if_version", "invalidate"),
+    *("wait_while", "put_when_absent", "put_many", "invalidate_many", "identify"),
+)
 
 
 async def done(result: Awaitable[T] | T) -> T:
-    """Give the result of a call of either API: awaited where it has to be, and without ever suspending where not."""
+    """Give the result of a call of either API, which is awaited if it has to be."""
     return await result if inspect.isawaitable(result) else result
 
 
@@ -30,59 +36,53 @@ def is_async(store: Store | AsyncStore) -> bool:
 
 
 def on_loop(coroutine: Coroutine[object, object, T]) -> T:
-    """Run a coroutine to its end on the one event loop of these tests, which lives in a background thread.
+    """Run a coroutine on the one event loop of these tests, which lives in a background thread.
 
-    An asyncio store meets no other loop in them: close it by ``on_loop(store.aclose())``.
+    An asyncio store is used on no other loop by them, so close it by ``on_loop(store.aclose())``.
     """
     return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result(PATIENCE)
 
 
-class Driven:
-    """An `AsyncStore` as a `Store`: each verb runs on the loop, those of several threads at the same time."""
+def driven(store: Store | AsyncStore) -> Store:
+    """Give a store whose verbs can simply be called; it has those that `store` has."""
+    return cast("Store", _Driven(store)) if is_async(store) else cast("Store", store)
 
-    put_when_free: Callable[[str, bytes, float, float], Entry | None]
-    """See `WakingStore.put_when_free`; it is there if the store has it."""
-    put_many: Callable[[Sequence[Put]], Sequence[Entry | None] | None]
-    """See `BatchingStore.put_many`; it is there if the store has it."""
-    invalidate_many: Callable[[Sequence[Removal]], Sequence[Entry | None] | None]
-    """See `BatchingStore.invalidate_many`; it is there if the store has it."""
 
-    def __init__(self, store: AsyncStore) -> None:
-        """Drive `store`."""
+class _Driven:
+    """An `AsyncStore` as a `Store`: each verb runs on the loop, and those of several threads run at the same time."""
+
+    def __init__(self, store: Store | AsyncStore) -> None:
         self._store = store
-        if hasattr(store, "put_when_free"):
-            waking = cast("AsyncWakingStore", store)
-            self.put_when_free = lambda *arguments: on_loop(_awaited(waking.put_when_free(*arguments)))
-        if hasattr(store, "put_many"):
-            batching = cast("AsyncBatchingStore", store)
-            self.put_many = lambda puts: on_loop(_awaited(batching.put_many(puts)))
-            self.invalidate_many = lambda removals: on_loop(_awaited(batching.invalidate_many(removals)))
+        has: Any = store  # it may have what `AsyncStore` does not name
+        for verb in _VERBS:
+            if hasattr(store, verb):
+                setattr(self, verb, partial(_call, getattr(store, verb)))
+        if hasattr(store, "aclose"):
+            self.close = partial(_call, has.aclose)
+        if hasattr(store, "stored_name"):
+            self.stored_name = has.stored_name
+        if hasattr(store, "list"):
+            self.list = partial(_steps, has)
 
     @property
     def traits(self) -> Traits:
-        """Those of the store."""
         return self._store.traits
 
-    def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
-        return on_loop(_awaited(self._store.get(key)))
 
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `Store.put_if_version`."""
-        return on_loop(_awaited(self._store.put_if_version(key, value, version, ttl)))
+def _call(verb: Callable[..., Awaitable[object]], *arguments: object) -> object:
+    async def call() -> object:
+        return await verb(*arguments)
 
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`."""
-        return on_loop(_awaited(self._store.invalidate(key, version)))
+    return on_loop(call())
 
 
-def driven(store: Store | AsyncStore) -> Store:
-    """Give a store whose verbs can simply be called."""
-    return Driven(cast("AsyncStore", store)) if is_async(store) else cast("Store", store)
+def _steps(store: AsyncListingStore, prefix: str) -> Iterator[tuple[str, Entry]]:
+    async def step() -> tuple[str, Entry] | None:
+        return await anext(entries, None)
 
-
-async def _awaited(result: Awaitable[T]) -> T:
-    return await result
+    entries = store.list(prefix)
+    while (pair := on_loop(step())) is not None:
+        yield pair
 
 
 _loops: list[asyncio.AbstractEventLoop] = []

@@ -1,4 +1,4 @@
-"""The law of this file: what was put stands as it was put, under its key alone, until its ttl is over."""
+"""Keys, values, leases and traits: a part of `StoreContract`."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -8,28 +8,30 @@ import re
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+import pytest
+
 from caslock.errors import StoreError
-from caslock.store import ABSENT, MAX_VALUE, AsyncStore, Store
+from caslock.store import ABSENT, MAX_VALUE, AsyncStore, IdentifiedStore, Store
 from caslock.testing.extremes import KEYS, VALUES, salted
-from caslock.testing.steps import LONG, SHORT, Lease, at_once, nothing_stands, put
+from caslock.testing.steps import LONG, SHORT, Clients, Lease, at_once, put, remove
 
 if TYPE_CHECKING:
     from caslock.store import Entry
 
 COARSE: Final = 0.5
-"""Seconds of overstay from which on a store's clock is taken to count whole seconds."""
+"""Seconds of expiry_lag from which on a store's clock is taken to count whole seconds."""
 
 
 class EntryContract:
-    """Entries: a part of `caslock.testing.StoreContract`."""
+    """Tests of what a store keeps, and for how long."""
 
-    def test_a_lease_is_never_shorter_than_asked_and_ends(self, mine: Store, theirs: Store, key: str) -> None:
-        """A lease stands for its ttl, rounded up by coarse clocks, and for no longer than the overstay on top.
+    def test_a_lease_lasts_for_its_ttl_and_ends(self, caslock_clients: Clients) -> None:
+        """A lease lasts for its ttl, and for the expiry_lag at most beyond that.
 
-        So it does when it replaces a longer or a shorter one, as a renewal does, to which it never adds; and a refused
-        put makes no lease longer.
+        A renewal replaces a longer or a shorter lease, and never adds to it; a refused put makes no lease longer.
         """
-        coarse = mine.traits.overstay > COARSE
+        mine, theirs, key = caslock_clients
+        coarse = mine.traits.expiry_lag > COARSE
         ttls = (0.05, SHORT, 0.5, 1.01) if coarse else (0.0505, SHORT)
         leases = [Lease(f"{key}:{number}", ttl) for number, ttl in enumerate(ttls)]
         for lease in leases:
@@ -47,8 +49,9 @@ class EntryContract:
 
         at_once(lambda number: leases[number].watch(theirs), len(leases))
 
-    def test_any_text_is_a_key(self, mine: Store, theirs: Store, key: str) -> None:
-        """1 to 1,024 characters of any kind are a key, no two keys are one, and none is a command."""
+    def test_any_text_is_a_key(self, caslock_clients: Clients) -> None:
+        """1 to 1,024 characters of any kind are a key, no two keys collide, and none is read as a command."""
+        mine, theirs, key = caslock_clients
         names = [name for extreme in KEYS for name in salted(extreme, key[-8:])]
         assert len(set(names)) == len(names)
 
@@ -56,24 +59,25 @@ class EntryContract:
 
         for name, entry in entries.items():
             assert theirs.get(name) == entry, repr(name)
-        for number, (name, entry) in enumerate(entries.items()):
-            if number % 2:
-                assert nothing_stands(theirs.invalidate(name, entry.version)), repr(name)
-        for number, (name, entry) in enumerate(entries.items()):
-            assert mine.get(name) == (None if number % 2 else entry), repr(name)
+        for name in names[::2]:
+            remove(theirs, name, entries.pop(name).version)
+        for name in names:
+            assert mine.get(name) == entries.get(name), repr(name)
 
-    def test_the_shortest_keys_are_keys(self, mine: Store, theirs: Store) -> None:
+    def test_one_character_is_a_key(self, caslock_clients: Clients) -> None:
         """One character is enough, whichever it is."""
+        mine, theirs, _ = caslock_clients
         for name in (name for name in KEYS if len(name) == 1):
             value = uuid4().bytes
             entry = mine.put_if_version(name, value, ABSENT, LONG)
             assert entry is not None, repr(name)
             if entry.value == value:  # else somebody else uses that key, and so it is one
                 assert theirs.get(name) == entry, repr(name)
-                assert nothing_stands(theirs.invalidate(name, entry.version)), repr(name)
+                remove(theirs, name, entry.version)
 
-    def test_a_key_that_is_too_long_is_refused_or_kept_whole(self, mine: Store, key: str) -> None:
-        """A lock never asks for a key of more than 1,024 characters; a store refuses it, or never cuts it short."""
+    def test_a_key_that_is_too_long_is_not_cut(self, caslock_clients: Clients) -> None:
+        """No lock has a key of more than 1,024 characters.  A store refuses it or keeps all of it."""
+        mine, _, key = caslock_clients
         names = [key.ljust(1024, "k") + end for end in ("", "a", "b", "a" * 100)]
         accepted: dict[str, Entry] = {}
         for name in names[1:]:
@@ -85,35 +89,51 @@ class EntryContract:
         for name, entry in accepted.items():
             assert mine.get(name) == entry
 
-    def test_any_bytes_are_a_value(self, mine: Store, theirs: Store, key: str) -> None:
-        """0 to 4,096 bytes of any kind are kept as they are, by both ways of writing."""
-        entry: Entry | None = None
-        for value in VALUES:
-            entry = put(mine, key, value, entry.version if entry else ABSENT)
-            assert theirs.get(key) == entry
-            assert theirs.put_if_version(key, b"refused", ABSENT, LONG) == entry
+    def test_any_bytes_are_a_value(self, caslock_clients: Clients) -> None:
+        """0 to 4,096 bytes of any kind are kept as they are, however they are written and read."""
+        mine, theirs, key = caslock_clients
+        version = ABSENT
         for number, value in enumerate(VALUES):
+            entry = put(mine, key, value, version)
+            assert theirs.get(key) == theirs.put_if_version(key, b"refused", ABSENT, LONG) == entry
+            version = entry.version
             created = put(theirs, f"{key}:{number}", value)
             assert mine.get(f"{key}:{number}") == created
 
-    def test_keys_do_not_touch_each_other(self, mine: Store, theirs: Store, key: str) -> None:
+    def test_keys_are_independent(self, caslock_clients: Clients) -> None:
         """What is done under one key changes neither value nor version under another."""
+        mine, theirs, key = caslock_clients
         entry = put(mine, key, b"mine")
-        for number in range(10):
-            other = put(theirs, f"{key}:{number}", b"other")
-            other = put(theirs, f"{key}:{number}", b"other still", other.version)
-            assert nothing_stands(theirs.invalidate(f"{key}:{number}", other.version))
+        for name in (f"{key}:{number}" for number in range(10)):
+            other = put(theirs, name, b"2", put(theirs, name, b"1").version)
+            remove(theirs, name, other.version)
         assert mine.get(key) == entry
         assert put(mine, key, b"renewed", entry.version) == theirs.get(key)
 
-    def test_a_store_says_what_it_promises(self, mine: Store, theirs: Store, store: Store | AsyncStore) -> None:
-        """Traits tell the place, the same for every client of it and without a secret, and how long leases overstay."""
+    def test_the_traits_tell_the_same_to_every_client(
+        self, caslock_clients: Clients, store: Store | AsyncStore
+    ) -> None:
+        """They give the location, without a secret, and what the store promises."""
+        mine, theirs, _ = caslock_clients
         assert isinstance(store, (Store, AsyncStore))
         traits = mine.traits
-        assert isinstance(traits.place, str)
-        assert traits.place
-        assert not re.search(r"//[^/]*:[^/]*@", traits.place), "the place must not tell a password"
-        assert traits.place == theirs.traits.place, "MultiLock takes locks in the order of their places"
-        assert traits == mine.traits == theirs.traits
-        assert traits.overstay >= 0
+        assert isinstance(traits.location, str)
+        assert traits.location
+        assert not re.search(r"//[^/]*:[^/]*@", traits.location), "the location must not tell a password"
+        assert traits.location == theirs.traits.location, "a MultiLock takes locks in the order of their locations"
+        assert mine.traits == traits
+        assert theirs.traits._replace(request_timeout=0) == traits._replace(request_timeout=0)
+        assert min(traits.request_timeout, theirs.traits.request_timeout) > 0
+        assert traits.expiry_lag >= 0
         assert traits.expires, "a store that does not end leases by itself needs more than this contract"
+
+    def test_two_clients_give_one_identity(self, caslock_clients: Clients) -> None:
+        """Both clients have one name for their server, and no two keys have one stored name."""
+        mine, theirs, key = caslock_clients
+        if not isinstance(mine, IdentifiedStore) or not isinstance(theirs, IdentifiedStore):
+            pytest.skip("the store has no identify")
+        identities = {mine.identify(), theirs.identify()}
+        assert len(identities) == 1
+        assert identities <= {None} or all(identities), "an identity that is no text"
+        names = [key, *(name for extreme in KEYS for name in salted(extreme, key[-8:]))]
+        assert len({mine.stored_name(name) for name in names}) == len(names)

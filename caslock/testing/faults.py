@@ -1,11 +1,10 @@
-"""The law of this file: a request is lost, late, doubled or cut off where the test has planned it, and nowhere else.
+"""Stores whose requests are lost, late, doubled or interrupted as a test plans it.
 
 ``faulty = FaultyStore(store)``, then ``faulty.on("put_if_version", 1, lose_reply)``: the next put is applied and gets
-no answer.  A late request is not lost: it arrives when the test says ``faulty.deliver()``, or right before or after a
-later call, as ``late(before=2)`` has it.  ``faulty.before("get", 1, hook)`` lets another client move there.
+no answer.  A late request arrives when the test calls ``faulty.deliver()``, or right before or after a later call, as
+in ``late(before=2)``.  ``faulty.before("get", 1, hook)`` lets another client act at that moment.
 
-What a store can do beyond the three verbs, its faulty one can too: `put_when_free`, `put_many` and `invalidate_many`
-are there if, and only if, the store has them.
+A faulty store has `wait_while`, `put_when_absent`, `put_many` and `invalidate_many` if the store below has them.
 """
 
 from __future__ import annotations
@@ -15,22 +14,34 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.local.threads import run
 from caslock.store import ABSENT
 from caslock.testing.drive import done
-from caslock.thread_world import run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from caslock.store import AsyncStore, BatchingStore, Entry, Put, Removal, Store, Traits, WakingStore
+    from caslock.store import (
+        AsyncStore,
+        BatchingStore,
+        Entry,
+        Put,
+        QueueingStore,
+        Removal,
+        Store,
+        Traits,
+        WatchingStore,
+    )
 
 T = TypeVar("T")
 
-Verb: TypeAlias = Literal["get", "put_if_version", "invalidate", "put_when_free", "put_many", "invalidate_many", "any"]
+Verb: TypeAlias = Literal[
+    "get", "put_if_version", "invalidate", "wait_while", "put_when_absent", "put_many", "invalidate_many", "any"
+]
 
 _TWICE: Final = 2
 
@@ -49,9 +60,9 @@ class Fault(NamedTuple):
     after: int | None = None
     """That copy arrives right after this one of the following calls."""
     reads_again: bool = False
-    """Whether the answer is read by a second request, as a store does that can't tell a loser at once who stands."""
+    """Whether the answer is read by a second request, as by a store that can't tell a loser at once who is there."""
     wakes: Literal["in time", "early", "never"] = "in time"
-    """When a `put_when_free` waits no longer and puts; never: at its timeout."""
+    """When a wait ends; never: at its timeout."""
 
     def __str__(self) -> str:
         """Say what happens."""
@@ -88,13 +99,13 @@ duplicate: Final = Fault(applied=2)
 """It is applied twice in a row, and the caller gets the second answer."""
 
 read_again: Final = Fault(reads_again=True)
-"""It is applied, and its answer tells what stands only a moment later (an ``after`` hook comes between)."""
+"""It is applied, and its answer is the entry a moment later (an ``after`` hook comes between)."""
 
 lose_wake_up: Final = Fault(wakes="never")
-"""For `put_when_free`: nothing wakes it before its timeout."""
+"""For `put_when_absent` and `wait_while`: nothing ends the wait before its timeout."""
 
 wake_early: Final = Fault(wakes="early")
-"""For `put_when_free`: it waits for nothing, and puts at once."""
+"""For `put_when_absent` and `wait_while`: the wait ends at once."""
 
 
 def late(*, before: int | None = None, after: int | None = None) -> Fault:
@@ -115,7 +126,7 @@ def raising(error: Callable[[], BaseException], *, applied: bool) -> Fault:
 class Request(NamedTuple):
     """One call of a verb."""
 
-    verb: Literal["get", "put_if_version", "invalidate", "put_when_free", "put_many", "invalidate_many"]
+    verb: str
     key: str = ""
     version: int = ABSENT
     value: bytes = b""
@@ -147,31 +158,31 @@ class _Late(NamedTuple):
     after: int | None
 
 
-@dataclass
-class _Orders:
+class _Call(NamedTuple):
     """All that is planned for one call."""
 
-    number: int
-    fault: Fault = Fault()  # noqa: RUF009 - an immutable tuple
-    first: list[_Late] = field(default_factory=list)
-    then: list[_Late] = field(default_factory=list)
-    before: list[Callable[[], object]] = field(default_factory=list)
-    after: list[Callable[[], object]] = field(default_factory=list)
+    fault: Fault
+    before: list[Callable[[], object]]
+    after: list[Callable[[], object]]
+    first: list[_Late]
+    then: list[_Late]
 
 
 class Faults:
     """The plan of faults over a store: what `FaultyStore` and `AsyncFaultyStore` have in common.
 
-    Numbers of calls count from the moment of planning, so that a test plans each step when it comes to it.
+    Calls are counted from the moment of planning, so that a test plans each step when it comes to it.
     """
 
-    def __init__(self, store: Store | AsyncStore) -> None:
-        """Wrap `store`, without any fault yet."""
+    def __init__(self, store: Store | AsyncStore, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Wrap `store`, without any fault yet; `sleep` lets time pass."""
         self.store = store
         self.calls: Counter[str] = Counter()
         """How often each verb was called; ``calls.clear()`` begins anew."""
         self.log: list[Request] = []
         """Every call, in order."""
+        self._sleep = sleep
+        self._number = 0
         self._plans: list[_Plan] = []
         self._late: list[_Late] = []
         self._mutex = threading.Lock()
@@ -189,7 +200,7 @@ class Faults:
     def on(self, verb: Verb, nth: int | range, fault: Fault) -> None:
         """Plan `fault` for the nth call of `verb` (or "any") from now on, or for a range of calls.
 
-        Where several plans meet one call, the latest counts.
+        If several plans meet one call, the latest counts.
         """
         self._plan(verb, nth, fault, "fault")
 
@@ -233,11 +244,15 @@ class Faults:
         request = Request("invalidate", key, version)
         return await self._call(request, lambda: self.store.invalidate(key, version), lambda: self.store.get(key))
 
-    async def _put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
-        request, store = Request("put_when_free", key, ABSENT, value, ttl, timeout), cast("WakingStore", self.store)
+    async def _wait_while(self, key: str, version: int, timeout: float) -> None:
+        request, store = Request("wait_while", key, version, timeout=timeout), cast("WatchingStore", self.store)
+        await self._call(request, lambda: store.wait_while(key, version, timeout), at_once=lambda: None)
+
+    async def _put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        request, store = Request("put_when_absent", key, ABSENT, value, ttl, timeout), cast("QueueingStore", self.store)
         return await self._call(
             request,
-            lambda: store.put_when_free(key, value, ttl, timeout),
+            lambda: store.put_when_absent(key, value, ttl, timeout),
             again=lambda: self.store.get(key),
             at_once=lambda: self.store.put_if_version(key, value, ABSENT, ttl),
         )
@@ -258,82 +273,81 @@ class Faults:
         at_once: Callable[[], Awaitable[T | None] | T | None] | None = None,
     ) -> T | None:
         """Make one call: `again` is how its answer is read later, `at_once` how it arrives when there is no wait."""
-        orders = self._orders(request, at_once or send)
-        for hook in orders.before:
+        call = self._next(request, at_once or send)
+        for hook in call.before:
             await done(hook())
-        await self._arrive(orders.first)
-        if at_once is not None and orders.fault.wakes != "in time":
-            await self._sleep(request.timeout if orders.fault.wakes == "never" else 0.0)
+        await self._arrive(call.first)
+        if at_once is not None and call.fault.wakes != "in time":
+            await self._sleep(request.timeout if call.fault.wakes == "never" else 0.0)
             send = at_once
         answer: T | None = None
-        for _ in range(orders.fault.applied):
+        for _ in range(call.fault.applied):
             answer = await done(send())
-        await self._arrive(orders.then)
-        for hook in orders.after:
+        await self._arrive(call.then)
+        for hook in call.after:
             await done(hook())
-        if orders.fault.error is not None:
-            raise orders.fault.error()
-        return await done(again()) if orders.fault.reads_again and again is not None else answer
+        if call.fault.error is not None:
+            raise call.fault.error()
+        return await done(again()) if call.fault.reads_again and again is not None else answer
 
-    def _orders(self, request: Request, send: Callable[[], object]) -> _Orders:
-        """Decide all about one call at once: calls may come from several threads."""
+    def _next(self, request: Request, send: Callable[[], object]) -> _Call:
+        """Note a call, and decide all about it in one step, because calls may come from several threads."""
         with self._mutex:
+            self._number += 1
             self.log.append(request)
             self.calls[request.verb] += 1
-            orders = _Orders(number=len(self.log))
-            for plan in self._plans:
-                if not plan.meets(request.verb):
-                    continue
+            fault = Fault()
+            hooks: dict[str, list[Callable[[], object]]] = {"before": [], "after": []}
+            for plan in [plan for plan in self._plans if plan.meets(request.verb)]:
                 if isinstance(plan.what, Fault):
-                    orders.fault = plan.what
+                    fault = plan.what
                 else:
-                    (orders.before if plan.when == "before" else orders.after).append(plan.what)
-            orders.first = self._due(lambda late: late.before == orders.number)
-            orders.then = self._due(lambda late: late.after == orders.number)
-            fault = orders.fault
+                    hooks[plan.when].append(plan.what)
+            first = self._take(lambda late: late.before == self._number)
+            then = self._take(lambda late: late.after == self._number)
             if fault.kept:
-                before, after = (None if k is None else orders.number + k for k in (fault.before, fault.after))
+                before, after = (None if k is None else self._number + k for k in (fault.before, fault.after))
                 self._late.append(_Late(request, send, before, after))
-            return orders
+            return _Call(fault, hooks["before"], hooks["after"], first, then)
 
-    def _due(self, now: Callable[[_Late], bool]) -> list[_Late]:
-        due = [late for late in self._late if now(late)]
-        self._late = [late for late in self._late if not now(late)]
-        return due
+    def _take(self, due: Callable[[_Late], bool]) -> list[_Late]:
+        taken = [late for late in self._late if due(late)]
+        self._late = [late for late in self._late if not due(late)]
+        return taken
 
     async def _deliver(self) -> int:
+        """Let every late request arrive now, in order; returns how many there were."""
         with self._mutex:
-            due = self._due(lambda _: True)
-        await self._arrive(due)
-        return len(due)
+            late = self._take(lambda _: True)
+        await self._arrive(late)
+        return len(late)
 
     async def _arrive(self, overdue: list[_Late]) -> None:
         for late in overdue:
             with suppress(StoreError):  # nobody waits for its answer any more
                 await done(late.send())
 
-    async def _sleep(self, seconds: float) -> None:
-        """Let time pass, as the API of the subclass does."""
-        raise NotImplementedError  # this class is what two others have in common, and no store by itself
-
 
 class FaultyStore(Faults):
-    """A `Store` over a store, with planned faults."""
+    """A `Store` over a store, with planned faults.  The optional verbs are there if the store has them."""
 
-    put_when_free: Callable[[str, bytes, float, float], Entry | None]
-    """See `WakingStore.put_when_free`; it is there if the store has it."""
+    wait_while: Callable[[str, int, float], None]
+    put_when_absent: Callable[[str, bytes, float, float], Entry | None]
     put_many: Callable[[Sequence[Put]], Sequence[Entry | None] | None]
-    """See `BatchingStore.put_many`; it is there if the store has it."""
     invalidate_many: Callable[[Sequence[Removal]], Sequence[Entry | None] | None]
-    """See `BatchingStore.invalidate_many`; it is there if the store has it."""
+    close: Callable[[], None]
 
     def __init__(self, store: Store, *, plain: bool = False) -> None:
         """Wrap `store`, without any fault yet; `plain` offers its three verbs only."""
-        super().__init__(store)
+        super().__init__(store, _block)
+        if (close := getattr(store, "close", None)) is not None:
+            self.close = close
         if plain:
             return
-        if hasattr(store, "put_when_free"):
-            self.put_when_free = lambda *arguments: run(self._put_when_free(*arguments))
+        if hasattr(store, "wait_while"):
+            self.wait_while = lambda *arguments: run(self._wait_while(*arguments))
+        if hasattr(store, "put_when_absent"):
+            self.put_when_absent = lambda *arguments: run(self._put_when_absent(*arguments))
         if hasattr(store, "put_many"):
             self.put_many = lambda puts: run(self._put_many(puts))
             self.invalidate_many = lambda removals: run(self._invalidate_many(removals))
@@ -354,27 +368,27 @@ class FaultyStore(Faults):
         """Let every late request arrive now, in order; returns how many there were."""
         return run(self._deliver())
 
-    async def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251 - these coroutines block by design
-
 
 class AsyncFaultyStore(Faults):
-    """An `AsyncStore` over a store, with planned faults."""
+    """An `AsyncStore` over a store, with planned faults.  The optional verbs are there if the store has them."""
 
-    put_when_free: Callable[[str, bytes, float, float], Awaitable[Entry | None]]
-    """See `WakingStore.put_when_free`; it is there if the store has it."""
+    wait_while: Callable[[str, int, float], Awaitable[None]]
+    put_when_absent: Callable[[str, bytes, float, float], Awaitable[Entry | None]]
     put_many: Callable[[Sequence[Put]], Awaitable[Sequence[Entry | None] | None]]
-    """See `BatchingStore.put_many`; it is there if the store has it."""
     invalidate_many: Callable[[Sequence[Removal]], Awaitable[Sequence[Entry | None] | None]]
-    """See `BatchingStore.invalidate_many`; it is there if the store has it."""
+    aclose: Callable[[], Awaitable[None]]
 
     def __init__(self, store: AsyncStore, *, plain: bool = False) -> None:
         """Wrap `store`, without any fault yet; `plain` offers its three verbs only."""
-        super().__init__(store)
+        super().__init__(store, asyncio.sleep)
+        if (aclose := getattr(store, "aclose", None)) is not None:
+            self.aclose = aclose
         if plain:
             return
-        if hasattr(store, "put_when_free"):
-            self.put_when_free = self._put_when_free
+        if hasattr(store, "wait_while"):
+            self.wait_while = self._wait_while
+        if hasattr(store, "put_when_absent"):
+            self.put_when_absent = self._put_when_absent
         if hasattr(store, "put_many"):
             self.put_many, self.invalidate_many = self._put_many, self._invalidate_many
 
@@ -394,5 +408,6 @@ class AsyncFaultyStore(Faults):
         """Let every late request arrive now, in order; returns how many there were."""
         return await self._deliver()
 
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+
+async def _block(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: ASYNC251 - the coroutines of a store that blocks do block

@@ -1,4 +1,7 @@
-"""The law of this file: a step of the contract of a store is taken from outside, and a slow machine proves nothing."""
+"""The steps that tests of the contract have in common.
+
+Times are judged from outside: a test fails only for what the store has certainly done wrong, however slow the machine.
+"""
 
 # ruff: noqa: S101 - these are tests
 
@@ -6,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import pytest
 
@@ -27,28 +30,51 @@ LONG: Final = 60.0
 SHORT: Final = 0.2
 """Seconds of a lease that a test waits for."""
 
+PATIENT: Final = 4.0
+"""Seconds of a wait that has to end long before: after half of them at the latest."""
+
+PAUSE: Final = 0.1
+"""Seconds after which a request that was sent has most likely arrived; a shorter pause only lets a test prove less."""
+
 MANY: Final = 50
-"""How many do the same at once, and how many keys travel together."""
+"""How many do the same at once, and how many keys are changed together."""
 
 
-def nothing_stands(answer: Entry | None) -> bool:
-    """Whether a removal is answered so: by None, or by `WOKEN`."""
+class Clients(NamedTuple):
+    """What each test of the contract is given."""
+
+    mine: Store
+    """One client, whose verbs can simply be called."""
+    theirs: Store
+    """Another client of the same place."""
+    key: str
+    """A key that no other test uses."""
+
+
+def absent(answer: Entry | None) -> bool:
+    """Whether a removal answers that there is no entry now: by None, or by `WOKEN`."""
     return answer is None or answer == WOKEN
 
 
 def put(store: Store, key: str, value: bytes, version: int = ABSENT, ttl: float = LONG) -> Entry:
-    """Put, and be sure that it has succeeded."""
+    """Put, and check that it succeeded."""
     entry = store.put_if_version(key, value, version, ttl)
-    assert entry is not None, f"nothing stands under {key[:80]!r} after a put at {version}"
-    assert entry.value == value, f"{entry} stands under {key[:80]!r} after a put at {version}"
+    assert entry is not None, f"no entry under {key[:80]!r} after a put at version {version}"
+    assert entry.value == value, f"{entry} under {key[:80]!r} after a put at version {version}"
     return entry
 
 
-def until_gone(store: Store, key: str, ttl: float) -> None:
-    """Wait for the end of a lease of `ttl` seconds, as the store sees it."""
-    give_up = time.monotonic() + ttl + store.traits.overstay + 5.0
+def remove(store: Store, key: str, version: int) -> None:
+    """Remove, and check that it succeeded."""
+    answer = store.invalidate(key, version)
+    assert absent(answer), f"{answer} under {key[:80]!r} after a removal of version {version}"
+
+
+def until_expired(store: Store, key: str, ttl: float) -> None:
+    """Wait until the store no longer has an entry whose ttl is over."""
+    give_up = time.monotonic() + ttl + store.traits.expiry_lag + 5.0
     while store.get(key) is not None:
-        assert time.monotonic() < give_up, f"a lease of {ttl} s does not end"
+        assert time.monotonic() < give_up, f"an entry with a ttl of {ttl} s does not expire"
         time.sleep(0.005)
 
 
@@ -56,6 +82,31 @@ def unanswered(verb: Callable[[], object]) -> None:
     """Call a verb that gets no answer."""
     with pytest.raises(StoreUnavailable):
         verb()
+
+
+def in_a_thread(act: Callable[[], T]) -> Future[T]:
+    """Call in a thread that nobody has to wait for."""
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(act())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome
+
+
+def timed(act: Callable[[], T]) -> Future[tuple[float, T]]:
+    """Call in a thread; give how many seconds it took, and what it returned."""
+
+    def call() -> tuple[float, T]:
+        began = time.monotonic()
+        result = act()
+        return time.monotonic() - began, result
+
+    return in_a_thread(call)
 
 
 def at_once(act: Callable[[int], T], times: int = MANY) -> list[T]:
@@ -67,11 +118,15 @@ def at_once(act: Callable[[int], T], times: int = MANY) -> list[T]:
         return act(number)
 
     with ThreadPoolExecutor(times) as threads:
-        return list(threads.map(one, range(times)))
+        try:
+            return list(threads.map(one, range(times)))
+        except BaseException:
+            start.abort()  # an interrupt may have come before all of them were started: nobody waits for the rest
+            raise
 
 
 class Lease:
-    """One lease, and the bounds of what it may last: each seen from outside, so that a slow machine proves nothing."""
+    """The lease of one put, and the bounds within which it must end, as seen from outside."""
 
     def __init__(self, key: str, ttl: float) -> None:
         """Plan a lease."""
@@ -86,16 +141,16 @@ class Lease:
         return entry
 
     def asked(self) -> None:
-        """Note that it can't have begun before now."""
+        """Note that the lease can't have begun before now."""
         self._asked = time.monotonic()
 
     def answered(self) -> None:
-        """Note that it has begun by now."""
+        """Note that the lease has begun by now."""
         self._answered = time.monotonic()
 
     def watch(self, store: Store) -> None:
-        """Watch it until it is over."""
-        overstay = store.traits.overstay
+        """Check that the lease ends, neither too early nor too late."""
+        bound = self.ttl + store.traits.expiry_lag
         while True:
             looked = time.monotonic()
             if store.get(self.key) is None:
@@ -103,6 +158,5 @@ class Lease:
                 assert lived >= self.ttl, f"a lease of {self.ttl} s was over after {lived:.4f} s"
                 return
             lived = looked - self._answered
-            bound = self.ttl + overstay
-            assert lived <= bound, f"a lease of {self.ttl} s still stood after {lived:.3f} s, more than {bound:.3f} s"
+            assert lived <= bound, f"a lease of {self.ttl} s was not over after {lived:.3f} s (bound: {bound:.3f} s)"
             time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""The law of this file: of all that act on one key one wins, and what is stale or comes late changes nothing."""
+"""Versions and races on one key: a part of `StoreContract`, with what breaks locks most often first."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -6,230 +6,217 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from caslock.store import ABSENT
 from caslock.testing.faults import FaultyStore, duplicate, echo, late, lose_reply, lose_request
-from caslock.testing.steps import LONG, MANY, SHORT, at_once, nothing_stands, put, unanswered, until_gone
+from caslock.testing.steps import LONG, MANY, SHORT, Clients, at_once, put, remove, unanswered, until_expired
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from caslock.store import Entry, Store
 
 
 class VersionContract:
-    """Versions: a part of `caslock.testing.StoreContract`."""
+    """Tests of what the three verbs do at which version."""
 
-    def test_a_stale_holder_can_not_remove_what_another_has_put(self, mine: Store, theirs: Store, key: str) -> None:
-        """A version that was removed removes nothing that stands now: not the lock of the next holder."""
+    def test_a_stale_holder_cannot_remove_the_new_entry(self, caslock_clients: Clients) -> None:
+        """A version that was removed removes nothing: not the lock of the next holder."""
+        mine, theirs, key = caslock_clients
         stale = put(mine, key, b"mine")
-        assert nothing_stands(theirs.invalidate(key, stale.version))
-        standing = put(theirs, key, b"theirs")
+        remove(theirs, key, stale.version)
+        observed = put(theirs, key, b"theirs")
 
-        assert mine.invalidate(key, stale.version) == standing
-        assert mine.get(key) == theirs.get(key) == standing
+        assert mine.invalidate(key, stale.version) == observed
+        assert mine.get(key) == theirs.get(key) == observed
 
-    def test_a_stale_holder_can_not_overwrite_what_another_has_put(self, mine: Store, theirs: Store, key: str) -> None:
-        """A version that was removed overwrites nothing that stands now."""
+    def test_a_stale_holder_cannot_overwrite_the_new_entry(self, caslock_clients: Clients) -> None:
+        """A version that was removed overwrites nothing."""
+        mine, theirs, key = caslock_clients
         stale = put(mine, key, b"mine")
-        assert nothing_stands(theirs.invalidate(key, stale.version))
-        standing = put(theirs, key, b"theirs")
+        remove(theirs, key, stale.version)
+        observed = put(theirs, key, b"theirs")
 
-        assert mine.put_if_version(key, b"late", stale.version, LONG) == standing
-        assert mine.get(key) == theirs.get(key) == standing
+        assert mine.put_if_version(key, b"late", stale.version, LONG) == observed
+        assert mine.get(key) == theirs.get(key) == observed
 
-    def test_a_version_that_was_overwritten_is_stale(self, mine: Store, theirs: Store, key: str) -> None:
-        """Neither does a version that was overwritten, even with the very same value."""
+    def test_an_overwritten_version_is_stale(self, caslock_clients: Clients) -> None:
+        """A version that was overwritten neither overwrites nor removes, even if the value is the same."""
+        mine, theirs, key = caslock_clients
         stale = put(mine, key, b"same")
-        standing = put(theirs, key, b"same", stale.version)
+        observed = put(theirs, key, b"same", stale.version)
 
-        assert standing.version != stale.version
-        assert mine.put_if_version(key, b"late", stale.version, LONG) == standing
-        assert mine.invalidate(key, stale.version) == standing
-        assert theirs.get(key) == standing
+        assert observed.version != stale.version
+        assert mine.put_if_version(key, b"late", stale.version, LONG) == observed
+        assert mine.invalidate(key, stale.version) == observed
+        assert theirs.get(key) == observed
 
-    def test_no_version_comes_back_when_a_lease_has_ended(self, mine: Store, theirs: Store, key: str) -> None:
-        """After expiry a version is stale: it neither puts where nothing stands, nor touches anything newer."""
+    def test_an_expired_version_is_stale(self, caslock_clients: Clients) -> None:
+        """A version that has expired revives nothing, and touches no newer entry."""
+        mine, theirs, key = caslock_clients
         stale = put(mine, key, b"mine", ttl=SHORT)
-        until_gone(mine, key, SHORT)
+        until_expired(mine, key, SHORT)
 
         assert mine.put_if_version(key, b"late", stale.version, LONG) is None
-        assert mine.get(key) is None, "a lease that was over was renewed"
-        standing = put(theirs, key, b"theirs")
-        assert standing.version != stale.version
-        assert standing.version > stale.version or not mine.traits.fences
-        assert mine.put_if_version(key, b"late", stale.version, LONG) == standing
-        assert mine.invalidate(key, stale.version) == standing
-        assert theirs.get(key) == standing
+        assert mine.get(key) is None, "an expired entry was renewed"
+        observed = put(theirs, key, b"theirs")
+        assert observed.version != stale.version
+        assert observed.version > stale.version or not mine.traits.fences
+        assert mine.put_if_version(key, b"late", stale.version, LONG) == observed
+        assert mine.invalidate(key, stale.version) == observed
+        assert theirs.get(key) == observed
 
-    def test_versions_never_repeat_and_only_grow(self, mine: Store, theirs: Store, key: str) -> None:
-        """Versions never repeat, over overwriting, removal and re-creation; and grow, where they are fences."""
-        versions: list[int] = []
-        for _ in range(20):
-            for client, other in ((mine, theirs), (theirs, mine)):
-                created = put(client, key, b"1")
-                changed = put(other, key, b"2", created.version)
-                versions += [created.version, changed.version]
-                assert nothing_stands(client.invalidate(key, changed.version))
-
+    def test_versions_never_repeat(self, caslock_clients: Clients) -> None:
+        """No version of a key comes again, across overwriting, removal and re-creation."""
+        versions = _versions(*caslock_clients)
         assert ABSENT not in versions
         assert len(set(versions)) == len(versions)
-        assert versions == sorted(versions) or not mine.traits.fences
-        pairs = zip(versions[::2], versions[1::2], strict=True)
-        assert all(created < changed for created, changed in pairs), "an overwriting must always make a version grow"
 
-    def test_one_of_fifty_wins_what_nobody_holds(self, mine: Store, theirs: Store, key: str) -> None:
-        """Of fifty that put where nothing stands one wins, and all are told who."""
+    def test_versions_only_grow(self, caslock_clients: Clients) -> None:
+        """The versions of a key grow, across overwriting, removal and re-creation: only then can they be fences."""
+        if not caslock_clients.mine.traits.fences:
+            pytest.skip("traits.fences is False: versions need not grow")
+        versions = _versions(*caslock_clients)
+        assert versions == sorted(versions)
 
-        def contend(number: int) -> Entry | None:
-            client = (mine, theirs)[number % 2]
-            return client.put_if_version(key, b"%d" % number, ABSENT, LONG)
+    def test_one_of_fifty_creates_the_entry(self, caslock_clients: Clients) -> None:
+        """Of fifty that put where there is no entry one succeeds, and all are told which."""
+        winner = _contend(caslock_clients, ABSENT)
+        assert int(winner.value) in range(MANY)
 
-        answers = at_once(contend)
+    def test_one_of_fifty_overwrites_the_entry(self, caslock_clients: Clients) -> None:
+        """Of fifty that put at the same version one succeeds, and all are told which."""
+        start = put(caslock_clients.mine, caslock_clients.key, b"start")
+        assert _contend(caslock_clients, start.version).version != start.version
 
-        assert answers[0] is not None
-        assert set(answers) == {mine.get(key)}
-        assert int(answers[0].value) in range(MANY)
-
-    def test_one_of_fifty_wins_a_version(self, mine: Store, theirs: Store, key: str) -> None:
-        """Of fifty that overwrite the same version one wins, and all are told who."""
+    def test_one_of_fifty_replaces_the_entry(self, caslock_clients: Clients) -> None:
+        """Of fifty that remove the same version and then put, one succeeds: late removals spare its entry."""
+        mine, theirs, key = caslock_clients
         start = put(mine, key, b"start")
 
-        def contend(number: int) -> Entry | None:
-            client = (mine, theirs)[number % 2]
-            return client.put_if_version(key, b"%d" % number, start.version, LONG)
+        def removing(client: Store) -> None:
+            assert client.invalidate(key, start.version) != start
 
-        answers = at_once(contend)
+        _contend(Clients(mine, theirs, key), ABSENT, before=removing)
 
-        assert answers[0] is not None
-        assert set(answers) == {mine.get(key)}
-        assert answers[0].version != start.version
-
-    def test_no_update_is_lost(self, mine: Store, theirs: Store, key: str) -> None:
+    def test_no_update_is_lost(self, caslock_clients: Clients) -> None:
         """Ten that count up together by compare-and-set lose no step."""
+        mine, theirs, key = caslock_clients
         put(mine, key, b"0")
 
         def count(number: int) -> None:
             client = (mine, theirs)[number % 2]
-            standing = client.get(key)
+            observed = client.get(key)
             for step in range(5):
                 mark = b"%d.%d" % (number, step)
                 while True:
-                    assert standing is not None
-                    wanted = b"%d %b" % (int(standing.value.split()[0]) + 1, mark)
-                    standing = client.put_if_version(key, wanted, standing.version, LONG)
-                    assert standing is not None
-                    if standing.value == wanted:
+                    assert observed is not None
+                    wanted = b"%d %b" % (int(observed.value.split()[0]) + 1, mark)
+                    observed = client.put_if_version(key, wanted, observed.version, LONG)
+                    assert observed is not None
+                    if observed.value == wanted:
                         break
 
         at_once(count, 10)
 
-        standing = mine.get(key)
-        assert standing is not None
-        assert standing.value.split()[0] == b"50"
+        observed = mine.get(key)
+        assert observed is not None
+        assert observed.value.split()[0] == b"50"
 
-    def test_one_of_fifty_takes_over_from_one_of_fifty(self, mine: Store, theirs: Store, key: str) -> None:
-        """Of fifty that remove the same version and then put, one stands: the late removals don't touch it."""
-        start = put(mine, key, b"start")
-
-        def replace(number: int) -> Entry | None:
-            client = (mine, theirs)[number % 2]
-            standing = client.invalidate(key, start.version)
-            assert standing != start
-            return client.put_if_version(key, b"%d" % number, ABSENT, LONG)
-
-        answers = at_once(replace)
-
-        assert answers[0] is not None
-        assert set(answers) == {mine.get(key)}
-
-    def test_success_is_answered_with_what_was_written(self, mine: Store, theirs: Store, key: str) -> None:
-        """Each verb that succeeds answers with what stands, and both clients read the same."""
+    def test_a_success_returns_the_written_entry(self, caslock_clients: Clients) -> None:
+        """Each verb that succeeds returns the entry as it is now, and both clients read the same."""
+        mine, theirs, key = caslock_clients
         assert mine.get(key) is theirs.get(key) is None
 
-        first = mine.put_if_version(key, b"first", ABSENT, LONG)
-        assert first is not None
-        assert first.value == b"first"
+        first = put(mine, key, b"first")
         assert isinstance(first.version, int)
         assert first.version > ABSENT
         assert theirs.get(key) == mine.get(key) == first
 
-        second = theirs.put_if_version(key, b"2", first.version, LONG)
-        assert second is not None
-        assert second.value == b"2"
-        assert second.version > first.version
+        second = put(theirs, key, b"2", first.version)
+        assert second.version > ABSENT
+        assert second.version > first.version or not mine.traits.fences
         assert mine.get(key) == theirs.get(key) == second
 
-        assert nothing_stands(mine.invalidate(key, second.version))
+        remove(mine, key, second.version)
         assert mine.get(key) is theirs.get(key) is None
 
-    def test_a_refusal_is_answered_with_what_stands(self, mine: Store, theirs: Store, key: str) -> None:
-        """A verb that is refused changes nothing, and tells who stands there."""
-        standing = put(mine, key, b"stands")
-        for version in (ABSENT, standing.version - 1, standing.version + 1, 1, 2**31, 2**62):
-            if version != standing.version:
-                assert theirs.put_if_version(key, b"other", version, LONG) == standing, version
-                assert theirs.invalidate(key, version) == standing, version
-        assert mine.get(key) == theirs.get(key) == standing
+    def test_a_refusal_returns_the_current_entry(self, caslock_clients: Clients) -> None:
+        """A verb at any other version changes nothing, and returns the entry that is there."""
+        mine, theirs, key = caslock_clients
+        observed = put(mine, key, b"value")
+        for version in {ABSENT, observed.version - 1, observed.version + 1, 1, 2**31, 2**62} - {observed.version}:
+            assert theirs.put_if_version(key, b"other", version, LONG) == observed, version
+            assert theirs.invalidate(key, version) == observed, version
+        assert mine.get(key) == theirs.get(key) == observed
 
-    def test_nothing_is_done_to_nothing(self, mine: Store, key: str) -> None:
-        """Where nothing stands no version matches, and the answer is None."""
+    def test_no_version_matches_where_there_is_no_entry(self, caslock_clients: Clients) -> None:
+        """Where there is no entry, nothing is overwritten or removed, and the answer is None."""
+        mine, _, key = caslock_clients
         for version in (1, 2, 2**31, 2**62):
             assert mine.put_if_version(key, b"x", version, LONG) is None, version
-            assert nothing_stands(mine.invalidate(key, version)), version
-        assert nothing_stands(mine.invalidate(key, ABSENT))
+            remove(mine, key, version)
+        remove(mine, key, ABSENT)
         assert mine.get(key) is None
 
-    def test_a_put_that_comes_after_the_removal_does_nothing(self, mine: Store, theirs: Store, key: str) -> None:
+    def test_a_late_put_does_not_undo_a_removal(self, caslock_clients: Clients) -> None:
         """A renewal which arrives after the release does not bring the entry back."""
+        mine, theirs, key = caslock_clients
         entry = put(mine, key, b"mine")
         faulty = FaultyStore(mine)
         faulty.on("put_if_version", 1, late())
         unanswered(lambda: faulty.put_if_version(key, b"renewed", entry.version, LONG))
-        assert nothing_stands(theirs.invalidate(key, entry.version))
+        remove(theirs, key, entry.version)
 
         assert faulty.deliver() == 1
 
         assert mine.get(key) is theirs.get(key) is None
 
-    def test_a_removal_that_comes_late_does_nothing(self, mine: Store, theirs: Store, key: str) -> None:
+    def test_a_late_removal_spares_the_new_entry(self, caslock_clients: Clients) -> None:
         """A release which arrives after the next holder has come does not touch its entry."""
+        mine, theirs, key = caslock_clients
         entry = put(mine, key, b"mine")
         faulty = FaultyStore(mine)
         faulty.on("invalidate", 1, late())
         unanswered(lambda: faulty.invalidate(key, entry.version))
-        assert nothing_stands(mine.invalidate(key, entry.version))
-        standing = put(theirs, key, b"theirs")
+        remove(mine, key, entry.version)
+        observed = put(theirs, key, b"theirs")
 
         assert faulty.deliver() == 1
 
-        assert mine.get(key) == theirs.get(key) == standing
+        assert mine.get(key) == theirs.get(key) == observed
 
-    def test_a_put_can_be_repeated_after_a_lost_reply(self, mine: Store, key: str) -> None:
-        """The second of two same puts is refused, and its answer shows that the first has succeeded."""
-        for version in (ABSENT, put(mine, other := key + ":standing", b"stands").version):
-            where = key if version == ABSENT else other
+    def test_a_put_can_be_retried_after_a_lost_reply(self, caslock_clients: Clients) -> None:
+        """The second of two same puts is refused, and its answer shows that the first succeeded."""
+        mine, _, key = caslock_clients
+        for name, version in ((key, ABSENT), (f"{key}:2", put(mine, f"{key}:2", b"before").version)):
             faulty = FaultyStore(mine)
             faulty.on("put_if_version", 1, lose_reply)
-            unanswered(lambda: faulty.put_if_version(where, b"mine", version, LONG))  # noqa: B023 - called at once
-            first = mine.get(where)
+            unanswered(lambda: faulty.put_if_version(name, b"mine", version, LONG))  # noqa: B023 - called at once
+            first = mine.get(name)
 
-            again = faulty.put_if_version(where, b"mine", version, LONG)
+            again = faulty.put_if_version(name, b"mine", version, LONG)
 
             assert again is not None
             assert again.value == b"mine"
-            assert again == first == mine.get(where), "a repeated put must not write twice"
+            assert again == first == mine.get(name), "a retried put must not write twice"
 
-    def test_a_removal_can_be_repeated_after_a_lost_reply(self, mine: Store, theirs: Store, key: str) -> None:
-        """The second of two same removals finds nothing, or the next holder, which it leaves alone."""
+    def test_a_removal_can_be_retried_after_a_lost_reply(self, caslock_clients: Clients) -> None:
+        """The second of two same removals finds no entry, or that of the next holder, which it leaves alone."""
+        mine, theirs, key = caslock_clients
         entry = put(mine, key, b"mine")
         faulty = FaultyStore(mine)
         faulty.on("invalidate", 1, lose_reply)
         unanswered(lambda: faulty.invalidate(key, entry.version))
 
-        assert nothing_stands(faulty.invalidate(key, entry.version))
-        standing = put(theirs, key, b"theirs")
-        assert faulty.invalidate(key, entry.version) == standing
+        remove(faulty, key, entry.version)
+        observed = put(theirs, key, b"theirs")
+        assert faulty.invalidate(key, entry.version) == observed
 
-    def test_a_read_changes_nothing(self, mine: Store, theirs: Store, key: str) -> None:
-        """A read can be lost, repeated and come late: what stands keeps its version."""
+    def test_a_read_changes_nothing(self, caslock_clients: Clients) -> None:
+        """A read can be lost, retried and arrive late: the entry keeps its version."""
+        mine, theirs, key = caslock_clients
         entry = put(mine, key, b"mine")
         faulty = FaultyStore(theirs)
         for fault in (lose_request, lose_reply, late(before=1)):
@@ -238,8 +225,9 @@ class VersionContract:
 
         assert faulty.get(key) == mine.get(key) == entry
 
-    def test_what_arrives_twice_is_applied_once(self, mine: Store, theirs: Store, key: str) -> None:
+    def test_a_duplicated_request_is_applied_once(self, caslock_clients: Clients) -> None:
         """A put or removal that arrives twice, in a row or later, does no more than the first of the two did."""
+        mine, theirs, key = caslock_clients
         faulty = FaultyStore(mine)
         for verb in ("put_if_version", "invalidate"):
             faulty.on(verb, 1, duplicate)
@@ -251,9 +239,36 @@ class VersionContract:
         assert faulty.deliver() == 1
         assert mine.get(key) == second
 
-        assert nothing_stands(faulty.invalidate(key, second.version))
-        standing = put(theirs, key, b"theirs")
-        assert nothing_stands(faulty.invalidate(key, standing.version))
-        standing = put(theirs, key, b"theirs again")
+        remove(faulty, key, second.version)
+        remove(faulty, key, put(theirs, key, b"theirs").version)
+        observed = put(theirs, key, b"theirs again")
         assert faulty.deliver() == 1
-        assert mine.get(key) == theirs.get(key) == standing
+        assert mine.get(key) == theirs.get(key) == observed
+
+
+def _versions(mine: Store, theirs: Store, key: str) -> list[int]:
+    """Create, overwrite and remove again and again; give the versions in order."""
+    versions: list[int] = []
+    for _ in range(20):
+        for client, other in ((mine, theirs), (theirs, mine)):
+            created = put(client, key, b"1")
+            changed = put(other, key, b"2", created.version)
+            versions += [created.version, changed.version]
+            remove(client, key, changed.version)
+    return versions
+
+
+def _contend(clients: Clients, version: int, before: Callable[[Store], None] = lambda _: None) -> Entry:
+    """Let fifty put at `version` at the same moment; check that all answers are one entry, and give it."""
+    mine, theirs, key = clients
+
+    def contend(number: int) -> Entry | None:
+        client = (mine, theirs)[number % 2]
+        before(client)
+        return client.put_if_version(key, b"%d" % number, version, LONG)
+
+    answers = at_once(contend)
+
+    assert answers[0] is not None
+    assert set(answers) == {mine.get(key)}
+    return answers[0]

@@ -1,1 +1,1 @@
-"""The law of this package: a bug that somebody could write stands here in one piece, and tests alone switch it on."""
+"""Planted bugs: each is one that somebody could write, and only the tests switch it on."""

@@ -1,150 +1,179 @@
-"""The law of this file: a mutant is the real code with one thought left out, and it breaks by that and nothing else.
+"""Planted bugs in the protocol: the real code without one of its precautions.
 
-What other tests take out of the core, or break in a store, is theirs: the table has it from there.
+Bugs that other tests plant are in their files; the table takes them from there.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 import sys
+import textwrap
 import time
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING
 
-from caslock import core, multi, request
-from caslock.claim import NEVER, NOBODY, Claim, Standing
 from caslock.errors import CaslockError, StoreUnavailable
-from caslock.lockstate import LockState
+from caslock.local import multi
+from caslock.local.lock_state import LockState
+from caslock.protocol import exchange as request
+from caslock.protocol.attempt import Attempt
+from caslock.protocol.lease import NEVER, Lease
+from caslock.protocol.record import NOTHING, Observed
 from caslock.store import ABSENT, Entry
-from caslock.stores.memcached import MemcachedStore, _Connection
-from caslock.stores.memcached_wire import name_of
+from caslock.stores.memcached import MemcachedStore, _Connection, name_of, parse
 from caslock.stores.memory import MemoryStore
-from caslock.stores.redis_links import Link, Links
+from caslock.stores.redis.connections import Connection, Connections
+from tests import protocol_functions as protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from caslock.hold import Holding
-    from caslock.record import Record
-    from caslock.request import Unanswered, World
-    from caslock.stores.redis_links import _Kept
+    from caslock.local.hold import Holding
+    from caslock.protocol.exchange import Unanswered
+    from caslock.protocol.record import Record
+    from caslock.protocol.runtime import Runtime
+    from caslock.protocol.writes import InFlight
 
 WRITE_SURELY, ROLL_BACK = request.write_surely, multi._roll_back
-RENEW, RELEASE, LEAVE_TOGETHER, SETTLE = core.renew, core.release, core.leave_together, request.settle
-STAND, BID, MAY_TAKE, CLAIM = Claim.stand, Claim.bid, Claim.may_take, LockState._claim
-ASK, HANG_UP, CONNECT = MemcachedStore._ask, _Connection.close, MemcachedStore._connect
-TAKE_LINK, CLOSE_LINK = Links._take, Link.close
+RENEW, RELEASE, REMOVE_TOGETHER, SETTLE = protocol.renew, protocol.release, protocol.remove_together, request.settle
+BELIEVE, NEXT_RECORD, MAY_TAKE, CLAIM = Lease.believe, Attempt.next_record, Attempt.may_take, LockState._attempt
+EXCHANGE, HANG_UP, CONNECT = MemcachedStore._exchange, _Connection.close, MemcachedStore._open
+TAKE, CLOSE = Connections._take, Connection.close
 
 
 class LooksBeforeItRemoves(MemoryStore):
     """Reads and removes in two steps."""
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Look, think, and remove."""
-        standing = self.get(key)
-        if standing is None or standing.version != version:
-            return standing
+        """Read, wait, and remove."""
+        observed = self.get(key)
+        if observed is None or observed.version != version:
+            return observed
         time.sleep(0.05)
-        standing = self.get(key)
-        return super().invalidate(key, standing.version if standing else ABSENT)
+        observed = self.get(key)
+        return super().invalidate(key, observed.version if observed else ABSENT)
 
 
 class RenewsForEver(MemoryStore):
     """Forgets the ttl of what is written over an entry."""
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write, and never let it end."""
+        """Write without an end."""
         return super().put_if_version(key, value, version, ttl if version == ABSENT else NEVER)
 
 
-def share_the_id(self: LockState) -> Claim:
-    """Give every attempt of a Lock object the same hold id."""
-    claim = CLAIM(self)
-    claim.hold = self.newest = f"{self._nonce}.0"
-    return claim
+def altered(function: Callable[..., object], words: str, instead: str, name: str = "") -> FunctionType:
+    """Compile a function of a module once more, with `instead` in place of `words` in its source.
+
+    It keeps the name of its file, by which the simulator knows in which lines threads race; `name` is for the ids of
+    tests.
+    """
+    assert isinstance(function, FunctionType)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(words) == 1, f"{function.__name__} does not say {words!r} once"
+    source = f"from __future__ import annotations\n{source.replace(words, instead)}"
+    code = compile(source, function.__code__.co_filename, "exec")
+    made: dict[str, FunctionType] = {}
+    exec(code, function.__globals__, made)  # noqa: S102 - our own source
+    mutant = made[function.__name__]
+    mutant.__name__ = name or mutant.__name__
+    return mutant
 
 
-def count_from_the_reply(self: Claim, record: Record, version: int, now: float) -> None:
+def share_the_id(self: LockState) -> Attempt:
+    """Give all attempts of a Lock object the same hold id."""
+    attempt = CLAIM(self)
+    attempt.hold_id = attempt.writes.hold_id = self.newest = f"{self._nonce}.0"
+    return attempt
+
+
+def count_from_the_reply(self: Lease, record: Record, version: int, landed: InFlight | None, now: float) -> None:
     """Count the lease from when its answer came."""
-    landed = self.sends.get(record.write)
-    STAND(self, record, version, now)
+    BELIEVE(self, record, version, landed, now)
     if landed is not None:
         self.deadline += now - landed.at
 
 
-async def renew_or_create(world: World, claim: Claim, ttl: float) -> None:
-    """Put the record anew where it is gone."""
-    _, standing = await request.read(world, claim, NEVER)
-    if standing is None and claim.record is not None:
-        claim.version, claim.record = ABSENT, claim.record._replace(fence=claim.fence)
-    await RENEW(world, claim, ttl)
+async def renew_or_create(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
+    """Write the record again where it is gone."""
+    observed, lease = await request.read(runtime, attempt, NEVER), attempt.lease
+    if observed.record is None and lease.record is not None:
+        lease.version, lease.record = ABSENT, lease.record._replace(fence=lease.fence)
+    await RENEW(runtime, attempt, ttl)
 
 
-def renew_for_ever(self: Claim, standing: Record | None, version: int) -> Record:
+def renew_for_ever(self: Attempt, observed: Record | None, version: int) -> Record:
     """Leave the ttl out of what is written over an entry."""
-    bid = BID(self, standing, version)
-    return bid if standing is None else bid._replace(ttl=NEVER)
+    record = NEXT_RECORD(self, observed, version)
+    return record if observed is None else record._replace(ttl=NEVER)
 
 
-async def enter_again(world: World, claim: Claim, expected: int, bid: Record | None, limit: float) -> Standing:
+async def enter_again(
+    runtime: Runtime, attempt: Attempt, expected: int, record: Record | None, limit: float
+) -> Observed:
     """Take the own record, found after no answer, for a hold to re-enter."""
     try:
-        return await request.write(world, claim, expected, bid)
+        return await request.write(runtime, attempt, expected, record)
     except StoreUnavailable:
-        version, standing = await request.read(world, claim, limit)
-    if bid is None or not claim.stands_in(standing):
-        return await WRITE_SURELY(world, claim, expected, bid, limit)
-    deeper = claim.bid(standing, version)
-    deeper = deeper._replace(holds=(*deeper.holds, f"{claim.hold}+"))
-    return await WRITE_SURELY(world, claim, version, deeper, limit)
+        observed = await request.read(runtime, attempt, limit)
+    if record is None or not attempt.is_in(observed.record):
+        return await WRITE_SURELY(runtime, attempt, expected, record, limit)
+    deeper = attempt.next_record(observed.record, observed.version)
+    deeper = deeper._replace(holds=(*deeper.holds, f"{attempt.hold_id}+"))
+    return await WRITE_SURELY(runtime, attempt, observed.version, deeper, limit)
 
 
-async def silence_is_release(world: World, claim: Claim, lost: Unanswered, limit: float) -> Standing:
+async def silence_is_release(runtime: Runtime, attempt: Attempt, lost: Unanswered, limit: float) -> Observed:
     """Take a missing answer to a removal for "it is gone"."""
-    if lost.bid is None and isinstance(lost.failure, StoreUnavailable):
-        return NOBODY
-    return await SETTLE(world, claim, lost, limit)
+    if lost.record is None and isinstance(lost.failure, StoreUnavailable):
+        return NOTHING
+    return await SETTLE(runtime, attempt, lost, limit)
 
 
-async def leave_at_no_answer(world: World, claims: Sequence[Claim]) -> None:
+async def leave_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:
     """Take a missing answer to a batch of releases for "all are gone"."""
-    await LEAVE_TOGETHER(world, claims)
-    for claim in claims:
-        if claim.left_in_time and claim.parted is None:
-            claim.parted = ABSENT, None
+    removed = await REMOVE_TOGETHER(runtime, attempts)
+    return {attempt: NOTHING for attempt in attempts if attempt.left_in_time} | removed
 
 
-async def forget_at_release(world: World, claim: Claim) -> None:
+async def forget_at_release(
+    runtime: Runtime, attempt: Attempt, limit: float = NEVER, removed: Observed | None = None
+) -> None:
     """Forget the hold before the answer to its release."""
     try:
-        await RELEASE(world, claim)
+        await RELEASE(runtime, attempt, limit, removed)
     except StoreUnavailable:
-        claim.record = None
+        attempt.lease.record = None
         raise
 
 
 async def roll_back_but_one(
-    begun: dict[LockState, Claim], holds: list[Holding], failure: BaseException, stuck: list[CaslockError]
+    begun: dict[LockState, Attempt],
+    holds: list[Holding],
+    failure: BaseException,
+    stuck: list[CaslockError],
+    limit: float,
 ) -> None:
     """Give back what was taken of several keys, but for the first."""
-    await ROLL_BACK(begun, holds[1:], failure, stuck)
+    await ROLL_BACK(begun, holds[1:], failure, stuck, limit)
 
 
-def fence_by_chance(self: Claim, standing: Record | None, version: int) -> Record:
+def fence_by_chance(self: Attempt, observed: Record | None, version: int) -> Record:
     """Draw a fence for each tenure, as one draws an id."""
-    bid = BID(self, standing, version)
-    return bid if bid.fence is not None else bid._replace(fence=random.randrange(1, 2**53))
+    record = NEXT_RECORD(self, observed, version)
+    return record if record.fence is not None else record._replace(fence=random.randrange(1, 2**53))
 
 
-def free_is_held(self: Claim, record: Record | None) -> bool:
-    """Take a record for held because it stands."""
+def free_is_held(self: Attempt, record: Record | None) -> bool:
+    """Take any record that is there for a held one."""
     return record is None or (not record.free and MAY_TAKE(self, record))
 
 
-def tell_nobody(claim: Claim) -> None:
-    """Keep a loss to oneself."""
-    del claim
+def tell_nobody(self: Lease) -> None:
+    """Do not report a loss."""
+    del self
 
 
 def nothing_is_inherited(self: object) -> bool:
@@ -159,17 +188,20 @@ def never_forked(self: LockState) -> None:
 
 def remove_any_version(self: MemcachedStore, key: str, version: int) -> Entry | None:
     """Send ``md`` without the cas id."""
-    name = name_of(key, self._prefix)
-    return self._ask(name, version, lambda _cas: b"md %b\r\n" % name)
+    del version
+    name, ends = name_of(key, self._prefix), time.monotonic() + self._timeout
+    connection = self._connection(ends)
+    reply = self._exchange(connection, b"md %b\r\nmg %b v c\r\nmn\r\n" % (name, name), ends)
+    return self._finish(connection, reply, ends, parse).entry
 
 
 TTL_AS_ASKED = SimpleNamespace(ceil=lambda seconds: math.ceil(seconds) - 2, inf=math.inf)
-"""The module `math` for a memcached store: the two seconds that it adds to an exptime come to nothing."""
+"""A module `math` for a memcached store that takes away the two seconds that it adds to an exptime."""
 
 
-def origin_of_zero(self: MemcachedStore) -> _Connection:
+def origin_of_zero(self: MemcachedStore, ends: float) -> _Connection:
     """Take the cas id alone for the version."""
-    connection = CONNECT(self)
+    connection = CONNECT(self, ends)
     connection.origin = 0
     return connection
 
@@ -179,29 +211,27 @@ def interrupted() -> bool:
     return not isinstance(sys.exception(), Exception | None)
 
 
-def ask_and_keep(self: MemcachedStore, name: bytes, version: int, command: Callable[[int], bytes]) -> Entry | None:
-    """Hang up after plain errors only: an interrupted connection is the next request's."""
-    connection = self._next_idle() or self._open()
+def exchange_and_keep(self: MemcachedStore, connection: _Connection, packet: bytes, ends: float) -> bytes:
+    """Close a connection after plain errors only: the next request uses an interrupted one."""
 
     def close() -> None:
-        self._idle.append(connection) if interrupted() else HANG_UP(connection)
+        self._idle.keep(connection) if interrupted() else HANG_UP(connection)
 
     connection.close = close  # type: ignore[method-assign] # a mutant
-    self._idle.append(connection)
-    return ASK(self, name, version, command)
+    return EXCHANGE(self, connection, packet, ends)
 
 
-_stacks: dict[Link, list[Link]] = {}
+_pools: dict[Connection, Connections] = {}
 
 
-def take_link(self: Links, kept: _Kept) -> Link:
+def take_connection(self: Connections, within: float | None) -> Connection:
     """Know where a connection came from."""
-    link = TAKE_LINK(self, kept)
-    _stacks[link] = kept.idle
-    return link
+    connection = TAKE(self, within)
+    _pools[connection] = self
+    return connection
 
 
-def put_link_back(self: Link) -> None:
-    """Close it after plain errors only: an interrupted connection is the next request's."""
-    stack = _stacks.pop(self, None)
-    stack.append(self) if interrupted() and stack is not None else CLOSE_LINK(self)
+def put_connection_back(self: Connection) -> None:
+    """Close it after plain errors only: the next request uses an interrupted connection."""
+    pool = _pools.pop(self, None)
+    pool._idle.keep(self) if interrupted() and pool is not None else CLOSE(self)

@@ -26,10 +26,9 @@ from pymemcache.client.retrying import RetryingClient
 from pymemcache.serde import pickle_serde
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.sockets import sender
 from caslock.store import ABSENT, Entry, Store
-from caslock.stores.memcached import MemcachedStore
-from caslock.stores.memcached_wire import name_of, read, verdict_of
+from caslock.stores import memcached
+from caslock.stores.memcached import MemcachedStore, line_of, name_of, parse
 from tests.servers import HOST, Server, absent, free_port, ringing
 
 if TYPE_CHECKING:
@@ -182,11 +181,11 @@ def test_it_is_a_store(store: MemcachedStore) -> None:
     assert isinstance(store, Store)
     assert store.traits.fences
     assert store.traits.expires
-    assert store.traits.overstay == 3.5
+    assert store.traits.expiry_lag == 3.5
 
 
-def test_every_verb_answers_with_who_stands(store: MemcachedStore, key: str) -> None:
-    """Each verb answers with the entry that stands after it, whether it came to anything or not."""
+def test_every_verb_answers_with_what_is_there(store: MemcachedStore, key: str) -> None:
+    """Each verb answers with the entry that is there after it, whether it had an effect or not."""
     assert store.get(key) is None
     first = put(store, key, b"first")
     assert store.get(key) == first
@@ -205,7 +204,7 @@ def test_every_verb_answers_with_who_stands(store: MemcachedStore, key: str) -> 
 def test_one_round_trip_for_each_verb(proxy: Proxy, key: str, open_store: OpenStore) -> None:
     """Every verb is one packet there and one answer back, also for the loser, and only connecting costs two more.
 
-    But who is refused a removal pays a second one to learn who stands.
+    But a client that is refused a removal pays a second one to learn who holds the key.
     """
     store = open_store(proxy)
     store.get(key)
@@ -271,7 +270,7 @@ def test_an_entry_lives_its_ttl(store: MemcachedStore, key: str) -> None:
             if store.get(name) is None:
                 lives.append(time.monotonic() - before)
                 assert lives[-1] >= 1
-                assert asked - after <= 1 + store.traits.overstay + 0.2
+                assert asked - after <= 1 + store.traits.expiry_lag + 0.2
                 del alive[name]
         time.sleep(0.005)
     assert put(store, f"{key}:0").version > max(versions)
@@ -291,7 +290,7 @@ def test_bad_arguments_never_reach_the_server(key: str, open_store: OpenStore) -
             store.put_if_version(key, b"x", ABSENT, ttl)
 
 
-def test_what_the_server_is_told_of_a_ttl(store: MemcachedStore, raw: Client, key: str) -> None:
+def test_what_the_server_is_sent_for_a_ttl(store: MemcachedStore, raw: Client, key: str) -> None:
     """Every ttl, from a microsecond to 30 days less 2 s, is rounded up plus 2 s: never a date, never for ever."""
 
     def told(name: str, ttl: float) -> int:
@@ -304,7 +303,7 @@ def test_what_the_server_is_told_of_a_ttl(store: MemcachedStore, raw: Client, ke
 
 
 def test_a_foreign_value_is_an_entry(store: MemcachedStore, raw: Client, key: str) -> None:
-    """What another program wrote stands like any entry, under its real version, and no other version touches it."""
+    """What another program wrote is an entry like any other, with its real version, and no other version touches it."""
     ours = entry = put(store, key)
     for value in (b"theirs", b"", os.urandom(300_000)):
         raw.set(key, value, flags=65535)
@@ -398,13 +397,13 @@ def test_names_on_the_server() -> None:
 def test_the_prefix_is_part_of_the_place(
     memcached_server: Server, raw: Client, key: str, open_store: OpenStore
 ) -> None:
-    """A client's key_prefix makes a place of its own on the same server."""
+    """A client's key_prefix makes a location of its own on the same server."""
     mine = open_store(memcached_server, key_prefix=b"mine:")
     yours = open_store(PooledClient((memcached_server.host, memcached_server.port), timeout=5, key_prefix="yours:"))
     put(mine, key)
     assert yours.get(key) is None
     assert raw.get(f"mine:{key}") == b"ours"
-    assert mine.traits.place == f"{memcached_server.url}?prefix=mine:"
+    assert mine.traits.location == f"{memcached_server.url}?prefix=mine:"
     long = open_store(memcached_server, key_prefix=b"p" * 128)
     put(long, "k" * 1024, b"long")
     assert len(name_of("k" * 1024, b"p" * 128)) == 250
@@ -422,12 +421,12 @@ def test_the_prefix_is_part_of_the_place(
         ("memcached://host", TypeError, "str"),
         (Client("127.0.0.1:1"), ValueError, "timeout=None"),
         (PooledClient("127.0.0.1:1"), ValueError, "timeout=None"),
-        (Client("127.0.0.1:1", timeout=0), ValueError, "timeout=0"),
-        (Client("127.0.0.1:1", timeout=float("inf")), ValueError, "timeout=inf"),
+        (Client("127.0.0.1:1", timeout=0), ValueError, "timeout must be .*, not 0"),
+        (Client("127.0.0.1:1", timeout=float("inf")), ValueError, "timeout must be .*, not inf"),
         (Client("127.0.0.1:1", timeout=1, ignore_exc=True), ValueError, "ignore_exc"),
         (PooledClient("127.0.0.1:1", timeout=1, ignore_exc=True), ValueError, "ignore_exc"),
-        (Client("127.0.0.1:1", timeout=1, key_prefix=b"a b"), ValueError, "key_prefix"),
-        (Client("127.0.0.1:1", timeout=1, key_prefix=b"p" * 129), ValueError, "key_prefix"),
+        (Client("127.0.0.1:1", timeout=1, key_prefix=b"a b"), ValueError, "the prefix may have .*, not 'a b'"),
+        (Client("127.0.0.1:1", timeout=1, key_prefix=b"p" * 129), ValueError, "up to 128 bytes"),
     ],
 )
 def test_unsafe_clients_are_refused(client: object, error: type[Exception], sentence: str) -> None:
@@ -463,7 +462,7 @@ def test_any_plain_client_will_do(
 
 
 @pytest.mark.parametrize(
-    ("url", "place"),
+    ("url", "location"),
     [
         ("memcached://host", "memcached://host:11211"),
         ("memcached://host:1/", "memcached://host:1"),
@@ -472,12 +471,12 @@ def test_any_plain_client_will_do(
         ("memcached://host?prefix=locks:&timeout=1", "memcached://host:11211?prefix=locks:"),
     ],
 )
-def test_urls(url: str, place: str) -> None:
-    """A URL names a host or a socket; the place that stands in errors is its plain form, and itself a URL."""
+def test_urls(url: str, location: str) -> None:
+    """A URL names a host or a socket; the location in errors is its plain form, and itself a URL."""
     store = MemcachedStore.from_url(url)
-    assert store.traits.place == place
-    assert repr(store) == f"MemcachedStore({place!r})"
-    assert MemcachedStore.from_url(place).traits.place == place
+    assert store.traits.location == location
+    assert repr(store) == f"MemcachedStore({location!r})"
+    assert MemcachedStore.from_url(location).traits.location == location
 
 
 @pytest.mark.parametrize(
@@ -494,7 +493,7 @@ def test_urls(url: str, place: str) -> None:
     ],
 )
 def test_bad_urls(url: str) -> None:
-    """Anything else in a URL is a ValueError that tells no secret."""
+    """Anything else in a URL is a ValueError that shows no secret."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - some of the sentences are Python's own
         MemcachedStore.from_url(url)
     assert "secret" not in str(caught.value)
@@ -591,7 +590,7 @@ def test_a_server_that_has_just_started(
 def test_an_earlier_start(
     new_memcached: NewServer, memcached_server: Server, key: str, open_store: OpenStore, start_proxy: StartProxy
 ) -> None:
-    """A place that turns out to be another, older server is refused, for its versions would go back."""
+    """A location that turns out to be another, older server is refused, because its versions would go back."""
     open_store(memcached_server.url).get(key)
     newer = new_memcached()
     proxy = start_proxy(newer)
@@ -653,10 +652,11 @@ def test_a_restart_costs_one_request(new_memcached: NewServer, open_store: OpenS
 
 
 def test_nobody_listens() -> None:
-    """A server that can't be reached is StoreUnavailable with nothing sent, naming the place and the cause."""
+    """A server that can't be reached is StoreUnavailable with nothing sent, naming the location and the cause."""
     port = free_port()
-    with pytest.raises(StoreUnavailable, match=re.escape(f"memcached://{HOST}:{port}")) as caught:
+    with pytest.raises(StoreUnavailable) as caught:
         MemcachedStore.from_url(f"memcached://{HOST}:{port}").get("k")
+    assert str(caught.value) == f"memcached://{HOST}:{port} is unreachable (connection refused)"
     assert not caught.value.sent
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
     for odd in ("memcached://no.such.host.invalid", f"memcached://{'x' * 70}.invalid", "memcached:///no/such.sock"):
@@ -712,20 +712,6 @@ def test_a_socket_that_is_not_the_kernels(memcached_server: Server, key: str, op
     before = Green.sent
     assert store.invalidate(key, put(store, key).version) is None
     assert Green.sent == before + 2
-
-
-def test_a_packet_for_which_there_is_no_room() -> None:
-    """What the kernel does not take at once follows, and a peer that takes nothing costs one timeout."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs, ThreadPoolExecutor(1) as pool:
-        ours.settimeout(20)
-        packet = os.urandom(5_000_000)
-        reading = pool.submit(lambda: theirs.recv(len(packet), socket.MSG_WAITALL))
-        sender(ours)(packet)
-        assert reading.result(20) == packet
-        ours.settimeout(0.1)
-        with pytest.raises(TimeoutError):
-            sender(ours)(packet)
 
 
 @pytest.mark.parametrize("verb", ["put", "get", "invalidate"])
@@ -786,24 +772,24 @@ def test_a_reply_that_is_broken(
 )
 def test_a_reply_is_read_when_it_is_whole(reply: bytes) -> None:
     """Wherever a reply is cut it is known for not whole, and one byte too many is an error."""
-    assert all(read(reply[:size], 100) is None for size in range(len(reply)))
-    whole = read(reply, 100)
+    assert all(parse(reply[:size], 100) is None for size in range(len(reply)))
+    whole = parse(reply, 100)
     assert whole is not None
     assert whole[0] == reply.partition(b"\r\n")[0]
     assert whole[1] is None or whole[1].version == 107
     with pytest.raises(ConnectionError):
-        read(reply + b"\r", 100)
+        parse(reply + b"\r", 100)
 
 
 @pytest.mark.parametrize("verdict", [b"HD", b"NF", b"EX", b"SERVER_ERROR out of memory", b""])
-def test_a_reply_to_a_removal_is_read_when_it_is_whole(verdict: bytes) -> None:
+def test_a_reply_of_one_line_is_read_when_it_is_whole(verdict: bytes) -> None:
     """Wherever it is cut it is known for not whole; one line or byte too many, or no end, is an error."""
-    reply = verdict + b"\r\nMN\r\n"
-    assert all(verdict_of(reply[:size]) is None for size in range(len(reply)))
-    assert verdict_of(reply) == verdict
-    for broken in (reply + b"\r", reply + reply, verdict + b"\r\nEN\r\nMN\r\n", b"x" * 100_000):
+    reply = verdict + b"\r\n"
+    assert all(line_of(reply[:size], 100) is None for size in range(len(reply)))
+    assert line_of(reply, 100) == verdict
+    for broken in (reply + b"\r", reply + reply, verdict + b"\nEN\r\n", b"x" * 100_000):
         with pytest.raises(ConnectionError):
-            verdict_of(broken)
+            line_of(broken, 100)
 
 
 def test_replies_in_pieces(proxy: Proxy, key: str, open_store: OpenStore) -> None:
@@ -837,7 +823,7 @@ def test_replies_in_pieces(proxy: Proxy, key: str, open_store: OpenStore) -> Non
         (b"NOT_STORED\r\nVA 5 c7\r\nrival\r\nMN\r\n", b"rival"),
     ],
 )
-def test_a_put_has_won_only_if_its_own_value_stands(
+def test_a_put_has_won_only_if_its_own_value_is_there(
     proxy: Proxy, key: str, reply: bytes, value: bytes | None, open_store: OpenStore
 ) -> None:
     """Whatever resembles the answer to a put that has won is read as what it is, and nothing is taken for a win."""
@@ -854,27 +840,27 @@ def test_a_put_has_won_only_if_its_own_value_stands(
 
 
 def test_a_removal_that_the_server_could_not_do(proxy: Proxy, key: str, open_store: OpenStore) -> None:
-    """An error in place of a removal is a StoreError where our version still stands, else it makes no difference."""
+    """An error in place of a removal is a StoreError if our version is still there, else it makes no difference."""
     through = open_store(proxy)
     entry = put(through, key)
     other = b"VA 5 c%d\r\nrival\r\nMN\r\n" % (entry.version % 2**30 + 1)
     ours = b"VA 4 c%d\r\nours\r\nMN\r\n" % (entry.version % 2**30)
     for second, value in ((b"EN\r\nMN\r\n", None), (other, b"rival"), (ours, b"")):
-        replies = iter([b"SERVER_ERROR out of order\r\nMN\r\n", second])
+        replies = iter([b"SERVER_ERROR out of order\r\n", b"HD\r\n" + second])
         proxy.rewrite = lambda _data, replies=replies: next(replies)  # type: ignore[misc]  # mypy infers no type of a default
         if value == b"":
             with pytest.raises(StoreError, match="out of order") as caught:
                 through.invalidate(key, entry.version)
             assert not isinstance(caught.value, StoreUnavailable)
         else:
-            standing = through.invalidate(key, entry.version)
-            assert (standing and standing.value) == value
+            observed = through.invalidate(key, entry.version)
+            assert (observed and observed.value) == value
 
 
 def test_a_reply_without_an_end_is_not_read_for_ever(
     proxy: Proxy, store: MemcachedStore, key: str, open_store: OpenStore
 ) -> None:
-    """A server that babbles is hung up on, however long it goes on without a line."""
+    """A connection is closed when the server sends without an end of line, however long it goes on."""
     through = open_store(proxy)
     entry = put(store, key)
     assert through.get(key) == entry
@@ -886,7 +872,7 @@ def test_a_reply_without_an_end_is_not_read_for_ever(
 
 
 def test_a_full_server(new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore) -> None:
-    """On a full server a put is refused for certain, what stands still stands, rivals see it, and release works."""
+    """On a full server a put is refused for certain, what is there stays, rivals see it, and release works."""
     server = new_memcached("-m", "2", "-M")
     store = open_store(server.url)
     held = put(store, "held", b"h" * 150)
@@ -961,7 +947,7 @@ def test_an_interrupt_at_any_moment(store: MemcachedStore, key: str) -> None:
     rng = random.Random(7)
     entries = {f"{key}:{number}": put(store, f"{key}:{number}", b"%d" % number * 50) for number in range(5)}
     struck = 0
-    for _ in range(400):
+    while struck < 300:  # some come too late, or where Python does not raise what a handler raises
         try:
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(20e-6, 600e-6))
             for name in itertools.islice(itertools.cycle(entries), 50):
@@ -971,7 +957,6 @@ def test_an_interrupt_at_any_moment(store: MemcachedStore, key: str) -> None:
             struck += 1
         for name, entry in entries.items():
             assert store.get(name) == entry
-    assert struck > 300
 
 
 def test_two_hundred_threads(store: MemcachedStore, raw: Client, key: str) -> None:
@@ -1017,7 +1002,7 @@ def test_a_fork(store: MemcachedStore, raw: Client, key: str) -> None:
     assert raw.stats()[b"total_connections"] == before + 1
 
 
-def test_who_comes_in_after_a_removal_did_not_prevent_it(store: MemcachedStore, key: str) -> None:
+def test_a_put_after_a_removal_did_not_prevent_it(store: MemcachedStore, key: str) -> None:
     """A removal that succeeded is not answered with the entry of the next client, however fast that one was."""
     removals = 0
 
@@ -1034,3 +1019,64 @@ def test_who_comes_in_after_a_removal_did_not_prevent_it(store: MemcachedStore, 
     with ThreadPoolExecutor(6) as pool:
         removals = sum(pool.map(come_and_go, range(6)))
     assert removals > 1_000
+
+
+def test_a_server_that_was_stopped_shortens_no_lease(new_memcached: NewServer, open_store: OpenStore) -> None:
+    """What is written as the server goes on after a stop lasts for all of its ttl, though its clock was behind.
+
+    Every second or third memcached lets a worker thread answer before the main thread sets the clock: one of ten does.
+    """
+    stop, waits, ttl, many = 4.5, 0.5, 3.0, 10
+    servers = [new_memcached() for _ in range(many)]
+
+    def early(server: Server) -> float:
+        """Return the seconds by which an entry has gone before its time."""
+        open_store(server.url).get("wait until it is old enough")
+        store = open_store(server, timeout=10)
+        held = put(store, "held")
+        store.get("k")
+        server.pause()
+        time.sleep(stop - waits)
+        sent = time.monotonic()
+        with ThreadPoolExecutor(1) as thread:
+            key, version = ("held", held.version) if server.port % 2 else ("new", ABSENT)
+            writing = thread.submit(store.put_if_version, key, b"v", version, ttl)
+            time.sleep(waits)
+            server.resume()
+            written = writing.result()
+        while (
+            written is not None and (now := time.monotonic()) < sent + ttl
+        ):  # None: it had gone, and the answer said so
+            if store.get(key) != written:
+                return sent + ttl - now
+            time.sleep(0.02)
+        return 0.0
+
+    with ThreadPoolExecutor(many) as threads:
+        assert max(threads.map(early, servers)) < 0.05  # which is what the polling may add
+
+
+def test_a_put_that_can_not_be_done_again_may_have_been_applied(
+    proxy: Proxy, store: MemcachedStore, key: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put was answered late, and the server can't be reached to do it once more: the first one still counts."""
+    through = open_store(proxy)
+    through.get(key)
+
+    def hold_up(data: bytes) -> bytes:
+        time.sleep(0.15)
+        return data
+
+    def go_away(_seconds: float) -> None:
+        through.close()
+        proxy.close()
+
+    proxy.rewrite = hold_up
+    monkeypatch.setattr(memcached, "time", SimpleNamespace(monotonic=time.monotonic, sleep=go_away))
+    with pytest.raises(StoreUnavailable, match=r"is unreachable .* has written the entry before") as caught:
+        through.put_if_version(key, b"ours", ABSENT, 60)
+    assert caught.value.sent
+    monkeypatch.undo()
+    entry = store.get(key)
+    assert entry is not None
+    assert entry.value == b"ours"

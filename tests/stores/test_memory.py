@@ -19,14 +19,16 @@ from caslock.store import (
     ABSENT,
     WOKEN,
     AsyncBatchingStore,
+    AsyncListingStore,
+    AsyncQueueingStore,
     AsyncStore,
-    AsyncWakingStore,
     BatchingStore,
     Entry,
+    ListingStore,
     Put,
+    QueueingStore,
     Removal,
     Store,
-    WakingStore,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 
@@ -37,7 +39,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that stops until it is moved."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -48,18 +50,18 @@ class Clock:
 
 @pytest.fixture
 def clock() -> Clock:
-    """Give a scripted clock."""
+    """Return a scripted clock."""
     return Clock()
 
 
 @pytest.fixture
 def store(clock: Clock) -> MemoryStore:
-    """Give an empty memory on it."""
+    """Return an empty memory on it."""
     return MemoryStore(clock=clock)
 
 
 def put(store: MemoryStore, key: str = "k", value: bytes = b"v", version: int = ABSENT, ttl: float = 10.0) -> int:
-    """Write, and give the version under which it stands."""
+    """Write, and return its version."""
     entry = store.put_if_version(key, value, version, ttl)
     assert entry is not None
     assert entry.value == value
@@ -67,14 +69,14 @@ def put(store: MemoryStore, key: str = "k", value: bytes = b"v", version: int = 
 
 
 def test_a_stale_version_neither_removes_nor_overwrites(store: MemoryStore) -> None:
-    """Who comes back with the version of an earlier tenure changes nothing, and is told who stands."""
+    """A client that returns with the version of an earlier tenure changes nothing, and is shown who holds the key."""
     stale = put(store)
     store.invalidate("k", stale)
-    standing = Entry(b"other", put(store, value=b"other"))
-    assert store.invalidate("k", stale) == standing
-    assert store.put_if_version("k", b"mine", stale, 10) == standing
-    assert store.put_if_version("k", b"mine", ABSENT, 10) == standing
-    assert store.get("k") == standing
+    observed = Entry(b"other", put(store, value=b"other"))
+    assert store.invalidate("k", stale) == observed
+    assert store.put_if_version("k", b"mine", stale, 10) == observed
+    assert store.put_if_version("k", b"mine", ABSENT, 10) == observed
+    assert store.get("k") == observed
 
 
 def test_no_version_comes_twice(store: MemoryStore, clock: Clock) -> None:
@@ -89,7 +91,7 @@ def test_no_version_comes_twice(store: MemoryStore, clock: Clock) -> None:
     assert seen[0] > ABSENT
 
 
-def test_an_expired_entry_does_not_stand(store: MemoryStore, clock: Clock) -> None:
+def test_an_expired_entry_is_gone(store: MemoryStore, clock: Clock) -> None:
     """At the end of its ttl an entry is gone: it can be neither renewed nor removed, only replaced."""
     version = put(store, ttl=10)
     clock.now += 9.999
@@ -102,7 +104,7 @@ def test_an_expired_entry_does_not_stand(store: MemoryStore, clock: Clock) -> No
 
 
 def test_exactly_one_of_50_threads_wins(store: MemoryStore) -> None:
-    """Of 50 threads that put where nothing stands, one succeeds, and all see the same entry."""
+    """Of 50 threads that put where nothing is there, one succeeds, and all see the same entry."""
     barrier = threading.Barrier(50)
 
     def contend(number: int) -> Entry | None:
@@ -129,7 +131,7 @@ def test_what_is_released_is_gone(store: MemoryStore) -> None:
 
 
 def test_an_entry_that_lives_is_never_swept(store: MemoryStore, clock: Clock) -> None:
-    """The sweep passes over what still stands."""
+    """The sweep leaves live entries."""
     lasting = {f"lasting {number}": put(store, f"lasting {number}", ttl=1e6) for number in range(10)}
     for number in range(1000):
         clock.now += 1
@@ -138,7 +140,7 @@ def test_an_entry_that_lives_is_never_swept(store: MemoryStore, clock: Clock) ->
 
 
 def test_both_apis_share_one_memory(store: MemoryStore) -> None:
-    """What blocking code writes stands for asyncio too, at one place; versions are of one counter."""
+    """What blocking code writes is there for asyncio too, at one location; versions are of one counter."""
 
     async def main() -> None:
         shared = AsyncMemoryStore(store)
@@ -154,23 +156,25 @@ def test_both_apis_share_one_memory(store: MemoryStore) -> None:
 
 
 def test_every_memory_is_a_place_of_its_own() -> None:
-    """Two memories never share a place or an entry, and both kinds keep the contract's shape."""
+    """Two memory stores never share a location or an entry, and both kinds have the contract's shape."""
     one, two, three = MemoryStore(), MemoryStore(), AsyncMemoryStore()
-    assert len({one.traits.place, two.traits.place, three.traits.place}) == 3
-    assert one.traits.place.startswith("memory://")
-    assert one.traits.place in repr(one)
-    assert three.traits.place in repr(three)
+    assert len({one.traits.location, two.traits.location, three.traits.location}) == 3
+    assert one.traits.location.startswith("memory://")
+    assert one.traits.location in repr(one)
+    assert three.traits.location in repr(three)
     put(one)
     assert two.get("k") is None
-    assert all(isinstance(one, kind) for kind in (Store, WakingStore, BatchingStore))
-    assert all(isinstance(three, kind) for kind in (AsyncStore, AsyncWakingStore, AsyncBatchingStore))
+    assert all(isinstance(one, kind) for kind in (Store, QueueingStore, BatchingStore, ListingStore))
+    assert all(
+        isinstance(three, kind) for kind in (AsyncStore, AsyncQueueingStore, AsyncBatchingStore, AsyncListingStore)
+    )
 
 
 FORK = """
 import os, threading
 from caslock.stores.memory import MemoryStore
 store = MemoryStore()
-place = store.traits.place
+place = store.traits.location
 stop = threading.Event()
 def use():
     while not stop.is_set():
@@ -182,10 +186,10 @@ store.put_if_version("k", b"before", 0, 60)
 for _ in range(100):
     child = os.fork()
     if child == 0:
-        assert store.get("k").value == b"before" and store.traits.place != place
+        assert store.get("k").value == b"before" and store.traits.location != place
         assert store.put_if_version("mine", b"", 0, 60).value == b""
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0 and store.get("mine") is None and store.traits.place == place
+    assert os.waitpid(child, 0)[1] == 0 and store.get("mine") is None and store.traits.location == place
 stop.set()
 thread.join()
 """
@@ -206,7 +210,7 @@ def until(happened: Callable[[], object]) -> None:
 
 
 def value_stands(store: MemoryStore, value: bytes) -> int:
-    """Give the version under which it stands."""
+    """Return its version."""
     entry = store.get("k")
     assert entry is not None
     assert entry.value == value
@@ -214,12 +218,12 @@ def value_stands(store: MemoryStore, value: bytes) -> int:
 
 
 def waits(store: MemoryStore, *, native: bool) -> Callable[[str, float], Entry | None]:
-    """Give what waits for a key, by either API, and then puts there."""
+    """Return what waits for a key, by either API, and then puts there."""
 
     def wait(key: str, timeout: float) -> Entry | None:
         if native:
-            return asyncio.run(AsyncMemoryStore(store).put_when_free(key, b"mine", 10, timeout))
-        return store.put_when_free(key, b"mine", 10, timeout)
+            return asyncio.run(AsyncMemoryStore(store).put_when_absent(key, b"mine", 10, timeout))
+        return store.put_when_absent(key, b"mine", 10, timeout)
 
     return wait
 
@@ -234,22 +238,22 @@ class Waiters:
         self.threads: list[threading.Thread] = []
 
     def lined_up(self) -> int:
-        """How many stand in line."""
+        """How many wait in line."""
         return sum(map(len, self.store._lines.values()))
 
     def start(self, name: str, kind: str) -> None:
-        """Start one, and see it stand in line."""
+        """Start one, and see it wait in line."""
         lined_up = self.lined_up()
         self.threads.append(threading.Thread(target=self._thread if kind == "thread" else self._task, args=[name]))
         self.threads[-1].start()
         until(lambda: self.lined_up() == lined_up + 1)
 
     def _thread(self, name: str) -> None:
-        assert self.store.put_when_free("k", name.encode(), 10, 20) is not None
+        assert self.store.put_when_absent("k", name.encode(), 10, 20) is not None
         self.woken.append(name)
 
     def _task(self, name: str) -> None:
-        waiting = AsyncMemoryStore(self.store).put_when_free("k", name.encode(), 10, 20)
+        waiting = AsyncMemoryStore(self.store).put_when_absent("k", name.encode(), 10, 20)
         assert asyncio.run(waiting) is not None
         self.woken.append(name)
 
@@ -291,7 +295,7 @@ def test_only_a_removal_of_that_key_wakes(store: MemoryStore, clock: Clock) -> N
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_where_nothing_stands_it_puts_at_once(store: MemoryStore, clock: Clock, native: bool) -> None:  # noqa: FBT001 - a parameter
+def test_where_nothing_is_there_it_puts_at_once(store: MemoryStore, clock: Clock, native: bool) -> None:  # noqa: FBT001 - a parameter
     """Where nothing ever stood, or it was removed or has expired, nobody waits."""
     wait, begun = waits(store, native=native), time.monotonic()
     assert wait("k", 20) == (b"mine", 1)
@@ -304,8 +308,8 @@ def test_where_nothing_stands_it_puts_at_once(store: MemoryStore, clock: Clock, 
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_after_its_timeout_it_puts_where_nothing_stands(store: MemoryStore, clock: Clock, native: bool) -> None:  # noqa: FBT001 - a parameter
-    """The end of a lease wakes nobody, but who has waited through it puts."""
+def test_after_its_timeout_it_puts_where_nothing_is_there(store: MemoryStore, clock: Clock, native: bool) -> None:  # noqa: FBT001 - a parameter
+    """The end of a lease wakes nobody, but a waiter that has waited through it puts."""
     put(store)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(waits(store, native=native), "k", 0.1)
@@ -334,10 +338,10 @@ def test_no_removal_is_missed(store: MemoryStore) -> None:
 
     def take_and_leave(name: bytes) -> None:
         for _ in range(rounds):
-            standing = store.put_if_version("k", name, ABSENT, 1e6)
-            while standing is None or standing.value != name:
-                standing = store.put_when_free("k", name, 1e6, 30)
-            assert store.invalidate("k", standing.version) in (None, WOKEN)
+            observed = store.put_if_version("k", name, ABSENT, 1e6)
+            while observed is None or observed.value != name:
+                observed = store.put_when_absent("k", name, 1e6, 30)
+            assert store.invalidate("k", observed.version) in (None, WOKEN)
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(take_and_leave, (b"a", b"b", b"c")))
@@ -365,7 +369,7 @@ for number in range(3000):
         armed = True
         signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-6, 2e-4))
         while True:
-            store.put_when_free("k", b"mine", 60, random.uniform(0, 1e-4))
+            store.put_when_absent("k", b"mine", 60, random.uniform(0, 1e-4))
     except KeyboardInterrupt:
         armed = False
         interrupted += 1
@@ -391,7 +395,7 @@ def test_a_cancelled_wait_leaves_nothing_and_passes_on_what_woke_it(store: Memor
         shared = AsyncMemoryStore(store)
 
         def wait(value: bytes) -> asyncio.Task[Entry | None]:
-            return asyncio.create_task(shared.put_when_free("k", value, 10, 20))
+            return asyncio.create_task(shared.put_when_absent("k", value, 10, 20))
 
         version = put(store)
         first, second = wait(b"1"), wait(b"2")
@@ -415,7 +419,7 @@ def test_a_cancelled_wait_leaves_nothing_and_passes_on_what_woke_it(store: Memor
 def test_a_loop_that_has_ended_takes_no_wake_up_with_it(store: MemoryStore) -> None:
     """A task of a closed loop is passed over: the removal wakes the next in line."""
     loop, version = asyncio.new_event_loop(), put(store)
-    task = loop.create_task(AsyncMemoryStore(store).put_when_free("k", b"lost", 10, 20))
+    task = loop.create_task(AsyncMemoryStore(store).put_when_absent("k", b"lost", 10, 20))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     waiters = Waiters(store)
@@ -427,7 +431,7 @@ def test_a_loop_that_has_ended_takes_no_wake_up_with_it(store: MemoryStore) -> N
 
 
 def test_several_puts_are_one(store: MemoryStore) -> None:
-    """All are written or none, and the answers tell what stands under each key."""
+    """All are written or none, and the answers tell what is under each key."""
     first = store.put_many([Put(key, key.encode(), ABSENT, 10) for key in "abc"])
     assert first == [store.get(key) for key in "abc"]
     mixed = [Put("a", b"x", first[0].version if first[0] else 0, 10), Put("b", b"y", ABSENT, 10), Put("d", b"", 0, 10)]
@@ -436,12 +440,29 @@ def test_several_puts_are_one(store: MemoryStore) -> None:
 
 
 def test_several_removals_are_one_and_wake(store: MemoryStore) -> None:
-    """Each that matches is removed and wakes its first waiter; the answers tell what stands under each key."""
+    """Each that matches is removed and wakes its first waiter; the answers tell what is under each key."""
     waiters, versions = Waiters(store), [put(store, key) for key in "kab"]
     waiters.start("waiter", "thread")
     removals = [Removal(key, version) for key, version in zip("kab", [*versions[:2], 1], strict=True)]
     assert store.invalidate_many(removals) == [WOKEN, None, (b"v", versions[2])]
     waiters.join()
+
+
+def test_a_list_has_what_there_is_under_a_prefix(store: MemoryStore, clock: Clock) -> None:
+    """Keys that begin with the prefix, character by character, with entries that exist at this moment; by both APIs."""
+    expired, removed = put(store, "a:expired", ttl=1), put(store, "a:removed")
+    keys = ["a:1", "a:", "a:%", "a_", "A:1", "b:1", "a:\U0001f512"]
+    entries = {key: Entry(b"v", put(store, key)) for key in keys}
+    clock.now += 2
+    store.invalidate("a:removed", removed)
+
+    async def listed(prefix: str) -> dict[str, Entry]:
+        return {key: entry async for key, entry in AsyncMemoryStore(store).list(prefix)}
+
+    for prefix in ("", "a", "a:", "a:%", "a_", "A", "%", "nothing"):
+        expected = {key: entry for key, entry in entries.items() if key.startswith(prefix)}
+        assert dict(store.list(prefix)) == asyncio.run(listed(prefix)) == expected, prefix
+    assert expired not in [entry.version for _, entry in store.list("")]
 
 
 FORK_WHILE_WAITING = """
@@ -451,8 +472,8 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 store = MemoryStore()
 version = store.put_if_version("k", b"", 0, 60).version
 threads = [
-    threading.Thread(target=store.put_when_free, args=("k", b"1", 30, 30)),
-    threading.Thread(target=lambda: asyncio.run(AsyncMemoryStore(store).put_when_free("k", b"2", 30, 30))),
+    threading.Thread(target=store.put_when_absent, args=("k", b"1", 30, 30)),
+    threading.Thread(target=lambda: asyncio.run(AsyncMemoryStore(store).put_when_absent("k", b"2", 30, 30))),
 ]
 for thread in threads:
     thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,6 @@ import redis.asyncio
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, AsyncBatchingStore, BatchingStore, Entry, Put, Removal
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
-from caslock.stores.redis_line import MOST_AT_ONCE
 from tests.servers import HOST, free_port
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def store(request: pytest.FixtureRequest, redis_server: Server) -> Iterator[Open
 
 @pytest.fixture
 def admin(redis_server: Server) -> Iterator[redis.Redis]:
-    """A plain client of the shared server, under whose keys nothing stands."""
+    """A plain client of the shared server, under whose keys nothing is there."""
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
         yield client
@@ -88,7 +88,7 @@ def test_many_are_put_and_removed_by_one_command_each(store: Opened, admin: redi
 
 
 def test_many_are_put_all_or_none(store: Opened, admin: redis.Redis) -> None:
-    """One that does not match keeps all from being written, and each answer tells what stands."""
+    """One that does not match keeps all from being written, and each answer shows what is there."""
     (held,) = store.put_many(puts("b"))
     admin.set("f", b"foreign")
     assert store.put_many(puts("abc")) == [None, held, None]
@@ -110,8 +110,8 @@ def test_many_follow_the_rules_of_versions(store: Opened, admin: redis.Redis) ->
     assert [entry.version for entry in store.put_many(puts("ab"))] == [ahead + 1] * 2
 
 
-def test_each_whose_version_stands_is_removed(store: Opened, admin: redis.Redis) -> None:
-    """The others are told what stands."""
+def test_each_whose_version_is_there_is_removed(store: Opened, admin: redis.Redis) -> None:
+    """The others are shown what is there."""
     a, b = store.put_many(puts("ab"))
     admin.set("f", b"foreign")
     removals = [Removal("a", a.version), Removal("b", b.version - 1), Removal("c", 7), Removal("f", FOREIGN)]
@@ -119,14 +119,14 @@ def test_each_whose_version_stands_is_removed(store: Opened, admin: redis.Redis)
     assert set(admin.keys()) == {b"b", b"f"}
 
 
-def test_removing_many_wakes_who_waits(redis_server: Server, store: Opened, admin: redis.Redis) -> None:
-    """WOKEN stands in the answer for the key that was waited for."""
+def test_removing_many_wakes_a_waiter(redis_server: Server, store: Opened, admin: redis.Redis) -> None:
+    """WOKEN is in the answer for the key that was waited for."""
     a, b = store.put_many(puts("ab"))
     packed = [Removal("a", a.version), Removal("b", b.version)]
 
     async def main() -> Entry | None:
         waiting = AsyncRedisStore.from_url(redis_server.url)
-        waiter = asyncio.create_task(waiting.put_when_free("b", b"w", 30, 20))
+        waiter = asyncio.create_task(waiting.put_when_absent("b", b"w", 30, 20))
         while not admin.exists(b"b\xffwaiters"):  # noqa: ASYNC110 - it is the server that knows
             await asyncio.sleep(0.001)
         with contextlib.closing(RedisStore.from_url(redis_server.url)) as other:
@@ -183,8 +183,8 @@ async def one(store: AsyncRedisStore, key: str) -> None:
     assert await store.invalidate(key, entry.version) is None
 
 
-def test_a_thousand_tasks_share_a_few_connections_and_packets(new_redis: NewServer) -> None:
-    """Each gets its own answers, the server is sent far fewer packets than requests, and a packet has a bound."""
+def test_a_thousand_tasks_share_one_connection_and_few_packets(new_redis: NewServer) -> None:
+    """Each gets its own answers, and the server is sent far fewer packets than requests."""
     server = new_redis()
 
     async def main() -> None:
@@ -194,7 +194,7 @@ def test_a_thousand_tasks_share_a_few_connections_and_packets(new_redis: NewServ
             before = admin.info("stats")["total_reads_processed"]
             await asyncio.gather(*(one(store, f"k{number}") for number in range(1000)))
             assert admin.info("stats")["total_reads_processed"] - before < 300
-            assert [each["name"] for each in admin.client_list()].count("tasks") <= MOST_AT_ONCE
+            assert [each["name"] for each in admin.client_list()].count("tasks") == 1
             assert admin.dbsize() == 0
         await store.aclose()
 
@@ -249,18 +249,19 @@ def test_a_packet_without_an_answer_fails_for_each_of_its_callers(new_redis: New
     asyncio.run(main())
 
 
-def test_who_queues_in_vain_was_not_sent(new_redis: NewServer) -> None:
-    """While all connections hang, no more are opened, and what is left in the queue ends too."""
+def test_a_frozen_server_costs_all_tasks_one_timeout(new_redis: NewServer) -> None:
+    """None of them is kept longer, and none opens a connection of its own."""
     server = new_redis()
 
     async def main() -> None:
         store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout=0.2&socket_connect_timeout=0.2&client_name=hung")
         await asyncio.gather(*(one(store, f"k{number}") for number in range(1500)))
         server.pause()
+        begun = time.monotonic()
         outcomes = await asyncio.gather(*(store.get(f"k{number}") for number in range(3000)), return_exceptions=True)
+        assert time.monotonic() - begun < 2
         server.resume()
-        assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
-        assert {outcome.sent for outcome in outcomes if isinstance(outcome, StoreUnavailable)} == {True, False}
+        assert all(isinstance(outcome, StoreUnavailable) and outcome.sent for outcome in outcomes)
         await one(store, "afterwards")
         await store.aclose()
 
@@ -268,7 +269,7 @@ def test_who_queues_in_vain_was_not_sent(new_redis: NewServer) -> None:
 
 
 def test_one_refusal_in_a_packet_is_one_callers(redis_server: Server, admin: redis.Redis) -> None:
-    """So is a script that the server has forgotten: every request of the packet succeeds all the same."""
+    """So is a script that the server has lost: every request of the packet succeeds all the same."""
 
     async def main() -> None:
         store = AsyncRedisStore.from_url(redis_server.url)
@@ -313,30 +314,27 @@ def test_replicas_acknowledge_a_packet_as_a_whole(new_redis: NewServer) -> None:
     asyncio.run(main())
 
 
-class Closed:
-    """A connection of redis-py that shows nothing but what is public."""
+def test_a_cancelled_task_leaves_the_replicas_answer_to_the_others(new_redis: NewServer) -> None:
+    """All requests of a turn share one WAIT: a task that is cancelled while it waits for that disturbs nobody."""
+    server = new_redis("--repl-diskless-sync-delay", "0")
+    new_redis("--replicaof", HOST, str(server.port))
+    with redis.Redis.from_url(server.url) as admin:
+        while not admin.wait(1, 100):  # until the replica has connected
+            pass
 
-    def __init__(self, connection: Any) -> None:  # noqa: ANN401 - of either API
-        for name in ("connect", "disconnect", "send_packed_command", "read_response", "can_read", "host", "port", "db"):
-            if hasattr(connection, name):
-                setattr(self, name, getattr(connection, name))
+    async def main() -> None:
+        store = AsyncRedisStore.from_url(server.url, replicas=1)
+        for steps in range(12):
+            tasks = [asyncio.create_task(one(store, f"c{steps}:{number}")) for number in range(20)]
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            for task in tasks[::3]:
+                task.cancel()
+            for number, outcome in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
+                assert outcome is None or (number % 3 == 0 and isinstance(outcome, asyncio.CancelledError))
+        await store.aclose()
 
-
-def test_a_connection_that_shows_no_socket_serves_too(store: Opened, admin: redis.Redis) -> None:
-    """redis-py's own way of sending and reading is taken then."""
-    native: Any = getattr(store, "store", store)
-    module: Any = redis if native is store else redis.asyncio
-    client = module.Redis.from_url(f"redis://{HOST}:{admin.connection_pool.connection_kwargs['port']}")
-    usual = client.connection_pool.connection_class
-    client.connection_pool.connection_class = lambda **settings: Closed(usual(**settings))
-    native.__init__(client)
-    (entry,) = store.put_many(puts("a"))
-    assert store.get("a") == entry
-    assert store.put_when_free("a", b"w", 30, 0.01) == entry
-    written = store.put_when_free("b", b"w", 30, 20)
-    assert written.value == b"w"
-    assert store.put_when_free("b", b"w", 30, 2.5) == written
-    assert store.invalidate("a", entry.version) is None
+    asyncio.run(main())
 
 
 def test_who_asks_as_the_store_is_closed_is_answered(redis_server: Server) -> None:

@@ -16,9 +16,9 @@ import redis
 import redis.asyncio
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.store import ABSENT, WOKEN, AsyncWakingStore, Entry, WakingStore
+from caslock.store import ABSENT, WOKEN, AsyncQueueingStore, Entry, QueueingStore
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
-from caslock.stores.redis_links import MOST_WAITING
+from caslock.stores.redis.server import MOST_WAITING
 from tests.servers import HOST, free_port
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class Threaded:
     def invalidate(self, key: str, version: int) -> Entry | None:
         return self._run(self.store.invalidate(key, version))
 
-    def put_when_free(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
-        return self._run(self.store.put_when_free(key, value, ttl, timeout))
+    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        return self._run(self.store.put_when_absent(key, value, ttl, timeout))
 
     async def _end(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}  # those that wait in vain
@@ -88,7 +88,7 @@ class Waiting:
 
     def _end(self) -> None:
         with contextlib.suppress(redis.ConnectionError):
-            self.admin.client_kill_filter(_type="normal", skipme=True)  # who waits in vain ends with its test
+            self.admin.client_kill_filter(_type="normal", skipme=True)  # ends the waiters that are left
 
     def open(self, **options: Any) -> Opened:  # noqa: ANN401 - as redis-py takes them
         prefix = options.pop("prefix", "")
@@ -150,17 +150,17 @@ def put(store: Opened, key: str, version: int = ABSENT) -> Entry:
 
 def wait(store: Opened, key: str, timeout: float = 30.0) -> Entry | None:
     """Put when free."""
-    return store.put_when_free(key, b"w", 30.0, timeout)
+    return store.put_when_absent(key, b"w", 30.0, timeout)
 
 
 def test_both_stores_wake() -> None:
-    """They have what `WakingStore` and `AsyncWakingStore` ask for."""
-    assert isinstance(RedisStore.from_url("redis://h"), WakingStore)
-    assert isinstance(AsyncRedisStore.from_url("redis://h"), AsyncWakingStore)
+    """They have what `QueueingStore` and `AsyncQueueingStore` ask for."""
+    assert isinstance(RedisStore.from_url("redis://h"), QueueingStore)
+    assert isinstance(AsyncRedisStore.from_url("redis://h"), AsyncQueueingStore)
 
 
 @pytest.mark.parametrize("key", ["k", "{a}b", "a{b", "a}b", "{}", "schlüssel", "a b\r\n", "🔑" * 1024])
-def test_a_removal_wakes_who_waits_and_says_so(here: Waiting, key: str) -> None:
+def test_a_removal_wakes_a_waiter_and_says_so(here: Waiting, key: str) -> None:
     """The removal answers WOKEN, the waiter has written, and nothing else is left behind."""
     store = here.open(prefix="p:")
     entry = put(store, key)
@@ -175,7 +175,7 @@ def test_a_removal_wakes_who_waits_and_says_so(here: Waiting, key: str) -> None:
 
 
 def test_one_removal_wakes_one_waiter_first_come_first_served(here: Waiting) -> None:
-    """Who has waited longest writes first; the others go on waiting."""
+    """The waiter that has waited longest writes first; the others go on waiting."""
     stores = [here.open(), here.open()]
     entry = put(stores[0], "k")
     waiters = [here.start(stores[turn % 2], "k") for turn in range(4)]
@@ -187,7 +187,7 @@ def test_one_removal_wakes_one_waiter_first_come_first_served(here: Waiting) -> 
     assert here.keys() == set()
 
 
-def test_where_nothing_stands_it_puts_at_once(here: Waiting) -> None:
+def test_where_nothing_is_there_it_puts_at_once(here: Waiting) -> None:
     """It does not block, has no ticket, and takes no other's token: also where only a marker is left."""
     store = here.open()
     entry = put(store, "k")
@@ -212,7 +212,7 @@ def test_where_nothing_stands_it_puts_at_once(here: Waiting) -> None:
 
 
 def test_a_put_wakes_nobody(here: Waiting) -> None:
-    """Neither one that is refused nor one that succeeds: who waits for a key goes on when another version stands."""
+    """Neither one that is refused nor one that succeeds: a waiter goes on waiting when another version is there."""
     store = here.open()
     entry = put(store, "k")
     waiter = here.start(store, "k")
@@ -234,7 +234,7 @@ def test_a_removal_that_nobody_waits_for_answers_none_and_leaves_nothing(here: W
 
 
 def test_a_wait_ends_with_its_timeout_and_so_does_its_ticket(here: Waiting) -> None:
-    """It answers what stands, however long the socket's timeout is, and later removals wake nobody: they clean up."""
+    """It answers what is there, however long the socket's timeout is, and later removals wake nobody: they clean up."""
     store = here.open(socket_timeout=0.05)
     here.admin.set("foreign", b"hello")
     entry = put(store, "k")
@@ -249,8 +249,8 @@ def test_a_wait_ends_with_its_timeout_and_so_does_its_ticket(here: Waiting) -> N
     assert here.admin.pttl(b"foreign\xffwaiters") <= 60_150
 
 
-def test_after_the_timeout_it_puts_where_nothing_stands(here: Waiting) -> None:
-    """An expiry wakes nobody, but who waited through it writes."""
+def test_after_the_timeout_it_puts_where_nothing_is_there(here: Waiting) -> None:
+    """An expiry wakes nobody, but a waiter that waited through it writes."""
     store = here.open()
     assert store.put_if_version("k", b"a", ABSENT, 1.0) is not None
     start = time.monotonic()
@@ -259,7 +259,7 @@ def test_after_the_timeout_it_puts_where_nothing_stands(here: Waiting) -> None:
 
 
 def test_tickets_that_have_ended_wake_nobody(here: Waiting) -> None:
-    """They are dropped in passing, for who waits longer keeps the set."""
+    """They are dropped in passing, because one that waits longer keeps the set."""
     store = here.open()
     entry = put(store, "k")
     waiter = here.start(store, "k")
@@ -272,7 +272,7 @@ def test_tickets_that_have_ended_wake_nobody(here: Waiting) -> None:
 
 
 def test_tickets_do_not_pile_up(here: Waiting) -> None:
-    """While a key is held for hours, many come and wait in vain: who takes a ticket drops those that have ended."""
+    """While a key is held for hours, many wait and give up: one that takes a ticket drops those that have ended."""
     store = here.open()
     entry = put(store, "k")
     waiter = here.start(store, "k")
@@ -286,8 +286,8 @@ def test_tickets_do_not_pile_up(here: Waiting) -> None:
     won(waiter)
 
 
-def test_a_wait_in_vain_is_nine_commands(new: New) -> None:
-    """Those that its two scripts run included: to stand in line for hours costs a server next to nothing."""
+def test_a_wait_in_vain_is_eleven_commands(new: New) -> None:
+    """Those that its two scripts run included: to wait in line for hours costs a server next to nothing."""
     here, _ = new()
     store = here.open()
     entry = put(store, "k")
@@ -297,13 +297,14 @@ def test_a_wait_in_vain_is_nine_commands(new: New) -> None:
     calls = {name: stats["calls"] for name, stats in here.admin.info("commandstats").items()}
     assert calls == {
         "cmdstat_config|resetstat": 1,
-        "cmdstat_evalsha": 2,  # the ticket; the put
-        "cmdstat_time": 1,
+        "cmdstat_eval": 2,  # the ticket; the put
+        "cmdstat_time": 1 + 1,
         "cmdstat_zremrangebyscore": 1,
         "cmdstat_get": 1 + 1,
         "cmdstat_zadd": 1,
         "cmdstat_pexpire": 1,
         "cmdstat_blpop": 1,
+        "cmdstat_set": 1,
     }
 
 
@@ -319,7 +320,7 @@ def now(here: Waiting) -> float:
 
 
 def won(waiter: Future[Entry | None]) -> Entry:
-    """Expect that who waited has written."""
+    """Expect that the waiter has written."""
     entry = waiter.result(20)
     assert entry is not None
     assert entry.value == b"w"
@@ -351,7 +352,7 @@ def test_a_waiter_whose_connection_is_cut_learns_it(here: Waiting) -> None:
 
 
 def test_a_token_of_a_lost_waiter_costs_nothing_but_time(here: Waiting) -> None:
-    """It lies there for a second, and who waits next takes it for no reason.  The put of the lost one never lands."""
+    """It is kept for a second, and the next waiter takes it for no reason.  The put of the lost one never lands."""
     store = here.open()
     entry = put(store, "k")
     waiter = here.start(store, "k")
@@ -368,7 +369,7 @@ def test_a_token_of_a_lost_waiter_costs_nothing_but_time(here: Waiting) -> None:
 
 
 def test_waiting_connections_are_bounded_and_used_again(new: New) -> None:
-    """One more than 32 is told at once that it can't wait, and the store's own requests go on."""
+    """One more than 32 is refused at once, and the store's own requests go on."""
     here, _ = new()
     store = here.open(client_name="ours")
     entry = put(store, "k")
@@ -388,7 +389,7 @@ def test_waiting_connections_are_bounded_and_used_again(new: New) -> None:
 
 @pytest.mark.parametrize("when", ["before", "meanwhile", "both"])
 def test_a_server_that_forgot_the_scripts_learns_them_again(here: Waiting, when: str) -> None:
-    """Who waits takes its ticket all the same, is woken all the same, and puts once."""
+    """A waiter takes its ticket all the same, is woken all the same, and puts once."""
     store = here.open()
     entry = put(store, "k")
     for _ in range(2):
@@ -406,8 +407,8 @@ def test_a_server_that_forgot_the_scripts_learns_them_again(here: Waiting, when:
     assert here.keys() == set()
 
 
-def test_a_server_that_forgot_the_scripts_lets_put_where_nothing_stands(here: Waiting) -> None:
-    """At once; and at the timeout it says who stands there."""
+def test_a_server_that_forgot_the_scripts_lets_put_where_nothing_is_there(here: Waiting) -> None:
+    """At once; and at the timeout it says who holds the key."""
     store = here.open()
     here.admin.script_flush()
     begun = time.monotonic()
@@ -422,8 +423,8 @@ def test_a_server_that_forgot_the_scripts_lets_put_where_nothing_stands(here: Wa
     assert waiter.result(20) == written
 
 
-def test_who_gets_no_ticket_waits_its_time(new: New) -> None:
-    """The server has forgotten the scripts, and has no connection left for the ticket."""
+def test_a_waiter_without_a_ticket_waits_its_time(new: New) -> None:
+    """The server has lost the scripts, and has no connection left for the ticket."""
     here, _ = new()
     store = here.open()
     entry = put(store, "k")
@@ -435,7 +436,7 @@ def test_who_gets_no_ticket_waits_its_time(new: New) -> None:
     assert time.monotonic() - begun >= 0.2
 
 
-def test_who_may_not_wait_sleeps(new: New) -> None:
+def test_a_client_that_may_not_wait_sleeps(new: New) -> None:
     """Without the right to block, it puts at once, and for a second it says that it can't wait."""
     here, server = new()
     here.admin.execute_command(
@@ -453,7 +454,7 @@ def test_who_may_not_wait_sleeps(new: New) -> None:
 
 
 def test_a_full_server_wakes_all_the_same(new: New) -> None:
-    """A removal is allowed, and so are its token and the ticket; the put of who is woken is refused."""
+    """A removal is allowed, and so are its token and the ticket; the put of the woken waiter is refused."""
     here, _ = new()
     store = here.open()
     entry = put(store, "k")
@@ -478,7 +479,7 @@ def test_a_server_that_is_gone_is_unavailable(new: New) -> None:
     assert isinstance(error, StoreUnavailable)
     assert error.sent
     here.url = f"redis://{HOST}:{free_port()}"
-    with pytest.raises(StoreUnavailable, match="can't be reached") as caught:
+    with pytest.raises(StoreUnavailable, match="is unreachable") as caught:
         wait(here.open(), "k")
     assert not caught.value.sent
 
@@ -517,7 +518,7 @@ def test_bad_arguments_are_refused_before_anything_is_sent(here: Waiting) -> Non
     with pytest.raises(ValueError, match="a key must"):
         wait(store, "")
     with pytest.raises(ValueError, match="ttl must be"):
-        store.put_when_free("k", b"", 0, 1)
+        store.put_when_absent("k", b"", 0, 1)
 
 
 def test_an_interrupted_wait_drops_its_connection(redis_server: Server) -> None:
@@ -537,8 +538,8 @@ def test_an_interrupted_wait_drops_its_connection(redis_server: Server) -> None:
             assert store.get("interrupted") == entry
     finally:
         signal.signal(signal.SIGALRM, before)
-    links: Any = store._links
-    assert not links._kept.waiting
+    connections: Any = store._connections
+    assert not connections._waiting[1]
     with redis.Redis.from_url(redis_server.url) as admin:
         until(lambda: [each["name"] for each in admin.client_list()].count("interrupted") == 1)
     assert store.invalidate("interrupted", entry.version) is WOKEN
@@ -554,15 +555,15 @@ def test_a_cancelled_wait_drops_its_connection(redis_server: Server) -> None:
         entry = await store.put_if_version("cancelled", b"a", ABSENT, 30)
         assert entry is not None
         for steps in range(60):
-            task = asyncio.create_task(store.put_when_free("cancelled", b"w", 30, 30))
+            task = asyncio.create_task(store.put_when_absent("cancelled", b"w", 30, 30))
             for _ in range(steps):
                 await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert await store.get("cancelled") == entry
-        lines: Any = store._lines
-        assert not lines.here()._waiting
+        connections: Any = store._connections
+        assert not connections.here()._waiting
         await store.invalidate("cancelled", entry.version)
         assert await store.get("cancelled") is None
         await store.aclose()

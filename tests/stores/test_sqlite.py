@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.store import ABSENT, Entry, Put, Removal, Store
+from caslock.store import ABSENT, Entry, ListingStore, Put, Removal, Store
 from caslock.stores import sqlite
 from caslock.stores.sqlite import SQLiteStore
 
@@ -32,13 +32,13 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Give a file that is not there yet."""
+    """Return a file that is not there yet."""
     return tmp_path / "locks.db"
 
 
 @pytest.fixture
 def store(path: Path) -> Iterator[SQLiteStore]:
-    """Give a store on it."""
+    """Return a store on it."""
     with contextlib.closing(SQLiteStore(path, timeout=0.3)) as store:
         yield store
 
@@ -51,13 +51,13 @@ def sql(path: Path) -> Iterator[Callable[..., list[tuple[object, ...]]]]:
 
 
 def entries(path: Path) -> list[object]:
-    """Give the keys of all entries in the file, whether they stand or not."""
+    """Return the keys of all entries in the file, whether they are live or not."""
     with sql(path) as execute:
         return [key for (key,) in execute("SELECT key FROM caslock WHERE typeof(key) = 'text'")]
 
 
 def put(store: SQLiteStore, key: str = "k", value: bytes = b"v", version: int = ABSENT, ttl: float = 60.0) -> int:
-    """Write, and give the version under which it stands."""
+    """Write, and return its version."""
     entry = store.put_if_version(key, value, version, ttl)
     assert entry is not None
     assert entry.value == value
@@ -65,7 +65,7 @@ def put(store: SQLiteStore, key: str = "k", value: bytes = b"v", version: int = 
 
 
 def expire(store: SQLiteStore, key: str = "k") -> None:
-    """Wait until an entry with a short ttl stands no more."""
+    """Wait until an entry with a short ttl is gone."""
     while store.get(key) is not None:
         time.sleep(0.001)
 
@@ -77,21 +77,21 @@ def python(script: str, *args: object) -> subprocess.Popen[str]:
 
 
 def run(script: str, *args: object) -> str:
-    """Run a script to its good end, and give what it prints."""
+    """Run a script, which must succeed, and return what it prints."""
     command = [sys.executable, "-W", "error", "-c", script, *map(str, args)]
     return subprocess.run(command, cwd=ROOT, check=True, timeout=55, stdout=subprocess.PIPE, text=True).stdout
 
 
 def test_a_stale_version_neither_removes_nor_overwrites(store: SQLiteStore) -> None:
-    """Who comes back with the version of an earlier tenure changes nothing, and is told who stands."""
+    """A client that returns with the version of an earlier tenure changes nothing, and is shown who holds the key."""
     stale = put(store)
     store.invalidate("k", stale)
-    standing = Entry(b"other", put(store, value=b"other"))
-    assert store.invalidate("k", stale) == standing
-    assert store.put_if_version("k", b"mine", stale, 60) == standing
-    assert store.put_if_version("k", b"mine", ABSENT, 60) == standing
-    assert store.invalidate("another", standing.version) is None
-    assert store.get("k") == standing
+    observed = Entry(b"other", put(store, value=b"other"))
+    assert store.invalidate("k", stale) == observed
+    assert store.put_if_version("k", b"mine", stale, 60) == observed
+    assert store.put_if_version("k", b"mine", ABSENT, 60) == observed
+    assert store.invalidate("another", observed.version) is None
+    assert store.get("k") == observed
 
 
 KILLED = """
@@ -140,8 +140,8 @@ def test_versions_grow_even_when_the_file_is_deleted(path: Path, store: SQLiteSt
 
 
 @pytest.mark.parametrize("change", ["value = 'another'", "expires = expires + 1e6"])
-def test_what_stood_before_a_reboot_does_not_stand(path: Path, store: SQLiteStore, change: str) -> None:
-    """Entries of another boot, told by its name or by a clock that ran backwards, are gone; versions leap ahead."""
+def test_what_was_there_before_a_reboot_is_gone(path: Path, store: SQLiteStore, change: str) -> None:
+    """Entries of another boot, known by its name or by a clock that ran backwards, are gone; versions leap ahead."""
     before = put(store, ttl=1e9)
     store.close()
     with sql(path) as execute:
@@ -178,7 +178,7 @@ def test_a_file_taken_over_while_it_is_open_is_an_error(path: Path, store: SQLit
         store.get("k") if verb == "get" else put(store, "other")
 
 
-def test_an_expired_entry_does_not_stand(store: SQLiteStore) -> None:
+def test_an_expired_entry_is_gone(store: SQLiteStore) -> None:
     """After its ttl an entry can be neither renewed nor removed, only replaced."""
     version = put(store, ttl=0.02)
     expire(store)
@@ -211,7 +211,7 @@ def test_a_lease_begins_when_the_write_lock_is_ours(path: Path, store: SQLiteSto
 
 
 def test_exactly_one_of_50_threads_wins(store: SQLiteStore) -> None:
-    """Of 50 threads that put where nothing stands, one succeeds, and all see the same entry; over one connection."""
+    """Of 50 threads that put where nothing is there, one succeeds, and all see the same entry; over one connection."""
     barrier = threading.Barrier(50)
 
     def contend(number: int) -> Entry | None:
@@ -528,7 +528,7 @@ def test_what_has_expired_does_not_pile_up(path: Path, store: SQLiteStore) -> No
 
 
 def test_what_has_expired_goes_also_with_those_who_come_once(path: Path) -> None:
-    """The hand that sweeps lives in the file: it goes on where another process's put has left it."""
+    """The position of the sweep is in the file: it goes on where another process's put has left it."""
     for number in range(600):
         with contextlib.closing(SQLiteStore(path)) as once:
             put(once, str(number), ttl=1e-6)
@@ -536,7 +536,7 @@ def test_what_has_expired_goes_also_with_those_who_come_once(path: Path) -> None
 
 
 def test_an_entry_that_lives_is_never_swept(path: Path, store: SQLiteStore) -> None:
-    """The sweep passes over what still stands, wherever it stands between what does not."""
+    """The sweep leaves live entries, wherever they are among the others."""
     lasting = {f"{number}": put(store, f"{number}") for number in range(0, 1000, 7)}
     for number in range(1000):
         if f"{number}" not in lasting:
@@ -605,7 +605,11 @@ def test_a_value_written_by_hand_is_an_entry_like_any_other(path: Path, store: S
 def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     """No directory, a directory, or a file of something else: a `StoreError` names the file and the reason."""
     (tmp_path / "text").write_text("something else, and long enough that SQLite would look at its header " * 20)
-    for name, reason in ("no/such.db", "directory must exist"), ("", "directory"), ("text", "something else"):
+    for name, reason in (
+        ("no/such.db", "directory must exist"),
+        ("", "it is a directory; name a file"),
+        ("text", "something else"),
+    ):
         store = SQLiteStore(tmp_path / name)
         with pytest.raises(StoreError, match=reason) as caught:
             store.get("k")
@@ -618,7 +622,7 @@ def test_a_full_disk_is_refused_and_nothing_is_applied(path: Path, store: SQLite
     """When the file can't grow, the put is undone whole, versions stay as they were, and reading goes on."""
     version = put(store)
     assert store._cursor is not None
-    store._cursor.execute("PRAGMA max_page_count = 1")  # SQLite's own way to a full disk: no more than there is.
+    store._cursor.execute("PRAGMA max_page_count = 1")  # SQLite's own way to a full disk
     with pytest.raises(StoreError, match=f"{path}.*the disk is full") as caught:
         put(store, "big", b"x" * 4096)
     assert not isinstance(caught.value, StoreUnavailable)
@@ -679,6 +683,40 @@ def test_nothing_of_sqlite3_escapes(path: Path, store: SQLiteStore) -> None:
     assert put(store) > version
 
 
+def test_the_timeout_is_the_bound_of_a_request(path: Path) -> None:
+    """A verb waits for other threads and other processes within one timeout: that is the request timeout."""
+    assert SQLiteStore(path, timeout=3).traits.request_timeout == 3
+
+
+def test_without_a_timeout_no_verb_waits_for_ever(path: Path) -> None:
+    """With a timeout of 0, a verb waits for another thread's verb for as long as the request timeout says."""
+    store = SQLiteStore(path, timeout=0)
+    assert store.get("k") is None
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with store._mutex:
+            inside.set()
+            leave.wait(10)
+
+    def ask() -> float:
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"waited for all of 0\.1 s"):
+            store.get("k")
+        return time.monotonic() - began
+
+    with ThreadPoolExecutor(2) as threads:
+        staying = threads.submit(stay)
+        inside.wait()
+        asking = threads.submit(ask)
+        try:
+            assert asking.result(5) >= store.traits.request_timeout * 0.9
+        finally:
+            leave.set()
+            staying.result()
+    store.close()
+
+
 @pytest.mark.parametrize("name", ["", ":memory:"])
 def test_a_database_without_a_file_is_refused(name: str) -> None:
     """What SQLite would keep to this connection alone is a ValueError that names the store to use."""
@@ -694,18 +732,18 @@ def test_a_timeout_that_cannot_be_meant_is_refused(path: Path, timeout: float) -
 
 
 def test_one_file_is_one_place(tmp_path: Path, path: Path, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However the path is spelt, the place is the same; it is fixed when the store is made."""
+    """However the path is spelt, the location is the same; it is fixed when the store is made."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "link.db").symlink_to(path)
     monkeypatch.chdir(tmp_path)
     spellings: list[str | Path] = ["locks.db", Path("folder/../locks.db"), "link.db", str(path)]
-    assert {SQLiteStore(name).traits.place for name in spellings} == {store.traits.place} == {f"sqlite:///{path}"}
+    assert {SQLiteStore(name).traits.location for name in spellings} == {store.traits.location} == {f"sqlite:///{path}"}
     here = SQLiteStore("locks.db")
     monkeypatch.chdir(tmp_path / "folder")
     version = put(store)
     assert here.get("k") == (b"v", version)
     here.close()
-    assert store.traits.place in repr(store)
+    assert store.traits.location in repr(store)
     assert isinstance(store, Store)
 
 
@@ -738,16 +776,16 @@ def test_random_verbs_do_as_a_dict_would(store: SQLiteStore) -> None:
         key = chance.choice("abc")
         versions = [ABSENT, last, *(entry.version for entry in model.values())]
         verb, version, value = chance.choice("gpi"), chance.choice(versions), b"%d" % number
-        standing = model.get(key)
+        observed = model.get(key)
         if verb == "g":
-            assert store.get(key) == standing
+            assert store.get(key) == observed
         elif verb == "i":
-            if standing and standing.version == version:
+            if observed and observed.version == version:
                 del model[key]
             assert store.invalidate(key, version) == model.get(key)
         else:
             answer = store.put_if_version(key, value, version, 60)
-            if version == (standing.version if standing else ABSENT):
+            if version == (observed.version if observed else ABSENT):
                 assert answer is not None
                 assert answer.version > last
                 model[key], last = Entry(value, answer.version), answer.version
@@ -755,7 +793,7 @@ def test_random_verbs_do_as_a_dict_would(store: SQLiteStore) -> None:
 
 
 def test_several_puts_are_one(store: SQLiteStore) -> None:
-    """All are written or none, each with a version of its own, and the answers tell what stands under each key."""
+    """All are written or none, each with a version of its own, and the answers tell what is under each key."""
     first = store.put_many([Put(key, key.encode(), ABSENT, 60) for key in "abc"])
     assert first == [store.get(key) for key in "abc"]
     versions = [entry.version for entry in first if entry]
@@ -768,7 +806,7 @@ def test_several_puts_are_one(store: SQLiteStore) -> None:
 
 
 def test_several_removals_are_one(store: SQLiteStore) -> None:
-    """Each that matches is removed, the others stay, and the answers tell what stands under each key."""
+    """Each that matches is removed, the others stay, and the answers tell what is under each key."""
     entries = [Entry(b"v", put(store, key)) for key in "abc"]
     stale = [Removal("a", entries[0].version), Removal("b", entries[0].version), Removal("d", 1)]
     assert store.invalidate_many(stale) == [None, entries[1], None]
@@ -793,6 +831,42 @@ def test_a_failure_in_the_middle_of_several_applies_none(store: SQLiteStore) -> 
     assert [store.get(key) for key in "abc"] == [None, None, Entry(b"v", version)]
 
 
+def test_a_list_has_what_there_is_under_a_prefix(path: Path, store: SQLiteStore) -> None:
+    """Keys that begin with the prefix, byte by byte, with entries that exist at this moment, and no other row."""
+    keys = [*KEYS, "k%", "k_", "k*", "k[a]", "kk", "kK", "\0k"]
+    entries = {key: Entry(key.encode(), put(store, key, key.encode())) for key in keys}
+    put(store, "k:expired", ttl=1e-6)
+    expire(store, "k:expired")
+    store.invalidate("k:removed", put(store, "k:removed"))
+    for prefix in (
+        "",
+        "k",
+        "K",
+        "k%",
+        "k_",
+        "k*",
+        "k[",
+        "k\0",
+        "\0",
+        "0",
+        "e",
+        "é",
+        "🔒",
+        "🔒🔒",
+        "'",
+        "nothing",
+        *keys,
+    ):
+        assert dict(store.list(prefix)) == {key: entries[key] for key in keys if key.startswith(prefix)}, prefix
+    assert isinstance(store, ListingStore)
+    with sql(path) as execute:
+        execute("UPDATE caslock SET value = 'another' WHERE key = 0")
+    with pytest.raises(StoreError, match="another machine"):
+        store.list("")
+    with pytest.raises(ValueError, match="lone surrogate"):
+        store.list("\ud800")
+
+
 KILLED_IN_TURN = """
 import sys
 from caslock.store import Put
@@ -808,7 +882,7 @@ while True:
 
 
 def test_a_kill_leaves_all_of_several_or_none(path: Path, store: SQLiteStore) -> None:
-    """Whenever a process is killed, what it put together stands together."""
+    """Whenever a process is killed, what it put together is there together."""
     for _ in range(10):
         process = python(KILLED_IN_TURN, path)
         assert process.stdout

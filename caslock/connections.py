@@ -1,0 +1,116 @@
+"""What stores on servers share: their idle connections, and why a connection could not be opened.
+
+Idle connections are kept between requests, across threads and across fork, without a lock.  One request per connection
+at a time.  A connection with an unread reply is closed, never kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import time
+from collections import deque
+from typing import Final, Generic, Protocol, TypeVar
+
+from caslock.fork import generation
+
+MOST_IDLE: Final = 32
+"""Connections kept; where more requests run at once, more are opened, and closed afterwards."""
+
+RESTED: Final = 1.0
+"""Seconds after which an idle connection is looked at before it is used: the server may have closed it."""
+
+LEAST: Final = 0.001
+"""Seconds; the shortest timeout of a socket.  One of 0 would mean that it never blocks."""
+
+_FAILED: Final = re.compile(r"\[Errno (\d+)\] Connect call failed")  # asyncio's error for a name of several addresses
+
+
+class Connection(Protocol):
+    """What an idle connection has."""
+
+    generation: int
+    """The `caslock.fork.generation` in which it was opened."""
+    used: float
+    """When it was last taken, on the clock of `time.monotonic`."""
+
+    def is_quiet(self) -> bool:
+        """Tell whether it is open, and nothing has come in that was not asked for."""
+
+    def close(self) -> None:
+        """Close it for good."""
+
+
+C = TypeVar("C", bound=Connection)
+
+# Where there is poll(), it needs no descriptor of its own: the selector of epoll would fail when none is left.
+_SELECTOR: Final = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+
+class IdleConnections(Generic[C]):
+    """A stack: the connection used last is taken first, so the others grow old and are found dead early."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        # A deque's append and pop are atomic: there is no lock that a fork could copy in use.
+        self._stack: deque[C] = deque()
+        self._inherited: list[C] = []  # the parent's: neither used, nor closed, nor collected as garbage
+
+    def __len__(self) -> int:
+        return len(self._stack)
+
+    def take(self) -> C | None:
+        """Take the one used last that is still good; None: there is none."""
+        while True:
+            try:
+                connection = self._stack.pop()
+            except IndexError:
+                return None
+            now = time.monotonic()
+            if connection.generation != generation():
+                self._inherited.append(connection)
+            elif now - connection.used > RESTED and not connection.is_quiet():
+                connection.close()
+            else:
+                connection.used = now
+                return connection
+
+    def keep(self, connection: C) -> None:
+        """Give back a connection that has read its last reply."""
+        if len(self._stack) < MOST_IDLE:
+            self._stack.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close all: what has ended one connection has probably ended them all."""
+        while self._stack:
+            try:
+                connection = self._stack.pop()
+            except IndexError:  # another thread has just taken the last one
+                return
+            if connection.generation == generation():
+                connection.close()
+            else:
+                self._inherited.append(connection)
+
+
+def is_readable(descriptor: int) -> bool:
+    """Tell whether a socket has anything to read at this moment, its end included."""
+    with _SELECTOR() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def reason(problem: BaseException) -> str:
+    """Say in a few words, which don't name the place, why a connection could not be opened."""
+    told = str(problem).rstrip(".") or type(problem).__name__
+    if isinstance(problem, TimeoutError):
+        told = "no answer in time"
+    elif failed := _FAILED.search(told):
+        told = os.strerror(int(failed[1]))
+    elif isinstance(problem, OSError) and problem.errno:
+        # Errors of TLS and of the resolver have numbers of their own.
+        told = os.strerror(problem.errno) if type(problem).__module__ == "builtins" else str(problem.strerror)
+    return told[:1].lower() + told[1:]

@@ -1,0 +1,75 @@
+"""Tells a forked child from its parent.
+
+On Linux, the kernel clears a page of memory in every forked child (MADV_WIPEONFORK of madvise(2), Linux 4.14), whoever
+forks it, before anything of the child runs.  To look at that page needs no system call.  Elsewhere the pid is compared.
+Python's hook clears the page as well, because a pid may be used again, and in containers every process may have pid 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WIPEONFORK: Final = 18  # of <linux/mman.h>; `mmap` does not name it
+
+
+def _memory() -> tuple[mmap.mmap | bytearray, bool]:
+    """Give a byte that is 0 in a forked child, and whether the kernel clears it."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # an older kernel
+            page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            page.madvise(_WIPEONFORK)
+            return page, True
+    return bytearray(1), False
+
+
+_known, _wiped = _memory()
+_known[0] = 1
+_pid = os.getpid()
+_generation = _forking = 1
+_guard = threading.RLock()  # reentrant: a signal handler may use a lock while its thread is in here
+
+
+def at_fork(**hooks: Callable[[], object]) -> None:
+    """Register hooks as `os.register_at_fork` does; do nothing where there is no fork (Windows)."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**hooks)
+
+
+def generation() -> int:
+    """Give 1 in the process that has imported caslock, and one more in a child than in its parent."""
+    if not _known[0] or not (_wiped or _pid == os.getpid()):
+        _begin()
+    return _generation
+
+
+def _begin() -> None:
+    global _generation, _pid
+    with _guard:
+        before = _generation
+        if not _known[0] or _pid != os.getpid():
+            _generation, _pid = before + 1, os.getpid()
+            _known[0] = 1
+
+
+def _before_fork() -> None:
+    global _forking  # noqa: PLW0603 - the hook in the child reads it
+    _forking = _generation
+
+
+def _in_child() -> None:
+    global _guard  # noqa: PLW0603 - another thread of the parent may have held it at the fork
+    _guard = threading.RLock()
+    if _generation == _forking:  # otherwise an earlier hook has used caslock in the child, and it is counted
+        _known[0] = 0
+    generation()
+
+
+at_fork(before=_before_fork, after_in_child=_in_child)

@@ -1,0 +1,116 @@
+"""What the holds of both APIs have in common.  Reading a hold makes no request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from caslock.errors import NotHeld, StoreError
+from caslock.fork import generation
+from caslock.local.settings import lease_time
+from caslock.protocol import renew
+from caslock.protocol.lease import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from caslock.local.lock_state import LockState
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.record import Observed
+
+
+def not_copied_hold(hold: object) -> TypeError:
+    """Say why a hold is neither copied nor pickled, and what to do instead."""
+    kind = type(hold).__name__
+    return TypeError(f"{kind} can't be copied or pickled: send its fence to whoever needs that")
+
+
+class Holding:
+    """One successful acquire: what the blocking and the asyncio hold have in common."""
+
+    __slots__ = ("_attempt", "_generation", "_state")
+
+    def __init__(self, state: LockState, attempt: Attempt) -> None:
+        """Begin as held."""
+        self._state = state
+        self._attempt = attempt
+        self._generation = state.generation
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: each hold is released once."""
+        raise not_copied_hold(self)
+
+    def __repr__(self) -> str:
+        """Say which key, and for how long."""
+        state = "released" if not self._is_open else "lost" if self.lost else f"{self.remaining():.3g} s remaining"
+        return f"<{type(self).__name__} of {self.key!r}: {state}>"
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether it is still to be released."""
+        return self in self._attempt.levels
+
+    @property
+    def _inherited(self) -> bool:
+        """Whether this is a forked child's copy: this process never held it, and its release frees nothing."""
+        return self._generation != generation()
+
+    @property
+    def key(self) -> str:
+        """The key that is held."""
+        return self._attempt.key
+
+    @property
+    def owner(self) -> str:
+        """The owner, ``host:uuid`` unless it was given."""
+        return self._attempt.owner
+
+    @property
+    def fence(self) -> int:
+        """The fencing number: larger than that of every earlier tenure of the key (Chubby calls it sequencer).
+
+        Hand it to the protected resource, which must refuse any smaller one than it has seen.  Raises `StoreError`
+        where the store can't promise that (``traits.fences`` is False).
+        """
+        traits = self._state.runtime.store.traits
+        if not traits.fences:
+            message = f"{traits.location} can't promise growing versions, so it has no fence to give"
+            raise StoreError(message)
+        return self._attempt.lease.fence
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is over, or was found to be taken away; not kept up to date after a release."""
+        lease = self._attempt.lease
+        return bool(lease.lost) or self._inherited or self._state.runtime.now() >= lease.deadline
+
+    def remaining(self) -> float:
+        """Seconds for which the lease is certain, if nothing renews it; 0 when it is over, or a release has begun."""
+        if self.lost or self._attempt.ending or not self._is_open:
+            return 0.0
+        return max(0.0, self._attempt.lease.deadline - self._state.runtime.now())
+
+    def ensure_held(self) -> None:
+        """Raise `LockLost` if the lease is over, `NotHeld` after the release; no request is made."""
+        self._mine()
+        renew.check(self._state.runtime, self._attempt)
+
+    async def _renewed(self, ttl: float | None) -> None:
+        """See `extend`."""
+        self._mine()
+        await self._state.renew(self._attempt, None if ttl is None else lease_time("ttl", ttl))
+
+    def _released(self, limit: float = NEVER, removed: Observed | None = None) -> Coroutine[object, object, None]:
+        """See `LockState.release`."""
+        return self._state.release(self, limit, removed)
+
+    @property
+    def _leaves_key(self) -> bool:
+        """Whether its release removes the record, and nobody in this process waits for it."""
+        return self._state.leaves_key(self)
+
+    def _mine(self) -> None:
+        if not self._is_open or self._inherited or self._attempt.ending:
+            why = "belongs to the parent process" if self._inherited else "is being released"
+            what = why if self._is_open else "was released"
+            message = f"this hold of {self.key!r} {what}"
+            raise NotHeld(message)

@@ -1,0 +1,434 @@
+"""The state of one Lock object, for both APIs, as coroutines.
+
+It behaves as `threading.RLock` does: one thread (or task) at a time, the same one re-enters at no request, n releases
+for n acquires.  Identity is an object of the thread or task, never its name or number, which are reused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Final, Generic, TypedDict, TypeVar, cast
+
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
+from caslock.fork import at_fork, generation
+from caslock.local.hold import Holding
+from caslock.local.loss import call_on_lost
+from caslock.local.settings import (
+    MAX_NOTE_BYTES,
+    MAX_OWNER_BYTES,
+    callback,
+    key_of,
+    lease_time,
+    retries,
+    switch,
+    text,
+    waiting,
+)
+from caslock.protocol import acquire, release, renew, withdraw
+from caslock.protocol.attempt import Attempt, First, Retry, Terms
+from caslock.protocol.exchange import read
+from caslock.protocol.lease import NEVER
+from caslock.protocol.record import Stamp, opening
+from caslock.protocol.writes import FREE_TTL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenacity.wait import WaitBaseT
+
+    from caslock.local.shared import Shared
+    from caslock.protocol.record import Observed, Record
+    from caslock.protocol.runtime import Runtime
+
+H = TypeVar("H", bound=Holding)
+
+
+class Settings(TypedDict, Generic[H], total=False):
+    """The settings of a lock besides store, key and timeout; explained at `Lock`."""
+
+    ttl: float
+    owner: str | None
+    auto_renew: bool
+    max_hold: float | None
+    on_lost: Callable[[H], object] | None
+    note: str
+    retry: Retry | tuple[int, int]
+    poll: WaitBaseT | None
+
+
+class LockState:
+    """The state of one Lock object."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        key: str,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        owner: str | None = None,
+        auto_renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[..., object] | None = None,
+        note: str = "",
+        retry: Retry | tuple[int, int] = Retry(),
+        poll: WaitBaseT | None = None,
+    ) -> None:
+        """Check everything, before any request; the arguments are explained at `Lock`."""
+        self.runtime: Runtime = runtime
+        self.key: str = key_of(key)
+        self.ttl: float = lease_time("ttl", ttl)
+        self.timeout: float | None = waiting(timeout)
+        self.max_hold: float = NEVER if max_hold is None else lease_time("max_hold", max_hold)
+        self.auto_renew: bool = switch("auto_renew", auto_renew)
+        self.on_lost: Callable[..., object] | None = callback("on_lost", on_lost)
+        self.note: str = text("note", note, MAX_NOTE_BYTES)
+        self.retry: Retry = retries(retry)
+        self.poll: WaitBaseT | None = callback("poll", poll)
+        self._given_owner = None if owner is None else text("owner", owner, MAX_OWNER_BYTES)
+        if owner == "":
+            message = "owner must not be empty: leave it out for a private one"
+            raise ValueError(message)
+        self._attempts: dict[str, Attempt] = {}  # by hold id: all that wait, hold or are being released
+        self._begin()
+
+    def _begin(self) -> None:
+        """Take a new identity: at first, and in a forked child, which holds nothing of its parent's."""
+        self._inherited = list(self._attempts.values())  # by a forked child, which never held them
+        self._attempts = {}
+        self._queue = cast("Shared", self.runtime.shared).queue(self.key)
+        # Guards the attempts' levels, as any thread may release a hold; reentrant for signal handlers and `__del__`.
+        self._guard = threading.RLock()
+        self._unsettled: Holding | None = None  # a release went without an answer and may be called again
+        self._host = _hostname()
+        self._nonce = os.urandom(16).hex()
+        self._numbers = itertools.count(1)
+        self.owner: str = self._given_owner or f"{self._host}:{self._nonce}"
+        ttl = min(self.ttl, self.max_hold)
+        shared = self._given_owner is not None
+        self._terms = Terms(self.runtime, self.key, self.owner, ttl, self.auto_renew, self.max_hold, self.retry, shared)
+        self._first: tuple[int, First] = (-1, _NO_FIRST)  # what records say in this second of the wall clock
+        self.newest: str = ""  # hold id
+        self.generation: int = generation()  # last, because other threads of a child then rely on the rest
+
+    def _attempt(self) -> Attempt:
+        self.newest = hold = f"{self._nonce}.{next(self._numbers)}"  # which another thread may replace at once
+        second = int(time.time())
+        of, first = self._first
+        if of != second:
+            stamp = Stamp(_iso(second), self._host, os.getpid(), self.note)
+            first = First(stamp, opening(self.owner, self._terms.ttl, stamp))
+            self._first = second, first
+        return Attempt(self._terms, hold, first, self.runtime.mutex(), self.runtime.me())
+
+    async def acquire(self, make: Callable[[LockState, Attempt], H], timeout: float | None, caller: object = None) -> H:
+        """Acquire or re-enter (see `re_enter`); raises `NotAcquired` after `timeout` seconds.
+
+        Whatever else it raises, it has left nothing behind.  After an interrupt, call `take_back`.
+        """
+        return self.re_enter(make, caller) or await self.win(self.begin(), make, timeout)
+
+    def re_enter(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H | None:
+        """Re-enter, if this thread or task holds the lock, or the task `caller` for which it runs; else return None."""
+        if self.generation != generation():
+            self._after_fork()
+        if not self._attempts:
+            return None
+        me = self.runtime.me()
+        for attempt in list(self._attempts.values()):
+            if attempt.by is me or attempt.by is caller:
+                with self._guard:
+                    if attempt.levels and not attempt.ending:
+                        renew.check(self.runtime, attempt)
+                        hold = make(self, attempt)
+                        attempt.levels.append(hold)
+                        return hold
+            elif self.runtime.ended(attempt):
+                attempt.lose("its event loop has ended")
+                self._forget(attempt)
+        return None
+
+    def begin(self, limit: float = NEVER) -> Attempt:
+        """Prepare a new attempt, which waits until `limit`: call `win` or `undo` next."""
+        attempt = self._attempt()
+        attempt.limit = limit
+        self._attempts[attempt.hold_id] = attempt
+        return attempt
+
+    def enter_at_once(self, attempt: Attempt) -> bool:
+        """Take our turn in this process if nobody else has it or waits for it; `undo` or `step_back` gives it back."""
+        return self._queue.enter(attempt, self.runtime.now())
+
+    async def step_back(self, attempt: Attempt) -> None:
+        """Give back our turn, and the key if a put without an answer has taken it; `attempt` can try again.
+
+        Whatever it raises, nothing of the attempt is left behind.
+        """
+        try:
+            await withdraw.step_back(self.runtime, attempt)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            await self.undo(attempt, error)
+            raise
+        self._queue.leave(attempt, self.runtime.now())
+
+    async def _turn(self, attempt: Attempt, began: float, timeout: float | None, since: float | None) -> float | None:
+        """Wait for our turn in this process; returns what is left of `timeout`, or raises `NotAcquired`."""
+        limit = NEVER if timeout is None else began + timeout
+        if timeout == 0 or not await self._queue.turn(attempt, self.runtime, limit):
+            raise NotAcquired(self._in_use(attempt, self._waited(began, since)))
+        return None if timeout is None else max(0.0, limit - self.runtime.now())
+
+    async def win(
+        self,
+        attempt: Attempt,
+        make: Callable[[LockState, Attempt], H],
+        timeout: float | None,
+        *,
+        entered: bool = False,
+        since: float | None = None,
+        observed: Observed | None = None,
+    ) -> H:
+        """Acquire; whatever it raises, nothing of the attempt is left behind.
+
+        `entered`: it is our turn in this process already.  `since`: when a MultiLock began to wait, for the error.
+        `observed`: the answer to a first put that was sent with others.
+        """
+        began = self.runtime.now()
+        if since is None:
+            attempt.limit = NEVER if timeout is None else began + timeout
+        try:
+            if not entered and not self._queue.enter(attempt, began):
+                timeout = await self._turn(attempt, began, timeout, since)
+            if not await acquire.acquire(self.runtime, attempt, timeout, self.poll, observed):
+                raise NotAcquired(self._busy(attempt, self._waited(began, since)))  # noqa: TRY301 - undone below, as whatever else happens
+            hold = self._hold(attempt, make)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            await self.undo(attempt, error)
+            raise
+        return hold
+
+    async def settle(
+        self, attempt: Attempt, make: Callable[[LockState, Attempt], H], observed: Observed | None
+    ) -> H | None:
+        """Acquire in one try after a put that was sent with others; after None, call `undo` or `step_back`.
+
+        Whatever it raises, nothing of the attempt is left behind.
+        """
+        try:
+            if not await acquire.acquire(self.runtime, attempt, 0.0, self.poll, observed):
+                return None
+            return self._hold(attempt, make)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            await self.undo(attempt, error)
+            raise
+
+    def _hold(self, attempt: Attempt, make: Callable[[LockState, Attempt], H]) -> H:
+        hold = make(self, attempt)
+        attempt.levels.append(hold)
+        on_lost = self.on_lost
+        if on_lost is not None:
+            attempt.lease.on_loss.append(partial(call_on_lost, on_lost, hold))
+        self._unsettled = None
+        self.runtime.watch(attempt)
+        return hold
+
+    async def undo(self, attempt: Attempt, error: BaseException) -> None:
+        """Leave nothing of a failed acquire behind, at the store or in the local queue."""
+        try:
+            await withdraw.give_up(self.runtime, attempt, error)
+        finally:
+            attempt.levels.clear()
+            self._queue.leave(attempt, self.runtime.now())
+            if attempt.settled:
+                self._attempts.pop(attempt.hold_id, None)
+
+    def _forget(self, attempt: Attempt) -> None:
+        self._queue.leave(attempt, self.runtime.now())
+        self._attempts.pop(attempt.hold_id, None)
+
+    async def take_back(self, error: BaseException) -> None:
+        """Undo what an interrupt of this thread has left half done here."""
+        me = self.runtime.me()
+        for attempt in list(self._attempts.values()):
+            if attempt.by is me and (attempt.ending or not attempt.levels):
+                try:
+                    await self.undo(attempt, error)
+                finally:
+                    self._attempts.pop(attempt.hold_id, None)
+        self._queue.inside(self.runtime.now())
+
+    async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | None = None) -> None:
+        """Release one hold; the key is free after the last one.  It can be called again after any interrupt.
+
+        `removed` is the answer to a removal that was sent with others.  After a failure, no request begins at or after
+        `limit`, nor after two request timeouts.
+        """
+        if self.generation != generation():
+            self._after_fork()
+        attempt = hold._attempt
+        if hold._generation != self.generation:  # inherited: only the child has this copy of the attempt
+            attempt.levels = [other for other in attempt.levels if other is not hold]
+            return
+        with self._guard:
+            if hold not in attempt.levels:
+                message = f"this hold of {self.key!r} was released already"
+                raise NotHeld(message)
+            ending = len(attempt.levels) == 1
+            if ending:
+                attempt.ending = True
+            else:
+                attempt.levels.remove(hold)
+        if ending:
+            await self._release_key(hold, limit, removed)
+        else:
+            renew.check(self.runtime, attempt)
+
+    async def _release_key(self, hold: Holding, limit: float, removed: Observed | None) -> None:
+        """Release the last level of an attempt."""
+        attempt = hold._attempt
+        try:
+            self.runtime.unwatch(attempt)
+            if self._queue.is_awaited:
+                self._queue.name_successor(attempt, self.runtime.now())
+            await release.release(self.runtime, attempt, limit, removed)
+        except LockLost:
+            if attempt.lease.record is not None:  # the store has not answered
+                self.release_later(hold)
+                attempt.levels.clear()
+            raise
+        except (CaslockError, GeneratorExit):
+            raise
+        except BaseException as error:  # interrupted or cancelled: release first, then raise it
+            await release.leave_surely(self.runtime, attempt, error)
+            raise
+        finally:
+            self._unsettled = hold if attempt.lease.record is not None else None
+            self._forget(attempt)
+            if attempt.lease.record is None:
+                attempt.levels.clear()
+
+    def release_later(self, hold: Holding) -> None:
+        """Release a hold in the background: its own release got no answer, or was not tried."""
+        attempt = hold._attempt
+        attempt.ending = True
+        self.runtime.unwatch(attempt)
+        self._forget(attempt)
+        self.runtime.later(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
+
+    def leaves_key(self, hold: Holding) -> bool:
+        """Whether the release of `hold` removes the record, and nobody in this process waits for it."""
+        attempt = hold._attempt
+        last = attempt.levels == [hold] and not hold._inherited
+        return last and not self._queue.is_awaited and attempt.leaves_nothing(self.runtime.now())
+
+    async def renew(self, attempt: Attempt, ttl: float | None) -> None:
+        """Replace the lease, and tell the renewer, which may be due earlier than it thinks."""
+        try:
+            await renew.renew(self.runtime, attempt, ttl)
+        finally:
+            if not (attempt.ending or self.runtime.ended(attempt)):
+                self.runtime.watch(attempt)
+
+    def newest_hold(self, me: object = None) -> Holding:
+        """Return the newest hold of `me` (None: this thread or task), or one whose release went without an answer."""
+        self._after_fork()
+        me = me or self.runtime.me()
+        newest = self._attempts.get(self.newest)
+        if newest is not None and newest.by is me and newest.levels:
+            return cast("Holding", newest.levels[-1])
+        for attempt in reversed(list(self._attempts.values())):
+            if attempt.by is me and attempt.levels:
+                return cast("Holding", attempt.levels[-1])
+        for attempt in reversed(self._inherited):
+            if attempt.levels:
+                return cast("Holding", attempt.levels[-1])
+        if self._unsettled is not None and self._unsettled._is_open:
+            return self._unsettled
+        message = f"lock {self.key!r} is not held by this thread or task"
+        if any(attempt.levels for attempt in self._attempts.values()):
+            message += ", but by another one: release its hold instead, which any thread or task may do"
+        raise NotHeld(message)
+
+    def _waited(self, began: float, since: float | None) -> str:
+        now = self.runtime.now()
+        if since is None:
+            return f"(waited {now - began:.3g} s)"
+        return f"(waited {now - since:.3g} s for all keys, the last {now - began:.3g} s for this one)"
+
+    def _in_use(self, attempt: Attempt, waited: str) -> str:
+        others = [other for other in self._queue.inside(self.runtime.now()) if other is not attempt]
+        record = others[0].lease.record if others else None
+        if record is None:
+            return f"lock {self.key!r} is waited for by another thread or task of this process {waited}"
+        where = "in another thread or task of this process"
+        if others[0].by is attempt.by:
+            where = "by this same thread or task through another Lock object: use one Lock, or give both the same owner"
+        return f"lock {self.key!r} at {self.runtime.store.traits.location} is held by {record}, {where} {waited}"
+
+    def _busy(self, attempt: Attempt, waited: str) -> str:
+        holder = None if attempt.contention is None else attempt.contention.observed.record
+        if holder is None or holder.free:
+            return f"lock {self.key!r} changed hands faster than it could be taken {waited}"
+        return f"lock {self.key!r} at {self.runtime.store.traits.location} is held by {holder} {waited}"
+
+    async def holder(self) -> Record | None:
+        """Who holds the key."""
+        self._after_fork()
+        observed = await read(self.runtime, self._attempt(), NEVER)
+        record = observed.record
+        return None if record is None or record.free else self._told(record, observed.fence)
+
+    def _told(self, record: Record, fence: int | None) -> Record:
+        """Return a record as users see it: with its fence, if the store has fences."""
+        fences = self.runtime.store.traits.fences and not record.foreign
+        return record._replace(fence=fence if fences else None)
+
+    async def force_release(self) -> Record | None:
+        """Take the key away from whoever holds it."""
+        self._after_fork()
+        broken = await release.force_release(self.runtime, self._attempt())
+        for attempt in self._queue.inside(self.runtime.now()) if broken is not None else ():
+            if attempt.is_in(broken):
+                attempt.lose("it was released by force by this process")
+        self._queue.inside(self.runtime.now())
+        return None if broken is None else self._told(broken, broken.fence)
+
+    def _after_fork(self) -> None:
+        if self.generation != generation():
+            with _fork_guard:
+                if self.generation != generation():  # another thread of the child may have been first
+                    self._begin()
+
+
+_NO_FIRST: Final = First(Stamp("", "", 0, ""), ("", "", ""))
+_fork_guard = threading.RLock()
+
+
+def _free_fork_guard() -> None:
+    global _fork_guard  # noqa: PLW0603 - the parent may have held it at this moment
+    _fork_guard = threading.RLock()
+
+
+at_fork(after_in_child=_free_fork_guard)
+
+
+@lru_cache(maxsize=1)
+def _hostname() -> str:
+    return socket.gethostname()
+
+
+@lru_cache(maxsize=1)
+def _iso(second: int) -> str:
+    """Format the time for people; it is never compared."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))

@@ -1,0 +1,431 @@
+"""Several locks as one: taken in one order, all or nothing, and lost together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar, cast
+
+from caslock.errors import (
+    CaslockError,
+    LockLost,
+    NotAcquired,
+    NotHeld,
+    OutcomeUnknown,
+    StoreError,
+    StoreUnavailable,
+    told,
+)
+from caslock.local.hold import Holding, not_copied_hold
+from caslock.protocol import batch
+from caslock.protocol.lease import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caslock.local.lock_state import LockState
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.record import Observed
+    from caslock.protocol.runtime import Runtime
+    from caslock.store import AsyncIdentifiedStore, IdentifiedStore
+
+H = TypeVar("H", bound=Holding)
+H_co = TypeVar("H_co", bound=Holding, covariant=True)
+L = TypeVar("L")
+
+_NO_ANSWERS: Final[Mapping[Attempt, Observed]] = {}
+
+
+class Holds(Generic[H_co]):
+    """The holds of several keys, which are taken, lost and released together."""
+
+    __slots__ = ("_holds",)
+
+    def __init__(self, holds: Sequence[H_co]) -> None:
+        """Take them in the order in which they were acquired."""
+        self._holds = tuple(holds)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: each hold is released once."""
+        raise not_copied_hold(self)
+
+    def __repr__(self) -> str:
+        """Say which keys, and for how long."""
+        keys = ", ".join(repr(hold.key) for hold in self)
+        return f"<{type(self).__name__} of {keys}: {self.remaining():.3g} s remaining>"
+
+    def __iter__(self) -> Iterator[H_co]:
+        """Iterate over the holds in the order in which they were acquired."""
+        return iter(self._holds)
+
+    def __len__(self) -> int:
+        """Count the keys."""
+        return len(self._holds)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether `key` is one of the keys (or, as in a list, one of the holds)."""
+        return any(key == hold.key or key is hold for hold in self._holds)
+
+    def __getitem__(self, key: str) -> H_co:
+        """Return the hold of `key` (the first in order, if several stores have that key)."""
+        for hold in self._holds:
+            if hold.key == key:
+                return hold
+        raise KeyError(key)
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The fencing number of each key."""
+        return {hold.key: hold.fence for hold in self._holds}
+
+    @property
+    def lost(self) -> bool:
+        """Whether any lease is over: the loss of one counts as the loss of all."""
+        return any(hold.lost for hold in self._holds)
+
+    def remaining(self) -> float:
+        """Seconds for which all leases are certain, if nothing renews them."""
+        return min(hold.remaining() for hold in self._holds)
+
+    def ensure_held(self) -> None:
+        """Raise `LockLost` if any lease is over, `NotHeld` after the release; no request is made."""
+        for hold in self._holds:
+            hold.ensure_held()
+
+    async def _renewed(self, ttl: float | None) -> None:
+        """Extend every hold."""
+        for hold in self._holds:
+            await hold._renewed(ttl)
+
+    async def _released(self, limit: float = NEVER) -> None:
+        """Release every hold in reverse, all of them even when one release raises; then raise the first error.
+
+        Where the store can, the releases that are removals are sent as one request.  After a failure, no request begins
+        at or after `limit`, nor after two request timeouts, which is one bound for all.
+        """
+        for runtime in {hold._state.runtime for hold in self._holds}:
+            limit = min(limit, runtime.now() + 2 * runtime.store.traits.request_timeout)
+        removed: dict[Attempt, Observed] = {}
+        failure = await self._remove_together(removed)
+        hangs = False
+        for hold in reversed(self._holds):
+            if not hold._is_open:
+                continue
+            try:
+                if hangs and hold._attempt.levels == [hold] and hold._state.runtime.now() >= limit:
+                    hold._state.release_later(hold)  # nothing renews it meanwhile
+                    raise _being_released(hold)  # noqa: TRY301 - raised once the rest is released
+                await hold._released(limit, removed.get(hold._attempt))
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised once the rest is released
+                hangs = hangs or isinstance(error, StoreUnavailable)
+                failure = _worse(failure, error)
+        if failure is not None:
+            raise failure
+
+    async def _remove_together(self, removed: dict[Attempt, Observed]) -> BaseException | None:
+        """Release as one request what can be, and add the answers to `removed`; return what has interrupted that."""
+        leaving = [hold for hold in reversed(self._holds) if hold._leaves_key]
+        if len(leaving) > 1 and all(hold._state.runtime is leaving[0]._state.runtime for hold in leaving):
+            try:
+                removed |= await batch.remove_together(leaving[0]._state.runtime, [hold._attempt for hold in leaving])
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised once all is released
+                return error
+        return None
+
+
+M = TypeVar("M", bound=Holds[Holding])
+
+
+class MultiState(Generic[M]):
+    """The state of one MultiLock object, for both APIs."""
+
+    def __init__(self, states: Iterable[LockState]) -> None:
+        """Sort by location and stored name, as every process does, and count duplicates once."""
+        self.states: tuple[LockState, ...] = _sorted(
+            {(state.runtime.store.traits.location, _stored_name(state)): state for state in states}
+        )
+        if not self.states:
+            message = "a MultiLock needs at least one key"
+            raise ValueError(message)
+        self._runtime = self.states[0].runtime
+        self._runtimes = list(dict.fromkeys(state.runtime for state in self.states))
+        self._held: list[M] = []
+
+    async def acquire(
+        self,
+        make: Callable[[LockState, Attempt], H],
+        gather: Callable[[list[H]], M],
+        timeout: float | None,
+        caller: object = None,
+    ) -> M:
+        """Acquire every lock in order, or none, under one deadline; what `caller` holds is re-entered."""
+        began = self._runtime.now()
+        states = self.states if len(self._runtimes) == 1 else await self._identified()
+        several = _Several(states, make, timeout, began, caller)
+        try:
+            await several.acquire()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            stuck: list[CaslockError] = []
+            limit = several.limit + self._runtime.store.traits.request_timeout
+            await self._runtime.finish(partial(_roll_back, several.attempts, several.taken, error, stuck, limit))
+            unsure = [trouble for trouble in stuck if isinstance(trouble, StoreError)]
+            if unsure and isinstance(error, NotAcquired):
+                message = (
+                    f"could not acquire all keys, and those acquired may not have been released: {told(unsure[0])}"
+                )
+                raise OutcomeUnknown(message) from error
+            raise
+        held = gather(several.taken)
+        self._forget_released()
+        self._held.append(held)
+        return held
+
+    async def _identified(self) -> tuple[LockState, ...]:
+        """Sort by what the servers say they are: two stores may be one server, under other names in other processes."""
+        servers = {runtime: await _server(runtime) for runtime in self._runtimes}
+        return _sorted({(servers[state.runtime], _stored_name(state)): state for state in self.states})
+
+    def _forget_released(self) -> None:
+        for held in tuple(self._held):
+            if not any(hold._is_open for hold in held):
+                with suppress(ValueError):  # another thread was faster
+                    self._held.remove(held)
+
+    def me(self) -> object:
+        """Identity of the thread or task that runs."""
+        return self._runtime.me()
+
+    def newest_holds(self, me: object = None) -> M:
+        """Return what `me` (None: this thread or task) has acquired last and not released."""
+        me = me or self._runtime.me()
+        self._forget_released()
+        for held in reversed(self._held):
+            if any(hold._attempt.by is me for hold in held):
+                return held
+        message = f"{', '.join(repr(state.key) for state in self.states)}: not held by this thread or task"
+        raise NotHeld(message)
+
+
+class _Several(Generic[H]):
+    """One acquire call of a MultiLock.
+
+    While it waits for one key, it keeps no key that sorts after that one from others: it has no lease of it, no put
+    that may still land, no turn in the local queue, and so no hand-over that was promised to it.  Everybody waits in
+    the same order, so whoever holds the last key that anybody waits for can go on: there is no deadlock.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[LockState],
+        make: Callable[[LockState, Attempt], H],
+        timeout: float | None,
+        began: float,
+        caller: object = None,
+    ) -> None:
+        """Begin with nothing; the time counts from the moment `began`."""
+        self.attempts: dict[LockState, Attempt] = {}  # of the keys that are not held (yet)
+        self._holds: dict[LockState, H] = {}
+        self._states = states
+        self._make = make
+        self._timeout = timeout
+        self._began = began
+        self._caller = caller
+        self.limit = NEVER if timeout is None else began + timeout
+
+    @property
+    def taken(self) -> list[H]:
+        """The holds, in the order of their keys."""
+        return [self._holds[state] for state in self._states if state in self._holds]
+
+    async def acquire(self) -> None:
+        """Acquire every lock in order: with each, all that are free at that moment and can travel together."""
+        several = len(self._states) > 1
+        for index, state in enumerate(self._states):
+            if state in self._holds or self._re_enter(state):
+                continue
+            entered, answers = await self._take_free(self._states[index:]) if several else (False, _NO_ANSWERS)
+            if state not in self._holds:
+                await self._win(state, entered=entered, answers=answers)
+        for hold in self.taken:  # the first lease must have outlasted the last acquire
+            hold.ensure_held()
+
+    def _re_enter(self, state: LockState) -> bool:
+        hold = state.re_enter(self._make, self._caller)
+        if hold is not None:
+            self._holds[state] = hold
+        return hold is not None
+
+    async def _win(self, state: LockState, *, entered: bool, answers: Mapping[Attempt, Observed] = _NO_ANSWERS) -> None:
+        """Wait for one key, as a single Lock does; `answers`: to first puts that were sent together."""
+        left = None if self._timeout is None else max(0.0, self._began + self._timeout - state.runtime.now())
+        since = self._began if len(self._states) > 1 else None
+        attempt = self.attempts.pop(state, None) or state.begin(self.limit)
+        observed = answers.get(attempt)
+        self._holds[state] = await state.win(attempt, self._make, left, entered=entered, since=since, observed=observed)
+
+    async def _take_free(self, states: Sequence[LockState]) -> tuple[bool, Mapping[Attempt, Observed]]:
+        """Take the first of `states`, and with it those that follow, if they are free now: waits for nobody.
+
+        Afterwards it has nothing of a key behind the first one that it could not take.  Returns whether it is our turn
+        in this process for the first of `states`, which is all that may be kept of that one.
+        """
+        group = await self._enter_queues(states)
+        entered, answers = bool(group), _NO_ANSWERS
+        while len(group) > 1:
+            free, answers = await batch.put_together(group[0].runtime, [self.attempts[state] for state in group])
+            if free == len(group):
+                await self._settle(group, answers)
+                return False, _NO_ANSWERS
+            if self._timeout == 0:  # it never waits, so the order does not matter: first the key that is in use
+                for state in sorted(group, key=lambda state: state is not group[free]):
+                    await self._win(state, entered=True, answers=answers)
+                return False, _NO_ANSWERS
+            del group[max(1, free) :]
+            await self._let_go(self._states.index(group[-1]) + 1)
+        return entered, answers
+
+    async def _enter_queues(self, states: Sequence[LockState]) -> list[LockState]:
+        """Take our turn at as many keys as have nobody else in this process, in order, and can travel together."""
+        group: list[LockState] = []
+        for state in states:
+            runtime = state.runtime
+            if group and (runtime.batching is None or runtime is not group[0].runtime):
+                break
+            if group and self._re_enter(state):
+                continue
+            attempt = self.attempts.get(state) or state.begin(self.limit)
+            self.attempts[state] = attempt
+            is_open = state.enter_at_once(attempt)
+            if self._timeout == 0:
+                if is_open:
+                    group.append(state)
+                else:
+                    await self._win(state, entered=False)
+                continue
+            if not is_open or (group and attempt.yields):
+                await state.step_back(attempt)
+                break
+            group.append(state)
+            if attempt.yields:
+                break
+        return group
+
+    async def _settle(self, group: list[LockState], answers: Mapping[Attempt, Observed]) -> None:
+        """Make holds of what was put together; where a put got no answer, that may fail."""
+        for state in group:
+            attempt = self.attempts.pop(state)
+            hold = await state.settle(attempt, self._make, answers.get(attempt))
+            if hold is None:
+                self.attempts[state] = attempt
+                await self._let_go(self._states.index(state))
+                return
+            self._holds[state] = hold
+
+    async def _let_go(self, index: int) -> None:
+        """Give back this key and those after it."""
+        for state in reversed(self._states[index:]):
+            attempt = self.attempts.pop(state, None)
+            if attempt is not None:
+                await state.step_back(attempt)
+                self.attempts[state] = attempt
+            elif state in self._holds:
+                await self._holds[state]._released(self.limit + state.runtime.store.traits.request_timeout)
+                del self._holds[state]
+
+
+def _sorted(states: dict[tuple[str, str], LockState]) -> tuple[LockState, ...]:
+    return tuple(states[name] for name in sorted(states))
+
+
+def _stored_name(state: LockState) -> str:
+    home = state.runtime.home
+    return cast("IdentifiedStore", home).stored_name(state.key) if hasattr(home, "stored_name") else state.key
+
+
+async def _server(runtime: Runtime) -> str:
+    """Return the name of the store's server: its own if it reports one, else the location of the store."""
+    said = await cast("AsyncIdentifiedStore", runtime.store).identify() if hasattr(runtime.home, "identify") else None
+    return said or runtime.store.traits.location
+
+
+def _worse(failure: BaseException | None, error: BaseException) -> BaseException:
+    """Return the one to raise, with the other as its note.
+
+    An interrupt is worse than any error, and a loss worse than no answer, after which release can be called again.
+    """
+    if failure is None:
+        return error
+    interrupts = isinstance(failure, Exception) and not isinstance(error, Exception)
+    if interrupts or (isinstance(error, LockLost) and isinstance(failure, StoreError)):
+        failure, error = error, failure
+    failure.add_note(told(error))
+    return failure
+
+
+async def _roll_back(
+    begun: dict[LockState, Attempt], holds: list[H], failure: BaseException, stuck: list[CaslockError], limit: float
+) -> None:
+    """Give back what was taken; the errors of what could not be go into `stuck`, and it is released in the background.
+
+    After a failure, no request begins at or after `limit`, unless we were interrupted.
+    """
+    for state in reversed(begun):
+        with _noting(failure, stuck):
+            await state.undo(begun[state], failure.__cause__ or failure if isinstance(failure, StoreError) else failure)
+    if not isinstance(failure, StoreUnavailable) or not holds or holds[0]._state.runtime.now() < limit:
+        with _noting(failure, stuck):
+            await Holds(holds)._released(limit if isinstance(failure, Exception) else NEVER)
+    for hold in holds:
+        if hold._is_open:
+            hold._state.release_later(hold)
+            with _noting(failure, stuck):
+                raise _being_released(hold)
+
+
+def _being_released(hold: Holding) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"lock {hold.key!r} is being released in the background, as the store has stopped answering; "
+        f"at the latest it ends by itself within {hold._attempt.lease.ttl:g} s",
+        sent=False,
+    )
+
+
+@contextmanager
+def _noting(failure: BaseException, stuck: list[CaslockError]) -> Iterator[None]:
+    """Add an error of the roll-back as a note to the failure that has caused it."""
+    try:
+        yield
+    except CaslockError as trouble:
+        if isinstance(trouble, (OutcomeUnknown, LockLost)) or trouble.__cause__ is not (failure.__cause__ or failure):
+            stuck.append(trouble)
+            failure.add_note(told(trouble))
+
+
+def given_keys(keys: Iterable[str]) -> list[str]:
+    """Check that several keys were given, and not one string of characters."""
+    if isinstance(keys, str):
+        message = f"keys must be a list of keys, as [{keys!r}], not the str {keys!r}"
+        raise TypeError(message)
+    return list(keys)
+
+
+def given_locks(locks: object, kind: type[L]) -> list[L]:
+    """Check that locks were given."""
+    given: list[object] = list(locks) if isinstance(locks, Iterable) else []
+    found = [lock for lock in given if isinstance(lock, kind)]
+    if not isinstance(locks, Iterable) or len(found) != len(given):
+        message = f"give a store and its keys, or several {kind.__name__}s, not {locks!r}"
+        others = {type(lock).__name__ for lock in given if not isinstance(lock, kind)}
+        if others <= {"Lock", "AsyncLock"} and len(others) == 1:
+            (other,) = others
+            several = other.replace("Lock", "MultiLock")
+            message = f"give several {kind.__name__}s; for {other}s use {several}"
+        raise TypeError(message)
+    return found

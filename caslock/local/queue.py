@@ -1,0 +1,209 @@
+"""The local queue: of all attempts of one process to acquire a key, only the first talks to the store.
+
+Attempts queue first come, first served, over all Lock objects of one store object.  One owner at a time is inside, with
+one attempt of each of its Lock objects, since an owner re-enters its own lock.  An attempt is no longer inside when
+its lease is over, or when nothing refers to it.  Every call can be made again after an interrupt.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from caslock.protocol.hand_over import HandOver
+
+if TYPE_CHECKING:
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.runtime import Runtime
+
+
+ROW: Final = 64
+"""How many times in a row a process may hand a key over to its own waiters, while others wait at the store."""
+
+ROW_SECONDS: Final = 0.05
+"""Seconds after the first of these hand-overs, when it stops doing so."""
+
+LONG_ROW_SECONDS: Final = 0.5
+"""The same while no other process was seen to want the key: a store that is polled does not show who waits."""
+
+SEEN_SECONDS: Final = 60.0
+"""Seconds for which another process that was seen to want the key is taken to want it."""
+
+YIELD_SECONDS: Final = 0.1
+"""Seconds in which a process whose release has woken another one queues behind it."""
+
+PAUSE_SECONDS: Final = 0.005
+"""The longest pause of an attempt that polls, to let others go first."""
+
+PAUSE_SHARE: Final = 0.2
+"""The same as a share of the time of the hand-overs: others poll less often the longer a tenure lasts."""
+
+UNSEEN_SHARE: Final = 0.1
+"""The same while no other process was seen to want the key."""
+
+
+class LocalQueue:
+    """The queue of one process for one key of one store object."""
+
+    def __init__(self) -> None:
+        """Begin as free."""
+        self._inside: list[weakref.ref[Attempt]] = []
+        self._waiting: deque[Attempt] = deque()
+        # Held for a few instructions, and never across an await; reentrant for signal handlers and `__del__`.
+        self._guard = threading.RLock()
+        self._row = 0
+        self._row_began = 0.0
+        self._yields_until = 0.0
+        self._others_until = 0.0  # other processes want the key, as far as we know
+        self._pause = 0.0  # after many hand-overs: the longest pause of the next one in
+
+    def enter(self, attempt: Attempt, now: float) -> bool:
+        """Go in, unless somebody else is inside or waits; always `leave` afterwards."""
+        with self._guard:
+            if not self._inside and not self._waiting:
+                self._row = 0
+                self._inside = [weakref.ref(attempt)]
+                if self._yields_until:
+                    attempt.yields = PAUSE_SECONDS if now < self._yields_until else 0.0
+                return True
+            other = self._inside[0]() if self._inside else None
+            if other is not None and not attempt.shared and not _is_over(other, now):
+                return False
+            inside = self._admit(now)
+            if inside and not _may_join(attempt, inside):
+                return False
+            self._let_in(attempt, now)
+            return True
+
+    async def turn(self, attempt: Attempt, runtime: Runtime, limit: float) -> bool:
+        """Wait for our turn until the moment `limit`; whether `attempt` is inside then.  Always `leave` afterwards."""
+        attempt.event = event = runtime.event()
+        patience = 0.0
+        with self._guard:
+            self._waiting.append(attempt)
+        while True:
+            now = runtime.now()
+            with self._guard:
+                inside = self._admit(now)
+                if attempt in inside and not attempt.is_promised:
+                    break
+                promise = attempt.promise
+                if attempt in inside and promise is not None:
+                    # The one before us sends our first put.  At our limit we withdraw; if it has begun, we learn the
+                    # outcome within a request timeout, unless its event loop is blocked or has ended.
+                    patience = patience or min(
+                        now + attempt.lease.ttl, max(limit, now) + runtime.store.traits.request_timeout
+                    )
+                    if now >= limit and promise.take():
+                        promise.pending = False
+                        return False
+                    if now >= patience:
+                        promise.pending = False
+                        break
+                    until = patience if now >= limit else min(limit, patience)
+                elif now >= limit:
+                    return False
+                else:
+                    leases = [(each.lease, each.levels) for each in inside]
+                    until = min(limit, *(lease.deadline if held else now + lease.ttl for lease, held in leases))
+            await event.wait(until - now)
+        attempt.event = None
+        return True
+
+    def name_successor(self, attempt: Attempt, now: float) -> None:
+        """Choose who gets the key straight from `attempt`, which is about to be released."""
+        with self._guard:
+            # Others that are being released may still be inside: they have handed over to us, or to the one that did.
+            # Those of a shared owner count, because the record then has other holds than ours.
+            inside = [other for other in self._admit(now) if other is attempt or other.shared or not other.ending]
+            if attempt.hand_over is not None or inside != [attempt] or not self._waiting:
+                return
+            if not self._row:
+                self._row_began = now
+            lasted = now - self._row_began
+            seen = now < self._others_until
+            if self._row >= ROW or lasted >= (ROW_SECONDS if seen else LONG_ROW_SECONDS):
+                self._pause = max(PAUSE_SECONDS, lasted * (PAUSE_SHARE if seen else UNSEEN_SHARE))
+                return
+            successor = self._waiting[0]
+            successor.promise = attempt.hand_over = HandOver(successor)
+            self._inside = [*self._inside, weakref.ref(successor)]  # nobody follows until both have left
+            self._waiting.popleft()
+            self._row += 1
+
+    def leave(self, attempt: Attempt, now: float) -> None:
+        """Let the next one in."""
+        with self._guard:
+            woken = attempt.woken
+            if woken:
+                self._yields_until = now + YIELD_SECONDS
+            if woken or (attempt.contention is not None and attempt.contention.observed.record is not None):
+                self._others_until = now + SEEN_SECONDS
+            if len(self._inside) == 1 and not self._waiting and self._inside[0]() is attempt:
+                self._inside = []
+                return
+            if attempt.promise is not None:
+                attempt.promise.pending = False
+            if attempt.hand_over is not None:  # nothing was sent
+                attempt.hand_over.pending = False
+                attempt.hand_over = None
+            self._inside = [other for other in self._inside if other() is not attempt]
+            if attempt.event is not None and attempt in self._waiting:
+                self._waiting.remove(attempt)
+            self._admit(now)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether any attempt waits."""
+        return bool(self._waiting)
+
+    def inside(self, now: float) -> list[Attempt]:
+        """Return the attempts that are inside."""
+        with self._guard:
+            return self._admit(now)
+
+    def _admit(self, now: float) -> list[Attempt]:
+        """Remove the attempts that are over, let in and wake those that may enter, and return all that are inside."""
+        inside = [attempt for other in self._inside if (attempt := other()) is not None and not _is_over(attempt, now)]
+        if len(inside) < len(self._inside):
+            self._inside = [weakref.ref(attempt) for attempt in inside]
+        while self._waiting:
+            first = self._waiting[0]
+            if first in inside or first.event is None or not first.event.alive:
+                self._waiting.popleft()
+            elif inside:
+                break
+            else:
+                inside.append(first)
+                self._let_in(first, now)
+        if inside and inside[0].shared:
+            for attempt in list(self._waiting):
+                if _may_join(attempt, inside):
+                    inside.append(attempt)
+                    self._let_in(attempt, now)
+                    self._waiting.remove(attempt)
+        for attempt in inside:  # waking one twice does no harm
+            if attempt.event is not None and not attempt.is_promised:
+                attempt.event.set()
+        return inside
+
+    def _let_in(self, attempt: Attempt, now: float) -> None:
+        self._row = 0
+        attempt.yields = self._pause or (PAUSE_SECONDS if now < self._yields_until else 0.0)
+        self._pause = 0.0
+        self._inside = [*self._inside, weakref.ref(attempt)]
+
+
+def _may_join(attempt: Attempt, inside: list[Attempt]) -> bool:
+    """Whether `attempt` re-enters what its owner holds through other Lock objects."""
+    return attempt.shared and all(
+        other.owner == attempt.owner and not other.hold_id.startswith(attempt.siblings) for other in inside
+    )
+
+
+def _is_over(attempt: Attempt, now: float) -> bool:
+    if attempt.levels and (now >= attempt.lease.deadline or attempt.lease.lost):
+        return True
+    return attempt.runtime.ended(attempt)

@@ -1,0 +1,189 @@
+"""Checks the arguments of users: a bad one gets a clear error before any request is made."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from caslock.protocol.attempt import Retry
+from caslock.protocol.record import json_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+T = TypeVar("T")
+
+
+class Several(Protocol):
+    """Several keys.  A `str`, though it is an iterable of them, is not: its ``in`` takes a str only."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __contains__(self, key: object, /) -> bool: ...
+
+
+MAX_KEY: Final = 1024
+MAX_OWNER_BYTES: Final = 512
+MAX_NOTE_BYTES: Final = 1024
+MAX_RETRY: Final = 100
+MIN_LEASE: Final = 0.01
+"""Seconds.  The margin (`lease.margin`) of a shorter lease would hardly leave time for one request."""
+_COROUTINE: Final = 0x80  # inspect.CO_COROUTINE
+
+
+def seconds(name: str, value: float) -> float:
+    """Check a length of time in seconds."""
+    try:
+        sound = not isinstance(value, bool) and math.isfinite(value) and value > 0
+    except OverflowError:
+        sound = False
+    except TypeError:
+        message = f"{name} must be a number of seconds, not {value!r}"
+        raise TypeError(message) from None
+    if not sound:
+        message = f"{name} must be finite and more than 0 seconds, not {value!r}"
+        raise ValueError(message)
+    return float(value)
+
+
+def lease_time(name: str, value: float) -> float:
+    """Check the length of a lease in seconds."""
+    checked = seconds(name, value)
+    if checked < MIN_LEASE:
+        message = (
+            f"{name} must be at least {MIN_LEASE} seconds, not {value!r}: "
+            "a lease ends 2 ms and 1 % early for its owner, because clocks drift"
+        )
+        raise ValueError(message)
+    return checked
+
+
+def waiting(value: float | None) -> float | None:
+    """Check a timeout in seconds; None and -1 are for ever, 0 is one try."""
+    if value is None or value == -1:
+        return None
+    if value == 0 and value is not False:
+        return 0.0
+    try:
+        return seconds("timeout", value)
+    except ValueError:
+        message = f"timeout must be 0 or more seconds, or None to wait for ever, not {value!r}"
+        raise ValueError(message) from None
+
+
+def callback(name: str, value: T) -> T:
+    """Check that something can be called, and need not be awaited, or is None."""
+    if value is not None and not callable(value):
+        message = f"{name} must be callable, or None, not {value!r}"
+        raise TypeError(message)
+    if suspends(value):
+        message = f"{name} must be a plain function, not an `async def`: it is called, not awaited"
+        raise TypeError(message)
+    return value
+
+
+def switch(name: str, value: bool) -> bool:  # noqa: FBT001 - what it checks
+    """Check that something is True or False."""
+    if not isinstance(value, bool):
+        message = f"{name} must be True or False, not {value!r}"
+        raise TypeError(message)
+    return value
+
+
+def no_settings(settings: Mapping[str, object]) -> None:
+    """Refuse settings for locks that are handed over, as they have their own."""
+    if settings:
+        message = f"locks that are handed over keep their own settings: leave out {', '.join(settings)}"
+        raise TypeError(message)
+
+
+def not_copied(lock: object) -> TypeError:
+    """Say why a lock is neither copied nor pickled, and what to do instead."""
+    kind = type(lock).__name__
+    what = "keys" if "Multi" in kind else "key"
+    return TypeError(
+        f"{kind} can't be copied or pickled: send its store's URL and its {what}, and make another from them"
+    )
+
+
+class Own(Enum):
+    """The default of an argument that means "the timeout that the lock was made with"."""
+
+    TIMEOUT = "the lock's own"
+
+
+def wait_time(own: float | None, timeout: float | Own | None, *, blocking: bool) -> float | None:
+    """Seconds to wait, from `threading.Lock.acquire`'s arguments."""
+    if timeout is Own.TIMEOUT:
+        return own if blocking else 0.0
+    if not blocking and timeout != -1:
+        message = "a timeout can't be given with blocking=False, which is one try"
+        raise ValueError(message)
+    if not blocking:
+        return 0.0
+    return waiting(timeout)
+
+
+def check_store(store: object, make: str) -> None:
+    """Check that something can be a store (`isinstance` with its protocol takes fifty times as long)."""
+    if isinstance(store, type):
+        message = f"give a store, not the class {store.__name__}: make one of it, or with caslock.{make}(url)"
+        raise TypeError(message)
+    if not all(hasattr(store, name) for name in ("get", "put_if_version", "invalidate", "traits")):
+        message = (
+            f"a store has get, put_if_version, invalidate and traits; {type(store).__name__} has not: "
+            f"make one with caslock.{make}(url) or a class in caslock.stores"
+        )
+        raise TypeError(message)
+
+
+def suspends(verb: object) -> bool:
+    """Whether a function is an ``async def`` (as `inspect` has it, which takes 10 ms to import)."""
+    code = getattr(verb, "__code__", None)
+    return bool(getattr(code, "co_flags", 0) & _COROUTINE)
+
+
+def key_of(key: str) -> str:
+    """Check a key."""
+    if not isinstance(key, str):
+        message = f"key must be a str, not {type(key).__name__}"
+        raise TypeError(message)
+    if not 1 <= len(key) <= MAX_KEY:
+        message = f"key must be 1 to {MAX_KEY:,} characters long, not {len(key):,}"
+        raise ValueError(message)
+    return _encodable("key", key)
+
+
+def text(name: str, value: str, most: int) -> str:
+    """Check an owner or a note, which may take `most` bytes as JSON."""
+    if not isinstance(value, str):
+        message = f"{name} must be a str, not {type(value).__name__}"
+        raise TypeError(message)
+    size = json_size(value)
+    if size > most:
+        message = f"{name} is too long: {size:,} bytes as JSON, at most {most:,}"
+        raise ValueError(message)
+    return _encodable(name, value)
+
+
+def _encodable(name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"{name} can't be encoded as UTF-8 (a lone surrogate at {error.start})"
+        raise ValueError(message) from None
+    return text
+
+
+def retries(retry: Retry | tuple[int, int]) -> Retry:
+    """Check how often to retry."""
+    try:
+        checked = Retry(*retry)
+    except TypeError:
+        message = f"retry must be two numbers, (get, put), not {retry!r}"
+        raise TypeError(message) from None
+    if not all(times in range(MAX_RETRY + 1) for times in checked):
+        message = f"retry must be two numbers from 0 to {MAX_RETRY}, (get, put), not {retry!r}"
+        raise ValueError(message)
+    return checked

@@ -1,0 +1,107 @@
+"""What all locks on one store object have in common in this process: local queues, threads, and runtimes."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, TypeVar
+
+from caslock.fork import at_fork, generation
+from caslock.local.queue import LocalQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class Shared:
+    """What belongs to one store object.  A forked child begins with a new one at its first use."""
+
+    def __init__(self, store: object) -> None:
+        """Begin with nothing."""
+        self.store = store
+        self._runtimes: dict[object, weakref.ref[object]] = {}  # weakly, for they refer to us
+        self._begin()
+
+    def _begin(self) -> None:
+        self._guard = threading.RLock()  # a signal handler may use a lock while its thread is in here
+        self._queues = weakref.WeakValueDictionary[str, LocalQueue]()
+        self._parts: dict[str, object] = {}
+        self._generation = generation()  # last, because other threads of a child then rely on the rest
+
+    def queue(self, key: str) -> LocalQueue:
+        """Return the one local queue of this process for `key`."""
+        self._after_fork()
+        with self._guard:
+            queue = self._queues.get(key)
+            if queue is None:
+                queue = self._queues[key] = LocalQueue()
+            return queue
+
+    def part(self, name: str, make: Callable[[], T]) -> T:
+        """Return what all locks on the store share under this name; `make` makes it at first use."""
+        self._after_fork()
+        with self._guard:
+            if name not in self._parts:
+                self._parts[name] = make()
+            part: T = self._parts[name]  # type: ignore[assignment] # one name is one type
+            return part
+
+    def runtime(self, kind: Callable[[Shared], T]) -> T:
+        """Return the one runtime of a kind for the store."""
+        self._after_fork()
+        reference = self._runtimes.get(kind)
+        runtime = None if reference is None else reference()
+        if runtime is None:
+            with self._guard:
+                reference = self._runtimes.get(kind)
+                runtime = (None if reference is None else reference()) or kind(self)
+                self._runtimes[kind] = weakref.ref(runtime)
+        return runtime  # type: ignore[return-value] # one kind makes one type
+
+    def _after_fork(self) -> None:
+        if self._generation != generation():
+            with _guard:
+                if self._generation != generation():  # another thread of the child may have been first
+                    self._begin()
+
+
+class _Same:
+    """A store as a key: by identity, whatever its class takes for equal."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._store is self._store
+
+    def __hash__(self) -> int:
+        return object.__hash__(self._store)
+
+
+def shared_of(store: object) -> Shared:
+    """Return what all locks on `store` share in this process."""
+    same = _Same(store)
+    shared = _known.get(same)
+    if shared is None:
+        with _guard:
+            shared = _known.get(same)
+            if shared is None:
+                shared = _known[same] = Shared(store)
+    return shared
+
+
+_guard = threading.RLock()
+_known: weakref.WeakValueDictionary[_Same, Shared] = weakref.WeakValueDictionary()
+
+
+def _free_guard() -> None:
+    """In a forked child: another thread of the parent may have held the guard at this moment."""
+    global _guard  # noqa: PLW0603 - see above
+    _guard = threading.RLock()
+
+
+at_fork(after_in_child=_free_guard)

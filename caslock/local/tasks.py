@@ -1,0 +1,334 @@
+"""The runtime of the asyncio API.  A clean-up runs to its end, however often its task is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, cast
+
+from caslock.errors import StoreUnavailable
+from caslock.local import clock
+from caslock.local.schedule import MOST_RENEWING
+from caslock.local.settings import check_store, suspends
+from caslock.local.shared import Shared, shared_of
+from caslock.local.task_renewer import LoopRenewer, notice, renewer_of
+from caslock.local.workers import Workers
+from caslock.protocol.withdraw import settle_later
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from caslock.protocol.attempt import Attempt
+    from caslock.store import (
+        AsyncBatchingStore,
+        AsyncQueueingStore,
+        AsyncStore,
+        AsyncWatchingStore,
+        BatchingStore,
+        Entry,
+        IdentifiedStore,
+        Put,
+        Removal,
+        Store,
+        Traits,
+    )
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+QUEUE_SHARE: Final = 0.25
+"""Share of a request timeout for which a request to a blocking store waits for a thread; then it is dropped unsent."""
+
+MOST_ASKING: Final = 32
+"""Threads that send requests to one blocking store at one time, beside those that renew."""
+
+
+class TaskRuntime:
+    """What the protocol needs, for asyncio."""
+
+    def __init__(self, shared: Shared) -> None:
+        """Check that the store is one."""
+        self.shared: Shared = shared
+        store = shared.store
+        check_store(store, "connect_async")
+        self.home: object = store
+        native = suspends(getattr(store, "get", None))
+        self.store: AsyncStore = cast("AsyncStore", store) if native else _InThreads(shared, "requests", MOST_ASKING)
+        # A wait in a blocking store would occupy a worker thread all that time.
+        self.watching: AsyncWatchingStore | None = (
+            cast("AsyncWatchingStore", store) if native and hasattr(store, "wait_while") else None
+        )
+        self.queueing: AsyncQueueingStore | None = (
+            cast("AsyncQueueingStore", store) if native and hasattr(store, "put_when_absent") else None
+        )
+        self.batching: AsyncBatchingStore | None = (
+            cast("AsyncBatchingStore", self.store) if hasattr(store, "put_many") else None
+        )
+        self.renewing: TaskRuntime = self
+        if not native:  # renewals never wait for the threads in which acquires do
+            self.renewing = copy.copy(self)
+            self.renewing.store = _InThreads(shared, "task renewals", MOST_RENEWING)
+            if self.batching is not None:
+                self.renewing.batching = cast("AsyncBatchingStore", self.renewing.store)
+        self._renewer: LoopRenewer | None = None  # of the loop of the last hold
+
+    now: staticmethod[[], float] = staticmethod(clock.now)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let other tasks run."""
+        await asyncio.sleep(seconds)
+
+    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` in a task of its own and wait for its end, however often this one is cancelled meanwhile.
+
+        The end of the loop cancels that task too (`asyncio.run`): then it is run once more.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        for _ in range(2):
+            task: asyncio.Future[None] = asyncio.ensure_future(work())
+            while not task.done():
+                try:
+                    await asyncio.wait([task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+            if not task.cancelled():
+                task.result()
+                break
+        if cancelled is not None:
+            raise cancelled
+
+    def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+        """Run it in a task of its own."""
+        task = asyncio.ensure_future(self._settle(settle, seconds))
+        _background.add(task)  # the loop itself refers to tasks only weakly
+        task.add_done_callback(_background.discard)
+
+    async def _settle(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+        await settle_later(self, settle, seconds)
+        # If the store was closed meanwhile, the clean-up has opened a connection again.
+        if (aclose := getattr(self.home, "aclose", None)) is not None:
+            await aclose()
+        elif (close := getattr(self.home, "close", None)) is not None:
+            await asyncio.to_thread(close)
+
+    def me(self) -> object:
+        """Return the task that runs."""
+        return this_task()
+
+    def mutex(self) -> TaskMutex:
+        """Make a mutex for one attempt."""
+        return TaskMutex()
+
+    def event(self) -> TaskEvent:
+        """Make an event for an attempt that waits in a local queue."""
+        return TaskEvent()
+
+    def ended(self, attempt: Attempt) -> bool:
+        """Whether the event loop was closed in which the attempt was acquired: nothing renews it any more."""
+        return isinstance(attempt.by, asyncio.Task) and attempt.by.get_loop().is_closed()
+
+    def watch(self, attempt: Attempt) -> None:
+        """Renew the lease when it is due, and report its end."""
+        loop = asyncio.get_running_loop()
+        renewer = self._renewer
+        if renewer is None or renewer.loop is not loop:
+            renewer = self._renewer = renewer_of(loop)
+        renewer.watch(attempt, self.renewing)
+
+    def unwatch(self, attempt: Attempt) -> None:
+        """Stop renewing the lease: it is being released."""
+        renewer = self._renewer  # of another loop than the attempt's, it does no harm
+        if renewer is not None:
+            renewer.schedule.drop(attempt)
+
+    def notice(self, attempt: Attempt) -> None:
+        """Report the loss of the attempt, once, in its event loop."""
+        notice(attempt, self.store.traits.location)
+
+
+def task_runtime(store: object) -> TaskRuntime:
+    """Return the runtime of all asyncio locks on `store`; raises TypeError unless it is a store."""
+    return shared_of(store).runtime(TaskRuntime)
+
+
+class TaskMutex:
+    """A mutex for tasks of one loop that can also be taken without waiting."""
+
+    __slots__ = ("_taken", "_waiting")
+
+    def __init__(self) -> None:
+        """Begin as free."""
+        self._taken = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def acquire(self, *, blocking: Literal[False]) -> bool:
+        """Take it, if nobody has it."""
+        del blocking
+        free = not self._taken
+        self._taken = True
+        return free
+
+    def release(self) -> None:
+        """Wake all waiters: the first that runs takes it."""
+        self._taken = False
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def __aenter__(self) -> None:
+        """Wait."""
+        while self._taken:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            try:
+                await future
+            finally:
+                self._waiting.remove(future)
+        self._taken = True
+
+    async def __aexit__(self, *error: object) -> None:
+        """Give it back."""
+        self.release()
+
+
+_background: set[asyncio.Task[None]] = set()
+
+
+class TaskEvent:
+    """An event for one task of the running loop."""
+
+    __slots__ = ("_future", "_loop")
+
+    def __init__(self) -> None:
+        """Begin as not set."""
+        self._loop = asyncio.get_running_loop()
+        self._future = self._loop.create_future()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its loop is not closed."""
+        return not self._loop.is_closed()
+
+    async def wait(self, timeout: float | None) -> None:
+        """Let other tasks run."""
+        await asyncio.wait([self._future], timeout=timeout)
+        if self._future.done():
+            self._future = self._loop.create_future()
+
+    def set(self) -> None:
+        """Wake the task, in whatever loop it waits."""
+        if _running_loop() is self._loop:
+            self._wake()
+            return
+        with contextlib.suppress(RuntimeError):  # the loop was closed at this very moment
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class _InThreads:
+    """A blocking store as asyncio sees it: each verb in a thread of the store's own, as the loop's may all be busy."""
+
+    __slots__ = ("_store", "_workers")
+
+    def __init__(self, shared: Shared, purpose: str, most: int) -> None:
+        self._store = cast("Store", shared.store)
+        self._workers = shared.part(purpose, partial(Workers, f"caslock-{purpose.replace(' ', '-')}", most))
+
+    @property
+    def traits(self) -> Traits:
+        return self._store.traits
+
+    async def identify(self) -> str | None:
+        return await self._ask(cast("IdentifiedStore", self._store).identify)
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._ask(self._store.get, key)
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return await self._ask(self._store.put_if_version, key, value, version, ttl)
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        return await self._ask(self._store.invalidate, key, version)
+
+    async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
+        return await self._ask(cast("BatchingStore", self._store).put_many, puts)
+
+    async def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
+        return await self._ask(cast("BatchingStore", self._store).invalidate_many, removals)
+
+    def _ask(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        unsent: list[None] = [None]  # list.pop is atomic: either a thread takes it, or the time is over
+        patience = QUEUE_SHARE * self._store.traits.request_timeout
+        busy = loop.call_later(patience, _drop, future, unsent, self._store.traits.location)
+        future.add_done_callback(lambda _: busy.cancel())
+        self._workers.do(partial(_answer, loop, future, unsent, partial(verb, *args, **kwargs)))
+        return future
+
+
+def _drop(future: asyncio.Future[T], unsent: list[None], location: str) -> None:
+    """Give up on a request that no thread has taken."""
+    try:
+        unsent.pop()
+    except IndexError:
+        return
+    if not future.done():
+        message = f"too many requests wait for {location}; try again later"
+        future.set_exception(StoreUnavailable(message, sent=False))
+
+
+def _answer(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], unsent: list[None], verb: Callable[[], T]
+) -> None:
+    """Call a verb in a worker thread, and pass its result to the loop."""
+    if future.done():  # nothing waits for it any more, and nothing was sent
+        return
+    try:
+        unsent.pop()
+    except IndexError:
+        return
+    try:
+        settle = partial(_resolve, future, verb())
+    except BaseException as error:  # noqa: BLE001 - raised where the answer is awaited
+        settle = partial(_fail, future, error)
+    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+        loop.call_soon_threadsafe(settle)
+
+
+def _resolve(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[T], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def this_task() -> asyncio.Task[object]:
+    """Return the task that runs."""
+    task = asyncio.current_task()
+    if task is None:
+        message = "an AsyncLock needs a running task"
+        raise RuntimeError(message)
+    return task
+
+
+def calling_task() -> asyncio.Task[object] | None:
+    """Return the task that runs, if any."""
+    loop = _running_loop()
+    return None if loop is None else asyncio.current_task(loop)

@@ -1,0 +1,231 @@
+"""The runtime of the blocking API: the protocol's coroutines run to their end in the calling thread.
+
+None of them ever suspends, because the store, the clock and sleep block instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from _thread import RLock
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar, cast
+
+from caslock.local import clock
+from caslock.local.settings import check_store, suspends
+from caslock.local.settler import Settler
+from caslock.local.shared import Shared, shared_of
+from caslock.local.thread_renewer import notice, unwatch, watch
+from caslock.protocol.withdraw import settled
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from caslock.protocol.attempt import Attempt
+    from caslock.store import (
+        AsyncBatchingStore,
+        AsyncQueueingStore,
+        AsyncStore,
+        AsyncWatchingStore,
+        BatchingStore,
+        Entry,
+        IdentifiedStore,
+        Put,
+        QueueingStore,
+        Removal,
+        Store,
+        Traits,
+        WatchingStore,
+    )
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[object, object, T]) -> T:
+    """Run a coroutine that never suspends to its end."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return] # typeshed gives StopIteration.value as Any
+    coroutine.close()
+    message = "a store for the blocking API must not suspend: is it an AsyncStore?"
+    raise RuntimeError(message)
+
+
+def running_task() -> asyncio.Task[object] | None:
+    """Return the asyncio task that runs in this thread, if any; asyncio itself is not imported for that."""
+    try:
+        imported = sys.modules["asyncio"]
+        running, current = imported._get_running_loop, imported.current_task  # noqa: SLF001 - in `asyncio.__all__`
+    except (KeyError, AttributeError):  # not imported yet, or another thread is importing it
+        return None
+    task: asyncio.Task[object] | None = None if running() is None else current()
+    return task
+
+
+class ThreadMutex(RLock):  # type: ignore[misc] # typeshed has it as final; CPython and PyPy have not
+    """A `threading.RLock` that a coroutine can wait for: an interrupt as it is taken can't block its own thread."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> Self:
+        """Wait."""
+        self.acquire()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Give it back."""
+        self.release()
+
+    def mend(self) -> None:
+        """Give it back after an interrupt that struck as this thread took it or gave it back."""
+        with contextlib.suppress(RuntimeError):
+            while True:
+                self.release()
+
+
+class ThreadRuntime:
+    """What the protocol needs, for code that blocks."""
+
+    def __init__(self, shared: Shared) -> None:
+        """Check that the store is one."""
+        check_store(shared.store, "connect")
+        store = cast("Store", shared.store)
+        self.shared = shared
+        if suspends(store.get):
+            message = f"{type(store).__name__} is an AsyncStore: use it with AsyncLock, or a blocking store with Lock"
+            raise TypeError(message)
+        self.home: Store = store
+        immediate = _Immediate(store)
+        self.store: AsyncStore = immediate
+        self.watching: AsyncWatchingStore | None = immediate if hasattr(store, "wait_while") else None
+        self.queueing: AsyncQueueingStore | None = immediate if hasattr(store, "put_when_absent") else None
+        self.batching: AsyncBatchingStore | None = immediate if hasattr(store, "put_many") else None
+
+    now: staticmethod[[], float] = staticmethod(clock.now)
+
+    async def sleep(self, seconds: float) -> None:
+        """Block the thread."""
+        time.sleep(seconds)  # noqa: ASYNC251 - these coroutines block by design
+
+    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work`, as nothing can cancel a thread."""
+        await work()
+
+    def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+        """Run it in the one thread that settles for this store, unless the interpreter ends."""
+        if not sys.is_finalizing():
+            settler = self.shared.part("settler", partial(Settler, self.home))
+            settler.add(lambda: run(settled(self, settle)), seconds)
+
+    def me(self) -> object:
+        """Return an object of the thread: unlike its name and number, it is never reused."""
+        return _thread.me
+
+    def event(self) -> ThreadEvent:
+        """Make an event for an attempt that waits in a local queue."""
+        return ThreadEvent()
+
+    def ended(self, attempt: Attempt) -> bool:
+        """Always False: the thread that renews outlives the others."""
+        del attempt
+        return False
+
+    def notice(self, attempt: Attempt) -> None:
+        """Report the loss of the attempt, once, in threads that do nothing else."""
+        notice(attempt, self.store.traits.location)
+
+    def watch(self, attempt: Attempt) -> None:
+        """Have the lease renewed when it is due, and its end reported."""
+        watch(self, attempt)
+
+    def unwatch(self, attempt: Attempt) -> None:
+        """Stop watching the lease, as it is being released."""
+        unwatch(self, attempt)
+
+    def run(self, coroutine: Coroutine[object, object, T]) -> T:
+        """Run a coroutine of the protocol to its end."""
+        return run(coroutine)
+
+    mutex = ThreadMutex
+
+
+def thread_runtime(store: object) -> ThreadRuntime:
+    """Return the runtime of all blocking locks on `store`; raises TypeError unless it is a blocking store."""
+    return shared_of(store).runtime(ThreadRuntime)
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.me = object()
+
+
+_thread = _Thread()
+
+
+class ThreadEvent:
+    """A bare lock that is free once it is set, and taken by the waiter: a `threading.Event` has ten times the steps."""
+
+    __slots__ = ("_lock",)
+    alive = True
+
+    def __init__(self) -> None:
+        """Begin as not set."""
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    async def wait(self, timeout: float | None) -> None:
+        """Block the thread."""
+        self._lock.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
+
+    def set(self) -> None:
+        """Wake the thread."""
+        if self._lock.locked():
+            with contextlib.suppress(RuntimeError):  # another has set it at this very moment
+                self._lock.release()
+
+
+def mend(attempt: Attempt) -> None:
+    """After an interrupt, give back the attempt's mutex if this thread has it."""
+    if isinstance(attempt.mutex, ThreadMutex):
+        attempt.mutex.mend()
+
+
+class _Immediate:
+    """A blocking store as the protocol sees it: verbs to await that never suspend."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def traits(self) -> Traits:
+        return self._store.traits
+
+    async def identify(self) -> str | None:
+        return cast("IdentifiedStore", self._store).identify()
+
+    async def get(self, key: str) -> Entry | None:
+        return self._store.get(key)
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return self._store.put_if_version(key, value, version, ttl)
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        return self._store.invalidate(key, version)
+
+    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+        return cast("WatchingStore", self._store).wait_while(key, version, timeout)
+
+    async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        return cast("QueueingStore", self._store).put_when_absent(key, value, ttl, timeout)
+
+    async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
+        return cast("BatchingStore", self._store).put_many(puts)
+
+    async def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
+        return cast("BatchingStore", self._store).invalidate_many(removals)

@@ -1,0 +1,57 @@
+"""Checks of the options of stores, from a URL or as arguments.  No error shows a value of a URL: it may be secret."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl
+
+LONGEST: Final = 86_400
+"""Seconds; the longest timeout of a request."""
+
+_PORTS: Final = range(1, 65_536)
+
+
+def options_of(query: str) -> dict[str, str]:
+    """Read the query of a URL; raises ValueError for an option that is given twice."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    options = dict(pairs)
+    for name in options:
+        if [each for each, _ in pairs].count(name) > 1:
+            told = f"the option {name}" if name.isidentifier() and len(name) <= 40 else "an option"  # noqa: PLR2004 - a word
+            raise ValueError(f"{told} is given twice in the URL")
+    return options
+
+
+def check_address(parts: SplitResult, kind: str, several: str) -> None:
+    """Raise ValueError unless a URL names one server and a possible port; `several` says what to do for more."""
+    if "," in parts.netloc.rpartition("@")[2]:
+        raise ValueError(f"a {kind} URL has the host and port of one server; {several}")
+    try:
+        sound = parts.port is None or parts.port in _PORTS
+    except ValueError:
+        sound = False
+    if not sound:
+        raise ValueError(f"the port of a {kind} URL is a number from 1 to {_PORTS[-1]}")
+
+
+def check_timeout(name: str, value: object) -> float:
+    """Give a timeout in seconds; raises TypeError for what is no number, ValueError for one that no socket can use."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+    if not 0 < value <= LONGEST:
+        raise ValueError(f"{name} must be a number of seconds above 0 and at most {LONGEST}, not {value!r}")
+    return float(value)
+
+
+def check_prefix(prefix: object) -> None:
+    """Raise TypeError for a prefix that is no str."""
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a str, not {type(prefix).__name__}")
+
+
+def check_replicas(replicas: object) -> None:
+    """Raise TypeError if `replicas` is no int, and ValueError if it is below 0."""
+    if isinstance(replicas, bool) or not isinstance(replicas, int):
+        raise TypeError(f"replicas must be an int, not {type(replicas).__name__}")
+    if replicas < 0:
+        raise ValueError(f"replicas must be 0 or more, not {replicas}")

@@ -1,0 +1,186 @@
+"""Acquire: put, look at what is there, decide; wait while another owner holds the key.
+
+Written once for both APIs, as coroutines that await nothing but the store, the runtime's sleep and a mutex. asyncio
+awaits them, the blocking API runs them in the calling thread, and the simulator chooses where they stop.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.protocol.contention import Contention
+from caslock.protocol.exchange import Unanswered, answered, put_when_absent, read, settle, write_surely
+from caslock.protocol.lease import NEVER
+from caslock.protocol.record import Observed
+from caslock.protocol.withdraw import LONGEST_WAIT, PASSES, last_start, location_of
+from caslock.store import ABSENT
+
+if TYPE_CHECKING:
+    from tenacity.wait import WaitBaseT
+
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.record import Record
+    from caslock.protocol.runtime import Runtime
+
+LATE: Final = 0.1
+"""Seconds by which a wait at a store may end late: Redis checks ten times a second whether one is over."""
+
+COURTESY: Final = 0.1
+"""Seconds for which a process queues behind the one that its release has woken."""
+
+
+async def acquire(
+    runtime: Runtime,
+    attempt: Attempt,
+    timeout: float | None,
+    poll: WaitBaseT | None = None,
+    observed: Observed | None = None,
+) -> bool:
+    """Try until the attempt holds the key or `timeout` seconds (None: for ever) are over.
+
+    `observed` is the answer to a first put that was sent with others.  Unless this returns True, call `give_up`;
+    `attempt.contention` then says who holds the key.
+    """
+    now = runtime.now()
+    limit = NEVER if timeout is None else now + timeout
+    if attempt.writes.count or attempt.yields:
+        observed = await _resume(runtime, attempt, poll, limit, observed)
+        now = runtime.now()
+    if observed is None:  # one request when nobody contends, with as few function calls as can be
+        record, value = attempt.first(now)
+        try:
+            entry = await runtime.store.put_if_version(attempt.key, value, ABSENT, record.ttl)
+        except BaseException as error:  # noqa: BLE001 - settled, or raised by that
+            lost = Unanswered(ABSENT, record, error)
+            observed = await settle(runtime, attempt, lost, last_start(runtime, attempt.limit))
+        else:
+            observed = answered(attempt, record, value, entry)
+    while not (_holds(runtime, attempt, observed) or await _try(runtime, attempt, poll, observed)):
+        if runtime.now() >= limit:
+            return False
+        observed = await _wait(runtime, attempt, poll, limit)
+        attempt.writes.forget_dead(runtime.now())
+    return True
+
+
+def _holds(runtime: Runtime, attempt: Attempt, observed: Observed | None) -> bool:
+    """Whether our own put was applied, and is not so old that the lease has to be renewed first."""
+    record = None if observed is None else observed.record
+    write = None if record is None else attempt.writes.in_flight.get(record.write)
+    if observed is None or record is None or write is None:
+        return False
+    now = runtime.now()
+    if now - write.at >= write.ttl / 2:
+        return False
+    attempt.lease.believe(record, observed.version, write, now)
+    # Now, and not before: an interrupt between the two finds one of them, and withdraws.
+    attempt.writes.in_flight.pop(record.write, None)
+    return True
+
+
+async def _resume(
+    runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, limit: float, observed: Observed | None
+) -> Observed | None:
+    """Return what is there after a first put that was sent for us, or after others were let go first."""
+    promise, attempt.promise = attempt.promise, None
+    if observed is None and promise is not None:
+        observed = promise.outcome
+    if observed is None and attempt.writes.in_flight:  # the put sent for us got no answer, as our own might
+        return await read(runtime, attempt, last_start(runtime, attempt.limit))
+    left = limit - runtime.now()
+    if observed is None and attempt.yields and left > 0:
+        # This process has woken another one, or had the key for long: let others go first.
+        if runtime.queueing is not None:
+            return await _put_when_absent(runtime, attempt, poll, COURTESY, limit)
+        await runtime.sleep(min(random.uniform(0.0, attempt.yields), left))  # noqa: S311 - no secret
+    return observed
+
+
+async def _try(runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, observed: Observed | None) -> bool:
+    """Write, look who holds the key, and decide; again while the key is ours to take."""
+    limit = last_start(runtime, attempt.limit)
+    lease = attempt.lease
+    lease.asked = lease.ttl
+    record: Record | None = None
+    version = ABSENT
+    renewed = False
+    for number in range(PASSES):
+        # 1. One request when nobody contends.
+        if observed is None:
+            if number and runtime.now() >= limit:
+                break
+            observed = await write_surely(runtime, attempt, version, attempt.next_record(record, version), limit)
+        version, record = observed
+        observed = None
+        # 2. Ours.  One that is half over before we know of it (a lost reply, a slow answer) is renewed first.
+        if record is not None and attempt.is_in(record):
+            now = runtime.now()
+            attempt.holds_with(record, version, now)
+            left = lease.deadline - now
+            if left >= lease.ttl / 2 or (renewed and left > 0):
+                return True
+            renewed = True
+            continue
+        # 3. Nobody's, or our owner's: write again, at the version that is there.  Another owner's: busy.
+        lease.forget()
+        if not attempt.may_take(record):
+            break
+    if renewed and attempt.may_take(record):  # nobody else holds it: only slow answers keep us from it
+        message = f"{location_of(runtime)} answers too slowly for a ttl of {lease.ttl:g} s"
+        raise StoreUnavailable(message)
+    _contention(attempt, poll).meet(Observed(version, record), runtime.now())
+    return False
+
+
+async def _wait(runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, limit: float) -> Observed | None:
+    """Wait until the key may be free, never past the end of the lease that is there, nor past `limit`.
+
+    Returns what is there then, if the store could put for us as soon as nothing was there.
+    """
+    contention = _contention(attempt, poll)
+    version, holder = contention.observed
+    over = False
+    if holder is not None and not holder.foreign:
+        ends = contention.seen + holder.ttl + runtime.store.traits.expiry_lag
+        over = runtime.now() >= ends
+        limit = limit if over else min(limit, ends)
+        # The end of a lease wakes nobody, nor does a release into a free record (a quarantine).
+        if runtime.queueing is not None and not over and not holder.quarantine:
+            observed = await _put_when_absent(runtime, attempt, poll, LONGEST_WAIT, limit)
+            if observed is not None:
+                return observed
+    if runtime.watching is not None and not over and contention.watches(version):
+        with suppress(StoreError):  # a put shows what is wrong
+            seconds = max(0.0, min(LONGEST_WAIT, limit - runtime.now()))
+            await runtime.watching.wait_while(attempt.key, version, seconds)
+            return None
+    await runtime.sleep(max(0.0, min(contention.pause(), limit - runtime.now())))
+    return None
+
+
+async def _put_when_absent(
+    runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, longest: float, limit: float
+) -> Observed | None:
+    """Have the store put for us as soon as nothing is there; None: it can't for now, or gave no answer."""
+    longest = longest if poll is None else min(longest, _contention(attempt, poll).pause())
+    # The lease counts from before the request, so most of it must be left when the wait ends; and a store may be late
+    # in ending one.
+    seconds = min(longest, attempt.lease.ttl / 3, limit - runtime.now() - LATE)
+    if seconds <= 0:
+        return None
+    try:
+        return await put_when_absent(runtime, attempt, seconds)
+    except StoreUnavailable as error:  # the next put shows whether this one was applied
+        if error.sent and runtime.now() >= last_start(runtime, attempt.limit):
+            raise
+        return None
+
+
+def _contention(attempt: Attempt, poll: WaitBaseT | None) -> Contention:
+    contention = attempt.contention
+    if contention is None:
+        contention = attempt.contention = Contention(poll)
+    return contention

@@ -1,0 +1,245 @@
+"""One acquire call, from its first put to its last release: what it writes, and what it leaves behind.
+
+An attempt decides and remembers; it makes no request.  The proof rests on three facts.  Each write has an id of its own
+(`Record.write`), so an answer shows which of several requests was applied.  Versions never repeat, so a late request
+that expects a version which has passed does nothing.  Only a late put that expects *absence* can be applied long after
+its time, and a free record keeps it out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from caslock.errors import LockLost
+from caslock.protocol.lease import NEVER, Lease
+from caslock.protocol.record import FORM, MAX_HOLDS, Record, Stamp, fence_of
+from caslock.protocol.writes import FREE_TTL, InFlight, Writes
+from caslock.store import ABSENT
+
+if TYPE_CHECKING:
+    from caslock.protocol.contention import Contention
+    from caslock.protocol.hand_over import HandOver
+    from caslock.protocol.runtime import Event, Mutex, Runtime, Visit
+
+
+class Retry(NamedTuple):
+    """How many more times a read or a write is sent after no answer.
+
+    One retry usually suffices; many would add to the load of a store that is overloaded.
+    """
+
+    get: int = 1
+    put: int = 1
+
+
+class Terms(NamedTuple):
+    """What all attempts of a Lock object have in common."""
+
+    runtime: Runtime
+    key: str
+    owner: str
+    ttl: float
+    """Seconds of every lease."""
+    auto_renew: bool
+    max_hold: float
+    """Seconds after which the lease is no longer renewed."""
+    retry: Retry
+    shared: bool
+    """Whether other Lock objects may have the same owner."""
+
+
+class First(NamedTuple):
+    """What the records of an attempt say for people, and the text around the ids in its first one: see `opening`."""
+
+    stamp: Stamp
+    opening: tuple[str, str, str]
+
+
+class Attempt:
+    """One acquire call."""
+
+    __slots__ = (
+        "__weakref__",
+        "_opening",
+        "by",
+        "contention",
+        "ending",
+        "event",
+        "hand_over",
+        "hold_id",
+        "key",
+        "lease",
+        "left_in_time",
+        "levels",
+        "limit",
+        "mutex",
+        "owner",
+        "promise",
+        "retry",
+        "settled",
+        "shared",
+        "stamp",
+        "terms",
+        "visit",
+        "woken",
+        "writes",
+        "yields",
+    )
+
+    terms: Terms
+    key: str
+    owner: str
+    retry: Retry
+    shared: bool
+    stamp: Stamp
+    _opening: tuple[str, str, str]
+
+    def __init__(self, terms: Terms, hold_id: str, first: First, mutex: Mutex, by: object) -> None:
+        """Begin with nothing sent.
+
+        Args:
+            terms: what all attempts of a Lock object have in common.
+            hold_id: ``<nonce of the Lock object>.<number>``: the proof that a record is this attempt's.
+            first: what its records say for people, and how the first one is written.
+            mutex: lets one renewal, extension or release at a time.
+            by: the thread or task that acquires.
+
+        """
+        _, self.key, self.owner, ttl, auto_renew, max_hold, self.retry, self.shared = self.terms = terms
+        self.hold_id: str = hold_id
+        self.stamp, self._opening = first
+        self.mutex: Mutex = mutex
+        self.by: object = by
+        self.lease: Lease = Lease(ttl, max_hold, auto_renew=auto_renew)
+        self.writes: Writes = Writes(hold_id)
+        self.levels: list[object] = []  # the open holds, by re-entry; the newest is the last
+        self.limit: float = NEVER  # an acquire waits until then
+        self.contention: Contention | None = None  # who holds the key, and how long to pause for that
+        self.event: Event | None = None  # wakes it in the local queue
+        self.yields: float = 0.0  # seconds to let other processes go first
+        self.promise: HandOver | None = None  # the attempt before it, in this process, sends its first put
+        self.hand_over: HandOver | None = None  # it sends the first put of the next one
+        self.ending: bool = False  # a release or a withdrawal has begun: no more renewals
+        self.left_in_time: bool = False  # a release of it got no answer, and was sent before the deadline
+        self.woken: bool = False  # its removal has woken another process, which waits at the store
+        self.settled: bool = True  # no clean-up of it has been interrupted
+        self.visit: Visit | None = None  # used by the renewer only
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime that it runs in."""
+        return self.terms.runtime
+
+    @property
+    def siblings(self) -> str:
+        """The prefix of the hold ids of the same Lock object."""
+        return self.hold_id[: self.hold_id.index(".") + 1]
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether the attempt before it still has to send its first put, or to pass on the answer."""
+        return self.promise is not None and self.promise.pending
+
+    def first(self, now: float, expected: int = ABSENT) -> tuple[Record, bytes]:
+        """Return the put that begins a tenure and keeps nothing of what was there: `next_record` and `sent` in one."""
+        hold_id, ttl, writes = self.hold_id, self.lease.ttl, self.writes
+        writes.count += 1
+        write_id = f"{hold_id}.{writes.count}"  # as `next_id` has it
+        writes.in_flight[write_id] = _new(InFlight, (expected, now, ttl))
+        record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *self.stamp, FORM))
+        before, between, after = self._opening
+        return record, f"{before}{hold_id}{between}{write_id}{after}".encode()
+
+    def is_in(self, record: Record | None) -> bool:
+        """Whether the hold id of this attempt is in `record`."""
+        return record is not None and self.hold_id in record.holds
+
+    def others(self, record: Record) -> tuple[str, ...]:
+        """The owner's holds that other Lock objects have.
+
+        A Lock object has one live hold at a time: all the other ids that begin with its nonce are dead, or come from
+        requests that arrived late.
+        """
+        if record.holds == (self.hold_id,):
+            return ()
+        siblings = self.siblings
+        return tuple([hold for hold in record.holds if not hold.startswith(siblings)])
+
+    def may_take(self, record: Record | None) -> bool:
+        """Whether we may write over what is there."""
+        if record is None or record.free:
+            return True
+        return not record.foreign and record.owner == self.owner and len(self.others(record)) < MAX_HOLDS
+
+    def next_record(self, observed: Record | None, version: int) -> Record:
+        """Return the record to put in place of `observed`, which we may take."""
+        asked = self.lease.asked
+        if observed is None:
+            return self._tenure(0.0)
+        if observed.free:
+            return self._tenure(observed.ttl)
+        others = self.others(observed)
+        if not others and not self.is_in(observed):
+            return self._tenure(FREE_TTL)  # in place of a late write, whose attempt may have sent others
+        # A lease is never made shorter than what another hold of this owner may believe.
+        ttl = max(asked, observed.ttl) if others else asked
+        holds = (*others, self.hold_id)
+        known = set(observed.holds) <= set(holds)  # else an id that a late write has added is dropped
+        return observed._replace(
+            holds=holds,
+            ttl=ttl,
+            write=self.writes.next_id(),
+            fence=fence_of(observed, version),
+            quarantine=observed.quarantine if known else FREE_TTL,
+        )
+
+    def _tenure(self, quarantine: float) -> Record:
+        """Begin a tenure: its fence will be the version."""
+        return Record(
+            self.owner, (self.hold_id,), self.lease.asked, self.writes.next_id(), None, quarantine, *self.stamp
+        )
+
+    def holds_with(self, record: Record, version: int, now: float) -> None:
+        """Note that we hold the key with `record`."""
+        # In this order: an interrupt between the two finds one of them, and withdraws.
+        self.lease.believe(record, version, self.writes.in_flight.get(record.write), now)
+        self.writes.answered(record.write)
+
+    def remainder(self, observed: Record, version: int, now: float) -> Record | None:
+        """Return what a release leaves: others' holds or a free record as they are, else a free record or nothing."""
+        others = self.others(observed) if self.is_in(observed) else observed.holds
+        if observed.free:
+            return observed._replace(write=self.writes.next_id())
+        lost_put = self.writes.may_land(ABSENT)
+        if others:
+            quarantine = FREE_TTL if lost_put else observed.quarantine
+            fence = fence_of(observed, version)
+            return observed._replace(holds=others, write=self.writes.next_id(), fence=fence, quarantine=quarantine)
+        rest = FREE_TTL if lost_put else observed.quarantine - (now - (self.lease.began or now))
+        return self.free_record(rest) if rest > 0 else None
+
+    def leaves_nothing(self, now: float) -> bool:
+        """Whether it holds the key, and its release is a removal."""
+        lease = self.lease
+        record = lease.record
+        if record is not None and record.holds == (self.hold_id,) and not (record.quarantine or self.writes.in_flight):
+            return True  # what `remainder` would return, in fewer steps
+        return record is not None and self.remainder(record, lease.version, now) is None
+
+    def free_record(self, ttl: float) -> Record:
+        """Return a record that nobody holds: for `ttl` seconds no put that expects absence can be applied."""
+        return Record(self.owner, (), ttl, self.writes.next_id(), None, 0.0, *self.stamp)
+
+    def lose(self, why: str) -> LockLost:
+        """Note a loss, for every level of re-entry: only a new acquire with a new hold id can hold the key again."""
+        self.lease.lost = self.lease.lost or why
+        self.terms.runtime.notice(self)
+        return LockLost(self.loss)
+
+    @property
+    def loss(self) -> str:
+        """Say that the lease was lost, and why."""
+        return f"lock {self.key!r} was lost: {self.lease.lost}"
+
+
+_new = tuple.__new__  # takes half the time of a NamedTuple's own

@@ -1,0 +1,98 @@
+"""Passes a key to the next in the local queue in one request: the release of one attempt is the put of another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.protocol.exchange import answered, read, sent, unanswered
+from caslock.protocol.record import Observed
+
+if TYPE_CHECKING:
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.runtime import Runtime
+
+
+class HandOver:
+    """The promise of one attempt, which is about to release a key, to send the first put of another.
+
+    Either the releaser sends that put or the successor withdraws, whoever calls `take` first.
+    """
+
+    __slots__ = ("_offer", "outcome", "pending", "successor")
+
+    def __init__(self, successor: Attempt) -> None:
+        """Begin as pending."""
+        self.successor: Attempt = successor
+        self.pending: bool = True  # the successor has to wait
+        self.outcome: Observed | None = None  # what an answered put has shown
+        self._offer: list[None] = [None]  # list.pop is atomic
+
+    def take(self) -> bool:
+        """Whether the caller is the first to take it: the releaser to send, or the successor to withdraw."""
+        try:
+            self._offer.pop()
+        except IndexError:
+            return False
+        return True
+
+    def give_back(self) -> None:
+        """Let the successor withdraw, as nothing was sent; else it waits until we have left."""
+        self._offer.append(None)
+        self._wake()
+
+    def settle(self, outcome: Observed | None = None) -> None:
+        """Tell the successor what the put has shown (None: unknown, or nothing was sent)."""
+        if self.pending and outcome is not None:
+            self.outcome = outcome
+        self.pending = False
+        self._wake()
+
+    def _wake(self) -> None:
+        event = self.successor.event  # it may stop waiting at this very moment
+        if event is not None:
+            event.set()
+
+
+async def hand_over(runtime: Runtime, attempt: Attempt, promise: HandOver, limit: float) -> Observed:
+    """Put the first record of the successor at the version that is ours; returns what is there then.
+
+    To the successor it is a put like its own.  If it gets no answer, the successor learns of that at once, and reads
+    the record itself while we settle our own release.  If it is refused, the successor learns of that after our
+    release, because our record is there until then.
+    """
+    lease, successor = attempt.lease, promise.successor
+    assert lease.record is not None  # noqa: S101 - only a holder hands over
+    ours = Observed(lease.version, lease.record)
+    rest = attempt.remainder(lease.record, lease.version, runtime.now())
+    if not promise.pending or not (rest is None or rest.free) or not promise.take():
+        return ours
+    if rest is None:
+        record, value = successor.first(runtime.now(), lease.version)
+    else:
+        successor.lease.asked = successor.lease.ttl
+        record = successor.next_record(rest, lease.version)
+        value = sent(successor, lease.version, record, runtime.now())
+    # We note the write and then check; a successor that gives up says so and then checks: one of us sees the other.
+    if successor.ending or not promise.pending:
+        successor.writes.answered(record.write)
+        return ours
+    try:
+        entry = await runtime.store.put_if_version(successor.key, value, lease.version, record.ttl)
+    except (StoreError, ValueError) as error:
+        unanswered(successor, record, error)
+        if not isinstance(error, StoreUnavailable):
+            return ours  # a refusal concerns the successor alone, which gets it when it asks
+        if error.sent:
+            attempt.writes.unanswered += 1
+            promise.settle()
+        else:
+            promise.give_back()
+        if runtime.now() >= limit:
+            raise
+        return await read(runtime, attempt, limit)
+    except BaseException as error:
+        unanswered(successor, record, error)
+        attempt.writes.unanswered += 1
+        raise
+    return answered(successor, record, value, entry)

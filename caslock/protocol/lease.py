@@ -1,0 +1,109 @@
+"""What an attempt may believe: the record it holds the key with, and until when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from caslock.store import ABSENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caslock.protocol.record import Record
+    from caslock.protocol.writes import InFlight
+
+NEVER: Final = float("inf")
+
+
+def margin(ttl: float) -> float:
+    """How much earlier than the store we end a lease: clocks drift (1 % + 2 ms, as Redlock has it)."""
+    return min(0.01 * ttl + 0.002, ttl / 2)
+
+
+class Lease:
+    """The lease of one attempt.  It is believed only from a record that was seen at the store."""
+
+    __slots__ = (
+        "asked",
+        "auto_renew",
+        "began",
+        "deadline",
+        "due",
+        "fence",
+        "lost",
+        "max_hold",
+        "on_loss",
+        "record",
+        "told",
+        "ttl",
+        "version",
+    )
+
+    def __init__(self, ttl: float, max_hold: float, *, auto_renew: bool) -> None:
+        """Begin as not held.
+
+        Args:
+            ttl: seconds of every lease, until an extension changes that.
+            max_hold: seconds after which it is no longer renewed.
+            auto_renew: whether it is renewed at all.
+
+        """
+        self.ttl: float = ttl
+        self.max_hold: float = max_hold
+        self.auto_renew: bool = auto_renew
+        self.asked: float = ttl  # seconds asked for by the write that is sent now
+        self.record: Record | None = None
+        self.version: int = ABSENT
+        self.fence: int = 0
+        self.began: float = 0.0
+        self.deadline: float = -NEVER  # we believe that we hold the key until then, and no longer
+        self.due: float = NEVER  # when to renew it; the deadline if it is no longer renewed
+        self.lost: str = ""  # why, once it is lost
+        self.on_loss: list[Callable[[], object]] = []  # called when it is lost
+        self.told: bool = False  # the loss: they have been called, or are being called
+
+    def believe(self, record: Record, version: int, landed: InFlight | None, now: float) -> None:
+        """Note that we hold the key with `record`: only here does the deadline become later.
+
+        `landed` is the write of ours that put it there.  None: another hold of our owner has written the record, which
+        does not shorten our lease.
+        """
+        fence = version if record.fence is None else record.fence  # as in `fence_of`
+        if fence != self.fence:  # a new tenure, not the renewal of one that the acquire has not returned yet
+            self.began, self.fence = now, fence
+        self.record, self.version = record, version
+        if landed is None:
+            return
+        end = landed.at + landed.ttl  # the ttl counts from before the request
+        self.deadline = end - margin(landed.ttl)
+        renews = self.auto_renew and end < self.began + self.max_hold
+        self.due = landed.at + landed.ttl / 3 if renews else self.deadline
+
+    def forget(self) -> None:
+        """Note that we do not hold the key, while still trying: a later success is another tenure."""
+        self.record, self.version, self.fence, self.began, self.deadline = None, ABSENT, 0, 0.0, -NEVER
+
+    def ask(self, ttl: float | None, now: float) -> bool:
+        """Prepare a renewal for `ttl` seconds (None: the ttl that was accepted last); False: `max_hold` is over.
+
+        A shorter lease is believed from the moment it is sent, a longer one only once it is answered.
+        """
+        self.asked = min(self.ttl if ttl is None else ttl, self.began + self.max_hold - now)
+        if self.asked <= 0:
+            return False
+        self.deadline = min(self.deadline, now + self.asked - margin(self.asked))
+        self.due = min(self.due, self.deadline)
+        return True
+
+    def end(self, missing: str) -> str:
+        """Say why the lease is over: it was not `missing` ("renewed") in time, or was to be renewed no more."""
+        if self.began + self.max_hold <= self.deadline + margin(self.ttl) + 0.001:
+            return f"its max_hold of {self.max_hold:g} s was reached"
+        return f"its lease ended before it was {missing}" + ("" if self.auto_renew else "; auto_renew is off")
+
+    def tell(self) -> list[Callable[[], object]] | None:
+        """Note that the loss is reported, and return what to call for it; None: it was reported before."""
+        if self.told:
+            return None
+        self.told = True
+        return self.on_loss[::-1]  # the with blocks first: a user's callback may raise

@@ -1,0 +1,167 @@
+"""What caslock writes under a key: one line of JSON, which a person can read in ``redis-cli``.
+
+A value that caslock did not write is read as a record of an unknown owner.  It is never an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from caslock.store import ABSENT
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+FORM: Final = 1
+"""The number of this form of record.  A record of any other form is foreign: held, and never overwritten."""
+
+MAX_HOLDS: Final = 40
+"""The most holds of one owner in one record: it must fit in `caslock.store.MAX_VALUE` bytes."""
+
+_quote = json.encoder.encode_basestring_ascii
+
+
+class Stamp(NamedTuple):
+    """What a record says for people only."""
+
+    since_iso: str
+    host: str
+    pid: int
+    note: str
+
+
+class Record(NamedTuple):
+    """Who holds a key, as it is written under the key."""
+
+    owner: str
+    holds: tuple[str, ...]
+    """The ids of the owner's holds.  Without any the record is *free*: nobody holds the key."""
+    ttl: float
+    """Seconds of the lease, from the write of this record.
+
+    Unless it is renewed, the lease ends within so many seconds of the moment when you read it.  The store does not say
+    how much of it has passed.
+    """
+    write: str = ""
+    """The write id, unique to one write of one attempt: it shows which of several requests was applied."""
+    fence: int | None = None
+    """The fencing number; None where the store has none.
+
+    As it is stored: also None in a tenure's first write, whose version it is.
+    """
+    quarantine: float = 0.0
+    """Seconds, from the start of this tenure, in which a lost create may still arrive if the key is removed."""
+    since_iso: str = ""
+    """`since` as it is stored."""
+    host: str = ""
+    pid: int = 0
+    note: str = ""
+    form: int = FORM
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody holds the key: anyone may write over this record, at its version."""
+        return not self.holds
+
+    @property
+    def foreign(self) -> bool:
+        """Whether something else than this version of caslock has written it."""
+        return self.form != FORM
+
+    @property
+    def since(self) -> datetime | None:
+        """When the tenure began, by the wall clock of its owner: for people, never compared."""
+        from datetime import datetime  # noqa: PLC0415 - seldom used, and the import takes half a millisecond
+
+        try:
+            return datetime.fromisoformat(self.since_iso)
+        except ValueError:  # it is missing, or caslock did not write it
+            return None
+
+    def __str__(self) -> str:
+        """Say who holds the key, since when, and for how long at most."""
+        if self.free:
+            return "nobody"
+        if self.foreign:
+            return f"an unknown owner (caslock did not write the value {self.note})"
+        note = f" ({self.note})" if self.note else ""
+        return (
+            f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since_iso}, "
+            f"with a lease of {self.ttl:g} s from its last renewal"
+        )
+
+
+class Observed(NamedTuple):
+    """What an answer of the store shows under the key."""
+
+    version: int
+    """`ABSENT` where there is nothing."""
+    record: Record | None
+
+    @property
+    def fence(self) -> int:
+        """The fencing number of the tenure that the record belongs to; 0 where there is none."""
+        return 0 if self.record is None else fence_of(self.record, self.version)
+
+
+NOTHING: Final = Observed(ABSENT, None)
+
+
+def fence_of(record: Record, version: int) -> int:
+    """Return the fencing number of the tenure that a record belongs to."""
+    return version if record.fence is None else record.fence
+
+
+def encode(record: Record) -> bytes:
+    """Write a record as bytes (by hand: seven times as fast as a `json.JSONEncoder`)."""
+    owner, holds, ttl, write, fence, quarantine, since, host, pid, note, _ = record
+    ids = _quote(holds[0]) if len(holds) == 1 else ",".join(map(_quote, holds))
+    return (
+        f'{_head(owner)}{ids}],"ttl":{ttl!r},"write":{_quote(write)},"fence":{"null" if fence is None else fence},'
+        f'"quarantine":{quarantine or "0.0"},{_tail(since, host, pid, note)}'
+    ).encode()
+
+
+def opening(owner: str, ttl: float, stamp: Stamp) -> tuple[str, str, str]:
+    """Return the text before, between and after the hold id and the write id in the first record of a tenure."""
+    return f'{_head(owner)}"', f'"],"ttl":{ttl!r},"write":"', f'","fence":null,"quarantine":0.0,{_tail(*stamp)}'
+
+
+@lru_cache(maxsize=64)  # one owner writes many records
+def _head(owner: str) -> str:
+    return f'{{"caslock":{FORM},"owner":{_quote(owner)},"holds":['
+
+
+@lru_cache(maxsize=64)
+def _tail(since: str, host: str, pid: int, note: str) -> str:
+    return f'"since":{_quote(since)},"host":{_quote(host)},"pid":{pid},"note":{_quote(note)}}}'
+
+
+def decode(value: bytes) -> Record:
+    """Read a record; anything that is not one comes back as a foreign record, which is held by an unknown owner."""
+    try:
+        fields = json.loads(value)
+        if fields.pop("caslock") != FORM or "form" in fields:
+            return _foreign(value)
+        fields["since_iso"] = fields.pop("since", "")
+        fields["holds"] = tuple(map(str, fields["holds"]))
+        fields["ttl"], fields["quarantine"] = float(fields["ttl"]), float(fields["quarantine"])
+        fields["fence"] = None if fields["fence"] is None else int(fields["fence"])
+        record = Record(**fields)
+        texts = (record.owner, record.write, record.since_iso, record.host, record.note)
+        sound = all(isinstance(text, str) for text in texts) and math.isfinite(record.ttl + record.quarantine)
+        return record if sound and isinstance(record.pid, int) else _foreign(value)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return _foreign(value)
+
+
+def json_size(text: str) -> int:
+    """Bytes that a text takes in a record."""
+    return len(_quote(text))
+
+
+def _foreign(value: bytes) -> Record:
+    return Record(owner="unknown", holds=("unknown",), ttl=0.0, note=repr(value[:60]), form=0)

@@ -1,0 +1,140 @@
+"""Release a hold, or hand its key over to the next in the local queue; take a key away from its holder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from caslock.errors import LockLost, StoreError, StoreUnavailable
+from caslock.protocol.exchange import Unanswered, answered, read, settle, write_surely
+from caslock.protocol.hand_over import HandOver, hand_over
+from caslock.protocol.lease import NEVER
+from caslock.protocol.record import Observed, Record
+from caslock.protocol.renew import who_holds
+from caslock.protocol.withdraw import PASSES, location_of, withdraw
+from caslock.protocol.writes import FREE_TTL
+from caslock.store import ABSENT
+
+if TYPE_CHECKING:
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.runtime import Runtime
+
+
+async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, removed: Observed | None = None) -> None:
+    """Release the key.
+
+    `removed` is the answer to a removal that was sent with others.  After a failure, no request begins at or after
+    `limit`, nor after two request timeouts.
+
+    Raises `LockLost` when somebody else held the key, or our lease was over, before the release.  If there was no
+    answer either, the lease keeps its record, which has to be released in the background.  Raises `StoreUnavailable`
+    when there was no answer: release can be called again.
+    """
+    attempt.ending = True
+    limit = min(limit, runtime.now() + 2 * runtime.store.traits.request_timeout)
+    mutex, lease = attempt.mutex, attempt.lease
+    if not mutex.acquire(blocking=False) and not runtime.ended(attempt):  # first settle any renewal under way
+        await mutex.__aenter__()
+    promise: HandOver | None = None
+    observed: Observed | None = None
+    try:
+        promise, attempt.hand_over = attempt.hand_over, None
+        if lease.record is None:
+            return  # an earlier call has done it
+        now = runtime.now()
+        in_time = not lease.lost and now < lease.deadline
+        before = attempt.writes.unanswered
+        try:
+            by_us, observed = await _leave(runtime, attempt, promise, removed, limit if in_time else now)
+            lease.record = None
+        except StoreError as error:
+            attempt.left_in_time |= in_time and attempt.writes.unanswered > before
+            if not in_time and not attempt.left_in_time:  # lost, whatever the store would have answered
+                raise attempt.lose(lease.end("released")) from error
+            error.add_note(f"Release lock {attempt.key!r} again; else it ends by itself within {lease.ttl:g} s.")
+            raise
+        except BaseException:
+            attempt.left_in_time |= in_time  # it may have been applied
+            raise
+        attempt.left_in_time |= in_time and attempt.writes.unanswered > before
+    finally:
+        if promise is not None:
+            promise.settle(observed)
+        mutex.release()
+    by_us = by_us or (promise is not None and promise.successor.is_in(observed.record))
+    if attempt.left_in_time or (in_time and by_us):
+        return
+    raise attempt.lose(lease.end("released") if by_us else who_holds(runtime, observed.record))
+
+
+async def release_quietly(runtime: Runtime, attempt: Attempt, limit: float) -> None:
+    """Release in the background an attempt that could not be released, and whose hold nobody has any more."""
+    try:
+        await release(runtime, attempt, limit)
+    except LockLost as loss:
+        if attempt.lease.record is not None:
+            raise StoreUnavailable(location_of(runtime)) from loss
+
+
+async def _leave(
+    runtime: Runtime, attempt: Attempt, promise: HandOver | None, removed: Observed | None, limit: float
+) -> tuple[bool, Observed]:
+    """Remove our hold; return whether it was certainly we who have, and what is there then."""
+    lease = attempt.lease
+    if removed is not None:
+        observed = removed
+    elif promise is not None:
+        observed = await hand_over(runtime, attempt, promise, limit)
+    elif attempt.leaves_nothing(runtime.now()):  # one request
+        try:
+            entry = await runtime.store.invalidate(attempt.key, lease.version)
+        except BaseException as error:  # noqa: BLE001 - settled, or raised by that
+            observed = await settle(runtime, attempt, Unanswered(lease.version, None, error), limit)
+        else:
+            observed = answered(attempt, None, b"", entry)
+    else:
+        observed = Observed(lease.version, lease.record)
+    by_us = False
+    if observed.record is not None or attempt.writes.in_flight:
+        by_us, observed = await withdraw(runtime, attempt, observed, limit)
+    return by_us or observed.record is None, observed
+
+
+async def leave_surely(runtime: Runtime, attempt: Attempt, interruption: BaseException) -> None:
+    """Finish a release that was interrupted or cancelled."""
+
+    async def go() -> None:
+        try:
+            await release(runtime, attempt)
+        except LockLost:
+            pass
+        except StoreError as trouble:
+            interruption.add_note(f"lock {attempt.key!r} ends by itself within {attempt.lease.ttl:g} s: {trouble}")
+
+    await runtime.finish(go)
+
+
+async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
+    """Take the key away from whoever holds it, and return who that was.  `attempt` only writes; it never holds the key.
+
+    A free record takes its place, so that the holder learns of its loss even from a release.
+    """
+    observed = await read(runtime, attempt, NEVER)
+    broken: Record | None = None
+    fence = ABSENT
+    for _ in range(PASSES):
+        version, record = observed
+        if record is None or record.free:
+            return broken
+        if record.foreign:
+            message = f"{attempt.key!r} at {location_of(runtime)} is held by {record}; remove it by other means"
+            raise StoreError(message)
+        if broken is not None and observed.fence != fence:
+            return broken  # it has left meanwhile, or our lost request was applied: spare the next holder
+        fence = observed.fence
+        broken = record._replace(fence=fence)
+        before = attempt.writes.count
+        observed = await write_surely(runtime, attempt, version, attempt.free_record(FREE_TTL), NEVER)
+        if observed.record is not None and attempt.writes.includes(observed.record, before):
+            return broken
+    message = f"lock {attempt.key!r} could not be released by force: its record kept changing; gave up after {PASSES}"
+    raise StoreUnavailable(f"{message} tries")

@@ -1,0 +1,182 @@
+"""Renews leases, one or many in one request, and finds losses."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from caslock.errors import LockLost, StoreError, StoreUnavailable
+from caslock.protocol.exchange import answered, sent, unanswered, write_surely
+from caslock.protocol.withdraw import PASSES, location_of
+from caslock.store import Put
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.record import Observed, Record
+    from caslock.protocol.runtime import Runtime
+    from caslock.store import AsyncBatchingStore, Entry
+
+
+async def renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
+    """Replace the lease by one of `ttl` seconds from now (None: the ttl that was asked for last).
+
+    Raises `LockLost` when we do not hold the key any more, and `StoreError` when that could not be learned: the
+    deadline then stays what it was, or is earlier.
+    """
+    async with attempt.mutex:
+        await _renew(runtime, attempt, ttl)
+
+
+async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
+    """Renew; the attempt's mutex has to be taken."""
+    for _ in range(PASSES):
+        lease, before = attempt.lease, attempt.writes.count
+        record = _renewal(runtime, attempt, ttl)
+        if record is None:
+            return
+        # A release that waits for this renewal waits for one request: after a failure, the next renewal goes on.
+        limit = min(lease.deadline, runtime.now() + runtime.store.traits.request_timeout)
+        observed = await write_surely(runtime, attempt, lease.version, record, limit)
+        if _renewed(runtime, attempt, observed, before):
+            lease.ttl = lease.ttl if ttl is None else ttl  # what the store has accepted: the renewals go on with it
+            return
+    message = f"lock {attempt.key!r} could not be renewed: its record kept changing; gave up after {PASSES} tries"
+    raise StoreUnavailable(message)
+
+
+def _renewal(runtime: Runtime, attempt: Attempt, ttl: float | None) -> Record | None:
+    """Return the record to write at the version known; None: there is nothing to renew (any more).
+
+    The attempt's mutex has to be taken: an extension that we have waited for may have changed the ttl.
+    """
+    lease = attempt.lease
+    if attempt.ending or lease.record is None:
+        return None
+    check(runtime, attempt)
+    now = runtime.now()
+    attempt.writes.forget_dead(now)
+    return attempt.next_record(lease.record, lease.version) if lease.ask(ttl, now) else None
+
+
+def _renewed(runtime: Runtime, attempt: Attempt, observed: Observed, before: int) -> bool:
+    """Apply the answer to a renewal; whether it shows a write of ours after number `before`.  Raises `LockLost`."""
+    record = observed.record
+    check(runtime, attempt)  # a loss is final: it may have been reported, and another attempt let in
+    if record is None or not attempt.is_in(record) or observed.fence != attempt.lease.fence:
+        raise attempt.lose(who_holds(runtime, record))
+    attempt.holds_with(record, observed.version, runtime.now())
+    return attempt.writes.includes(record, before)
+
+
+async def keep(runtime: Runtime, attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Renew leases that are due, as one request where the store can; returns those that have to be renewed alone.
+
+    One that is being extended or released at this moment is left out, so that nothing waits here.  A loss is reported
+    (`Attempt.lose`).  What got no answer is due again soon: only the deadline ends a lease.
+    """
+    taken: dict[str, Attempt] = {}
+    alone: list[Attempt] = []
+    now = runtime.now()
+    try:
+        for attempt in attempts:
+            lease = attempt.lease
+            lease.due = min(now + lease.ttl / 12, lease.deadline)  # should this one fail
+            if attempt.key in taken:  # no request may name a key twice: it is another hold of one owner
+                alone.append(attempt)
+            elif attempt.mutex.acquire(blocking=False):
+                taken[attempt.key] = attempt
+        if len(taken) > 1 and runtime.batching is not None:
+            return alone + await _renew_together(runtime, runtime.batching, list(taken.values()))
+        for attempt in taken.values():
+            with suppress(LockLost, StoreError):
+                await _renew(runtime, attempt, None)
+        return alone
+    finally:
+        for attempt in taken.values():
+            attempt.mutex.release()
+
+
+async def _renew_together(runtime: Runtime, batching: AsyncBatchingStore, attempts: list[Attempt]) -> list[Attempt]:
+    """Renew all, or return those that have to be renewed alone.
+
+    After no answer they are written once more, at the versions known: the answer shows what is there for each.
+    """
+    before = {attempt: attempt.writes.count for attempt in attempts}
+    repeats = min(1, *(attempt.retry.put for attempt in attempts))
+    limit = runtime.now() + runtime.store.traits.request_timeout
+    for _ in range(PASSES):
+        renewals = _renewals(runtime, attempts)
+        try:
+            puts = [Put(each.attempt.key, each.value, each.attempt.lease.version, each.record.ttl) for each in renewals]
+            answers = await batching.put_many(puts) if puts else []
+        except BaseException as error:
+            for each in renewals:
+                unanswered(each.attempt, each.record, error)
+            if isinstance(error, StoreUnavailable):
+                if not repeats or runtime.now() >= limit:
+                    break
+                repeats -= 1
+                continue
+            if isinstance(error, (StoreError, ValueError)):  # one is refused: each alone shows which
+                return attempts
+            raise
+        if answers is None:
+            for each in renewals:
+                each.attempt.writes.answered(each.record.write)
+            return attempts
+        attempts = _not_renewed(runtime, renewals, answers, before)
+        if not attempts:
+            break
+    return []
+
+
+class Renewal(NamedTuple):
+    """One of several renewals that travel together."""
+
+    attempt: Attempt
+    record: Record
+    value: bytes
+
+
+def _renewals(runtime: Runtime, attempts: list[Attempt]) -> list[Renewal]:
+    """Return what to write for each that still has to be renewed."""
+    renewals: list[Renewal] = []
+    for attempt in attempts:
+        with suppress(LockLost):
+            record = _renewal(runtime, attempt, None)
+            if record is not None:
+                value = sent(attempt, attempt.lease.version, record, runtime.now())
+                renewals.append(Renewal(attempt, record, value))
+    return renewals
+
+
+def _not_renewed(
+    runtime: Runtime, renewals: list[Renewal], answers: Sequence[Entry | None], before: dict[Attempt, int]
+) -> list[Attempt]:
+    """Apply the answers, and return the attempts that were not written because another of the request had lost."""
+    left: list[Attempt] = []
+    for (attempt, record, value), entry in zip(renewals, answers, strict=True):
+        known = attempt.lease.version
+        with suppress(LockLost):
+            observed = answered(attempt, record, value, entry)
+            if observed.version == known or not _renewed(runtime, attempt, observed, before[attempt]):
+                left.append(attempt)
+    return left
+
+
+def check(runtime: Runtime, attempt: Attempt) -> None:
+    """Raise `LockLost` unless the lease still counts as held."""
+    lease = attempt.lease
+    if lease.lost or runtime.now() >= lease.deadline:
+        raise attempt.lose(lease.end("renewed"))
+
+
+def who_holds(runtime: Runtime, record: Record | None) -> str:
+    """Say who holds the key in our place."""
+    if record is None:
+        return f"its record is gone from {location_of(runtime)}, which let it expire, lost it or had it removed"
+    if record.free:
+        return f"it was released by force by {record.host} (pid {record.pid}), or somebody else has held it since"
+    return f"it is held by {record} at {location_of(runtime)}"

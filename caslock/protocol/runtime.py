@@ -1,0 +1,137 @@
+"""All that the protocol needs from outside: store, clock, sleep, mutex, event, renewals and runs in the background.
+
+There is one for each store and API (`caslock.local.threads`, `caslock.local.tasks`), and the simulator has its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from caslock.protocol.attempt import Attempt
+    from caslock.store import AsyncBatchingStore, AsyncQueueingStore, AsyncStore, AsyncWatchingStore
+
+
+class Event(Protocol):
+    """One thread or task waits for it; any other can wake it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the waiter can still be woken."""
+        ...
+
+    async def wait(self, timeout: float | None) -> None:
+        """Return when it has been set since it was last waited for, or after `timeout` seconds (None: never)."""
+        ...
+
+    def set(self) -> None:
+        """Wake the waiter; any thread may do so, any number of times."""
+        ...
+
+
+class Mutex(Protocol):
+    """Lets one renewal, extension or release of an attempt go on at a time."""
+
+    def acquire(self, *, blocking: Literal[False]) -> bool:
+        """Take it, if nobody has it."""
+        ...
+
+    def release(self) -> None:
+        """Give it back."""
+        ...
+
+    async def __aenter__(self) -> object:
+        """Wait until nobody has it, and take it."""
+        ...
+
+    async def __aexit__(self, *error: object) -> None:
+        """Give it back."""
+        ...
+
+
+class Visit(Protocol):
+    """A look at a lease at a later time."""
+
+    def cancel(self) -> None:
+        """Cancel it."""
+        ...
+
+
+class Runtime(Protocol):
+    """What runs the protocol for one store."""
+
+    @property
+    def store(self) -> AsyncStore:
+        """The store; its verbs never suspend where the API blocks."""
+        ...
+
+    @property
+    def home(self) -> object:
+        """The store object that was given."""
+        ...
+
+    @property
+    def shared(self) -> object:
+        """What this process shares between all runtimes for the same store object."""
+        ...
+
+    @property
+    def queueing(self) -> AsyncQueueingStore | None:
+        """The same store, if waiters can queue at it."""
+        ...
+
+    @property
+    def watching(self) -> AsyncWatchingStore | None:
+        """The same store, if it can wait for an entry to change."""
+        ...
+
+    @property
+    def batching(self) -> AsyncBatchingStore | None:
+        """The same store, if it can apply several requests as one."""
+        ...
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        ...
+
+    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` to its end, even while the caller is being cancelled."""
+        ...
+
+    def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+        """Run `settle` in the background until the store has answered it, for `seconds` at most; see `settle_later`."""
+        ...
+
+    def me(self) -> object:
+        """Identity of the thread or task that runs."""
+        ...
+
+    def mutex(self) -> Mutex:
+        """Make a mutex for one attempt."""
+        ...
+
+    def event(self) -> Event:
+        """Make an event for an attempt that waits in a local queue."""
+        ...
+
+    def ended(self, attempt: Attempt) -> bool:
+        """Whether what ran and renewed the attempt has ended (an event loop that was closed)."""
+        ...
+
+    def watch(self, attempt: Attempt) -> None:
+        """Renew the lease when it is due, and report its end."""
+        ...
+
+    def unwatch(self, attempt: Attempt) -> None:
+        """Stop renewing the lease: it is being released."""
+        ...
+
+    def notice(self, attempt: Attempt) -> None:
+        """Report the loss of the attempt, once, in the background."""
+        ...

@@ -1,0 +1,178 @@
+"""Makes the outcome of a failed or interrupted acquire definite: nothing of it is there or can land later."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from caslock.errors import CaslockError, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
+from caslock.protocol.exchange import read, write_surely
+from caslock.protocol.record import Observed
+from caslock.protocol.writes import FREE_TTL
+from caslock.store import ABSENT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.runtime import Runtime
+
+PASSES: Final = 8
+"""How many times one call tries while the record keeps changing."""
+
+LONGEST_WAIT: Final = 5.0
+"""Seconds after which a waiter looks by itself, which bounds what a lost wake-up costs."""
+
+FIRST_PAUSE: Final = 0.25
+"""Seconds before the first background attempt to settle an unanswered request; doubled after each failure."""
+
+
+def last_start(runtime: Runtime, limit: float) -> float:
+    """Return the moment from which no request begins, so that all are over two request timeouts after `limit`."""
+    return limit + runtime.store.traits.request_timeout
+
+
+class Remnant(NamedTuple):
+    """What a failed acquire may have left at the store."""
+
+    text: str
+    foreign: bool
+    """Somebody else's record is there, and nothing of ours can arrive before it has gone."""
+
+
+async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> None:
+    """Make a failed acquire's outcome definite: nothing of it is there, and no late request of it can arrive.
+
+    In place of a `StoreError` it raises one that says so: `StoreUnavailable` when the lock is certainly not ours and
+    no late request can make it so, `OutcomeUnknown` when that could not be made certain in time.  What a hanging store
+    leaves unsettled is settled in the background, for as long as a lost request lives.
+    """
+    attempt.ending = True
+    remnant = await _remnant(runtime, attempt, error) if attempt.writes.in_flight or attempt.lease.record else None
+    if remnant is not None:
+        message = f"lock {attempt.key!r} is not held, but a request for it may still be applied {remnant.text}"
+        if isinstance(error, StoreUnavailable) or (isinstance(error, NotAcquired) and not remnant.foreign):
+            raise OutcomeUnknown(message) from error
+        error.add_note(message)
+    elif isinstance(error, StoreUnavailable):
+        message = f"could not acquire lock {attempt.key!r}: {_said(error)}; nothing was left behind"
+        raise StoreUnavailable(message, sent=error.sent) from error
+    elif isinstance(error, StoreError):
+        message = f"could not acquire lock {attempt.key!r}: {_said(error)}; nothing was left behind"
+        raise StoreError(message) from error
+
+
+async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> Remnant | None:
+    """Withdraw what was sent, or have that done in the background; returns what may be left."""
+    limit = runtime.now() + runtime.store.traits.request_timeout
+    if isinstance(error, (StoreError, NotAcquired)):  # else it was interrupted, before its time was over
+        limit = min(limit, last_start(runtime, attempt.limit))
+    found: list[Remnant | None] = []
+
+    async def clean_up() -> None:
+        attempt.settled = False
+        try:
+            if isinstance(error, StoreUnavailable) and runtime.now() >= limit:
+                raise StoreUnavailable(str(error))  # noqa: TRY301 - as if it had been asked once more
+            found.append(await _clean_up(runtime, attempt, limit))
+        except StoreUnavailable as trouble:
+            runtime.later(partial(_clean_up, runtime, attempt), FREE_TTL)
+            found.append(
+                Remnant(
+                    f"at {location_of(runtime)} ({_said(trouble)}). It is being withdrawn in the background; "
+                    f"at the latest it ends by itself within {attempt.lease.ttl:g} s after it was applied",
+                    foreign=False,
+                )
+            )
+        except StoreError as trouble:
+            ends = f"it ends by itself within {attempt.lease.ttl:g} s after that"
+            text = f"at {location_of(runtime)}, which refuses to withdraw it ({_said(trouble)}); {ends}"
+            found.append(Remnant(text, foreign=False))
+        attempt.settled = True  # else it was interrupted, and has to be done again
+
+    await runtime.finish(clean_up)
+    return found[-1]
+
+
+async def _clean_up(runtime: Runtime, attempt: Attempt, limit: float) -> Remnant | None:
+    """Withdraw a failed acquire; returns what may be left."""
+    async with attempt.mutex:  # first settle any renewal under way
+        lease = attempt.lease
+        start = Observed(lease.version, lease.record) if lease.record else await read(runtime, attempt, limit)
+        _, (_, record) = await withdraw(runtime, attempt, start, limit)
+        lease.record = None
+    if not attempt.writes.may_land(ABSENT) or record is None or record.free:
+        return None
+    ends = f"it ends by itself within {attempt.lease.ttl:g} s after that"
+    return Remnant(f"at {location_of(runtime)} after {record} has left; {ends}", foreign=True)
+
+
+def _said(error: BaseException) -> str:
+    """Return an error's text for the middle of a sentence."""
+    return str(error).rstrip(".")
+
+
+async def settled(runtime: Runtime, settle: Callable[[float], Awaitable[object]]) -> bool:
+    """Run `settle` once; False if the store gave no answer, so that it has to be run again."""
+    try:
+        await settle(runtime.now() + runtime.store.traits.request_timeout)
+    except StoreUnavailable:
+        return False
+    except CaslockError:
+        pass
+    return True
+
+
+async def settle_later(runtime: Runtime, settle: Callable[[float], Awaitable[object]], seconds: float) -> None:
+    """Run `settle` with growing pauses until the store has answered it, for `seconds` at most."""
+    ends = runtime.now() + seconds
+    pause = FIRST_PAUSE
+    while runtime.now() + pause < ends:
+        await runtime.sleep(pause)
+        pause = min(2 * pause, LONGEST_WAIT)
+        if await settled(runtime, settle):
+            return
+
+
+async def step_back(runtime: Runtime, attempt: Attempt) -> None:
+    """Undo an attempt so far: nothing of it is at the store, and no late put of it can land.  It can try again.
+
+    See `withdraw` for the late put that can't be kept out.
+    """
+    attempt.promise, attempt.yields = None, 0.0
+    if attempt.writes.in_flight:
+        limit = last_start(runtime, attempt.limit)
+        await withdraw(runtime, attempt, await read(runtime, attempt, limit), limit)
+        attempt.lease.forget()
+
+
+async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit: float) -> tuple[bool, Observed]:
+    """Write until nothing of the attempt is there or can arrive at once; returns whether we did it, and what is there.
+
+    While another owner's record exists we cannot block our own late put; the lease bounds it.  No write begins at or
+    after `limit`, except the first.
+    """
+    for number in count():
+        if number >= PASSES:  # many co-holders are leaving at once
+            if runtime.now() >= limit:
+                break
+            await runtime.sleep(random.uniform(0.0, 0.005))  # noqa: S311 - a pause is no secret
+        writes, (version, record) = attempt.writes, observed
+        # A late request of ours that expects what is there now may arrive, unless we win that version before it does.
+        if not attempt.is_in(record) and not writes.may_land(version):
+            return False, observed
+        before, now = writes.count, runtime.now()
+        rest = attempt.free_record(FREE_TTL) if record is None else attempt.remainder(record, version, now)
+        observed = await write_surely(runtime, attempt, version, rest, limit)
+        left = observed.record
+        if left is None if rest is None else left is not None and writes.includes(left, before):
+            return True, observed
+    message = f"lock {attempt.key!r} could not be released: its record kept changing until the time was over"
+    raise StoreUnavailable(message)
+
+
+def location_of(runtime: Runtime) -> str:
+    """Where the store is, for errors."""
+    return runtime.store.traits.location

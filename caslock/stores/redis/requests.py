@@ -1,0 +1,278 @@
+"""What is asked of Redis, and how its replies are read: pure functions, for both APIs.
+
+A key holds ``<version>:<value>``.  A new version is max(the server's TIME in microseconds, the version there + 1).  So
+versions grow without a counter, because a key goes only when its version lies in the past:
+
+- a put lets its key expire only after the server's clock has passed the version just written;
+- a removal that comes earlier, because the clock stepped back, leaves the marker ``<version>!gone`` until then;
+- what is put where nothing is takes the TIME, which is larger than every version that was ever there.
+
+A step back while *nothing* is there goes unnoticed, and so does a failover to a clock that is behind: let the clocks
+slew, as chrony and ntpd do once they run.  A lower bound in a key of its own would cost each put a read and a write
+more and each slot of a Cluster another key, and it would be lost with the data.
+
+Any other string is foreign: an entry of version `FOREIGN`, which no request matches.  A foreign string that has our
+form (``5:hello``) can't be told apart: it reads as a value and a version.
+
+Waiting: beside a key that somebody waits for is a sorted set of tickets, one for each waiter, with the time when that
+wait ends.  A waiter sends three commands at once: take a ticket, block on a list of tokens (BLPOP), put.  A removal
+takes one ticket and leaves one token, which wakes the waiter that has blocked longest.  A token that nobody takes
+expires after a second; an old ticket is removed when the next one is taken, or a minute later.  The names of both
+contain a byte that is not UTF-8, so they are never the name of a lock's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from redis.crc import key_slot
+
+from caslock.errors import StoreError
+from caslock.store import ABSENT, MAX_VALUE, WOKEN, Entry
+from caslock.stores.redis.wire import Reply, packed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from caslock.store import Put, Removal
+
+FOREIGN: Final = -1
+"""The version of an entry that caslock did not write."""
+
+_OURS: Final = re.compile(rb"([1-9][0-9]{0,15})(:|!gone\Z)")
+_RUN: Final = re.compile(rb"run_id:([0-9a-f]{40})")
+_GLOB: Final = re.compile(rb"([\\*?\[\]])")
+_LAST_VERSION: Final = 2**53 - 2  # Lua counts in doubles; the microseconds get there in the year 2255
+_LONGEST_KEY: Final = 1024
+_LONGEST_TTL: Final = 100 * 365 * 86400
+_LONGEST_WAIT: Final = 60.0
+_LATER: Final = 150  # ms that a ticket outlives its wait: Redis may be 100 late in ending one
+_LONGEST_TICKET: Final = b"%d" % (_LONGEST_WAIT * 1000 + _LATER)
+_SCANNED: Final = b"1000"  # names that one SCAN looks at
+_ASKING: Final = packed((b"ASKING",))
+
+
+class Script:
+    """A Lua script of this package."""
+
+    def __init__(self, name: str) -> None:
+        """Read its file, and name it by its digest."""
+        self.text: bytes = files("caslock.stores.redis").joinpath(name).read_bytes()
+        self.digest: bytes = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
+
+
+_PUT: Final = Script("put.lua")
+_REMOVE: Final = Script("remove.lua")
+_TICKET: Final = Script("ticket.lua")
+
+
+class Request(NamedTuple):
+    """One verb, ready to be sent."""
+
+    command: tuple[bytes, ...]
+    name: bytes = b""
+    """A stored key, to find the node by."""
+    values: Sequence[bytes] = (b"",)
+    """For each key, the value of the entry where its reply is a version."""
+    script: Script | None = None
+    alone: Request | None = None
+    """The same with one key: it can be served while the slot moves, and wakes nobody."""
+    replies: int = 1
+    """How many come back; the last one is the answer."""
+
+    def packet(self) -> bytes:
+        """Give its bytes."""
+        return packed(self.command) if self.replies == 1 else _ASKING + packed(self.command)
+
+    def in_full(self) -> Request:
+        """Give the same with the script itself, for a server that does not know its digest."""
+        if self.script is None:
+            return self
+        return self._replace(command=(b"EVAL", self.script.text, *self.command[2:]), script=None)
+
+    def asking(self) -> Request:
+        """Give the same for a node that is about to get the slot."""
+        return self._replace(replies=2)
+
+
+class Wait(NamedTuple):
+    """A put that waits."""
+
+    packet: bytes
+    """What takes a ticket, blocks for a token and puts: three replies."""
+    put: Request
+    """The put alone, for a node to which the slot is moving."""
+    seconds: float
+
+
+WHO: Final = Request((b"INFO", b"server"))
+"""Asks a server for its run id."""
+
+SLOTS: Final = Request((b"CLUSTER", b"SLOTS"))
+"""Asks a node of a cluster which node has which slots."""
+
+
+class Requests:
+    """The verbs of a store as requests; they check their arguments, so a bad one is never sent."""
+
+    def __init__(self, prefix: str, *, cluster: bool) -> None:
+        """`prefix` is put before every key."""
+        self._prefix, self._cluster = prefix.encode(), cluster
+
+    def get(self, key: str) -> Request:
+        """Read."""
+        name = self._name(key)
+        return Request((b"GET", name), name)
+
+    def put(self, key: str, value: bytes, version: int, ttl: float) -> Request:
+        """Write."""
+        name = self._name(key)
+        expected, ms = _checked(value, version, ttl)
+        return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, (value,), _PUT)
+
+    def invalidate(self, key: str, version: int) -> Request:
+        """Remove."""
+        name, expected = self._name(key), _expected(version)
+        waiters, tokens = self._beside(name)
+        request = Request((b"EVALSHA", _REMOVE.digest, b"3", name, waiters, tokens, expected), name, script=_REMOVE)
+        if not self._cluster:
+            return request
+        return request._replace(alone=request._replace(command=(*request.command[:3], name, name, name, expected)))
+
+    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Wait | None:
+        """Wait, and write; None: this key can have no waiters."""
+        name = self._name(key)
+        expected, ms = _checked(value, ABSENT, ttl)
+        if not timeout > 0:
+            raise ValueError(f"timeout must be more than 0 seconds, not {timeout!r}")
+        seconds = max(min(timeout, _LONGEST_WAIT), 0.001)
+        waiters, tokens = self._beside(name)
+        if waiters == name:
+            return None
+        nonce = os.urandom(9).hex().encode()
+        own = b"%b:%b" % (tokens, nonce)
+        lasts = b"%d" % math.ceil(seconds * 1000 + _LATER)
+        # The scripts are sent in full: their replies come too late to be answered with them.
+        ticket = (b"EVAL", _TICKET.text, b"3", name, waiters, own, lasts, nonce, _LONGEST_TICKET)
+        block = (b"BLPOP", own, tokens, b"%.3f" % seconds)
+        put = Request((b"EVAL", _PUT.text, b"1", name, expected, ms, value), name, (value,))
+        return Wait(packed(ticket) + packed(block) + put.packet(), put, seconds)
+
+    def put_many(self, puts: Sequence[Put]) -> Request | None:
+        """Write all or none; None: they are on several nodes, or there are none."""
+        names = self._names([put.key for put in puts])
+        rules = [_checked(put.value, put.version, put.ttl) for put in puts]
+        given = [part for rule, put in zip(rules, puts, strict=True) for part in (*rule, put.value)]
+        return self._many(_PUT, names, names, given, [put.value for put in puts])
+
+    def invalidate_many(self, removals: Sequence[Removal]) -> Request | None:
+        """Remove each; None as for `put_many`."""
+        names = self._names([removal.key for removal in removals])
+        keys = [part for name in names for part in (name, *self._beside(name))]
+        given = [_expected(removal.version) for removal in removals]
+        return self._many(_REMOVE, names, keys, given, [b""] * len(names))
+
+    def scan(self, prefix: str, cursor: bytes) -> Request:
+        """Look for the keys of one node that begin with `prefix`, from a cursor on."""
+        pattern = _GLOB.sub(rb"\\\1", self._prefix + _encoded(prefix)) + b"*"
+        return Request((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCANNED, b"TYPE", b"string"))
+
+    def scanned(self, reply: Reply) -> tuple[bytes, list[str]]:
+        """Read the answer to `scan`: the next cursor, and keys without the store's prefix."""
+        match reply:
+            case [bytes(cursor), list(names)]:
+                return cursor, [key for key in map(self._key, names) if key]
+        raise StoreError("the server has not answered SCAN with a cursor and names")
+
+    def stored_name(self, key: str) -> str:
+        """Give the whole name of a key."""
+        return self._name(key).decode()
+
+    def _key(self, name: Reply) -> str:
+        """Give the key of a stored name; empty: it is another program's, or that of a key's waiters or tokens."""
+        try:
+            key = name.removeprefix(self._prefix).decode() if isinstance(name, bytes) else ""
+        except UnicodeDecodeError:
+            return ""
+        return key if len(key) <= _LONGEST_KEY else ""
+
+    def _many(
+        self, script: Script, names: list[bytes], keys: list[bytes], given: list[bytes], values: list[bytes]
+    ) -> Request | None:
+        if not names or (self._cluster and len({key_slot(name) for name in names}) > 1):
+            return None
+        return Request((b"EVALSHA", script.digest, b"%d" % len(keys), *keys, *given), names[0], values, script)
+
+    def _names(self, keys: list[str]) -> list[bytes]:
+        if len(set(keys)) < len(keys):
+            raise ValueError("of the keys of one request none may come twice")
+        return [self._name(key) for key in keys]
+
+    def _name(self, key: str) -> bytes:
+        if not 1 <= len(key) <= _LONGEST_KEY:
+            raise ValueError(f"a key must have 1 to {_LONGEST_KEY} characters, not {len(key)}")
+        return self._prefix + _encoded(key)
+
+    def _beside(self, name: bytes) -> tuple[bytes, bytes]:
+        """Give the names of a key's waiters and tokens, in its slot; the key itself, twice, where there can be none."""
+        if self._cluster:
+            start = name.find(b"{")
+            if start < 0 or name.find(b"}", start + 1) <= start + 1:  # no hash tag that they would share
+                if b"}" in name:
+                    return name, name
+                return b"{%b}\xffwaiters" % name, b"{%b}\xfftokens" % name
+        return name + b"\xffwaiters", name + b"\xfftokens"
+
+
+def run_id(reply: Reply, database: int) -> str | None:
+    """Read the answer to `WHO`; None: it does not say."""
+    found = _RUN.search(reply) if isinstance(reply, bytes) else None
+    return f"redis:{found[1].decode()}/{database}" if found else None
+
+
+def entry(request: Request, reply: Reply) -> Entry | None:
+    """Read what is under the key after a verb."""
+    return _entry(request.values[0], reply)
+
+
+def entries(request: Request, reply: Reply) -> list[Entry | None]:
+    """Read what is under each key after a verb."""
+    replies = reply if isinstance(reply, list) else [reply]
+    return [_entry(value, each) for value, each in zip(request.values, replies, strict=True)]
+
+
+def _entry(value: bytes, reply: Reply) -> Entry | None:
+    if isinstance(reply, int):
+        if reply > 0:
+            return Entry(value, reply)
+        return WOKEN if reply else None
+    if not isinstance(reply, bytes):
+        return None
+    ours = _OURS.match(reply)
+    if not ours or int(ours[1]) > _LAST_VERSION:
+        return Entry(reply, FOREIGN)
+    return Entry(reply[ours.end() :], int(ours[1])) if ours[2] == b":" else None
+
+
+def _encoded(key: str) -> bytes:
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"a key must be text that UTF-8 can hold, without lone surrogates: {key!r}") from None
+
+
+def _checked(value: bytes, version: int, ttl: float) -> tuple[bytes, bytes]:
+    if not 0 < ttl <= _LONGEST_TTL:
+        raise ValueError(f"ttl must be more than 0 and at most {_LONGEST_TTL} seconds (100 years), not {ttl!r}")
+    if len(value) > MAX_VALUE:
+        raise ValueError(f"a value must be at most {MAX_VALUE} bytes, not {len(value)}")
+    return b"0" if version == ABSENT else _expected(version), b"%d" % math.ceil(ttl * 1000)
+
+
+def _expected(version: int) -> bytes:
+    return b"%d" % version if 0 < version <= _LAST_VERSION else b"-"  # which no entry begins with

@@ -1,0 +1,236 @@
+"""The server of a store, and how a connection to it is made: by redis-py, with the settings of the user's client.
+
+redis-py connects, authenticates, speaks TLS and asks Sentinel.  The client's own connections are never used; ours never
+retry and always have a timeout.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import redis
+import redis.asyncio
+from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
+from redis.retry import Retry
+
+from caslock.connections import LEAST
+from caslock.options import check_prefix, check_replicas, check_timeout
+from caslock.store import Traits
+from caslock.stores.redis.failures import Failures
+from caslock.stores.redis.wire import packed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caslock.stores.redis.wire import Reply
+
+Untyped: TypeAlias = Any  # redis-py: its two APIs are used by one code here, and share no type
+Address: TypeAlias = tuple[str, int]
+
+MOST_WAITING: Final = 32
+"""Connections on which a store's waiters may block at one time, in one process or loop, for each server."""
+
+LATE: Final = 0.5
+"""Seconds that Redis has at least to end a wait, even if the timeout is shorter: it checks ten times a second."""
+
+SLEEP: Final = 1.0
+"""Seconds after a refused wait in which no other is tried: its caller sleeps, as it would at a store without waits."""
+
+_TIMEOUT: Final = 2.0  # seconds, where the client sets none
+_LEFT_OUT: Final = ("retry_", "health_check_", "maint", "oss_cluster_", "orig_")  # settings
+
+
+class Server:
+    """A primary, or the primaries of a cluster."""
+
+    def __init__(self, client: Untyped, prefix: str, replicas: int, *, awaits: bool = False) -> None:
+        """Take the settings of the client; raises TypeError for another kind of client, ValueError for bad settings."""
+        check_prefix(prefix)
+        check_replicas(replicas)
+        self._replicas, self._awaits = replicas, awaits
+        kind, cluster = (redis.asyncio.Redis, AsyncRedisCluster) if awaits else (redis.Redis, RedisCluster)
+        self.nodes: list[Address] = []
+        """Those of a cluster that the client was told of; none: it is no cluster."""
+        if isinstance(client, cluster):
+            self.nodes = sorted({(str(node.host), int(node.port)) for node in client.startup_nodes})
+            self._pool: Untyped = _cluster_pool(client, self.nodes[0], awaits=awaits)
+        else:
+            self._pool = _pool(client, kind, cluster)
+        self._retry = (AsyncRetry if awaits else Retry)(NoBackoff(), 0)
+        settings = self._settings(self._pool)
+        self.timeout: float = settings["socket_timeout"]
+        """Seconds in which a verb ends that has an open connection."""
+        self.patience: float = max(self.timeout, settings["socket_connect_timeout"])
+        """Seconds in which a verb ends that has to open one, with all that belongs to it."""
+        connection = self.opener()()  # not connected, but an unknown setting is refused here
+        self.database: int = int(connection.db or 0)
+        manager = getattr(self._pool, "sentinel_manager", None)
+        pools = [self._pool, *(each.connection_pool for each in (manager.sentinels if manager else []))]
+        names = ("password", "username", "ssl_password")
+        secrets = [str(each.connection_kwargs.get(name) or "") for each in pools for name in names]
+        location = _location(self._pool, self.nodes, connection, prefix)
+        self.failures: Failures = Failures(location, secrets)
+        # In a Cluster, to load the map of its slots may take as long again.
+        self.traits: Traits = Traits(location, request_timeout=self.patience * (2 if self.nodes else 1))
+        wait = (b"WAIT", b"%d" % replicas, b"%d" % math.ceil(self.timeout * 500))  # ms: half the timeout
+        self.acknowledge: bytes = packed(wait) if replicas else b""
+        """What follows requests, and has a reply of its own; nothing without replicas."""
+        self.extra = 1 if replicas else 0
+        """How many replies that is."""
+
+    def opener(self, address: Address | None = None) -> Callable[[], Untyped]:
+        """Give the maker of connections to a node, or to the only server there is."""
+        settings, kind = self._settings(self._pool), self._pool.connection_class
+        if address:
+            settings["host"], settings["port"] = address
+        if hasattr(self._pool, "sentinel_manager"):
+            settings["connection_pool"] = _Primary(self._discover_async if self._awaits else self._discover)
+        if self._awaits:
+            settings["socket_timeout"] = None  # ours replaces it: Python 3.11 can lose a cancellation in redis-py's
+        else:
+            kind = _timely(kind, settings["socket_timeout"], settings["socket_connect_timeout"])
+        return partial(kind, **settings)
+
+    def checked(self, reply: Reply, acknowledged: Reply) -> Reply:
+        """Give a reply, or raise `StoreUnavailable` if fewer replicas have acknowledged the request than were to."""
+        if not self._replicas or isinstance(reply, Exception):
+            return reply
+        if isinstance(acknowledged, int) and acknowledged >= self._replicas:
+            return reply
+        raise self.failures.too_few(self._replicas, acknowledged)
+
+    def definite(self, reply: Reply) -> Reply:
+        """Give a reply, or raise what an error of the server means."""
+        if isinstance(reply, Exception):
+            raise self.failures.of(reply) from reply
+        return reply
+
+    def _settings(self, pool: Untyped) -> dict[str, Untyped]:
+        """Give the settings of a pool's connections without its retries, its pings and what can stretch a timeout."""
+        settings = {name: setting for name, setting in pool.connection_kwargs.items() if not name.startswith(_LEFT_OUT)}
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            given = settings.get(name)
+            settings[name] = _TIMEOUT if given is None else check_timeout(name, given)
+        return settings | {"retry": self._retry, "decode_responses": False}
+
+    def _discover(self) -> Address:
+        """Ask the Sentinels where the primary is, over connections that live no longer than that."""
+        sentinel = self._sentinel()
+        try:
+            found: Address = sentinel.discover_master(self._pool.service_name)
+        finally:
+            for client in sentinel.sentinels:
+                client.close()
+        return found
+
+    async def _discover_async(self) -> Address:
+        sentinel = self._sentinel()
+        try:
+            found: Address = await sentinel.discover_master(self._pool.service_name)
+        finally:
+            for client in sentinel.sentinels:
+                await client.aclose()
+        return found
+
+    def _sentinel(self) -> Untyped:
+        sentinel = copy.copy(self._pool.sentinel_manager)
+        # Each has a share of the time, so that the next one is asked when the first does not answer.
+        share = self.patience / (len(sentinel.sentinels) + 1)
+        sentinel.sentinels = [self._asking_once(client, share) for client in sentinel.sentinels]
+        return sentinel
+
+    def _asking_once(self, client: Untyped, share: float) -> Untyped:
+        pool = client.connection_pool
+        settings = self._settings(pool)
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            settings[name] = min(settings[name], share)
+        return type(client).from_pool(type(pool)(connection_class=pool.connection_class, **settings))
+
+
+class _Primary:
+    """What a Sentinel connection of redis-py needs of its pool: the address of the primary, each time it connects."""
+
+    is_master = True
+    check_connection = False
+    service_name = ""
+
+    def __init__(self, discover: Callable[[], object]) -> None:
+        self.get_master_address = discover
+
+
+def _pool(client: Untyped, *kinds: Untyped) -> Untyped:
+    """Give the pool of a client; only its settings are used."""
+    if not isinstance(client, kinds[0]):
+        needed, other, given = (f"{each.__module__}.{each.__qualname__}" for each in (*kinds, type(client)))
+        raise TypeError(f"the client must be a {needed} or a {other}, not {given}")
+    if not getattr(client.connection_pool, "is_master", True):
+        raise TypeError("the client must be of Sentinel.master_for, not of its replicas: a lock lives on the primary")
+    return client.connection_pool
+
+
+def _cluster_pool(client: Untyped, node: Address, *, awaits: bool) -> Untyped:
+    """Give a pool with the settings that a cluster's client has for each of its nodes."""
+    settings = dict(client.get_connection_kwargs())
+    for name in ("path", "url", "redis_connect_func"):  # the last one would allow reading from replicas
+        settings.pop(name, None)
+    settings["host"], settings["port"] = node
+    if awaits:
+        (kind,) = {each.connection_class for each in client.startup_nodes}
+        for name in ("response_callbacks", "event_dispatcher", "himport_registry"):
+            settings.pop(name, None)
+        return redis.asyncio.ConnectionPool(**(settings | {"connection_class": kind}))
+    if "connection_class" in settings:
+        return redis.ConnectionPool(**settings)
+    return redis.Redis(**settings).connection_pool
+
+
+def _timely(kind: Untyped, timeout: float, connect_timeout: float) -> Untyped:
+    """Give a kind of connection whose every step of connecting ends by the moment `ends`.
+
+    redis-py has a timeout for each address of a host name, and one for each of some five requests to introduce itself;
+    but it looks each of them up when it needs it.
+    """
+    if not inspect.isclass(kind):  # a function that makes connections: it keeps redis-py's timeouts
+        return kind
+    usual: Untyped = kind
+
+    def left(own: float) -> property:
+        return property(lambda self: max(min(own, self.ends - monotonic()), LEAST), lambda _self, _own: None)
+
+    def read_response(self: Untyped, *options: Untyped, **settings: Untyped) -> Untyped:
+        self._sock.settimeout(self.socket_timeout)
+        return usual.read_response(self, *options, **settings)
+
+    own = {"ends": math.inf, "socket_timeout": left(timeout), "socket_connect_timeout": left(connect_timeout)}
+    return type(kind.__name__, (usual,), own | {"read_response": read_response})
+
+
+def _location(pool: Untyped, nodes: list[Address], connection: Untyped, prefix: str) -> str:
+    """Name the server and the part of its keys that is ours; two stores differ in it if they differ in either."""
+    query = [f"prefix={prefix}"] if prefix else []
+    database = connection.db or 0
+    if hasattr(pool, "sentinel_manager"):
+        settings = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+        hosts = ",".join(sorted(f"{setting.get('host')}:{setting.get('port')}" for setting in settings))
+        where = f"redis+sentinel://{hosts}/{pool.service_name}/{database}"
+    elif path := getattr(connection, "path", None):
+        where = f"unix://{path}"
+        query.insert(0, f"db={database}")
+    else:
+        scheme = "rediss" if isinstance(connection, (redis.SSLConnection, redis.asyncio.SSLConnection)) else "redis"
+        hosts = ",".join(f"{_host(host)}:{port}" for host, port in nodes)
+        single = f"{scheme}://{_host(connection.host)}:{connection.port}/{database}"
+        where = f"{scheme}+cluster://{hosts}" if nodes else single
+    return f"{where}?{'&'.join(query)}" if query else where
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,118 @@
+"""Opens the store of a run, through the fault proxy or past it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from caslock.connect import connect, connect_async
+from caslock.store import ABSENT, AsyncStore, Store
+from caslock.testing.drive import driven, is_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caslock.verify.plan import Plan
+
+PORTS: Final = {"redis": 6379, "rediss": 6379, "memcached": 11211}
+"""The usual ports of schemes; a URL with another scheme names its port."""
+
+_REDIS: Final = ("socket_timeout", "socket_connect_timeout")
+TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {"redis": _REDIS, "rediss": _REDIS, "memcached": ("timeout",)}
+"""Which options of a URL set the timeout of a request, by scheme."""
+
+
+def server_of(plan: Plan) -> tuple[str, int] | None:
+    """Tell the address that a proxy can stand before; None where faults must be injected inside the workers."""
+    parts = urlsplit(plan.url)
+    port = parts.port or PORTS.get(parts.scheme)
+    if plan.factory or not plan.proxy or not parts.hostname or not port:
+        return None
+    return parts.hostname, port
+
+
+def through(url: str, port: int, timeout: float, host: str = "127.0.0.1") -> str:
+    """Give the URL of the same store behind a proxy, for clients that wait `timeout` seconds for an answer.
+
+    How to say so is known of caslock's own schemes only; a URL with another scheme names its own timeout.
+    """
+    parts = urlsplit(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options |= dict.fromkeys(TIMEOUTS.get(parts.scheme, ()), f"{timeout:g}")
+    return urlunsplit(
+        parts._replace(netloc=f"{user}{at}{f'[{host}]' if ':' in host else host}:{port}", query=urlencode(options))
+    )
+
+
+def open_store(plan: Plan, url: str) -> Store | AsyncStore:
+    """Make the store for code that blocks, or the asyncio store where the factory gives that."""
+    return _made(plan.factory) if plan.factory else connect(url)
+
+
+def open_async(plan: Plan, url: str) -> Store | AsyncStore:
+    """Make the store for asyncio, or the blocking store where there is no other."""
+    return _made(plan.factory) if plan.factory else connect_async(url)
+
+
+def open_blocking(plan: Plan, url: str) -> Store:
+    """Make a store whose verbs can simply be called."""
+    return driven(open_store(plan, url))
+
+
+def open_direct(plan: Plan) -> Store:
+    """Make the same past all faults."""
+    return open_blocking(plan, plan.url)
+
+
+def reach(plan: Plan, *, write: bool = False) -> Store:
+    """Open the store past all faults, and be sure that it answers, or even can be written to.
+
+    Raises ValueError where processes can't share it, and whatever opening it and asking it raise.
+    """
+    if plan.url.startswith("memory:"):
+        raise ValueError("memory:// lives in one process, and verify needs several: name a store that they can share")
+    store = open_direct(plan)
+    try:
+        key = f"{plan.prefix}reached"
+        entry = store.put_if_version(key, b"caslock verify", ABSENT, 10.0) if write else store.get(key)
+        if entry is not None:
+            store.invalidate(key, entry.version)
+    except BaseException:
+        close(store)
+        raise
+    return store
+
+
+def blocks(plan: Plan) -> bool:
+    """Whether the plan's store is made for code that blocks."""
+    store = open_store(plan, plan.url)
+    try:
+        return not is_async(store)
+    finally:
+        close(store)
+
+
+def close(store: Store | AsyncStore) -> None:
+    """Close a blocking store, if it can be closed."""
+    getattr(store, "close", lambda: None)()
+
+
+def _made(name: str) -> Store | AsyncStore:
+    store = _factory(name)()
+    if not isinstance(store, (Store, AsyncStore)):
+        raise TypeError(f"{name} gave {type(store).__name__}, which has not the verbs of a store")
+    return store
+
+
+def _factory(name: str) -> Callable[[], object]:
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(f"name your store as module:callable, not {name!r}")
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - as text, as Python itself puts it there
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as above
+    factory: Callable[[], object] = getattr(import_module(module), attribute)
+    return factory

@@ -1,0 +1,172 @@
+"""The worker processes of a run: started, stopped, killed, and ended with the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from caslock.local import clock
+from caslock.verify.worker import Orders, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from caslock.verify.history import History
+    from caslock.verify.plan import Plan
+
+MOST_SAID: Final = 1_000
+"""Characters of a dead worker's last words."""
+
+PATIENCE: Final = 20.0
+"""Seconds that a worker may take to be ready."""
+
+# Has Linux kill the worker when the thread that started it ends, even by kill -9.  Elsewhere its input tells it.
+TIED: Final = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+from caslock.verify.worker import main
+main()
+"""
+
+
+@dataclass
+class Process:
+    """One worker."""
+
+    name: str
+    child: subprocess.Popen[bytes]
+    kind: str = ""
+    continues: float = 0.0
+    """When it continues, while it is stopped."""
+
+
+class Processes:
+    """The workers of a run.  Leave the ``with`` block, and none is left."""
+
+    def __init__(self, plan: Plan, url: str, folder: Path, history: History, *, proxied: bool) -> None:
+        """Begin with none."""
+        self.running: list[Process] = []
+        self.deaths: list[str] = []
+        """What workers said that ended by themselves before their time."""
+        self._spare: list[Process] = []
+        self._until = 0.0
+        self._plan, self._url, self._folder, self._proxied = plan, url, folder, proxied
+        self._history = history
+        self._dice = random.Random(f"{plan.seed} processes")  # noqa: S311 - chance need not be secret here
+        self._started = 0
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End all."""
+        everybody = [*self.running, *self._spare]
+        for process in everybody:
+            process.child.kill()  # also ends one that is stopped
+        for process in everybody:
+            _reap(process)
+
+    def start(self, kinds: Sequence[str], seconds: float) -> float:
+        """Start workers of these kinds; give the time at which they are to end, `seconds` after all are ready."""
+        for _ in range(len(kinds) + 1):  # one to spare: it takes the place of one that is killed
+            self._prepare()
+        end = clock.now() + PATIENCE
+        while not all(self._log(process).stat().st_size for process in self._spare) and clock.now() < end:
+            time.sleep(0.01)
+        self._until = clock.now() + seconds
+        for kind in kinds:
+            self._give_orders(kind)
+        return self._until
+
+    def _prepare(self) -> None:
+        """Start a worker, which waits for orders."""
+        self._started += 1
+        name = f"worker{self._started}"
+        with (self._folder / f"{name}.log").open("wb") as output:
+            child = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-c", TIED, str(os.getpid())],
+                stdin=subprocess.PIPE, stdout=output, stderr=output,
+            )  # fmt: skip
+        process = Process(name, child)
+        self._spare.append(process)
+        _tell(process, Place(self._plan.to_json(), self._url, name, str(self._folder), self._proxied))
+
+    def _give_orders(self, kind: str) -> None:
+        process = self._spare.pop(0)
+        process.kind = kind
+        self.running.append(process)
+        _tell(process, Orders(kind, self._until))
+        self._history.note("spawn", process.name)
+
+    def _log(self, process: Process) -> Path:
+        return self._folder / f"{process.name}.log"
+
+    def stop_one(self) -> None:
+        """Stop a worker for a while, unless half of them are stopped."""
+        awake = [process for process in self.running if not process.continues]
+        if 2 * len(awake) <= len(self.running):
+            return
+        process = self._dice.choice(awake)
+        self._history.note("stop", process.name)
+        process.child.send_signal(signal.SIGSTOP)
+        longest = self._plan.longest_delay
+        process.continues = clock.now() + 0.02 * (longest / 0.02) ** (self._dice.random() ** 2)
+
+    def continue_stopped(self, *, everybody: bool = False) -> None:
+        """Let those continue whose time has come."""
+        for process in self.running:
+            if process.continues and (everybody or process.continues <= clock.now()):
+                process.continues = 0.0
+                process.child.send_signal(signal.SIGCONT)
+                self._history.note("go", process.name)
+
+    def kill_one(self) -> None:
+        """Kill a worker, and start another in its place."""
+        if not self.running:
+            return
+        process = self._dice.choice(self.running)
+        self._history.note("kill", process.name)
+        process.child.kill()
+        _reap(process)
+        self.running.remove(process)
+        self._prepare()
+        self._give_orders(process.kind)
+
+    def collect_dead(self) -> None:
+        """Keep what those have said that have died by themselves."""
+        for process in [process for process in self.running if process.child.poll() not in (None, 0)]:
+            said = self._log(process).read_text(errors="replace").strip()
+            self.deaths.append(f"{process.name} ended by {process.child.returncode}: {said[-MOST_SAID:]}")
+            _reap(process)
+            self.running.remove(process)
+
+    def all_done(self) -> bool:
+        """Whether all have ended."""
+        return all(process.child.poll() is not None for process in self.running)
+
+
+def _tell(process: Process, message: object) -> None:
+    if process.child.stdin is not None:
+        with suppress(BrokenPipeError):
+            process.child.stdin.write(json.dumps(message).encode() + b"\n")
+            process.child.stdin.flush()
+
+
+def _reap(process: Process) -> None:
+    if process.child.stdin is not None:
+        with suppress(OSError):
+            process.child.stdin.close()
+    process.child.wait()

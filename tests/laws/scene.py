@@ -1,0 +1,321 @@
+"""A scenario is written once, and each API runs it in its own way: with threads, or with tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar, cast
+
+from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock
+from caslock.blocking import Hold, Lock, MultiHold, MultiLock
+from caslock.local.threads import run
+from caslock.protocol.record import Record, decode
+from caslock.testing.drive import done, is_async, on_loop
+from caslock.testing.faults import AsyncFaultyStore, FaultyStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+    from typing import Unpack
+
+    from caslock.local.lock_state import Settings
+    from caslock.store import AsyncStore, Store
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+TTL: Final = 20.0
+"""Seconds of a lease that no test outlives."""
+
+AnyLock: TypeAlias = Lock | AsyncLock
+AnyMultiLock: TypeAlias = MultiLock | AsyncMultiLock
+AnyHold: TypeAlias = Hold | AsyncHold
+AnyMultiHold: TypeAlias = MultiHold | AsyncMultiHold
+AnyFaultyStore: TypeAlias = FaultyStore | AsyncFaultyStore
+
+PREFIX: Final = "caslock_"
+"""The prefix of every name that the kit gives to pytest, except the fixtures that the user provides."""
+
+WIDTH: Final = 32
+"""How many cases are played at the same time, where a scenario has many."""
+
+
+class Play(Protocol):
+    """How one API plays: `Blocking` and `Asyncio`."""
+
+    interruption: type[BaseException]
+    """What interrupts a call."""
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """Play a whole scenario."""
+
+    def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
+        """Wrap a store; `plain`: without what it can do beyond the three verbs."""
+        ...
+
+    def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
+        """Make a lock."""
+        ...
+
+    def multi(
+        self, store: Store | AsyncStore, keys: Sequence[str], **settings: Unpack[Settings[AnyHold]]
+    ) -> AnyMultiLock:
+        """Make a lock of several keys."""
+        ...
+
+    def hook(self, act: Callable[[], Coroutine[object, object, object]]) -> Callable[[], object]:
+        """Make what a faulty store can call between two requests."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+    async def together(self, acts: list[Coroutine[object, object, T]], width: int) -> list[T]:
+        """Play several acts at the same time, at most `width` of them at once, each in a thread or task of its own."""
+        ...
+
+    async def elsewhere(self, act: Coroutine[object, object, T], name: str) -> T:
+        """Play an act in a new thread or task of that name, to its end."""
+        ...
+
+
+class Blocking:
+    """Threads, and calls that block: a coroutine of a scenario never suspends."""
+
+    interruption: type[BaseException] = KeyboardInterrupt
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """See `Play.run`."""
+        run(scenario)
+
+    def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
+        """See `Play.faulty`."""
+        return FaultyStore(cast("Store", store), plain=plain)
+
+    def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
+        """See `Play.lock`."""
+        return Lock(cast("Store", store), key, **settings)
+
+    def multi(
+        self, store: Store | AsyncStore, keys: Sequence[str], **settings: Unpack[Settings[AnyHold]]
+    ) -> AnyMultiLock:
+        """See `Play.multi`."""
+        return MultiLock(cast("Store", store), keys, **settings)
+
+    def hook(self, act: Callable[[], Coroutine[object, object, object]]) -> Callable[[], object]:
+        """See `Play.hook`."""
+        return lambda: run(act())
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Play.sleep`."""
+        time.sleep(seconds)  # noqa: ASYNC251 - the thread is ours
+
+    async def together(self, acts: list[Coroutine[object, object, T]], width: int) -> list[T]:
+        """See `Play.together`."""
+        try:
+            with ThreadPoolExecutor(min(width, len(acts))) as threads:
+                return list(threads.map(run, acts))
+        finally:
+            for act in acts:
+                act.close()  # after a failure, those that have not begun
+
+    async def elsewhere(self, act: Coroutine[object, object, T], name: str) -> T:
+        """See `Play.elsewhere`."""
+        outcome: Future[T] = Future()
+
+        def play() -> None:
+            try:
+                outcome.set_result(run(act))
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                outcome.set_exception(error)
+
+        threading.Thread(target=play, name=name).start()
+        return outcome.result()
+
+
+class Asyncio:
+    """Tasks on the one loop of these tests: over an `AsyncStore`, or over a `Store` through worker threads."""
+
+    interruption: type[BaseException] = asyncio.CancelledError
+
+    def run(self, scenario: Coroutine[object, object, None]) -> None:
+        """See `Play.run`."""
+        on_loop(scenario)
+
+    def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
+        """See `Play.faulty`."""
+        if is_async(store):
+            return AsyncFaultyStore(cast("AsyncStore", store), plain=plain)
+        return FaultyStore(cast("Store", store), plain=plain)
+
+    def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
+        """See `Play.lock`."""
+        return AsyncLock(store, key, **settings)
+
+    def multi(
+        self, store: Store | AsyncStore, keys: Sequence[str], **settings: Unpack[Settings[AnyHold]]
+    ) -> AnyMultiLock:
+        """See `Play.multi`."""
+        return AsyncMultiLock(store, keys, **settings)
+
+    def hook(self, act: Callable[[], Coroutine[object, object, object]]) -> Callable[[], object]:
+        """See `Play.hook`."""
+        loop = asyncio.get_running_loop()
+
+        def play() -> object:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:  # a worker thread
+                return asyncio.run_coroutine_threadsafe(act(), loop).result()
+            return loop.create_task(act())  # a task of its own: another client
+
+        return play
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Play.sleep`."""
+        await asyncio.sleep(seconds)
+
+    async def together(self, acts: list[Coroutine[object, object, T]], width: int) -> list[T]:
+        """See `Play.together`."""
+        room = asyncio.Semaphore(width)
+
+        async def one(act: Coroutine[object, object, T]) -> T:
+            async with room:
+                return await act
+
+        outcomes = await asyncio.gather(*map(one, acts), return_exceptions=True)
+        results = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return results
+
+    async def elsewhere(self, act: Coroutine[object, object, T], name: str) -> T:
+        """See `Play.elsewhere`."""
+        return await asyncio.create_task(act, name=name)
+
+
+class Scene:
+    """Two clients of one store, a key that nobody else uses, and the API that they use."""
+
+    def __init__(self, play: Play, store: Store | AsyncStore, another: Store | AsyncStore, key: str) -> None:
+        """Set the scene."""
+        self.play = play
+        self.store = store
+        self.another = play.faulty(another) if another is store else another
+        self.key = key
+        self.traits = store.traits
+
+    def faulty(self, *, plain: bool = False) -> AnyFaultyStore:
+        """One client's store, with faults to be planned; `plain`: without what it can do beyond the three verbs."""
+        return self.play.faulty(self.store, plain=plain)
+
+    def lock(
+        self, store: Store | AsyncStore | None = None, key: str | None = None, **settings: Unpack[Settings[AnyHold]]
+    ) -> AnyLock:
+        """One client's lock, which does not renew by itself unless asked to.
+
+        Unless a store is given, the client is a new one, which shares no queue with another, as if in its own process.
+        """
+        settings.setdefault("auto_renew", False)
+        return self.play.lock(self.faulty() if store is None else store, self.key if key is None else key, **settings)
+
+    def rival(self, key: str | None = None, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
+        """Another client's lock."""
+        return self.lock(self.play.faulty(self.another), key, **settings)
+
+    async def holder(self, key: str | None = None) -> Record | None:
+        """Who holds the key, as the store has it."""
+        entry = await done(self.store.get(self.key if key is None else key))
+        record = None if entry is None else decode(entry.value)
+        return None if record is None or record.free else record
+
+    async def vanish(self, key: str | None = None) -> None:
+        """Remove what is there, as expiry does: its holder is not notified."""
+        key = self.key if key is None else key
+        entry = await done(self.another.get(key))
+        assert entry is not None
+        assert await done(self.another.invalidate(key, entry.version)) is None
+
+    async def until(self, happened: Callable[[], Coroutine[object, object, bool]], what: str, within: float) -> None:
+        """Look again and again."""
+        give_up = time.monotonic() + within
+        while not await happened():
+            assert time.monotonic() < give_up, f"{what}: not within {within:g} s"
+            await self.play.sleep(0.005)
+
+    async def until_gone(self, key: str, ttl: float) -> None:
+        """Wait for the end of a lease, as the store sees it."""
+
+        async def gone() -> bool:
+            return await done(self.store.get(key)) is None
+
+        await self.until(gone, f"the end of a lease of {ttl:g} s", ttl + self.traits.expiry_lag + 5.0)
+
+
+async def attempt(lock: AnyLock, timeout: float | None = 0) -> AnyHold | None:
+    """Acquire."""
+    if isinstance(lock, Lock):
+        return lock.acquire(timeout=timeout)
+    return await lock.acquire(timeout=timeout)
+
+
+async def attempt_all(lock: AnyMultiLock, timeout: float | None = 0) -> AnyMultiHold | None:
+    """Acquire several keys."""
+    if isinstance(lock, MultiLock):
+        return lock.acquire(timeout=timeout)
+    return await lock.acquire(timeout=timeout)
+
+
+async def take(lock: AnyLock, timeout: float | None = 0) -> AnyHold:
+    """Acquire, and check that it has succeeded."""
+    hold = await attempt(lock, timeout)
+    assert hold is not None, f"{lock} should be free, and is held by {await done(lock.holder())}"
+    return hold
+
+
+@asynccontextmanager
+async def inside(lock: AnyLock) -> AsyncIterator[AnyHold]:
+    """Enter the block of a `with` or an `async with`."""
+    if isinstance(lock, Lock):
+        with lock as held:
+            yield held
+    else:
+        async with lock as hold:
+            yield hold
+
+
+def scenario(tell: Callable[..., Coroutine[object, object, None]]) -> Callable[..., None]:
+    """Make a test of a coroutine, which is played by threads or by tasks.
+
+    pytest knows its parameters with `PREFIX` before their names, so that none collides with a fixture of the user's.
+    """
+
+    @functools.wraps(tell)
+    def test(self: object, **given: object) -> None:
+        arguments = {name.removeprefix(PREFIX): value for name, value in given.items()}
+        scene = arguments["scene"]
+        assert isinstance(scene, Scene)
+        scene.play.run(tell(self, **arguments))
+
+    itself, *parameters = inspect.signature(tell).parameters.values()
+    renamed = [parameter.replace(name=PREFIX + parameter.name) for parameter in parameters]
+    vars(test)["__signature__"] = inspect.Signature([itself, *renamed])
+    return test
+
+
+async def each(scene: Scene, cases: Iterable[C], act: Callable[[C, str], Coroutine[object, object, None]]) -> None:
+    """Play an act once for every case, with a key of its own, several at the same time."""
+
+    async def one(number: int, case: C) -> None:
+        try:
+            await act(case, f"{scene.key}:{number}")
+        except BaseException as error:
+            error.add_note(f"in the case of {case}")
+            raise
+
+    await scene.play.together([one(number, case) for number, case in enumerate(cases)], WIDTH)

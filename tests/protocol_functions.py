@@ -1,0 +1,101 @@
+"""The functions of the protocol under one name, so that a planted bug replaces one wherever it is used."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Final
+
+from caslock.protocol.acquire import COURTESY, LATE, _holds, _put_when_absent, _resume, _try, _wait, acquire
+from caslock.protocol.batch import put_together, remove_together
+from caslock.protocol.exchange import settle, write_surely
+from caslock.protocol.hand_over import hand_over
+from caslock.protocol.release import _leave, force_release, leave_surely, release
+from caslock.protocol.renew import (
+    _not_renewed,
+    _renew,
+    _renew_together,
+    _renewal,
+    _renewals,
+    _renewed,
+    check,
+    keep,
+    renew,
+    who_holds,
+)
+from caslock.protocol.withdraw import (
+    FIRST_PAUSE,
+    LONGEST_WAIT,
+    PASSES,
+    _clean_up,
+    give_up,
+    last_start,
+    location_of,
+    settle_later,
+    step_back,
+    withdraw,
+)
+
+__all__ = [
+    "COURTESY",
+    "FIRST_PAUSE",
+    "LATE",
+    "LONGEST_WAIT",
+    "PASSES",
+    "_clean_up",
+    "_holds",
+    "_leave",
+    "_not_renewed",
+    "_put_when_absent",
+    "_renew",
+    "_renew_together",
+    "_renewal",
+    "_renewals",
+    "_renewed",
+    "_resume",
+    "_try",
+    "_wait",
+    "acquire",
+    "check",
+    "force_release",
+    "give_up",
+    "hand_over",
+    "keep",
+    "last_start",
+    "leave_surely",
+    "location_of",
+    "put_together",
+    "release",
+    "remove_together",
+    "renew",
+    "settle",
+    "settle_later",
+    "step_back",
+    "who_holds",
+    "withdraw",
+    "write_surely",
+]
+
+_MODULES: Final = [
+    import_module(f"caslock.protocol.{name}")
+    for name in ("acquire", "batch", "hand_over", "release", "renew", "withdraw")
+]
+
+
+class _Everywhere(ModuleType):
+    """All functions and constants that the modules of the protocol define or import."""
+
+    def __getattribute__(self, name: str) -> object:
+        for module in _MODULES if not name.startswith("__") else ():
+            if hasattr(module, name):
+                return getattr(module, name)
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        for module in _MODULES:
+            if hasattr(module, name):
+                setattr(module, name, value)
+
+
+sys.modules[__name__].__class__ = _Everywhere

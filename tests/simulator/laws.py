@@ -1,0 +1,300 @@
+"""The rules that a run must keep: the promises of a lock, each checked as soon as it could be broken.
+
+1. The beliefs of different owners never overlap, and the record of whoever believes is at the store.  (Only while
+   clocks are within the margin.)
+2. Fences grow from tenure to tenure, in the order of the store, and each tenure has one.
+3. An acquire that reports a failure has no record at the store, and gets none later (unless the error says so).
+4. No hold succeeds twice, and none has a record again after its release.  (If a lease ends before its holder releases,
+   what it kept out may arrive: a lost put that expects absence.  It blocks the key for one lease, and no longer.)
+5. Nobody's hold is removed by another owner, except by the end of its lease.
+6. Every record has a ttl.
+7. A loss is reported: by the renewer at the deadline, and by the release.  Nothing else is reported as a loss.
+8. An attempt that was promised the key is told once the release is over.
+9. After the faults, every process can acquire the key within a lease, and no local queue is blocked.
+10. The last extension wins: no later renewal of that hold writes a shorter lease.
+11. No contenders wait for each other until a lease ends while all of them are alive, and none waits in a local queue
+    for nobody.
+
+With clocks that differ by more than the margin, 2 to 9 are promised, and not 1.  A store that forgets is not promised
+to exclude earlier holders (1), nor to remember what has failed (3, 4).  Those holders learn of their loss by their next
+request, if another owner has a record then (7).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from caslock.errors import LockLost, told
+from caslock.protocol.record import decode
+from caslock.store import ABSENT
+from tests.simulator.deadlock import deadlocked, forgotten
+from tests.simulator.story import short
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from caslock.local.hold import Holding
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.record import Record
+    from caslock.store import Put
+    from tests.simulator.client import Client, NamedLockState
+    from tests.simulator.run import Run
+    from tests.simulator.store import Lease, Request
+
+
+class Judge:
+    """Watches one run."""
+
+    def __init__(self, run: Run) -> None:
+        """Begin with nothing seen."""
+        self._run = run
+        self._trusts = run.plan.trusts_clocks
+        self.settled: dict[str, tuple[str, str]] = {}  # by hold: its key, and why it must not have a record
+        self.breaks: dict[str, int | None] = {}  # by the attempt of a `force_release`: the tenure that it has ended
+        self.broken: dict[str, bool] = {}  # holds, and whether their client knew that it held
+        self.succeeded: set[str] = set()
+        self.unsure: set[str] = set()  # holds whose client was told that their request may still be applied
+        self.excused: set[str] = set()  # holds that the store was allowed to forget
+        self.fences: dict[str, dict[int, int]] = {}  # by key and tenure
+        self.leaving: dict[
+            Client, tuple[int, list[tuple[bool, Lease | None]]]
+        ] = {}  # what was at the store as a release began
+        self.releases: dict[object, int] = {}  # under way, by local queue
+        self.extended: dict[str, float] = {}  # by hold: the ttl of its last extension
+
+    def sent(self, request: Request) -> None:
+        """Check what is about to be applied."""
+        if request.verb in {"put", "wait"} and not all(
+            part.ttl > 0 and math.isfinite(part.ttl) for part in request.parts
+        ):
+            self._run.violate("a record without a ttl")
+
+    def changed(self) -> None:
+        """Check what a request has done."""
+        store = self._run.store
+        for key in store.unguarded:  # a lost put is kept out only if those that know of it release in time
+            self.settled = {hold: (location, why) for hold, (location, why) in self.settled.items() if location != key}
+        store.unguarded.clear()
+        changes = store.changes
+        for key, before, after, sender in changes:
+            holds = after.record.holds if after else ()
+            if before is not None and not (after and self._breaks(before, after)):
+                for hold in before.record.holds:
+                    if hold not in holds and not hold.startswith(sender.prefixes):
+                        self._run.violate(f"{sender.name} has removed {hold}, which was under {key!r}")
+            for hold in holds:
+                if hold in self.settled:
+                    self._run.violate(f"{hold} has a record, which {self.settled[hold][1]}")
+        changes.clear()
+
+    def _breaks(self, before: Lease, after: Lease) -> bool:
+        """Whether that was a `force_release`, which takes away one tenure and no other."""
+        hand = after.record.write.rpartition(".")[0]
+        if hand not in self.breaks:
+            return False
+        if before.record.holds:
+            tenure = self.breaks[hand] = self.breaks[hand] or before.tenure
+            if tenure != before.tenure:
+                self._run.violate(
+                    f"a force_release has taken the key from {', '.join(before.record.holds)}, who came after"
+                )
+            self.broken.update({hold: hold in self.succeeded for hold in before.record.holds})
+        return True
+
+    def broke(self, state: NamedLockState, broken: Record | None) -> None:
+        """Check a `force_release` that is over: no holder comes back (one that did not know of its hold tries on)."""
+        for hold in broken.holds if broken else ():
+            if self.broken.get(hold):
+                self._settle(hold, state.key, "was released by force")
+
+    def beliefs(self) -> None:
+        """Check that whoever believes has the record at the store, and so that nobody else believes."""
+        if not self._trusts:
+            return
+        run = self._run
+        for client in run.clients:
+            for hold in client.holding:
+                attempt = hold._attempt
+                forgiven = attempt.hold_id in self.excused or attempt.hold_id in self.broken
+                if hold.lost or not client.process.alive or forgiven:
+                    continue
+                lease = run.store.observed(hold.key, run.now)
+                if lease is None or attempt.hold_id not in lease.record.holds or lease.record.owner != attempt.owner:
+                    instead = (
+                        "nothing is there" if lease is None else f"{', '.join(lease.record.holds) or 'nobody'} does"
+                    )
+                    run.violate(f"{client.name} believes that it holds {hold.key!r}, but {instead}")
+
+    def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
+        """Check a success."""
+        run = self._run
+        for hold in holds:
+            attempt = hold._attempt
+            run.tell(client.name, f"holds {hold.key!r}, fence {short(hold.fence)}", hold)
+            if (attempt.hold_id in self.succeeded) != (len(attempt.levels) > 1):
+                run.violate(f"{attempt.hold_id} succeeds for a second time")
+            self.succeeded.add(attempt.hold_id)
+            known = self.fences.setdefault(hold.key, {})
+            tenure = run.store.tenure_of.get(attempt.lease.version)
+            if tenure is None:
+                run.violate(f"{attempt.hold_id} holds by a version that was never written")
+            for other, fence in known.items():
+                if (other == tenure) != (fence == hold.fence) or (other < tenure) != (fence < hold.fence):
+                    story = f"fence {short(hold.fence)} in tenure {tenure}, {short(fence)} in tenure {other}"
+                    run.violate(story)
+            known[tenure] = hold.fence
+
+    def failed(self, client: Client, error: BaseException) -> None:
+        """Check a failure."""
+        run = self._run
+        flow = run.current
+        self.unsure.update(attempt.hold_id for attempt in client.attempts if _tells(error, attempt))
+        unsure = (flow.deferred and flow.blind) or flow.spoiled > 1
+        sure = [] if unsure else [attempt for attempt in client.attempts if attempt.hold_id not in self.unsure]
+        run.tell(client.name, f"{type(error).__name__}{'' if len(sure) == len(client.attempts) else ', unsure'}")
+        for attempt in sure:
+            if not flow.deferred or self._kept_out(attempt):
+                self._settle(attempt.hold_id, attempt.key, f"{client.name} was told to have failed")
+
+    def undone(self, attempt: Attempt, error: BaseException) -> None:
+        """Note what the error says that an acquire has ended with."""
+        if _tells(error, attempt):
+            self.unsure.add(attempt.hold_id)
+
+    def _kept_out(self, attempt: Attempt) -> bool:
+        """Whether no late request of an attempt can land: else the error says so, unless a cancellation hides that."""
+        lease = self._run.store.observed(attempt.key, self._run.now)
+        return not attempt.writes.may_land(ABSENT) or (lease is not None and lease.record.free)
+
+    def _settle(self, hold: str, key: str, why: str) -> None:
+        if hold in self.excused:
+            return
+        self.settled[hold] = key, why
+        lease = self._run.store.observed(key, self._run.now)
+        if lease is not None and hold in lease.record.holds:
+            self._run.violate(f"{hold} has a record, which {why}")
+
+    def leaves(self, client: Client, holds: Sequence[Holding]) -> None:
+        """Note what is there as a release begins."""
+        run = self._run
+        self.leaving[client] = (
+            client.silent,
+            [(bool(hold._attempt.lease.lost), run.store.observed(hold.key, run.now)) for hold in holds],
+        )
+        run.tell(client.name, "releases", *holds)
+
+    def left(
+        self, client: Client, holds: Sequence[Holding], error: BaseException | None, *, again: bool = False
+    ) -> None:
+        """Check the end of a release."""
+        run = self._run
+        silent, before = self.leaving.pop(client)
+        run.tell(client.name, f"{type(error).__name__} at the release" if error else "has released")
+        for hold, (lost, lease) in zip(holds, before, strict=True):
+            name = hold._attempt.hold_id
+            stood = lease is not None and name in lease.record.holds
+            # After a failed release another thread or task of the same Lock object may have followed.
+            at_once = isinstance(error, LockLost) and len(holds) == 1 and not again
+            if at_once and stood and not lost and not self._may_be_lost(hold):
+                run.violate(f"{client.name} was told that it had lost {hold.key!r}, which it had not")
+            if at_once and not hold._attempt.lease.told:
+                run.violate(f"the loss of {name} was told to who has released it, and to nobody else")
+            if error is not None:
+                continue
+            after = run.store.observed(hold.key, run.now)
+            entered = bool(hold._attempt.levels)  # still, by another level: this release made no request
+            others = not entered and lease is not None and name not in lease.record.holds
+            if lost or (others and silent == client.silent and after and lease and after.tenure == lease.tenure):
+                run.violate(f"{client.name} was not told that it had lost {hold.key!r}")
+            if not entered and name not in run.store.expired:  # else its own lost put, if any, may have landed
+                self._settle(name, hold.key, f"{client.name} has released")
+
+    def _may_be_lost(self, hold: Holding) -> bool:
+        """Whether its lease has ended, by any clock, or it was released by force or forgotten."""
+        name, runtime = hold._attempt.hold_id, hold._state.runtime
+        over = runtime.now() >= hold._attempt.lease.deadline or name in self._run.store.expired
+        return over or name in self.broken or name in self.excused
+
+    def misses(self, client: Client, error: BaseException) -> None:
+        """Check what a block was told."""
+        run = self._run
+        run.tell(client.name, f"{type(error).__name__} in the block")
+        if not isinstance(error, LockLost) or any(self._may_be_lost(hold) for hold in client.holding):
+            return
+        leases = [run.store.observed(hold.key, run.now) for hold in client.holding]
+        if all(
+            lease
+            and hold._attempt.hold_id in lease.record.holds
+            and lease.tenure == run.store.tenure_of[hold._attempt.lease.version]
+            for lease, hold in zip(leases, client.holding, strict=True)
+        ):
+            run.violate(f"{client.name} was told that it had lost what it holds")
+
+    def kept(self, attempt: Attempt) -> None:
+        """Check that a renewer that has stopped has reported a loss."""
+        if not attempt.ending and not attempt.lease.told:
+            self._run.violate(f"the loss of {attempt.hold_id} was not told")
+
+    def renews(self, puts: Sequence[Put]) -> None:
+        """Check what is about to be sent: a renewal does not undo an extension."""
+        if self._run.current.interruptible:
+            return
+        for put in puts:
+            record = decode(put.value)
+            hold = record.write.rpartition(".")[0]  # whose renewal it is: a co-holder may not know of the extension yet
+            if hold in record.holds and record.ttl < self.extended.get(hold, 0.0):
+                self._run.violate(f"a renewal has undone the extension of {hold}")
+
+    def releasing(self, state: NamedLockState) -> None:
+        """Note a release that begins."""
+        self.releases[state.local_queue] = self.releases.get(state.local_queue, 0) + 1
+
+    def released(self, state: NamedLockState) -> None:
+        """Check that the successor of a release that is over has learned the outcome."""
+        self.releases[state.local_queue] -= 1
+        if self.releases[state.local_queue]:
+            return
+        for other in self._run.states:
+            for attempt in other.attempts.values() if other.local_queue is state.local_queue else ():
+                if attempt.is_promised and attempt.event is not None:  # else it has stopped waiting
+                    self._run.violate(f"{attempt.hold_id} is promised {attempt.key!r} by nobody")
+
+    def waits(self) -> None:
+        """Check that each waiter waits for one that can go on without waiting for it in turn."""
+        found = deadlocked(self._run)
+        if found:
+            for client, renewers in found.items():
+                names = " and ".join(sorted(renewer.name for renewer in renewers))
+                self._run.tell(client.name, f"waits for {names}", *client.holding)
+            self._run.violate("contenders wait for each other: nobody can move before a lease ends")
+        attempt = forgotten(self._run)
+        if attempt is not None:
+            self._run.violate(f"{attempt.hold_id} waits in its process for {attempt.key!r}, which nobody keeps from it")
+
+    def forgot(self) -> None:
+        """Excuse all records that were there."""
+        attempts = [attempt for client in self._run.clients for attempt in client.attempts]
+        self.excused |= {attempt.hold_id for attempt in (*self._run.attempts(), *attempts)} | set(self.settled)
+        self.settled.clear()
+
+    def ended(self) -> None:
+        """Check the local queues when all programs are over."""
+        run = self._run
+        for state in run.states:
+            runtime = state.process
+            if runtime.alive and all(client.alive for client in run.clients if client.process is runtime):
+                inside = [attempt.hold_id for attempt in state.local_queue.inside(runtime.now())]
+                if inside or state.local_queue.is_awaited:
+                    run.violate(f"{inside or 'somebody'} is in the local queue of {runtime.name} for ever")
+
+
+def _tells(error: BaseException | None, attempt: Attempt) -> bool:
+    """Whether an error, or one that it has interrupted, says that more of the attempt may come."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        if repr(attempt.key) in told(error):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,354 @@
+"""Each verb of each store ends within one request timeout, whatever the server does and whenever it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+import redis.asyncio
+from pymemcache.client.base import Client
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.sentinel import Sentinel
+
+from caslock.errors import StoreUnavailable
+from caslock.store import ABSENT, Put, Removal
+from caslock.stores.memcached import MemcachedStore
+from caslock.stores.redis import AsyncRedisStore, RedisStore
+from caslock.stores.sqlite import SQLiteStore
+from caslock.testing.proxy import PASS, FaultProxy, Passage, unreachable_port
+from tests.locations import until
+from tests.servers import HOST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.conftest import NewServer
+    from tests.servers import Server
+
+TIMEOUT = 0.6
+"""Seconds that a request may take."""
+
+SLACK = 0.55
+"""Seconds that a busy machine may add.  A second request timeout would be more."""
+
+Settings = Any  # of redis-py and pymemcache
+
+APIS = ("redis", "redis for asyncio", "memcached")
+
+
+class Tried:
+    """A store of one of the APIs, each of whose verbs is timed."""
+
+    def __init__(self, api: str, stack: contextlib.ExitStack) -> None:
+        self.api = api
+        self._stack = stack
+        self._runner = stack.enter_context(asyncio.Runner())
+        self.store: Any = None
+
+    def open(self, port: int, host: str = HOST) -> None:
+        """Open nothing yet, but know where."""
+        settings: Settings = {"host": host, "port": port, "socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
+        if self.api == "redis":
+            self.on(RedisStore(redis.Redis(**settings)))
+        elif self.api == "memcached":
+            self.on(MemcachedStore(Client((host, port), timeout=TIMEOUT)))
+        else:
+            self.on(AsyncRedisStore(redis.asyncio.Redis(**settings)))
+
+    def on(self, store: Any) -> None:  # noqa: ANN401 - of either API
+        self.store = store
+        self._stack.callback(self.close)
+
+    def run(self, answer: Any) -> Any:  # noqa: ANN401 - of either API
+        return self._runner.run(_awaited(answer)) if hasattr(answer, "__await__") else answer
+
+    def verbs(self) -> dict[str, Callable[[], object]]:
+        """All that the store can do, but for waiting."""
+        store = self.store
+        verbs: dict[str, Callable[[], object]] = {
+            "get": lambda: self.run(store.get("k")),
+            "put": lambda: self.run(store.put_if_version("k", b"v", ABSENT, 30)),
+            "put over": lambda: self.run(store.put_if_version("k", b"v", 7, 30)),
+            "invalidate": lambda: self.run(store.invalidate("k", 7)),
+        }
+        if hasattr(store, "put_many"):
+            verbs["put many"] = lambda: self.run(store.put_many([Put("k", b"v", ABSENT, 30), Put("l", b"v", 7, 30)]))
+            verbs["invalidate many"] = lambda: self.run(store.invalidate_many([Removal("k", 7), Removal("l", 7)]))
+        return verbs
+
+    def each_ends(self, *, in_turn: bool = False) -> None:
+        """Expect of each verb that it gets no answer, and says so in time."""
+        verbs = self.verbs()
+        if in_turn or self.api == APIS[1]:
+            took = {name: _seconds(verb) for name, verb in verbs.items()}
+        else:
+            with ThreadPoolExecutor(len(verbs)) as threads:
+                took = dict(zip(verbs, threads.map(_seconds, verbs.values()), strict=True))
+        assert {name: round(seconds, 2) for name, seconds in took.items() if seconds > TIMEOUT + SLACK} == {}
+
+    def close(self) -> None:
+        """Close what is idle."""
+        self.run(self.store.aclose() if self.api == APIS[1] else self.store.close())
+
+
+def _seconds(verb: Callable[[], object]) -> float:
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        verb()
+    return time.monotonic() - began
+
+
+async def _awaited(answer: Any) -> Any:  # noqa: ANN401 - of either API
+    return await answer
+
+
+@pytest.fixture(params=APIS)
+def tried(request: pytest.FixtureRequest) -> Iterator[Tried]:
+    """A store of each API."""
+    with contextlib.ExitStack() as stack:
+        yield Tried(request.param, stack)
+
+
+@pytest.fixture
+def server(tried: Tried, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of its kind that may be stopped."""
+    new: NewServer = request.getfixturevalue("new_memcached" if tried.api == "memcached" else "new_redis")
+    server = new()
+    if tried.api == "memcached":  # it gets no request before it is old enough
+        with contextlib.closing(MemcachedStore(Client((server.host, server.port), timeout=10))) as patient:
+            patient.get("k")
+    yield server
+    with contextlib.suppress(ProcessLookupError):
+        server.resume()
+
+
+@pytest.fixture
+def black_hole() -> Iterator[int]:
+    """Return a port at which nobody answers, not even the kernel."""
+    with unreachable_port() as port:
+        yield port
+
+
+def test_a_server_that_is_stopped(tried: Tried, server: Server) -> None:
+    """A request over an open connection to a stopped server ends within one timeout, and so do those that follow."""
+    tried.open(server.port)
+    tried.run(tried.store.get("k"))
+    server.pause()
+    tried.each_ends(in_turn=True)
+
+
+def test_a_server_that_was_stopped_before(tried: Tried, server: Server) -> None:
+    """To connect to a stopped server, which the kernel lets one do, is part of the timeout."""
+    server.pause()
+    tried.open(server.port)
+    tried.each_ends()
+
+
+def test_a_black_hole(tried: Tried, black_hole: int) -> None:
+    """To connect to what swallows all packets is part of the timeout, and certainly sends nothing."""
+    tried.open(black_hole)
+    tried.each_ends()
+    with pytest.raises(StoreUnavailable) as caught:
+        tried.run(tried.store.get("k"))
+    assert not caught.value.sent
+
+
+def test_a_name_of_several_black_holes(tried: Tried, black_hole: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host name with several addresses has one timeout, not one for each."""
+    found = socket.getaddrinfo(HOST, black_hole, type=socket.SOCK_STREAM) * 3
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: found)
+    tried.open(black_hole, "several.invalid")
+    tried.each_ends()
+
+
+def test_a_server_that_is_slow(tried: Tried, server: Server) -> None:
+    """A server each of whose answers takes most of the timeout does not get that much for each step of connecting."""
+    with FaultProxy(server.host, server.port, lambda _: Passage("hold reply", TIMEOUT * 0.7)) as proxy:
+        tried.open(proxy.port)
+        for name, verb in tried.verbs().items():
+            assert _seconds(verb) < TIMEOUT + SLACK, name
+            tried.close()
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_a_server_that_stops_at_any_step(tried: Tried, server: Server, step: int) -> None:
+    """At whatever step of connecting or asking the server stops answering, the verb ends within one timeout."""
+    seen: list[bytes] = []
+    longest = 0
+
+    def decide(request: bytes) -> Passage:
+        seen.append(request)
+        return Passage("drop request") if len(seen) >= step else Passage("hold reply", 0.05)
+
+    with FaultProxy(server.host, server.port, decide) as proxy:
+        tried.open(proxy.port)
+        for name in ("put", "invalidate"):
+            tried.close()
+            seen.clear()
+            began = time.monotonic()
+            with contextlib.suppress(StoreUnavailable):
+                tried.verbs()[name]()
+            assert time.monotonic() - began < TIMEOUT + SLACK, name
+            longest = max(longest, len(seen))
+    if longest < step:
+        pytest.skip(f"{tried.api} connects and asks in {longest} steps")
+
+
+@pytest.mark.parametrize("tried", APIS[:2], indirect=True)
+def test_a_script_that_the_server_has_forgotten(tried: Tried, server: Server) -> None:
+    """The request that brings the script along has what is left of the timeout, not another one."""
+    slow = {"seconds": 0.0}
+
+    def hold(_: bytes) -> Passage:
+        return Passage("hold reply", slow["seconds"]) if slow["seconds"] else PASS
+
+    with FaultProxy(server.host, server.port, hold) as proxy:
+        tried.open(proxy.port)
+        tried.run(tried.store.get("k"))
+        slow["seconds"] = TIMEOUT * 0.7
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            tried.run(tried.store.put_if_version("k", b"v", ABSENT, 30))
+        assert time.monotonic() - began < TIMEOUT + SLACK
+
+
+@pytest.mark.parametrize("tried", APIS[:2], indirect=True)
+@pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
+def test_a_wait_at_a_server_that_is_stopped(tried: Tried, server: Server, *, cold: bool) -> None:
+    """A put that waits ends within its own timeout and one request timeout."""
+    tried.open(server.port)
+    if not cold:
+        tried.run(tried.store.put_when_absent("k", b"v", 30, 0.1))
+    server.pause()
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            tried.run(tried.store.put_when_absent("k", b"v", 30, 0.3))
+        assert time.monotonic() - began < 0.3 + TIMEOUT + SLACK
+
+
+@pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
+def test_many_tasks_at_a_server_that_is_stopped(new_redis: NewServer, *, cold: bool) -> None:
+    """A thousand tasks that ask at once, and a thousand later, end within one timeout each: no queue comes on top."""
+    server = new_redis()
+
+    async def main() -> list[float]:
+        store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout={TIMEOUT}&socket_connect_timeout={TIMEOUT}")
+
+        async def ask(number: int, later: float) -> float:
+            await asyncio.sleep(later)
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable):
+                await store.put_if_version(f"k{number}", b"v", ABSENT, 30)
+            return time.monotonic() - began
+
+        if not cold:
+            await asyncio.gather(*(store.get("k") for _ in range(2000)))
+        server.pause()
+        try:
+            times = [ask(number, 0.0 if number % 2 else TIMEOUT / 2) for number in range(2000)]
+            return await asyncio.gather(*times)
+        finally:
+            server.resume()
+            await store.aclose()
+
+    assert max(asyncio.run(main())) < TIMEOUT + 2 * SLACK  # two thousand errors take their time, too
+
+
+def test_a_request_that_waited_for_a_connection_was_not_sent(new_redis: NewServer) -> None:
+    """A request that waits until the connection is open says that it was not sent, if its timeout is over by then."""
+    server = new_redis()
+
+    async def main() -> list[bool]:
+        store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout={TIMEOUT}&socket_connect_timeout={TIMEOUT}")
+        server.pause()
+        try:
+            asked = await asyncio.gather(*(store.get("k") for _ in range(4)), return_exceptions=True)
+            return [error.sent for error in asked if isinstance(error, StoreUnavailable)]
+        finally:
+            server.resume()
+            await store.aclose()
+
+    assert asyncio.run(main()) == [False] * 4
+
+
+@pytest.mark.parametrize("api", APIS[:2])
+def test_sentinels_that_do_not_answer(api: str, new_redis: NewServer, black_hole: int) -> None:
+    """A silent Sentinel costs a part of the timeout; a primary that no Sentinel names, no more than one timeout."""
+    kind: Any = Sentinel if api == "redis" else AsyncSentinel
+    settings: Settings = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
+    silent = new_redis()
+    silent.pause()
+    with contextlib.ExitStack() as stack:
+        tried = Tried(api, stack)
+        watchers = [(HOST, black_hole), (HOST, silent.port), (HOST, black_hole)]
+        client = kind(watchers, sentinel_kwargs=settings, **settings).master_for("main", **settings)
+        tried.on(RedisStore(client) if api == "redis" else AsyncRedisStore(client))
+        tried.each_ends()
+    silent.resume()
+
+
+def test_threads_behind_a_locked_file(tmp_path: Path) -> None:
+    """Threads that come one after the other to a file that stays locked wait one timeout each, from when they asked."""
+    path = tmp_path / "locks.db"
+    store = SQLiteStore(path, timeout=TIMEOUT)
+    store.get("k")
+
+    def ask(number: int) -> float:
+        time.sleep(number * TIMEOUT / 8)
+        slowest = 0.0
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable) as caught:
+                store.put_if_version(f"k{number}", b"v", ABSENT, 30)
+            assert not caught.value.sent
+            slowest = max(slowest, time.monotonic() - began)
+        return slowest
+
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other, ThreadPoolExecutor(8) as threads:
+        other.execute("BEGIN IMMEDIATE")
+        assert max(threads.map(ask, range(8))) < TIMEOUT + SLACK
+    assert store.put_if_version("k", b"v", ABSENT, 30) is not None
+    store.close()
+
+
+def test_a_shortened_wait_does_not_stay_short(tmp_path: Path) -> None:
+    """A verb that got less than the timeout, for it had waited for another thread, leaves the next one all of it."""
+    path = tmp_path / "locks.db"
+    store = SQLiteStore(path, timeout=TIMEOUT)
+    store.get("k")
+
+    def fail() -> float:
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            store.put_if_version("k", b"v", ABSENT, 30)
+        return time.monotonic() - began
+
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other, ThreadPoolExecutor(2) as threads:
+        other.execute("BEGIN IMMEDIATE")
+        first = threads.submit(fail)
+        time.sleep(TIMEOUT / 2)
+        assert fail() < TIMEOUT + SLACK
+        first.result()
+        assert TIMEOUT * 0.8 < fail() < TIMEOUT + SLACK
+    store.close()
+
+
+def test_threads_that_gave_up_leave_the_file_usable(tmp_path: Path) -> None:
+    """A thread that gives up its wait for the others neither keeps them out nor lets two in."""
+    store = SQLiteStore(tmp_path / "locks.db", timeout=TIMEOUT)
+    store.get("k")
+    with store._mutex, ThreadPoolExecutor(4) as threads:
+        waits = [threads.submit(store.get, "k") for _ in range(4)]
+        assert until(lambda: all(wait.done() for wait in waits), TIMEOUT + 5)
+        assert {type(wait.exception()) for wait in waits} == {StoreUnavailable}
+    assert store.get("k") is None
+    store.close()

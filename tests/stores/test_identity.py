@@ -1,0 +1,169 @@
+"""Which server a store leads to, by whatever name: a MultiLock over several stores sorts and counts keys by that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+import caslock
+from caslock import MultiLock, connect, connect_async
+from caslock.aio import AsyncMultiLock
+from tests.locations import fresh, observed, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from caslock import Store
+    from tests.conftest import NewServer
+    from tests.servers import Server
+
+NAMES = ("redis", "memcached")
+
+
+@pytest.fixture(params=NAMES)
+def urls(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """One server by two names; the first sorts behind the second."""
+    server: Server = request.getfixturevalue(f"{request.param}_server")
+    return server.url.replace(server.host, "localhost"), server.url
+
+
+@contextlib.contextmanager
+def opened(*urls: str, prefix: str = "") -> Iterator[list[caslock.ClosableStore]]:
+    """Open a store for each URL."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(connect(url, prefix=prefix)) for url in urls]
+
+
+def said(store: Store) -> object:
+    """Ask a store what its server is."""
+    assert isinstance(store, caslock.IdentifiedStore)
+    return store.identify()
+
+
+def test_one_server_says_the_same_by_all_its_names(urls: tuple[str, str]) -> None:
+    """Two names, one server; and asyncio gets the same answer."""
+    with opened(*urls) as (one, two):
+        assert one.traits.location > two.traits.location
+        assert said(one) == said(two) is not None
+
+        async def main() -> object:
+            async with connect_async(urls[0]) as store:
+                answer = store.identify()  # type: ignore[union-attr] # all of these have it
+                return await answer if hasattr(answer, "__await__") else answer
+
+        assert asyncio.run(main()) == said(two)
+
+
+def test_one_file_says_the_same_by_all_its_names(tmp_path: Path) -> None:
+    """A file that is mounted twice has one device and one number, as one with a hard link has; it is not opened."""
+    (tmp_path / "one.db").touch()
+    (tmp_path / "two.db").hardlink_to(tmp_path / "one.db")
+    with opened(f"sqlite:///{tmp_path}/one.db", f"sqlite:///{tmp_path}/two.db") as (one, two):
+        assert one.traits.location != two.traits.location
+        assert said(one) == said(two) is not None
+
+
+def test_other_servers_say_something_else(
+    tmp_path: Path, redis_server: Server, memcached_server: Server, new_redis: NewServer, new_memcached: NewServer
+) -> None:
+    """Another server, another database of one server, another file: each is another location."""
+    other = new_redis()
+    stores = [redis_server.url, redis_server.url.removesuffix("0") + "1", other.url]
+    stores += [memcached_server.url, new_memcached().url, f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"]
+    with opened(*stores) as found:
+        for store in found:
+            until(lambda store=store: _answers(store), 10)  # type: ignore[misc] # a memcached is young for a while
+        assert len({said(store) for store in found}) == len(stores)
+        before = said(found[2])
+        other.restart()
+        with contextlib.suppress(caslock.StoreUnavailable):
+            found[2].get("k")
+        assert said(found[2]) != before
+
+
+def _answers(store: Store) -> bool:
+    with contextlib.suppress(caslock.StoreUnavailable):
+        store.get("k")
+        return True
+    return False
+
+
+def test_a_server_is_asked_once(redis_server: Server) -> None:
+    """As long as the connection is the same, nobody is asked again what the server is."""
+    with opened(redis_server.url, redis_server.url) as (one, two), opened(redis_server.url) as (admin,):
+        del admin
+        lock = MultiLock([caslock.Lock(one, fresh(), ttl=5), caslock.Lock(two, fresh(), ttl=5)])
+        with lock:
+            pass
+        with redis.Redis.from_url(redis_server.url) as client:
+            client.config_resetstat()
+            for _ in range(5):
+                with lock:
+                    pass
+            assert "cmdstat_info" not in client.info("commandstats")
+
+
+def test_a_user_who_may_not_ask_goes_by_the_name(new_redis: NewServer) -> None:
+    """Without the right to INFO, the location is the URL."""
+    server = new_redis()
+    with redis.Redis.from_url(server.url) as admin:
+        admin.execute_command("ACL", "SETUSER", "default", "-info")
+    with opened(server.url) as (store,):
+        assert said(store) is None
+        assert store.get("k") is None
+
+
+def test_a_key_of_two_names_is_taken_once(urls: tuple[str, str]) -> None:
+    """Two stores on one server have the key in common: the MultiLock does not wait for itself."""
+    key = fresh()
+    with opened(*urls) as (one, two), MultiLock([caslock.Lock(store, key, ttl=5) for store in (one, two)], timeout=1):
+        assert observed(one, key) == observed(two, key) is not None
+
+
+@pytest.mark.parametrize("name", ["redis", "memcached"])
+def test_a_prefix_is_a_part_of_the_name(name: str, request: pytest.FixtureRequest) -> None:
+    """A prefix and a key that give another store's key are that key."""
+    server: Server = request.getfixturevalue(f"{name}_server")
+    key = fresh()
+    with opened(server.url) as (plain,), opened(server.url, prefix="locks:") as (prefixed,):
+        locks = [caslock.Lock(plain, f"locks:{key}", ttl=5), caslock.Lock(prefixed, key, ttl=5)]
+        with MultiLock(locks, timeout=1) as holds:
+            assert len(holds) == 1
+            assert observed(plain, f"locks:{key}") is not None
+        assert observed(prefixed, key) is None
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_everybody_takes_the_keys_in_one_order(urls: tuple[str, str], *, turned: bool) -> None:
+    """Whichever name each key was given by: a MultiLock that waits for the first key keeps nothing of the second."""
+    first, second = sorted((fresh(), fresh()))
+    with opened(*urls, *urls) as (one, two, *others), ThreadPoolExecutor() as pool:
+        with caslock.Lock(others[0], first, ttl=20):
+            names = {first: two, second: one} if turned else {first: one, second: two}
+            lock = MultiLock([caslock.Lock(store, key, ttl=20) for key, store in names.items()])
+            waiting = pool.submit(lock.acquire, timeout=0.5)
+            began = time.monotonic()
+            while time.monotonic() < began + 0.3:
+                assert observed(others[1], second) is None
+                time.sleep(0.01)
+            assert waiting.result() is None
+
+        async def main() -> None:
+            async with connect_async(urls[0]) as here, connect_async(urls[1]) as there:
+                by = {first: there, second: here} if turned else {first: here, second: there}
+                lock = AsyncMultiLock([caslock.AsyncLock(store, key, ttl=20) for key, store in by.items()])
+                assert await lock.acquire(timeout=0.3) is None
+
+        with caslock.Lock(others[0], first, ttl=20):
+            kept: Callable[[], object] = lambda: observed(others[1], second)  # noqa: E731 - looked at again and again
+            trying = pool.submit(asyncio.run, main())
+            while not trying.done():
+                assert kept() is None
+            trying.result()

@@ -1,0 +1,453 @@
+"""An acquire returns within its timeout plus two request timeouts, and a release within three, while the server hangs.
+
+The server is stopped by SIGSTOP: connections stay open, the kernel accepts new ones, and nothing is answered.  The
+SQLite file "hangs" while another connection keeps its write lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pytest
+import redis
+import redis.asyncio
+from pymemcache.client.base import Client
+
+from caslock import (
+    AsyncLock,
+    CaslockError,
+    Hold,
+    Lock,
+    LockLost,
+    MultiLock,
+    NotHeld,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+from caslock.local import tasks as task_runtime
+from caslock.protocol.record import MAX_HOLDS
+from caslock.stores.memcached import MemcachedStore
+from caslock.stores.redis import AsyncRedisStore, RedisStore
+from caslock.stores.sqlite import SQLiteStore
+from tests.locations import fresh, until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from concurrent.futures import ThreadPoolExecutor
+    from pathlib import Path
+
+    from caslock import AsyncStore, Store
+    from caslock.stores.memory import MemoryStore
+    from tests.conftest import NewServer
+
+REQUEST: Final = 0.4
+"""Seconds of one request timeout in these tests."""
+
+SLACK: Final = 0.35
+"""Seconds that a busy machine and the ends of waits at Redis (which looks ten times a second) may add."""
+
+TTL: Final = 20.0
+"""Seconds: longer than any scene, so that no end of a lease helps."""
+
+
+class Hanging(NamedTuple):
+    """A location whose server can be made to hang."""
+
+    store: Callable[[], Store]
+    async_store: Callable[[], AsyncStore | Store]
+    hang: Callable[[], object]
+    go_on: Callable[[], object]
+
+
+@contextlib.contextmanager
+def _sqlite(path: Path) -> Iterator[Hanging]:
+    stores: list[SQLiteStore] = []
+    blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+    def new() -> SQLiteStore:
+        stores.append(SQLiteStore(path, timeout=REQUEST))
+        return stores[-1]
+
+    try:
+        yield Hanging(new, new, partial(blocker.execute, "BEGIN IMMEDIATE"), partial(blocker.execute, "ROLLBACK"))
+    finally:
+        blocker.close()
+        for store in stores:
+            store.close()
+
+
+@contextlib.contextmanager
+def _redis(new_redis: NewServer) -> Iterator[Hanging]:
+    server = new_redis()
+    stores: list[RedisStore] = []
+
+    def new() -> RedisStore:
+        stores.append(RedisStore(redis.Redis(port=server.port, socket_timeout=REQUEST, socket_connect_timeout=REQUEST)))
+        return stores[-1]
+
+    def new_async() -> AsyncRedisStore:
+        return AsyncRedisStore(
+            redis.asyncio.Redis(port=server.port, socket_timeout=REQUEST, socket_connect_timeout=REQUEST)
+        )
+
+    try:
+        yield Hanging(new, new_async, server.pause, server.resume)
+    finally:
+        server.resume()
+        for store in stores:
+            store.close()
+
+
+@contextlib.contextmanager
+def _memcached(new_memcached: NewServer) -> Iterator[Hanging]:
+    server = new_memcached()
+    stores: list[MemcachedStore] = []
+
+    def new() -> MemcachedStore:
+        stores.append(MemcachedStore(Client((server.host, server.port), timeout=REQUEST)))
+        return stores[-1]
+
+    def ready() -> bool:
+        with contextlib.suppress(StoreUnavailable):  # it serves nobody in its first seconds
+            return new().get("any") is None
+        return False
+
+    assert until(ready, 10.0)
+    try:
+        yield Hanging(new, new, server.pause, server.resume)
+    finally:
+        server.resume()
+        for store in stores:
+            store.close()
+
+
+@pytest.fixture(params=["sqlite", "redis", "memcached"])
+def hanging(
+    request: pytest.FixtureRequest, tmp_path: Path, new_redis: NewServer, new_memcached: NewServer
+) -> Iterator[Hanging]:
+    """Return each location in turn."""
+    with (
+        _sqlite(tmp_path / "locks.db")
+        if request.param == "sqlite"
+        else _redis(new_redis)
+        if request.param == "redis"
+        else _memcached(new_memcached)
+    ) as location:
+        yield location
+
+
+class Ended(NamedTuple):
+    """How a call has ended, and how long it took."""
+
+    seconds: float
+    outcome: object
+
+
+def timed(call: Callable[[], object]) -> Ended:
+    """Run a call that may raise an error of caslock."""
+    began = time.monotonic()
+    try:
+        outcome = call()
+    except CaslockError as error:
+        outcome = error
+    return Ended(time.monotonic() - began, outcome)
+
+
+async def timed_await(call: Callable[[], Awaitable[object]]) -> Ended:
+    """Await a call that may raise an error of caslock."""
+    began = time.monotonic()
+    try:
+        outcome = await call()
+    except CaslockError as error:
+        outcome = error
+    return Ended(time.monotonic() - began, outcome)
+
+
+def held(hold: Hold | None) -> Hold:
+    """Make sure that there is a hold."""
+    assert hold is not None
+    return hold
+
+
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("timeout", [0.0, 0.3, 1.5])
+def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, timeout: float, connected: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Given a server that hangs, acquire raises within its timeout plus two request timeouts."""
+    store = hanging.store()
+    if connected:
+        held(Lock(store, fresh()).acquire()).release()
+    hanging.hang()
+    ended = timed(lambda: Lock(store, fresh(), ttl=TTL).acquire(timeout=timeout))
+    hanging.go_on()
+    assert isinstance(ended.outcome, StoreUnavailable)
+    assert ended.seconds <= timeout + 2 * REQUEST + SLACK
+
+
+def test_questions_are_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given a server that hangs, locked() and holder() raise within two request timeouts."""
+    lock = Lock(hanging.store(), fresh(), ttl=TTL)
+    held(lock.acquire()).release()
+    hanging.hang()
+    ended = [timed(lock.locked), timed(lock.holder)]
+    hanging.go_on()
+    for each in ended:
+        if isinstance(each.outcome, StoreUnavailable):
+            assert each.seconds <= 2 * REQUEST + SLACK
+        else:  # a reader of SQLite waits for no writer
+            assert not each.outcome
+            assert each.seconds <= SLACK
+
+
+def test_a_cancelled_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given a server that hangs, an acquire that is cancelled cleans up within two request timeouts."""
+
+    async def scene() -> float:
+        store = hanging.async_store()
+        hanging.hang()
+        acquiring = asyncio.create_task(AsyncLock(store, fresh(), ttl=TTL).acquire())
+        await asyncio.sleep(REQUEST / 4)
+        began = time.monotonic()
+        acquiring.cancel()
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await acquiring
+            return time.monotonic() - began
+        finally:
+            hanging.go_on()
+            if background := set(task_runtime._background):
+                await asyncio.wait(background, timeout=10)
+            if isinstance(store, AsyncRedisStore):
+                await store.aclose()
+
+    assert asyncio.run(scene()) <= 2 * REQUEST + SLACK
+
+
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("timeout", [0.0, 1.5])
+def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, timeout: float, connected: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Given a server that hangs, AsyncLock.acquire raises within its timeout plus two request timeouts."""
+
+    async def scene() -> Ended:
+        store = hanging.async_store()
+        if connected:
+            hold = await AsyncLock(store, fresh()).acquire()
+            assert hold is not None
+            await hold.release()
+        hanging.hang()
+        try:
+            return await timed_await(lambda: AsyncLock(store, fresh(), ttl=TTL).acquire(timeout=timeout))
+        finally:
+            hanging.go_on()
+            if background := set(task_runtime._background):
+                await asyncio.wait(background, timeout=10)
+            if isinstance(store, AsyncRedisStore):
+                await store.aclose()
+
+    ended = asyncio.run(scene())
+    assert isinstance(ended.outcome, StoreUnavailable)
+    assert ended.seconds <= timeout + 2 * REQUEST + SLACK
+
+
+def test_a_wait_at_the_store_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
+    """Given a contender that waits at the store for another process's key, the server's hang does not prolong it."""
+    key, timeout = fresh(), 1.0
+    theirs, ours = Lock(hanging.store(), key, ttl=TTL, auto_renew=False), Lock(hanging.store(), key, ttl=TTL)
+    hold = held(theirs.acquire())
+    assert ours.acquire(timeout=0) is None
+    waiting = pool.submit(timed, lambda: ours.acquire(timeout=timeout))
+    assert until(lambda: any(attempt.contention for attempt in ours._state._attempts.values()))
+    hanging.hang()
+    ended = waiting.result()
+    hanging.go_on()
+    assert ended.seconds <= timeout + 2 * REQUEST + SLACK
+    assert ended.outcome is None or isinstance(ended.outcome, StoreUnavailable)
+    hold.release()
+
+
+def test_a_hand_over_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
+    """Given a waiter in the local queue whose first put is sent by the releaser, both return within their bounds."""
+    key, timeout, store = fresh(), 1.0, hanging.store()
+    hold = held(Lock(store, key, ttl=TTL).acquire())
+    waiter = Lock(store, key, ttl=TTL)
+    waiting = pool.submit(timed, lambda: waiter.acquire(timeout=timeout))
+    assert until(lambda: hold._state._queue.is_awaited)
+    hanging.hang()
+    releasing = pool.submit(timed, hold.release)
+    acquired, released = waiting.result(), releasing.result()
+    hanging.go_on()
+    assert acquired.seconds <= timeout + 2 * REQUEST + SLACK
+    assert released.seconds <= 3 * REQUEST + SLACK
+    assert isinstance(acquired.outcome, StoreUnavailable)
+
+
+@pytest.mark.parametrize("renewing", [False, True])
+def test_a_release_is_bounded_when_the_server_hangs(hanging: Hanging, renewing: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Given a server that hangs, release raises within three request timeouts, during a renewal as well."""
+    hold = held(Lock(hanging.store(), fresh(), ttl=TTL).acquire())
+    hanging.hang()
+    if renewing:
+        threading.Thread(target=timed, args=(hold.extend,), daemon=True).start()
+        assert until(lambda: hold._attempt.writes.in_flight)
+    ended = timed(hold.release)
+    assert isinstance(ended.outcome, StoreUnavailable)
+    assert ended.seconds <= 3 * REQUEST + SLACK
+    hanging.go_on()
+    hold.release()  # it can be called again
+
+
+def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given tasks that release, renew and wait while the server hangs, all return within their bounds."""
+    timeout = 1.0
+
+    async def scene() -> tuple[Ended, Ended, Ended]:
+        store, key = hanging.async_store(), fresh()
+        first, renewed = AsyncLock(store, key, ttl=TTL), AsyncLock(store, fresh(), ttl=TTL)
+        hold, other = await first.acquire(), await renewed.acquire()
+        assert hold is not None
+        assert other is not None
+        waiter = AsyncLock(store, key, ttl=TTL)
+        waiting = asyncio.create_task(timed_await(lambda: waiter.acquire(timeout=timeout)))
+        await _happens(lambda: hold._state._queue.is_awaited)
+        hanging.hang()
+        extending = asyncio.create_task(timed_await(other.extend))
+        await _happens(lambda: other._attempt.writes.in_flight)
+        try:
+            ends = await asyncio.gather(waiting, timed_await(hold.release), timed_await(other.release))
+            await extending
+            return ends[0], ends[1], ends[2]
+        finally:
+            hanging.go_on()
+            if background := set(task_runtime._background):
+                await asyncio.wait(background, timeout=10)
+            if isinstance(store, AsyncRedisStore):
+                await store.aclose()
+
+    acquired, *released = asyncio.run(scene())
+    assert acquired.seconds <= timeout + 2 * REQUEST + SLACK
+    assert max(ended.seconds for ended in released) <= 3 * REQUEST + SLACK
+    assert all(isinstance(ended.outcome, StoreUnavailable) for ended in (acquired, *released))
+
+
+def test_several_keys_are_bounded_together_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given ten keys, MultiLock has the bounds of one: its release, its acquire, and giving back what it had."""
+    store, keys, timeout = hanging.store(), [fresh(f"key{number}") for number in range(10)], 1.0
+    held(Lock(store, fresh()).acquire()).release()
+    holds = MultiLock(store, keys, ttl=TTL).acquire()
+    assert holds is not None
+    others = [fresh() for _ in keys]
+    hanging.hang()
+    released = timed(holds.release)
+    acquired = timed(lambda: MultiLock(store, others, ttl=TTL).acquire(timeout=timeout))
+    hanging.go_on()
+    assert released.seconds <= 3 * REQUEST + SLACK
+    assert acquired.seconds <= timeout + 2 * REQUEST + SLACK
+    assert isinstance(released.outcome, StoreUnavailable)
+    assert isinstance(acquired.outcome, StoreUnavailable)
+    holds.release()  # it can be called again
+    assert until(lambda: all(_free(store, key) for key in [*keys, *others]), 10.0)
+
+
+def test_what_a_multi_lock_could_not_give_back_is_released_in_the_background(
+    hanging: Hanging, pool: ThreadPoolExecutor
+) -> None:
+    """Given a MultiLock that has one key and waits for the other, a hang leaves the one key only for a while."""
+    store, free, taken = hanging.store(), fresh("a"), fresh("b")
+    theirs = held(Lock(hanging.store(), taken, ttl=TTL).acquire())
+    waiting = pool.submit(timed, lambda: MultiLock(store, [free, taken], ttl=TTL).acquire(timeout=1.0))
+    assert until(lambda: Lock(store, free).locked())
+    hanging.hang()
+    ended = waiting.result()
+    hanging.go_on()
+    assert ended.seconds <= 1.0 + 2 * REQUEST + SLACK
+    assert isinstance(ended.outcome, StoreUnavailable)
+    assert until(lambda: _free(store, free), 10.0)
+    theirs.release()
+
+
+def test_a_lease_that_ended_while_the_server_hung_is_reported_as_lost(hanging: Hanging) -> None:
+    """Given a lease that is over, its release raises LockLost though the server gives no answer, once and for all."""
+    told: list[Hold] = []
+    store, key = hanging.store(), fresh()
+    hold = held(Lock(store, key, ttl=0.5, auto_renew=False, on_lost=told.append).acquire())
+    hanging.hang()
+    assert until(lambda: hold.lost)
+    ended = timed(hold.release)
+    hanging.go_on()
+    assert isinstance(ended.outcome, LockLost)
+    assert "auto_renew is off" in str(ended.outcome)
+    assert ended.seconds <= 3 * REQUEST + SLACK
+    assert until(lambda: told == [hold])
+    with pytest.raises(NotHeld):
+        hold.release()
+    assert until(lambda: _free(store, key), 10.0)
+
+
+def test_keys_that_a_hang_kept_from_being_released_are_not_renewed(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
+    """Given waiters for each key of a MultiLock whose release meets a hang, every key is free soon afterwards."""
+    store, keys = hanging.store(), [fresh(f"key{number}") for number in range(3)]
+    holds = MultiLock(store, keys, ttl=TTL).acquire()
+    assert holds is not None
+    waiting = [pool.submit(timed, partial(Lock(store, key, ttl=TTL).acquire, timeout=0.5)) for key in keys]
+    assert until(lambda: all(hold._state._queue.is_awaited for hold in holds))
+    hanging.hang()
+    ended = timed(holds.release)
+    for each in waiting:
+        each.result()
+    hanging.go_on()
+    assert isinstance(ended.outcome, StoreUnavailable)
+    for hold in holds:  # the one that was tried can be released again, the others are released in the background
+        with contextlib.suppress(NotHeld):
+            hold.release()
+    assert until(lambda: all(_free(store, key) for key in keys), 10.0)
+
+
+def test_many_co_holders_of_one_owner_leave_at_once(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """Given many holds of one owner in one record, all releases at the same moment end well, and the key is free."""
+    key = fresh()
+    for _ in range(20):
+        holds = [held(Lock(memory, key, owner="shared", ttl=TTL).acquire()) for _ in range(MAX_HOLDS)]
+        barrier = threading.Barrier(4)
+
+        def leave(part: list[Hold], barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            for hold in part:
+                hold.release()
+
+        for done in [pool.submit(leave, holds[number::4]) for number in range(4)]:
+            done.result()
+        assert not Lock(memory, key).locked()
+
+
+def test_what_a_hanging_server_left_unsettled_is_withdrawn_in_the_background(hanging: Hanging) -> None:
+    """Given a put that landed while its server hung, nothing of it is left soon after the server goes on."""
+    store, key = hanging.store(), fresh()
+    held(Lock(store, fresh()).acquire()).release()
+    hanging.hang()
+    ended = timed(lambda: Lock(store, key, ttl=TTL).acquire(timeout=0))
+    assert isinstance(ended.outcome, StoreUnavailable)
+    if isinstance(ended.outcome, OutcomeUnknown):
+        assert "in the background" in str(ended.outcome)
+    hanging.go_on()
+    assert until(lambda: Lock(store, key).holder() is None and _free(store, key), 5.0)
+
+
+async def _happens(what: Callable[[], object]) -> None:
+    """Let the other tasks of the loop run until something has happened."""
+    for _ in range(1000):
+        if what():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it does not happen")
+
+
+def _free(store: Store, key: str) -> bool:
+    hold = Lock(store, key).acquire(timeout=0)
+    if hold:
+        hold.release()
+    return hold is not None

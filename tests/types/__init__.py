@@ -1,0 +1,1 @@
+"""Programs that are not run: mypy reads them."""
