@@ -158,6 +158,22 @@ def test_force_release_spares_a_later_tenure_of_the_same_acquire() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_loss_before_the_acquire_returns_is_told(*, again: bool) -> None:
+    """`force_release` may hit an acquire of its own process that has no answer yet; one that tries `again` holds."""
+    store, lost = FaultyStore(MemoryStore()), threading.Event()
+    store.after("put_if_version", 1, lambda: Lock(store, "k").force_release())
+    if again:
+        store.on("put_if_version", 1, lose_reply)
+    hold = Lock(store, "k", ttl=0.3, on_lost=lambda _hold: lost.set()).acquire()
+    assert hold is not None
+    if again:
+        hold.extend()
+        hold.release()
+    else:
+        assert lost.wait(5)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the SystemExit is reported
 def test_a_callback_that_exits_ends_no_renewals() -> None:
     """SystemExit in on_lost does not end the renewals of other holds on that store, nor of later ones."""

@@ -334,6 +334,17 @@ def test_a_hold_that_nothing_refers_to_holds_nobody_up(memory: MemoryStore) -> N
     held(other).release()
 
 
+def test_a_hold_that_is_forgotten_while_somebody_waits_is_not_renewed(
+    memory: MemoryStore, pool: ThreadPoolExecutor
+) -> None:
+    """The one who waits for it in this process does not keep it alive."""
+    forgotten = [held(Lock(memory, "k", ttl=0.3))]
+    waiting = in_line(pool, memory, "k", lambda: held(Lock(memory, "k")))
+    forgotten.clear()
+    gc.collect()
+    waiting.result(ENOUGH).release()
+
+
 def test_an_owner_re_enters_past_those_who_wait(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
     """An explicit owner that holds the key is not queued behind others who want it, and they wait for its last hold."""
     key = fresh()

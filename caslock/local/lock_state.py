@@ -235,10 +235,10 @@ class LockState:
 
     def _hold(self, attempt: Attempt, make: Callable[[LockState, Attempt], H]) -> H:
         hold = make(self, attempt)
-        attempt.levels.append(hold)
         on_lost = self.on_lost
         if on_lost is not None:
             attempt.lease.on_loss.append(partial(call_on_lost, on_lost, hold))
+        attempt.levels.append(hold)  # last: from now on others may report a loss
         self._unsettled = None
         self.runtime.watch(attempt)
         return hold
@@ -399,7 +399,8 @@ class LockState:
         self._after_fork()
         broken = await release.force_release(self.runtime, self._attempt())
         for attempt in self._queue.inside(self.runtime.now()) if broken is not None else ():
-            if attempt.is_in(broken):
+            # Not one whose acquire is still under way: it may have the key again, and there is nobody to tell yet.
+            if attempt.levels and attempt.lease.fence == broken.fence:
                 attempt.lose("it was released by force by this process")
         self._queue.inside(self.runtime.now())
         return None if broken is None else self._told(broken, broken.fence)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from caslock.protocol.hand_over import HandOver
@@ -106,8 +107,8 @@ class LocalQueue:
                 elif now >= limit:
                     return False
                 else:
-                    leases = [(each.lease, each.levels) for each in inside]
-                    until = min(limit, *(lease.deadline if held else now + lease.ttl for lease, held in leases))
+                    until = min(limit, *map(partial(_next_look, now), inside))
+                del inside  # who waits must not keep a hold alive that nobody refers to any more: it is renewed
             await event.wait(until - now)
         attempt.event = None
         return True
@@ -201,6 +202,11 @@ def _may_join(attempt: Attempt, inside: list[Attempt]) -> bool:
     return attempt.shared and all(
         other.owner == attempt.owner and not other.hold_id.startswith(attempt.siblings) for other in inside
     )
+
+
+def _next_look(now: float, attempt: Attempt) -> float:
+    """When an attempt that is inside may be over without a word."""
+    return attempt.lease.deadline if attempt.levels else now + attempt.lease.ttl
 
 
 def _is_over(attempt: Attempt, now: float) -> bool:
