@@ -8,7 +8,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test prove quick pythons bench servers check lint types clean
+.PHONY: help demo test prove quick mutate pythons bench servers check lint types clean
 
 PYTEST = $(RUN) -m pytest --numprocesses=auto --dist=loadgroup
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Three minutes on two busy cores.
@@ -31,6 +31,9 @@ prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, tor
 
 quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (about three minutes)
 	@$(PYTEST) $(ARGS) $(QUICK)
+
+mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
+	@$(RUN) -m tests.mutation $(ARGS)
 
 pythons: servers  ## run the quick tests on every other installed Python from 3.11 on
 	@.ci/pythons "$(PYTHON)"
