@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from caslock.errors import StoreUnavailable
 from tests import protocol_functions as protocol
 from tests.simulator import Plan, Run
 from tests.simulator.plan import KEYS, ClientPlan, Round, Stay
@@ -75,4 +76,57 @@ def test_a_clean_up_waits_for_the_renewal_under_way() -> None:
     lease = run.store.observed(KEY, run.now)
     assert lease is not None
     assert lease.record.free
+    run.close()
+
+
+def acquired(run: Run, name: str = "A") -> float:
+    """Let an acquire go on while all is well, and return how much of its lease is left as it returns."""
+    (client,) = (each for each in run.clients if each.name == name)
+    while not client.holding:
+        assert run.go_on()
+    return client.holding[0]._attempt.lease.deadline - client.process.now()
+
+
+@pytest.mark.parametrize("late", [1.4, 1.6, 4.0], ids=["less than half", "more than half", "all of it"])
+def test_an_answer_that_took_half_the_lease_is_renewed_first(late: float) -> None:
+    """An acquire returns with at least half of its lease left, and sends no other request for that if it has."""
+    run = scripted(client("A", 0, Round(0.0, 60.0, (Stay(1000.0),))))
+    run.do("A", "go")
+    run.do("A", "slow")
+    run.now += late
+    assert acquired(run) >= TTL / 2
+    puts = [step for step in run.story if step.request is not None and step.request.verb == "put" and step.arrives]
+    assert len(puts) == {1.4: 1, 1.6: 2, 4.0: 3}[late]  # what has ended is not there to be renewed
+    run.close()
+
+
+def test_an_answer_that_is_always_slow_is_taken_if_the_lease_lives() -> None:
+    """After a renewal, too, that has taken more than half of the lease, what is left is enough."""
+    run = scripted(client("A", 0, Round(0.0, 60.0, (Stay(1000.0),))))
+    run.do("A", "go")
+    for _ in range(2):
+        run.do("A", "slow")
+        run.now += 2.0
+        run.do("A", "go")
+    assert run.clients[0].holding
+    run.close()
+
+
+def test_answers_that_outlast_every_lease_are_an_error() -> None:
+    """An acquire whose leases have all ended before it knew of them does not say that somebody else holds the key."""
+    run = scripted(client("A", 0, Round(1000.0, 0.0)))
+    run.current = run.flows["A"]
+    attempt, runtime = run.states[0]._attempt(), run.processes[0]
+
+    async def go() -> None:
+        await Wait()
+        with pytest.raises(StoreUnavailable, match="answers too slowly for a ttl of 3 s"):
+            await protocol.acquire(runtime, attempt, 0.0)
+
+    run.start(Flow("slow", run.clients[0], go(), Wait()))
+    run.do("slow", "go")
+    while "slow" in run.flows:
+        run.do("slow", "slow")
+        run.now += TTL + 1
+        run.do("slow", "go")
     run.close()
