@@ -1,0 +1,271 @@
+"""One request and its answer, at a store whose answers are written down: what is asked again, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, cast
+
+import pytest
+
+from caslock.errors import LockLost, StoreError, StoreUnavailable
+from caslock.protocol.attempt import Attempt, First, Retry, Terms
+from caslock.protocol.exchange import LONGEST_PAUSE, pauses, read, write_surely
+from caslock.protocol.lease import NEVER
+from caslock.protocol.record import NOTHING, Observed, Stamp, encode, opening
+from caslock.protocol.renew import keep
+from caslock.protocol.withdraw import FIRST_PAUSE, LONGEST_WAIT, settle_later
+from caslock.store import ABSENT, Entry, Traits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from caslock.protocol.record import Record
+    from caslock.protocol.runtime import Mutex, Runtime
+
+TAKES: Final = 2.0
+"""Seconds of each request, answered or not."""
+
+START, TTL, PATIENCE = 1000.0, 30.0, 5.0
+STAMP = Stamp("", "host", 7, "")
+
+
+class Scripted:
+    """A runtime and its store: each request is given the next answer of a list."""
+
+    def __init__(self, *answers: Entry | BaseException | None) -> None:
+        self.clock = START
+        self.answers = list(answers)
+        self.asked: list[tuple[str, float]] = []
+        self.losses = 0
+        self.traits = Traits("scripted://", request_timeout=PATIENCE)
+        self.store = self
+        self.batching = None
+        self.written = b""
+
+    def now(self) -> float:
+        return self.clock
+
+    async def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
+    def notice(self, attempt: Attempt) -> None:
+        del attempt
+        self.losses += 1
+
+    async def get(self, key: str) -> Entry | None:
+        del key
+        return self._answer("get")
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        del key, version, ttl
+        self.written = value
+        return self._answer("put")
+
+    def _answer(self, verb: str) -> Entry | None:
+        self.asked.append((verb, self.clock - START))
+        self.clock += TAKES
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    @property
+    def verbs(self) -> list[str]:
+        return [verb for verb, _ in self.asked]
+
+
+class Free:
+    """A mutex that nobody has."""
+
+    def acquire(self, *, blocking: bool) -> bool:
+        return not blocking
+
+    def release(self) -> None:
+        pass
+
+
+def an_attempt(script: Scripted, retry: Retry = Retry()) -> Attempt:
+    """Begin one."""
+    terms = Terms(cast("Runtime", script), "key", "me", TTL, True, NEVER, retry, shared=False)  # noqa: FBT003 - a field
+    return Attempt(terms, "mine.1", First(STAMP, opening("me", TTL, STAMP)), cast("Mutex", Free()), by=None)
+
+
+def run(coroutine: Coroutine[object, object, object]) -> object:
+    """Run a coroutine, which never suspends."""
+    return asyncio.run(coroutine)
+
+
+def lost() -> StoreUnavailable:
+    """Give no answer."""
+    return StoreUnavailable("no answer")
+
+
+def a_write(script: Scripted, limit: float, retry: Retry = Retry()) -> tuple[Attempt, Callable[[], object]]:
+    """Begin to write the record of an attempt."""
+    attempt = an_attempt(script, retry)
+    record, _ = attempt.first(START)
+    return attempt, lambda: run(write_surely(cast("Runtime", script), attempt, ABSENT, record, START + limit))
+
+
+def test_a_read_is_repeated_as_often_as_it_may_be() -> None:
+    """`retry.get` times, each after a short pause, and not at or after the limit."""
+    for times, limit, asks in ((0, 100.0, 1), (1, 100.0, 2), (3, 100.0, 4), (3, TAKES, 1), (3, 2 * TAKES + 0.01, 2)):
+        script = Scripted(lost(), lost(), lost(), lost())
+        attempt = an_attempt(script, Retry(times, 1))
+        with pytest.raises(StoreUnavailable):
+            run(read(cast("Runtime", script), attempt, START + limit))
+        assert len(script.asked) == asks, (times, limit)
+    script = Scripted(lost(), None)
+    assert run(read(cast("Runtime", script), an_attempt(script), NEVER)) == NOTHING
+
+
+def test_a_pause_between_two_tries_stays_within_the_limit() -> None:
+    """No try begins where the longest pause might have ended after the limit."""
+    script = Scripted(lost(), lost(), lost())
+    with pytest.raises(StoreUnavailable):
+        run(read(cast("Runtime", script), an_attempt(script, Retry(5, 1)), START + 2 * TAKES + LONGEST_PAUSE))
+    assert len(script.asked) == 2
+
+
+def test_a_write_without_an_answer_is_read_before_it_is_repeated() -> None:
+    """What is there decides: it was applied, or somebody else was first, or it is written again."""
+    other = Entry(b"something else", 7)
+    script = Scripted(lost(), other)
+    _, write = a_write(script, 100.0)
+    observed = cast("Observed", write())
+    assert (observed.version, script.verbs) == (7, ["put", "get"])
+    for retry, verbs in ((Retry(1, 0), ["put", "get"]), (Retry(1, 1), ["put", "get", "put", "get"])):
+        script = Scripted(lost(), None, lost(), None)
+        attempt, write = a_write(script, 100.0, retry)
+        with pytest.raises(StoreUnavailable):
+            write()
+        assert script.verbs == verbs
+        assert len(attempt.writes.in_flight) == verbs.count("put"), "each has an id of its own, and may land"
+    script = Scripted(lost(), None, lost(), other)
+    _, write = a_write(script, 100.0)
+    assert cast("Observed", write()).version == 7
+
+
+@pytest.mark.parametrize(("limit", "verbs"), [(1, 1), (2, 2), (3, 3), (4, 4)])
+def test_no_request_of_a_write_begins_at_its_limit(limit: int, verbs: int) -> None:
+    """After each failure, the limit is looked at before anything else is sent."""
+    script = Scripted(lost(), None, lost(), None)
+    _, write = a_write(script, limit * TAKES)
+    with pytest.raises(StoreUnavailable):
+        write()
+    assert script.verbs == ["put", "get", "put", "get"][:verbs]
+
+
+@pytest.mark.parametrize("error", [StoreError("refused"), StoreUnavailable("not sent", sent=False), ValueError("bad")])
+def test_what_was_certainly_not_applied_is_not_in_flight(error: Exception) -> None:
+    """A refusal ends a write at once; what was not sent is read and sent again, and leaves nothing that may land."""
+    script = Scripted(error, None, error, None)
+    attempt, write = a_write(script, 100.0)
+    with pytest.raises(type(error)):
+        write()
+    assert attempt.writes.in_flight == {}
+    assert attempt.writes.unanswered == 0
+
+
+def test_an_interrupted_write_may_land() -> None:
+    """Nobody knows what has become of it."""
+    script = Scripted(KeyboardInterrupt())
+    attempt, write = a_write(script, 100.0)
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert attempt.writes.may_land(ABSENT)
+    assert attempt.writes.unanswered == 1
+
+
+def test_our_own_pauses_double_up_to_half_a_second() -> None:
+    """The longest that each can be: 5 ms, and 1 ms more for each of a crowd, doubled each time."""
+    for crowd, first in ((0, 0.005), (3, 0.008)):
+        longest = [0.0] * 9
+        for _ in range(400):
+            pause = pauses(None, crowd)
+            longest = [max(long, pause()) for long in longest]
+        for number, long in enumerate(longest):
+            most = min(0.5, first * 2**number)
+            assert 0.9 * most < long <= most, number
+
+
+def held(script: Scripted) -> Attempt:
+    """Hold the key since the start."""
+    attempt = an_attempt(script)
+    record, value = attempt.first(START)
+    assert value == encode(record)
+    attempt.holds_with(record, 5, START)
+    return attempt
+
+
+def test_a_renewal_without_an_answer_is_due_again_soon() -> None:
+    """After a twelfth of its ttl, and at its deadline at the latest, whatever the store does."""
+    for passed, due in ((10.0, 12.5), (29.0, TTL - 0.302)):
+        script = Scripted(lost(), lost(), lost(), lost())
+        attempt = held(script)
+        script.clock += passed
+        assert run(keep(cast("Runtime", script), [attempt])) == []
+        assert attempt.lease.due == pytest.approx(START + due)
+        assert not attempt.lease.lost
+
+
+def test_two_holds_of_one_key_are_not_renewed_in_one_request() -> None:
+    """The second one is left to be renewed alone."""
+    script = Scripted(None, None)
+    one, other = held(script), held(script)
+    assert run(keep(cast("Runtime", script), [one, other])) == [other]
+
+
+def test_an_answer_after_the_deadline_revives_nothing() -> None:
+    """The renewal was applied, but its lease was over, and may have been reported, before that was known."""
+    script = Scripted()
+    attempt = held(script)
+    script.clock = attempt.lease.deadline - 1.0
+
+    class Applied(list[Entry | None]):
+        def pop(self, index: int = 0) -> Entry | None:  # type: ignore[override] # of one kind
+            del index
+            return Entry(script.written, 6)
+
+    script.answers = cast("list[Entry | BaseException | None]", Applied())
+    run(keep(cast("Runtime", script), [attempt]))
+    assert attempt.lease.lost == "its lease ended before it was renewed"
+    assert attempt.lease.version == 5
+    assert script.losses == 1
+
+
+def calls_of_settling(script: Scripted, *answers: BaseException | None) -> list[tuple[float, float]]:
+    """Settle in the background, and return when each try was made, and the limit that it was given."""
+    made: list[tuple[float, float]] = []
+    left = list(answers)
+
+    async def settle(limit: float) -> None:
+        made.append((script.now() - START, limit - script.now()))
+        answer = left.pop(0) if left else lost()
+        if answer is not None:
+            raise answer
+
+    run(settle_later(cast("Runtime", script), settle, 20.0))
+    return made
+
+
+def test_what_gets_no_answer_is_settled_later() -> None:
+    """With pauses that double, up to the longest wait, and no longer than it has to be."""
+    made = calls_of_settling(Scripted())
+    assert [when for when, _ in made] == [0.25, 0.75, 1.75, 3.75, 7.75, 12.75, 17.75]
+    assert (FIRST_PAUSE, LONGEST_WAIT) == (0.25, 5.0)
+    assert {limit for _, limit in made} == {PATIENCE}
+
+
+@pytest.mark.parametrize("answer", [None, StoreError("refused"), LockLost("it is over")])
+def test_any_answer_settles_it(answer: Exception | None) -> None:
+    """A refusal is an answer, too."""
+    assert len(calls_of_settling(Scripted(), lost(), lost(), answer)) == 3
+
+
+def test_a_record_that_is_seen_has_the_fence_of_its_tenure() -> None:
+    """The first record's version; later ones have it written in; where nothing is, there is none."""
+    record: Record = held(Scripted()).first(START)[0]
+    assert Observed(7, record).fence == 7
+    assert Observed(9, record._replace(fence=7)).fence == 7
+    assert NOTHING.fence == 0
