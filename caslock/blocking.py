@@ -158,6 +158,7 @@ class Made(list[Hold]):
         """Release what is still held; errors become notes of the interrupt."""
         for hold in reversed(self):
             if hold._is_open:
+                hold._keep_nothing()
                 try:
                     hold.release()
                 except CaslockError as trouble:
@@ -268,6 +269,7 @@ class Lock(_Acquired[Hold]):
         owner: str | None = None,
         auto_renew: bool = True,
         max_hold: float | None = None,
+        min_hold: float | None = None,
         on_lost: Callable[[Hold], object] | None = None,
         note: str = "",
         retry: Retry | tuple[int, int] = Retry(),
@@ -286,6 +288,11 @@ class Lock(_Acquired[Hold]):
                 holds, or by `force_release`.
             auto_renew: renew the lease in the background, at a third of it.
             max_hold: seconds after which it is no longer renewed, at least 0.01.  None: no bound.
+            min_hold: seconds after the acquire in which nobody gets the key (not even this object), though it is
+                released before, and though the process ends then: a short job that several machines begin at about the
+                same time runs once.  The release leaves a record that ends by itself (`Record.kept`), and does not
+                wait.  At most ``max_hold``, and a week; not with `owner`.  The lease of a holder that dies ends after
+                `ttl`, as ever.  None: the key is free at its release.
             on_lost: called once with the hold when the lease is found to be over, from a background thread (in asyncio:
                 from the event loop, which it must not block).  At most 8 such threads run at one time.  Each loss is
                 logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is
@@ -308,6 +315,7 @@ class Lock(_Acquired[Hold]):
             owner=owner,
             auto_renew=auto_renew,
             max_hold=max_hold,
+            min_hold=min_hold,
             on_lost=on_lost,
             note=note,
             retry=retry,

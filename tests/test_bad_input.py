@@ -60,10 +60,10 @@ every_lock = pytest.mark.parametrize("make", MAKERS, ids=["Lock", "AsyncLock", "
 
 
 @every_lock
-@pytest.mark.parametrize("name", ["ttl", "max_hold"])
+@pytest.mark.parametrize("name", ["ttl", "max_hold", "min_hold"])
 @pytest.mark.parametrize("value", [0, 0.0, -1, -0.001, math.nan, math.inf, -math.inf])
 def test_a_length_of_time_must_be_finite_and_positive(make: Callable[..., Making], name: str, value: float) -> None:
-    """ttl and max_hold of 0, less, NaN or infinity are ValueErrors that name the argument."""
+    """ttl, max_hold and min_hold of 0, less, NaN or infinity are ValueErrors that name the argument."""
     with pytest.raises(ValueError, match=name):
         make(STORE, "key", **{name: value})
 
@@ -75,6 +75,25 @@ def test_a_lease_must_be_longer_than_its_margin(make: Callable[..., Making], nam
     """A lease of which the margin for clocks that drift leaves nothing to use is refused, and its bound is named."""
     with pytest.raises(ValueError, match=rf"{name} must be at least 0\.01 seconds"):
         make(STORE, "key", **{name: value})
+
+
+@every_lock
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"min_hold": 3, "max_hold": 2}, "min_hold must not be more than max_hold: 3 seconds are more than 2"),
+        ({"min_hold": 3, "owner": "us"}, "min_hold needs a private owner, so leave out owner"),
+        ({"min_hold": 604_801}, r"min_hold must be at most 604,800 seconds \(a week\), not 604801"),
+    ],
+)
+def test_a_min_hold_that_can_not_be_kept_is_refused(
+    make: Callable[..., Making], settings: dict[str, object], told: str
+) -> None:
+    """min_hold is at most max_hold, and a week, and needs a private owner."""
+    with pytest.raises(ValueError, match=told):
+        make(STORE, "key", **settings)
+    make(STORE, "key", min_hold=2, max_hold=2)
+    make(STORE, "key", min_hold=604_800)
 
 
 def test_the_shortest_lease_can_be_used() -> None:

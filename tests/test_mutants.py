@@ -82,6 +82,8 @@ CAUGHT: Final = {
     "batch of puts without an answer forgotten": "simulator",
     "batch of releases without an answer taken as released": "laws, simulator, directed",
     "interrupted clean-up forgotten": "simulator",
+    "min_hold forgotten": "simulator",
+    "kept key taken by who has released it": "simulator",
     "loser not told": "contract, laws",
 }
 """By which layers each mutant is caught."""

@@ -100,6 +100,20 @@ def forget_the_successor(self: LocalQueue, attempt: Attempt, now: float) -> None
     attempt.hand_over = None
 
 
+def keep_nothing(self: Attempt, observed: Record, version: int, now: float) -> Record | None:
+    """Forget `min_hold` at the release."""
+    least, self.min_hold = self.min_hold, 0.0
+    try:
+        return REMAINDER(self, observed, version, now)
+    finally:
+        self.min_hold = least
+
+
+def take_what_is_kept(self: Attempt, record: Record | None) -> bool:
+    """Take what is kept for a hold of our own, and re-enter."""
+    return MAY_TAKE(self, record) or (record is not None and record.kept and record.owner == self.owner)
+
+
 async def give_up_without_looking(runtime: Runtime, attempt: Attempt, error: BaseException) -> None:
     """Report a failure without making it definite."""
     del runtime, error
@@ -282,7 +296,7 @@ async def leave_for_all(self: LockState, hold: Holding, limit: float = NEVER, re
     await LEAVE(self, hold, limit, removed)
 
 
-LEAVE_QUEUE = LocalQueue.leave
+LEAVE_QUEUE, REMAINDER, MAY_TAKE = LocalQueue.leave, Attempt.remainder, Attempt.may_take
 BELIEVE, NEXT_RECORD, NAME_SUCCESSOR = Lease.believe, Attempt.next_record, LocalQueue.name_successor
 NEW_ATTEMPT, LEAVE, BREAK = LockState._attempt, LockState.release, protocol.force_release
 PUT_TOGETHER, REMOVE_TOGETHER = protocol.put_together, protocol.remove_together
@@ -309,6 +323,8 @@ MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
     (Attempt, "next_record", shorten_others),
     (Attempt, "next_record", new_fence_at_each_write),
     (Attempt, "may_take", take_anybodys),
+    (Attempt, "may_take", take_what_is_kept),
+    (Attempt, "remainder", keep_nothing),
     (Writes, "may_land", forget_what_was_sent),
     (Attempt, "is_in", is_in_any),
     (Attempt, "others", drop_others),

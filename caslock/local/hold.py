@@ -108,6 +108,11 @@ class Holding:
         """Whether its release removes the record, and nobody in this process waits for it."""
         return self._state.leaves_key(self)
 
+    def _keep_nothing(self) -> None:
+        """Let its release free the key whatever ``min_hold`` is, as its acquire has failed after all."""
+        if self._attempt.levels == [self]:
+            self._attempt.min_hold = 0.0
+
     def _mine(self) -> None:
         if not self._is_open or self._inherited or self._attempt.ending:
             why = "belongs to the parent process" if self._inherited else "is being released"

@@ -24,6 +24,7 @@ from caslock.local.settings import (
     callback,
     key_of,
     lease_time,
+    least_hold,
     retries,
     switch,
     text,
@@ -55,6 +56,7 @@ class Settings(TypedDict, Generic[H], total=False):
     owner: str | None
     auto_renew: bool
     max_hold: float | None
+    min_hold: float | None
     on_lost: Callable[[H], object] | None
     note: str
     retry: Retry | tuple[int, int]
@@ -74,6 +76,7 @@ class LockState:
         owner: str | None = None,
         auto_renew: bool = True,
         max_hold: float | None = None,
+        min_hold: float | None = None,
         on_lost: Callable[..., object] | None = None,
         note: str = "",
         retry: Retry | tuple[int, int] = Retry(),
@@ -85,6 +88,7 @@ class LockState:
         self.ttl: float = lease_time("ttl", ttl)
         self.timeout: float | None = waiting(timeout)
         self.max_hold: float = NEVER if max_hold is None else lease_time("max_hold", max_hold)
+        self._min_hold = least_hold(min_hold, self.max_hold, owner)
         self.auto_renew: bool = switch("auto_renew", auto_renew)
         self.on_lost: Callable[..., object] | None = callback("on_lost", on_lost)
         self.note: str = text("note", note, MAX_NOTE_BYTES)
@@ -111,7 +115,9 @@ class LockState:
         self.owner: str = self._given_owner or f"{self._host}:{self._nonce}"
         ttl = min(self.ttl, self.max_hold)
         shared = self._given_owner is not None
-        self._terms = Terms(self.runtime, self.key, self.owner, ttl, self.auto_renew, self.max_hold, self.retry, shared)
+        self._terms = Terms(
+            self.runtime, self.key, self.owner, ttl, self.auto_renew, self.max_hold, self.retry, shared, self._min_hold
+        )
         self._first: tuple[int, First] = (-1, _NO_FIRST)  # what records say in this second of the wall clock
         self.newest: str = ""  # hold id
         self.generation: int = generation()  # last, because other threads of a child then rely on the rest

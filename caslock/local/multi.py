@@ -336,6 +336,7 @@ class _Several(Generic[H]):
                 await state.step_back(attempt)
                 self.attempts[state] = attempt
             elif state in self._holds:
+                self._holds[state]._keep_nothing()
                 await self._holds[state]._released(self.limit + state.runtime.store.traits.request_timeout)
                 del self._holds[state]
 
@@ -379,6 +380,8 @@ async def _roll_back(
     for state in reversed(begun):
         with _noting(failure, stuck):
             await state.undo(begun[state], failure.__cause__ or failure if isinstance(failure, StoreError) else failure)
+    for hold in holds:
+        hold._keep_nothing()
     if not isinstance(failure, StoreUnavailable) or not holds or holds[0]._state.runtime.now() < limit:
         with _noting(failure, stuck):
             await Holds(holds)._released(limit if isinstance(failure, Exception) else NEVER)

@@ -27,6 +27,8 @@ MAX_KEY: Final = 1024
 MAX_OWNER_BYTES: Final = 512
 MAX_NOTE_BYTES: Final = 1024
 MAX_RETRY: Final = 100
+MAX_MIN_HOLD: Final = 7 * 24 * 3600.0
+"""Seconds: every store can keep an entry for so long."""
 MIN_LEASE: Final = 0.01
 """Seconds.  The margin (`lease.margin`) of a shorter lease would hardly leave time for one request."""
 _COROUTINE: Final = 0x80  # inspect.CO_COROUTINE
@@ -54,6 +56,26 @@ def lease_time(name: str, value: float) -> float:
         message = (
             f"{name} must be at least {MIN_LEASE} seconds, not {value!r}: "
             "a lease ends 2 ms and 1 % early for its owner, because clocks drift"
+        )
+        raise ValueError(message)
+    return checked
+
+
+def least_hold(value: float | None, max_hold: float, owner: str | None) -> float:
+    """Check the shortest time for which a key is kept; None is 0."""
+    if value is None:
+        return 0.0
+    checked = seconds("min_hold", value)
+    if checked > MAX_MIN_HOLD:
+        message = f"min_hold must be at most {MAX_MIN_HOLD:,.0f} seconds (a week), not {value!r}"
+        raise ValueError(message)
+    if checked > max_hold:
+        message = f"min_hold must not be more than max_hold: {value!r} seconds are more than {max_hold:g}"
+        raise ValueError(message)
+    if owner is not None:
+        message = (
+            "min_hold needs a private owner, so leave out owner: locks that share one hold the key together, "
+            "and would not keep it from each other"
         )
         raise ValueError(message)
     return checked

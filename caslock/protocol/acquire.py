@@ -148,7 +148,7 @@ async def _wait(runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, limi
         over = runtime.now() >= ends
         limit = limit if over else min(limit, ends)
         # The end of a lease wakes nobody, nor does a release into a free record (a quarantine).
-        if runtime.queueing is not None and not over and not holder.quarantine:
+        if runtime.queueing is not None and not (over or holder.quarantine or holder.kept):
             observed = await _put_when_absent(runtime, attempt, poll, LONGEST_WAIT, limit)
             if observed is not None:
                 return observed

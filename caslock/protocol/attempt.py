@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.errors import LockLost
-from caslock.protocol.lease import NEVER, Lease
-from caslock.protocol.record import FORM, MAX_HOLDS, Record, Stamp, fence_of
+from caslock.protocol.lease import NEVER, Lease, margin
+from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Record, Stamp, fence_of
 from caslock.protocol.writes import FREE_TTL, InFlight, Writes
 from caslock.store import ABSENT
 
@@ -46,6 +46,8 @@ class Terms(NamedTuple):
     retry: Retry
     shared: bool
     """Whether other Lock objects may have the same owner."""
+    min_hold: float = 0.0
+    """Seconds from the acquire in which nobody else gets the key, even if it is released before."""
 
 
 class First(NamedTuple):
@@ -72,6 +74,7 @@ class Attempt:
         "left_in_time",
         "levels",
         "limit",
+        "min_hold",
         "mutex",
         "owner",
         "promise",
@@ -91,6 +94,7 @@ class Attempt:
     owner: str
     retry: Retry
     shared: bool
+    min_hold: float  # as in its terms; 0 once its acquire has failed, which nobody has relied on
     stamp: Stamp
     _opening: tuple[str, str, str]
 
@@ -105,7 +109,7 @@ class Attempt:
             by: the thread or task that acquires.
 
         """
-        _, self.key, self.owner, ttl, auto_renew, max_hold, self.retry, self.shared = self.terms = terms
+        _, self.key, self.owner, ttl, auto_renew, max_hold, self.retry, self.shared, self.min_hold = self.terms = terms
         self.hold_id: str = hold_id
         self.stamp, self._opening = first
         self.mutex: Mutex = mutex
@@ -169,7 +173,8 @@ class Attempt:
         """Whether we may write over what is there."""
         if record is None or record.free:
             return True
-        return not record.foreign and record.owner == self.owner and len(self.others(record)) < MAX_HOLDS
+        ours = record.owner == self.owner and not record.foreign and not record.kept
+        return ours and len(self.others(record)) < MAX_HOLDS
 
     def next_record(self, observed: Record | None, version: int) -> Record:
         """Return the record to put in place of `observed`, which we may take."""
@@ -206,7 +211,10 @@ class Attempt:
         self.writes.answered(record.write)
 
     def remainder(self, observed: Record, version: int, now: float) -> Record | None:
-        """Return what a release leaves: others' holds or a free record as they are, else a free record or nothing."""
+        """Return what a release leaves: others' holds or a free record as they are, else a free record or nothing.
+
+        While `min_hold` is not over, a record that nobody holds and nobody may take.
+        """
         others = self.others(observed) if self.is_in(observed) else observed.holds
         if observed.free:
             return observed._replace(write=self.writes.next_id())
@@ -216,13 +224,24 @@ class Attempt:
             fence = fence_of(observed, version)
             return observed._replace(holds=others, write=self.writes.next_id(), fence=fence, quarantine=quarantine)
         rest = FREE_TTL if lost_put else observed.quarantine - (now - (self.lease.began or now))
+        kept = self.lease.began + self.min_hold - now if self.lease.began and self.min_hold else 0.0
+        if kept > 0:
+            # The store's clock may run faster than ours.  A late put is kept out even longer than `min_hold` asks for.
+            ttl = max(kept + margin(kept), rest)
+            return observed._replace(
+                holds=(KEPT,), ttl=ttl, write=self.writes.next_id(), fence=fence_of(observed, version), quarantine=0.0
+            )
         return self.free_record(rest) if rest > 0 else None
 
     def leaves_nothing(self, now: float) -> bool:
         """Whether it holds the key, and its release is a removal."""
         lease = self.lease
         record = lease.record
-        if record is not None and record.holds == (self.hold_id,) and not (record.quarantine or self.writes.in_flight):
+        if (
+            record is not None
+            and record.holds == (self.hold_id,)
+            and not (record.quarantine or self.writes.in_flight or self.min_hold)
+        ):
             return True  # what `remainder` would return, in fewer steps
         return record is not None and self.remainder(record, lease.version, now) is None
 

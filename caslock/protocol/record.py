@@ -21,6 +21,9 @@ FORM: Final = 1
 MAX_HOLDS: Final = 40
 """The most holds of one owner in one record: it must fit in `caslock.store.MAX_VALUE` bytes."""
 
+KEPT: Final = "kept"
+"""The only hold of a record whose holder has released the key before its ``min_hold`` was over."""
+
 _quote = json.encoder.encode_basestring_ascii
 
 
@@ -38,7 +41,7 @@ class Record(NamedTuple):
 
     owner: str
     holds: tuple[str, ...]
-    """The ids of the owner's holds.  Without any the record is *free*: nobody holds the key."""
+    """The ids of the owner's holds.  Without any the record is *free*: nobody holds the key.  See also `kept`."""
     ttl: float
     """Seconds of the lease, from the write of this record.
 
@@ -67,6 +70,11 @@ class Record(NamedTuple):
         return not self.holds
 
     @property
+    def kept(self) -> bool:
+        """Whether its holder has released the key, which stays taken until its ``min_hold`` is over."""
+        return self.holds == (KEPT,)
+
+    @property
     def foreign(self) -> bool:
         """Whether something else than this version of caslock has written it."""
         return self.form != FORM
@@ -88,6 +96,9 @@ class Record(NamedTuple):
         if self.foreign:
             return f"an unknown owner (caslock did not write the value {self.note})"
         note = f" ({self.note})" if self.note else ""
+        if self.kept:
+            ends = f"which has released it, and keeps it from others for {self.ttl:.3g} s from then (min_hold)"
+            return f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since_iso}, {ends}"
         return (
             f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since_iso}, "
             f"with a lease of {self.ttl:g} s from its last renewal"

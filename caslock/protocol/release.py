@@ -50,7 +50,8 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
             attempt.left_in_time |= in_time and attempt.writes.unanswered > before
             if not in_time and not attempt.left_in_time:  # lost, whatever the store would have answered
                 raise attempt.lose(lease.end("released")) from error
-            error.add_note(f"Release lock {attempt.key!r} again; else it ends by itself within {lease.ttl:g} s.")
+            ends = max(lease.ttl, attempt.min_hold)
+            error.add_note(f"Release lock {attempt.key!r} again; else it ends by itself within {ends:g} s.")
             raise
         except BaseException:
             attempt.left_in_time |= in_time  # it may have been applied

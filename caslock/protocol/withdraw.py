@@ -49,6 +49,8 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
     no late request can make it so, `OutcomeUnknown` when that could not be made certain in time.  What a hanging store
     leaves unsettled is settled in the background, for as long as a lost request lives.
     """
+    if not attempt.ending:  # no release has begun: nobody has relied on it
+        attempt.min_hold = 0.0
     attempt.ending = True
     remnant = await _remnant(runtime, attempt, error) if attempt.writes.in_flight or attempt.lease.record else None
     if remnant is not None:

@@ -525,6 +525,18 @@ MUTANTS: Final = (
         ((LockState, "undo", simulate_bites.forget_at_undo),),
     ),
     Mutant(
+        "min_hold forgotten",
+        "A release within `min_hold` removes the record.",
+        (Seeds("min_hold"),),
+        ((Attempt, "remainder", simulate_bites.keep_nothing),),
+    ),
+    Mutant(
+        "kept key taken by who has released it",
+        "A record that is kept after its release is re-entered by its owner.",
+        (Seeds("min_hold"),),
+        ((Attempt, "may_take", simulate_bites.take_what_is_kept),),
+    ),
+    Mutant(
         "loser not told",
         "A refused put answers with nothing instead of with the entry that is there.",
         (CONTRACT, law("test_acquire_is_right", kind="request that arrives twice")),

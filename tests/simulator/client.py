@@ -49,6 +49,7 @@ class NamedLockState(LockState):
             retry=plan.retry,
             auto_renew=plan.auto_renew,
             max_hold=plan.max_hold,
+            min_hold=plan.min_hold,
             poll=poll,
         )
 
@@ -92,7 +93,9 @@ class NamedLockState(LockState):
             await super().release(hold, limit, removed)
         except GeneratorExit:
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, CaslockError):
+                judge.not_released(hold)
             judge.released(self)
             raise
         judge.released(self)
@@ -275,6 +278,7 @@ class Client:
         try:
             for hold in reversed(made):
                 if hold._is_open:
+                    hold._keep_nothing()
                     try:
                         await self._release((hold,))
                     except CaslockError as trouble:

@@ -199,6 +199,9 @@ class _Print:
                 [(hold, judge.extended[hold]) for hold in sorted(known & judge.extended.keys())],
             )
         )
+        for key, (hold, until) in sorted(judge.least.items()):
+            if until > self._run.now:
+                self.several((key, hold, until))
         self.several((sorted(known & self._run.store.expired), sorted(known & judge.breaks.keys())))
         self.several([max(fences.values()) for fences in judge.fences.values()])
         for client, (silent, before) in judge.leaving.items():

@@ -10,10 +10,13 @@
 6. Every record has a ttl.
 7. A loss is reported: by the renewer at the deadline, and by the release.  Nothing else is reported as a loss.
 8. An attempt that was promised the key is told once the release is over.
-9. After the faults, every process can acquire the key within a lease, and no local queue is blocked.
+9. After the faults, every process can acquire the key within a lease (a minute more where a `min_hold` also keeps out
+   late requests), and no local queue is blocked.
 10. The last extension wins: no later renewal of that hold writes a shorter lease.
 11. No contenders wait for each other until a lease ends while all of them are alive, and none waits in a local queue
     for nobody.
+12. Within the `min_hold` of an acquire that has succeeded, nobody else gets the key, and it is not free: except after
+    the end of the lease, a `force_release`, or an error of the release.
 
 With clocks that differ by more than the margin, 2 to 9 are promised, and not 1.  A store that forgets is not promised
 to exclude earlier holders (1), nor to remember what has failed (3, 4).  Those holders learn of their loss by their next
@@ -62,6 +65,9 @@ class Judge:
         ] = {}  # what was at the store as a release began
         self.releases: dict[object, int] = {}  # under way, by local queue
         self.extended: dict[str, float] = {}  # by hold: the ttl of its last extension
+        self.least: dict[
+            str, tuple[str, float]
+        ] = {}  # by key: the hold that was acquired last, and until when it is kept
 
     def sent(self, request: Request) -> None:
         """Check what is about to be applied."""
@@ -79,20 +85,31 @@ class Judge:
         changes = store.changes
         for key, before, after, sender in changes:
             holds = after.record.holds if after else ()
-            if before is not None and not (after and self._breaks(before, after)):
+            if before is not None and not (after and self._breaks(key, before, after)):
                 for hold in before.record.holds:
                     if hold not in holds and not hold.startswith(sender.prefixes):
                         self._run.violate(f"{sender.name} has removed {hold}, which was under {key!r}")
             for hold in holds:
                 if hold in self.settled:
                     self._run.violate(f"{hold} has a record, which {self.settled[hold][1]}")
+            self._keeps(key, after)
         changes.clear()
 
-    def _breaks(self, before: Lease, after: Lease) -> bool:
+    def _keeps(self, key: str, after: Lease | None) -> None:
+        """Check that a key does not become free, nor somebody else's, before its `min_hold` is over."""
+        hold, until = self.least.get(key, ("", 0.0))
+        if self._run.now >= until or (after is not None and (after.record.kept or hold in after.record.holds)):
+            return
+        if not (hold in self._run.store.expired or hold in self.excused):
+            whose = ", ".join(after.record.holds) if after is not None else ""
+            self._run.violate(f"{key!r} is {whose or 'free'} before the min_hold of {hold} is over")
+
+    def _breaks(self, key: str, before: Lease, after: Lease) -> bool:
         """Whether that was a `force_release`, which takes away one tenure and no other."""
         hand = after.record.write.rpartition(".")[0]
         if hand not in self.breaks:
             return False
+        self.least.pop(key, None)
         if before.record.holds:
             tenure = self.breaks[hand] = self.breaks[hand] or before.tenure
             if tenure != before.tenure:
@@ -135,6 +152,8 @@ class Judge:
             if (attempt.hold_id in self.succeeded) != (len(attempt.levels) > 1):
                 run.violate(f"{attempt.hold_id} succeeds for a second time")
             self.succeeded.add(attempt.hold_id)
+            if attempt.hold_id not in self.broken:  # before the client knew that it held
+                self._is_to_keep(client, hold)
             known = self.fences.setdefault(hold.key, {})
             tenure = run.store.tenure_of.get(attempt.lease.version)
             if tenure is None:
@@ -144,6 +163,17 @@ class Judge:
                     story = f"fence {short(hold.fence)} in tenure {tenure}, {short(fence)} in tenure {other}"
                     run.violate(story)
             known[tenure] = hold.fence
+
+    def _is_to_keep(self, client: Client, hold: Holding) -> None:
+        """Note until when a key is to be kept after an acquire, or a release, that has succeeded."""
+        attempt = hold._attempt
+        if attempt.min_hold and self._trusts:
+            self.least[hold.key] = attempt.hold_id, client.process.real(attempt.lease.began + attempt.min_hold)
+
+    def not_released(self, hold: Holding) -> None:
+        """Note a release that has failed: its record may end by itself, or another of its Lock object may follow."""
+        if self.least.get(hold.key, ("",))[0] == hold._attempt.hold_id:
+            del self.least[hold.key]
 
     def failed(self, client: Client, error: BaseException) -> None:
         """Check a failure."""
@@ -202,6 +232,7 @@ class Judge:
                 run.violate(f"the loss of {name} was told to who has released it, and to nobody else")
             if error is not None:
                 continue
+            self._is_to_keep(client, hold)
             after = run.store.observed(hold.key, run.now)
             entered = bool(hold._attempt.levels)  # still, by another level: this release made no request
             others = not entered and lease is not None and name not in lease.record.holds
@@ -277,6 +308,7 @@ class Judge:
         attempts = [attempt for client in self._run.clients for attempt in client.attempts]
         self.excused |= {attempt.hold_id for attempt in (*self._run.attempts(), *attempts)} | set(self.settled)
         self.settled.clear()
+        self.least.clear()
 
     def ended(self) -> None:
         """Check the local queues when all programs are over."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from tests.simulator.waits import NEVER
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,6 +32,9 @@ another one takes a step (``race``).  The event loop of a client is closed and i
 process is killed, or stopped for a while; time passes although something could happen (``stall``).  The store drops
 all connections (``restart``), or all entries (``forget``).
 """
+
+KEEPING: Final = 1 / 6
+"""Share of the seeds in which somebody has a `min_hold`."""
 
 CROWDED: Final = 5
 """Every so many seeds there is a crowd."""
@@ -82,6 +87,7 @@ class ClientPlan(NamedTuple):
     retry: tuple[int, int] = (1, 1)
     auto_renew: bool = True
     max_hold: float | None = None
+    min_hold: float | None = None
 
 
 class Plan(NamedTuple):
@@ -111,7 +117,26 @@ class Plan(NamedTuple):
 
 
 def drawn(seed: int) -> Plan:
-    """Draw a plan: 2 to 4 clients in 1 to 4 processes, 2 to 5 rounds each; every fifth seed is a crowd."""
+    """Draw a plan: 2 to 4 clients in 1 to 4 processes, 2 to 5 rounds each; every fifth seed is a crowd.
+
+    In every sixth plan but crowds, some Lock objects have a `min_hold`; it is waited for with few steps.
+    """
+    plan = _drawn(seed)
+    chance = random.Random(f"min_hold {seed}")
+    if chance.random() > KEEPING or seed % CROWDED == CROWDED - 1:
+        return plan
+    kept = {client.lock: chance.choice((None, 0.4, 2.0, 4.0, 12.0)) for client in plan.clients}
+    clients = [
+        client
+        if client.owner or (client.max_hold or NEVER) < (kept[client.lock] or 0.0)
+        else client._replace(min_hold=kept[client.lock])
+        for client in plan.clients
+    ]
+    return plan._replace(clients=tuple(clients), watching=False, poll=1.5)
+
+
+def _drawn(seed: int) -> Plan:
+    """Draw all but `min_hold`."""
     chance = random.Random(seed)
     if seed % CROWDED == CROWDED - 1:
         return _crowd(chance, seed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from tenacity import wait_fixed
 
 from caslock.errors import StoreError
+from caslock.protocol.writes import FREE_TTL
 from tests.simulator.client import Client, NamedLockState
 from tests.simulator.fate import befall, faults
 from tests.simulator.laws import Judge
@@ -231,6 +232,8 @@ class Run:
         self.judge.ended()
         keys = sorted({state.key for state in self.states})
         ttl = max([20.0, *(client.ttl for client in self.plan.clients)])
+        if any(client.min_hold for client in self.plan.clients):
+            ttl += FREE_TTL  # what is kept keeps out late requests, too
         for number, process in enumerate(self.processes):
             if process.alive:
                 for key in keys:

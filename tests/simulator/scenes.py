@@ -45,9 +45,11 @@ def _client(
     keys: tuple[str, ...] = KEYS[:1],
     ttl: float = TTL,
     once: bool = False,
+    min_hold: float | None = None,
 ) -> ClientPlan:
     retry = (0, 0) if once else (1, 1)
-    return ClientPlan(name, process, lock or name, keys, ttl, owner, rounds, retry, auto_renew=not once)
+    plan = ClientPlan(name, process, lock or name, keys, ttl, owner, rounds, retry, auto_renew=not once)
+    return plan._replace(min_hold=min_hold)
 
 
 def _scene(
@@ -74,6 +76,8 @@ SCENES: Final = {
     "two processes": _scene(_client("A", 0, _TWICE), _client("B", 1, _ONE)),
     "two processes, extending": _scene(_client("A", 0, _EXTENDS), _client("B", 1, _SHORTER, once=True)),
     "two processes, breaking": _scene(_client("A", 0, _SOON), _client("B", 1, _BREAKS)),
+    "two processes, keeping": _scene(_client("A", 0, _TWICE, min_hold=1.0), _client("B", 1, _ONE, min_hold=4.0)),
+    "two tasks, keeping": _scene(_client("A", 0, _TWICE, min_hold=1.0), _client("B", 0, _ONE), queueing=True),
     "two processes, waking": _scene(_client("A", 0, _TWICE), _client("B", 1, _ONE), queueing=True),
     "two tasks": _scene(_client("A", 0, _TWICE), _client("B", 0, _ONE)),
     "two threads of one Lock": _scene(_client("A", 0, _LONG, lock="L"), _client("B", 0, _ONE, lock="L"), threads=True),

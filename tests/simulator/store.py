@@ -122,7 +122,7 @@ class SimulatedStore:
         record = read(part.value)
         self.last += 1
         entry = Entry(part.value, self.last)
-        if before is not None and not set(before.record.holds).isdisjoint(record.holds):
+        if before is not None and (record.kept or not set(before.record.holds).isdisjoint(record.holds)):
             tenure = before.tenure
         else:
             self.tenures += 1

@@ -1,0 +1,290 @@
+"""`locked`: a decorator that takes a lock, whose key is made of the arguments, around each call of a function."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast
+from typing import overload as overload_
+
+from caslock.blocking import Lock
+from caslock.fork import at_fork
+from caslock.key_template import KeyTemplate, named
+from caslock.local.settings import Own, suspends
+from caslock.store import Traits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from caslock.aio import AsyncLock
+    from caslock.local.lock_state import Settings
+    from caslock.store import AsyncStore, Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
+L = TypeVar("L", "Lock", "AsyncLock")
+
+
+class Raises(Protocol):
+    """Decorates a function, whose type stays what it is."""
+
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
+        """Decorate it."""
+        ...
+
+
+class Returns(Protocol[B_co]):
+    """Decorates a function, which returns something else if the key is busy."""
+
+    @overload_
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Callable[P, Coroutine[Any, Any, R | B_co]]: ...
+
+    @overload_
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R | B_co]: ...
+
+
+@overload_
+def locked(
+    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+    key: str,
+    *,
+    timeout: float | Own | None = ...,
+    busy: Literal["raise"] = ...,
+    **settings: Unpack[Settings[Any]],
+) -> Raises: ...
+
+
+@overload_
+def locked(
+    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+    key: str,
+    *,
+    timeout: float | Own = ...,
+    busy: Literal["skip"],
+    **settings: Unpack[Settings[Any]],
+) -> Returns[None]: ...
+
+
+@overload_
+def locked(
+    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+    key: str,
+    *,
+    timeout: float | Own = ...,
+    busy: Callable[..., Coroutine[Any, Any, B]],
+    **settings: Unpack[Settings[Any]],
+) -> Returns[B]: ...
+
+
+@overload_
+def locked(
+    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+    key: str,
+    *,
+    timeout: float | Own = ...,
+    busy: Callable[..., B],
+    **settings: Unpack[Settings[Any]],
+) -> Returns[B]: ...
+
+
+@overload_
+def locked(
+    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+    key: str,
+    *,
+    timeout: float | Own = ...,
+    busy: B,
+    **settings: Unpack[Settings[Any]],
+) -> Returns[B]: ...
+
+
+def locked(
+    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+    key: str,
+    *,
+    timeout: float | Own | None = Own.TIMEOUT,
+    busy: object = "raise",
+    **settings: Unpack[Settings[Any]],
+) -> Any:
+    """Take a lock around each call of the function that is decorated: ``@locked(store, "invoice:{invoice.id}")``.
+
+    A coroutine function (``async def``) takes an `AsyncLock`, any other function a `Lock`.  One call at a time runs for
+    each key; a call inside it for the same key, by the same thread or task, re-enters.
+
+    Args:
+        store: a store, or a function that returns one, which is called at each call.  A blocking store serves
+            coroutine functions, too.
+        key: the key, with arguments by name in braces, as in `str.format`.  Their values are written as `caslock.key`
+            writes them, so that different values never make the same key; those of other types need ``!s``, ``!r`` or a
+            format, which then has to tell them apart.
+        timeout: seconds to wait for the lock.  By default without limit, and with another `busy` than "raise" one try.
+        busy: what to do if another owner holds the key: "raise" `NotAcquired`; "skip", which returns None; a function,
+            which is called with the same arguments, and whose result is returned; any other value is returned.
+        settings: those of `Lock`: ttl, min_hold, ...
+
+    Raises:
+        TypeError, ValueError: when decorating, if an argument is invalid, the function has no argument that the key
+            names, or is a generator function (the lock would be released before it runs).
+
+    The function raises `LockLost` at its end if the lease was lost meanwhile, and whatever acquire and release raise.
+
+    """
+    reacts = not (isinstance(busy, str) and busy == "raise")
+    if timeout is Own.TIMEOUT:
+        timeout = 0.0 if reacts else None
+    elif timeout is None and reacts:
+        message = 'with timeout=None the lock is waited for without limit, so the key is never busy: leave out "busy"'
+        raise ValueError(message)
+    reaction = _Busy(busy, reacts=reacts)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        _check_function(function)
+        name = KeyTemplate(key, function)
+        if not _is_coroutine_function(function):
+            return _blocking(function, name, _Locks(Lock, store, timeout, settings), reaction)
+        from caslock.aio import AsyncLock  # noqa: PLC0415 - asyncio is only for those who use it
+
+        return _asynchronous(function, name, _Locks(AsyncLock, store, timeout, settings), reaction)
+
+    return decorate
+
+
+class _Busy:
+    """What to do while another owner holds the key."""
+
+    def __init__(self, busy: object, *, reacts: bool) -> None:
+        self.reacts = reacts
+        self.suspends = suspends(busy)
+        self._busy = None if isinstance(busy, str) and busy == "skip" else busy
+
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+        return self._busy(*args, **kwargs) if callable(self._busy) else self._busy
+
+
+def _blocking(function: Callable[..., Any], name: KeyTemplate, locks: _Locks[Lock], busy: _Busy) -> Callable[..., Any]:
+    if busy.suspends:
+        message = f"{named(function)} is no coroutine function, so busy must be a plain function, not an `async def`"
+        raise TypeError(message)
+
+    @wraps(function)
+    def guarded(*args: object, **kwargs: object) -> object:
+        lock = locks.of(name(args, kwargs))
+        if not busy.reacts:
+            with lock:
+                return _at_once(function, function(*args, **kwargs))
+        hold = lock.acquire()
+        if hold is None:
+            return busy(args, kwargs)
+        with hold:
+            return _at_once(function, function(*args, **kwargs))
+
+    return guarded
+
+
+def _asynchronous(
+    function: Callable[..., Any], name: KeyTemplate, locks: _Locks[AsyncLock], busy: _Busy
+) -> Callable[..., Any]:
+    @wraps(function)
+    async def guarded(*args: object, **kwargs: object) -> object:
+        lock = locks.of(name(args, kwargs))
+        if not busy.reacts:
+            async with lock:
+                return await function(*args, **kwargs)
+        hold = await lock.acquire()
+        if hold is None:
+            result = busy(args, kwargs)
+            return await cast("Coroutine[Any, Any, object]", result) if busy.suspends else result
+        async with hold:
+            return await function(*args, **kwargs)
+
+    return guarded
+
+
+class _Locks(Generic[L]):
+    """The locks of one function, by key: a call inside a call finds the lock that it has to re-enter."""
+
+    def __init__(
+        self,
+        make: Callable[..., L],
+        store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+        timeout: float | None,
+        settings: Mapping[str, object],
+    ) -> None:
+        """Check the settings, and the store if it is known."""
+        self._late: bool = callable(store) and not hasattr(store, "put_if_version")
+        if self._late and suspends(store):
+            message = "store must be a store or a plain function that returns one, not an `async def`"
+            raise TypeError(message)
+        self._store: object = store
+        self._make: Callable[..., L] = make
+        self._settings: dict[str, object] = {"timeout": timeout, **settings}
+        self._locks: weakref.WeakValueDictionary[str, L] = weakref.WeakValueDictionary()  # those of calls that go on
+        make(_StoreToCome() if self._late else store, "key", **self._settings)
+
+    def of(self, key: str) -> L:
+        """Return the lock of a key."""
+        store = cast("Callable[[], object]", self._store)() if self._late else self._store
+        with _guard:
+            lock: L | None = self._locks.get(key)
+            if lock is None or lock._state.runtime.home is not store:
+                lock = self._locks[key] = self._make(store, key, **self._settings)
+            return lock
+
+
+class _StoreToCome:
+    """Stands for a store that is known at the call, while the settings are checked."""
+
+    traits = Traits("a store to come")
+    get = put_if_version = invalidate = None
+
+
+def _check_function(function: object) -> None:
+    """Refuse what a lock can't be held around."""
+    if isinstance(function, (staticmethod, classmethod)):
+        message = f"put @caslock.locked below @{type(function).__name__}, next to the function"
+        raise TypeError(message)
+    if isinstance(function, type) or not callable(function):
+        message = f"@caslock.locked decorates a function, not {function!r}"
+        raise TypeError(message)
+    each = (function, type(function).__call__)
+    if any(map(inspect.isgeneratorfunction, each)) or any(map(inspect.isasyncgenfunction, each)):
+        raise _too_early(function, "is a generator function")
+
+
+def _at_once(function: Callable[..., object], result: object) -> object:
+    """Refuse a result that only begins to run after the release."""
+    if isinstance(result, (Coroutine, Generator, AsyncGenerator)):
+        if not isinstance(result, AsyncGenerator):
+            result.close()
+        raise _too_early(function, f"returned a {type(result).__name__}")
+    return result
+
+
+def _too_early(function: object, why: str) -> TypeError:
+    return TypeError(
+        f"{named(function)} {why}, which runs after the lock would have been released: "
+        "take the lock inside it, with a `with` block"
+    )
+
+
+def _is_coroutine_function(function: Callable[..., object]) -> bool:
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+
+
+_guard = threading.RLock()
+
+
+def _free_guard() -> None:
+    """In a forked child: another thread of the parent may have held the guard at this moment."""
+    global _guard  # noqa: PLW0603 - see above
+    _guard = threading.RLock()
+
+
+at_fork(after_in_child=_free_guard)
