@@ -39,6 +39,8 @@ from caslock.store import (
 
 if TYPE_CHECKING:
     from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock
+    from caslock.decorator import locked
+    from caslock.keys import key
 
 __version__ = "0.1.0"
 
@@ -81,17 +83,25 @@ __all__ = [
     "WatchingStore",
     "connect",
     "connect_async",
+    "key",
+    "locked",
 ]
+
+_LATER = {
+    **dict.fromkeys(("AsyncHold", "AsyncLock", "AsyncMultiHold", "AsyncMultiLock"), "aio"),
+    "key": "keys",
+    "locked": "decorator",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import asyncio, which takes longer than everything else, only if it is used (PEP 562)."""
-    if name not in {"AsyncHold", "AsyncLock", "AsyncMultiHold", "AsyncMultiLock"}:
+    """Import asyncio, which takes longer than everything else, and what is seldom used, only at its use (PEP 562)."""
+    if name not in _LATER:
         message = f"module 'caslock' has no attribute {name!r}"
         raise AttributeError(message)
-    from caslock import aio  # noqa: PLC0415 - see above
+    from importlib import import_module  # noqa: PLC0415 - see above
 
-    return getattr(aio, name)
+    return getattr(import_module(f"caslock.{_LATER[name]}"), name)
 
 
 def __dir__() -> list[str]:

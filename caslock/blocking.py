@@ -17,7 +17,7 @@ from caslock.errors import CaslockError, NotAcquired, NotHeld, told
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState, Settings
 from caslock.local.multi import Holds, MultiState, given_keys, given_locks
-from caslock.local.settings import Own, no_settings, not_copied, wait_time, waiting
+from caslock.local.settings import Own, no_settings, not_called, not_copied, wait_time, waiting
 from caslock.local.threads import mend, run, running_task, thread_runtime
 from caslock.local.with_blocks import WithBlocks
 from caslock.protocol.attempt import Retry
@@ -182,6 +182,11 @@ class _Acquired(ABC, Generic[B]):
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: a copy would count as the same holder."""
         raise not_copied(self)
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuse to be called, and so to be used as a decorator: that is `caslock.locked`."""
+        del args, kwargs
+        raise not_called(self, "with")
 
     def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> B | None:  # noqa: FBT001, FBT002 - threading.Lock's own signature
         """Acquire, or re-enter; None, and nothing held, when somebody else held a key for `timeout` seconds.

@@ -1,4 +1,4 @@
-"""The README is short, and its Python blocks run.
+"""The README is short, and its Python blocks run, as do those of the pages in `docs`.
 
 Each block is a program of its own.  Two comments on the line before a block's fence change that:
 ``<!-- continues -->`` runs it after the block before, in one program; ``<!-- not run: why -->`` does not run it.
@@ -77,7 +77,16 @@ def redis_cluster(new_redis: NewServer) -> Server:
     return dataclasses.replace(server, url=f"redis://{server.host}:{server.port}")
 
 
-@pytest.mark.parametrize("block", blocks(read()), ids=lambda block: f"line-{block.line}")
+PAGES = {page.name: blocks(page.read_text(encoding="utf-8")) for page in sorted(README.parent.glob("docs/*.md"))}
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        *(pytest.param(block, id=f"line-{block.line}") for block in blocks(read())),
+        *(pytest.param(block, id=f"{page}-line-{block.line}") for page, found in PAGES.items() for block in found),
+    ],
+)
 def test_block_runs(block: Block, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A reader who pastes a block sees it work."""
     code = block.code
@@ -98,6 +107,11 @@ def test_block_runs(block: Block, tmp_path: Path, request: pytest.FixtureRequest
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_pages_have_blocks() -> None:
+    """The page about functions has programs, which are run."""
+    assert len(PAGES["functions.md"]) == 3
 
 
 def test_readme_is_short() -> None:

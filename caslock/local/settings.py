@@ -129,6 +129,15 @@ def not_copied(lock: object) -> TypeError:
     )
 
 
+def not_called(lock: object, word: str) -> TypeError:
+    """Say how a lock is used that was called, or put before a function as a decorator."""
+    kind, key = type(lock).__name__, getattr(lock, "key", "...")
+    return TypeError(
+        f"{kind} is not called: write `{word} lock:` inside the function, "
+        f"or put @caslock.locked(store, {key!r}) before it"
+    )
+
+
 class Own(Enum):
     """The default of an argument that means "the timeout that the lock was made with"."""
 

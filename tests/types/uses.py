@@ -61,6 +61,47 @@ def a_lock(store: Store, async_store: AsyncStore) -> None:
         assert_type(record.fence, int | None)
 
 
+def functions(store: Store, async_store: AsyncStore) -> None:
+    """A function keeps its arguments when it is decorated; what it returns if the key is busy joins its result."""
+
+    @caslock.locked(store, "pay:{number}:{user}", timeout=5, ttl=3, min_hold=1)
+    def pay(number: int, *, user: str = "") -> bool:
+        return bool(number and user)
+
+    @caslock.locked(lambda: store, "pay:{number}", busy="skip")
+    def pay_or_skip(number: int) -> bool:
+        return bool(number)
+
+    @caslock.locked(async_store, "pay:{number}")
+    async def pay_on(number: int) -> bool:
+        return bool(number)
+
+    @caslock.locked(store, "pay:{number}", busy="skip")
+    async def pay_on_or_skip(number: int) -> bool:
+        return bool(number)
+
+    @caslock.locked(async_store, "pay:{number}", busy=len)
+    async def pay_on_or_count(number: str) -> bool:
+        return bool(number)
+
+    assert_type(pay(1, user="ada"), bool)
+    assert_type(pay_or_skip(1), bool | None)
+    pay("1")  # type: ignore[arg-type]
+    pay(1, "ada")  # type: ignore[call-arg]
+    pay_or_skip()  # type: ignore[call-arg]
+    caslock.locked(store, "k", tll=3)  # type: ignore[call-overload]
+    caslock.locked(5, "k")  # type: ignore[call-overload]
+    assert_type(caslock.key("room", 42, None), str)
+    caslock.key(1.5)  # type: ignore[arg-type]
+
+    async def scene() -> None:
+        assert_type(await pay_on(1), bool)
+        assert_type(await pay_on_or_skip(1), bool | None)
+        assert_type(await pay_on_or_count("x"), bool | int)
+
+    del scene
+
+
 def stores() -> None:
     """A store is made of a URL or a client, and of nothing else; pymemcache, which has no types, opens no gap."""
     caslock.connect("redis://localhost")
