@@ -22,7 +22,20 @@ LADDER = (
     *GROUND,
     *(f"protocol.{name}" for name in PROTOCOL),
     *(f"local.{name}" for name in LOCAL),
-    *("protocol", "local", "blocking", "aio", "connect", "__init__", "testing", "verify", "cli"),
+    *(
+        "protocol",
+        "local",
+        "blocking",
+        "aio",
+        "keys",
+        "key_template",
+        "decorator",
+        "connect",
+        "__init__",
+        "testing",
+        "verify",
+        "cli",
+    ),
 )
 """Every module and package, from the ground up: each may import what comes before it, with these exceptions."""
 
