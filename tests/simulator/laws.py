@@ -152,8 +152,7 @@ class Judge:
             if (attempt.hold_id in self.succeeded) != (len(attempt.levels) > 1):
                 run.violate(f"{attempt.hold_id} succeeds for a second time")
             self.succeeded.add(attempt.hold_id)
-            if attempt.hold_id not in self.broken:  # before the client knew that it held
-                self._is_to_keep(client, hold)
+            self._is_to_keep(client, hold)
             known = self.fences.setdefault(hold.key, {})
             tenure = run.store.tenure_of.get(attempt.lease.version)
             if tenure is None:
@@ -167,7 +166,7 @@ class Judge:
     def _is_to_keep(self, client: Client, hold: Holding) -> None:
         """Note until when a key is to be kept after an acquire, or a release, that has succeeded."""
         attempt = hold._attempt
-        if attempt.min_hold and self._trusts:
+        if attempt.min_hold and self._trusts and attempt.hold_id not in self.broken:
             self.least[hold.key] = attempt.hold_id, client.process.real(attempt.lease.began + attempt.min_hold)
 
     def not_released(self, hold: Holding) -> None:
@@ -232,8 +231,9 @@ class Judge:
                 run.violate(f"the loss of {name} was told to who has released it, and to nobody else")
             if error is not None:
                 continue
-            self._is_to_keep(client, hold)
             after = run.store.observed(hold.key, run.now)
+            if after is not None and after.record.kept:  # else an earlier release of it has failed
+                self._is_to_keep(client, hold)
             entered = bool(hold._attempt.levels)  # still, by another level: this release made no request
             others = not entered and lease is not None and name not in lease.record.holds
             if lost or (others and silent == client.silent and after and lease and after.tenure == lease.tenure):
