@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+import redis
 
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
@@ -36,8 +37,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def memcached_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return the memcached that all tests share: use keys of your own."""
     with shared(MEMCACHED, tmp_path_factory.mktemp("memcached")) as server:
-        with contextlib.closing(MemcachedStore.from_url(f"{server.url}?timeout=20")) as store:
-            store.get("a key")  # waits for a memcached that has only just started, for longer than most timeouts
+        old_enough(server)
         yield server
 
 
@@ -53,6 +53,35 @@ def new_memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServe
     """Start private memcached servers: ``new_memcached("-m", "8", "-M")``."""
     with _factory(MEMCACHED, tmp_path_factory) as new:
         yield new
+
+
+@pytest.fixture(scope="session")
+def _spare_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with private(REDIS, tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _spare_memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with private(MEMCACHED, tmp_path_factory.mktemp("memcached")) as server:
+        old_enough(server)
+        yield server
+
+
+@pytest.fixture
+def spare_redis(_spare_redis: Server) -> Iterator[Server]:
+    """Return a Redis that a test may pause, and that knows no script: use keys of your own."""
+    with contextlib.closing(redis.Redis(_spare_redis.host, _spare_redis.port)) as client:
+        client.script_flush()
+    yield _spare_redis
+    _spare_redis.resume()
+
+
+@pytest.fixture
+def spare_memcached(_spare_memcached: Server) -> Iterator[Server]:
+    """Return a memcached that a test may pause: use keys of your own."""
+    yield _spare_memcached
+    _spare_memcached.resume()
 
 
 @pytest.fixture(params=KINDS)
@@ -73,6 +102,12 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     """Give threads, as many as a test may need."""
     with ThreadPoolExecutor(64) as pool:
         yield pool
+
+
+def old_enough(memcached: Server) -> None:
+    """Wait for a memcached that has only just started, for longer than most timeouts."""
+    with contextlib.closing(MemcachedStore.from_url(f"{memcached.url}?timeout=20")) as store:
+        store.get("a key")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import socket
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import redis
@@ -23,15 +23,16 @@ from caslock.stores.memcached import MemcachedStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.proxy import PASS, FaultProxy, Passage, unreachable_port
-from tests.locations import until
+from tests.locations import fresh, until
 from tests.servers import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from tests.conftest import NewServer
     from tests.servers import Server
+
+T = TypeVar("T")
 
 TIMEOUT = 0.6
 """Seconds that a request may take."""
@@ -49,61 +50,81 @@ class Tried:
 
     def __init__(self, api: str, stack: contextlib.ExitStack) -> None:
         self.api = api
+        self.key = fresh()
         self._stack = stack
         self._runner = stack.enter_context(asyncio.Runner())
+        self._make: Callable[[], Any] = lambda: None
         self.store: Any = None
 
     def open(self, port: int, host: str = HOST) -> None:
         """Open nothing yet, but know where."""
         settings: Settings = {"host": host, "port": port, "socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
         if self.api == "redis":
-            self.on(RedisStore(redis.Redis(**settings)))
+            self.on(lambda: RedisStore(redis.Redis(**settings)))
         elif self.api == "memcached":
-            self.on(MemcachedStore(Client((host, port), timeout=TIMEOUT)))
+            self.on(lambda: MemcachedStore(Client((host, port), timeout=TIMEOUT)))
         else:
-            self.on(AsyncRedisStore(redis.asyncio.Redis(**settings)))
+            self.on(lambda: AsyncRedisStore(redis.asyncio.Redis(**settings)))
 
-    def on(self, store: Any) -> None:  # noqa: ANN401 - of either API
-        self.store = store
+    def on(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self.store = make()
         self._stack.callback(self.close)
+
+    def alone(self) -> Tried:
+        """Another store of the same server, with an event loop and a key of its own."""
+        other = Tried(self.api, self._stack)
+        other.on(self._make)
+        return other
 
     def run(self, answer: Any) -> Any:  # noqa: ANN401 - of either API
         return self._runner.run(_awaited(answer)) if hasattr(answer, "__await__") else answer
 
     def verbs(self) -> dict[str, Callable[[], object]]:
         """All that the store can do, but for waiting."""
-        store = self.store
+        store, k, l = self.store, self.key, f"{self.key}:l"  # noqa: E741
         verbs: dict[str, Callable[[], object]] = {
-            "get": lambda: self.run(store.get("k")),
-            "put": lambda: self.run(store.put_if_version("k", b"v", ABSENT, 30)),
-            "put over": lambda: self.run(store.put_if_version("k", b"v", 7, 30)),
-            "invalidate": lambda: self.run(store.invalidate("k", 7)),
+            "get": lambda: self.run(store.get(k)),
+            "put": lambda: self.run(store.put_if_version(k, b"v", ABSENT, 30)),
+            "put over": lambda: self.run(store.put_if_version(k, b"v", 7, 30)),
+            "invalidate": lambda: self.run(store.invalidate(k, 7)),
         }
         if hasattr(store, "put_many"):
-            verbs["put many"] = lambda: self.run(store.put_many([Put("k", b"v", ABSENT, 30), Put("l", b"v", 7, 30)]))
-            verbs["invalidate many"] = lambda: self.run(store.invalidate_many([Removal("k", 7), Removal("l", 7)]))
+            verbs["put many"] = lambda: self.run(store.put_many([Put(k, b"v", ABSENT, 30), Put(l, b"v", 7, 30)]))
+            verbs["invalidate many"] = lambda: self.run(store.invalidate_many([Removal(k, 7), Removal(l, 7)]))
         return verbs
 
-    def each_ends(self, *, in_turn: bool = False) -> None:
-        """Expect of each verb that it gets no answer, and says so in time."""
-        verbs = self.verbs()
-        if in_turn or self.api == APIS[1]:
-            took = {name: _seconds(verb) for name, verb in verbs.items()}
-        else:
-            with ThreadPoolExecutor(len(verbs)) as threads:
-                took = dict(zip(verbs, threads.map(_seconds, verbs.values()), strict=True))
-        assert {name: round(seconds, 2) for name, seconds in took.items() if seconds > TIMEOUT + SLACK} == {}
+    def each_ends(self, *, unsent: bool = False) -> None:
+        """Expect of each verb that it gets no answer, and says so in time; all are called at the same time."""
+        blocking = self.api != APIS[1]
+        callers = {name: self if blocking else self.alone() for name in self.verbs()}  # a loop runs in one thread
+        ended = together(callers, lambda name: _fails(callers[name].verbs()[name]))
+        expect_in_time({name: seconds for name, (seconds, _) in ended.items()})
+        assert [name for name, (_, error) in ended.items() if unsent and error.sent] == []
 
     def close(self) -> None:
         """Close what is idle."""
         self.run(self.store.aclose() if self.api == APIS[1] else self.store.close())
 
 
-def _seconds(verb: Callable[[], object]) -> float:
+def together(names: Iterable[str], act: Callable[[str], T]) -> dict[str, T]:
+    """Act for each name, in as many threads."""
+    names = list(names)
+    with ThreadPoolExecutor(len(names)) as threads:
+        return dict(zip(names, threads.map(act, names), strict=True))
+
+
+def expect_in_time(took: dict[str, float]) -> None:
+    """Expect that none has taken longer than its timeout."""
+    assert {name: round(seconds, 2) for name, seconds in took.items() if seconds > TIMEOUT + SLACK} == {}
+
+
+def _fails(verb: Callable[[], object]) -> tuple[float, StoreUnavailable]:
+    """Expect no answer; give how many seconds that took, and what the verb said."""
     began = time.monotonic()
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable) as caught:
         verb()
-    return time.monotonic() - began
+    return time.monotonic() - began, caught.value
 
 
 async def _awaited(answer: Any) -> Any:  # noqa: ANN401 - of either API
@@ -118,16 +139,10 @@ def tried(request: pytest.FixtureRequest) -> Iterator[Tried]:
 
 
 @pytest.fixture
-def server(tried: Tried, request: pytest.FixtureRequest) -> Iterator[Server]:
+def server(tried: Tried, request: pytest.FixtureRequest) -> Server:
     """A server of its kind that may be stopped."""
-    new: NewServer = request.getfixturevalue("new_memcached" if tried.api == "memcached" else "new_redis")
-    server = new()
-    if tried.api == "memcached":  # it gets no request before it is old enough
-        with contextlib.closing(MemcachedStore(Client((server.host, server.port), timeout=10))) as patient:
-            patient.get("k")
-    yield server
-    with contextlib.suppress(ProcessLookupError):
-        server.resume()
+    server: Server = request.getfixturevalue("spare_memcached" if tried.api == "memcached" else "spare_redis")
+    return server
 
 
 @pytest.fixture
@@ -138,11 +153,14 @@ def black_hole() -> Iterator[int]:
 
 
 def test_a_server_that_is_stopped(tried: Tried, server: Server) -> None:
-    """A request over an open connection to a stopped server ends within one timeout, and so do those that follow."""
+    """A request over an open connection to a stopped server ends within one timeout, and so does the one after it."""
     tried.open(server.port)
-    tried.run(tried.store.get("k"))
+    each = {name: tried.alone() for name in tried.verbs()}
+    for opened in each.values():
+        opened.run(opened.store.get("k"))
     server.pause()
-    tried.each_ends(in_turn=True)
+    for _ in range(2):
+        expect_in_time(together(each, lambda name: _fails(each[name].verbs()[name])[0]))
 
 
 def test_a_server_that_was_stopped_before(tried: Tried, server: Server) -> None:
@@ -155,10 +173,7 @@ def test_a_server_that_was_stopped_before(tried: Tried, server: Server) -> None:
 def test_a_black_hole(tried: Tried, black_hole: int) -> None:
     """To connect to what swallows all packets is part of the timeout, and certainly sends nothing."""
     tried.open(black_hole)
-    tried.each_ends()
-    with pytest.raises(StoreUnavailable) as caught:
-        tried.run(tried.store.get("k"))
-    assert not caught.value.sent
+    tried.each_ends(unsent=True)
 
 
 def test_a_name_of_several_black_holes(tried: Tried, black_hole: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,31 +188,35 @@ def test_a_server_that_is_slow(tried: Tried, server: Server) -> None:
     """A server each of whose answers takes most of the timeout does not get that much for each step of connecting."""
     with FaultProxy(server.host, server.port, lambda _: Passage("hold reply", TIMEOUT * 0.7)) as proxy:
         tried.open(proxy.port)
-        for name, verb in tried.verbs().items():
-            assert _seconds(verb) < TIMEOUT + SLACK, name
-            tried.close()
+        each = {name: tried.alone() for name in tried.verbs()}
+        expect_in_time(together(each, lambda name: _fails(each[name].verbs()[name])[0]))
+        for opened in each.values():
+            opened.close()
 
 
 @pytest.mark.parametrize("step", range(1, 6))
 def test_a_server_that_stops_at_any_step(tried: Tried, server: Server, step: int) -> None:
     """At whatever step of connecting or asking the server stops answering, the verb ends within one timeout."""
-    seen: list[bytes] = []
-    longest = 0
 
-    def decide(request: bytes) -> Passage:
-        seen.append(request)
-        return Passage("drop request") if len(seen) >= step else Passage("hold reply", 0.05)
+    def stop(name: str) -> tuple[float, int]:
+        """Tell how long the verb took, and how many steps there were."""
+        seen: list[bytes] = []
 
-    with FaultProxy(server.host, server.port, decide) as proxy:
-        tried.open(proxy.port)
-        for name in ("put", "invalidate"):
-            tried.close()
-            seen.clear()
+        def decide(request: bytes) -> Passage:
+            seen.append(request)
+            return Passage("drop request") if len(seen) >= step else Passage("hold reply", 0.05)
+
+        with FaultProxy(server.host, server.port, decide) as proxy, contextlib.ExitStack() as stack:
+            stopped = Tried(tried.api, stack)
+            stopped.open(proxy.port)
             began = time.monotonic()
             with contextlib.suppress(StoreUnavailable):
-                tried.verbs()[name]()
-            assert time.monotonic() - began < TIMEOUT + SLACK, name
-            longest = max(longest, len(seen))
+                stopped.verbs()[name]()
+            return time.monotonic() - began, len(seen)
+
+    ended = together(("put", "invalidate"), stop)
+    expect_in_time({name: seconds for name, (seconds, _) in ended.items()})
+    longest = max(steps for _, steps in ended.values())
     if longest < step:
         pytest.skip(f"{tried.api} connects and asks in {longest} steps")
 
@@ -226,19 +245,19 @@ def test_a_wait_at_a_server_that_is_stopped(tried: Tried, server: Server, *, col
     """A put that waits ends within its own timeout and one request timeout."""
     tried.open(server.port)
     if not cold:
-        tried.run(tried.store.put_when_absent("k", b"v", 30, 0.1))
+        tried.run(tried.store.put_when_absent(tried.key, b"v", 30, 0.1))
     server.pause()
     for _ in range(2):
         began = time.monotonic()
         with pytest.raises(StoreUnavailable):
-            tried.run(tried.store.put_when_absent("k", b"v", 30, 0.3))
+            tried.run(tried.store.put_when_absent(tried.key, b"v", 30, 0.3))
         assert time.monotonic() - began < 0.3 + TIMEOUT + SLACK
 
 
 @pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
-def test_many_tasks_at_a_server_that_is_stopped(new_redis: NewServer, *, cold: bool) -> None:
+def test_many_tasks_at_a_server_that_is_stopped(spare_redis: Server, *, cold: bool) -> None:
     """A thousand tasks that ask at once, and a thousand later, end within one timeout each: no queue comes on top."""
-    server = new_redis()
+    server = spare_redis
 
     async def main() -> list[float]:
         store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout={TIMEOUT}&socket_connect_timeout={TIMEOUT}")
@@ -263,9 +282,9 @@ def test_many_tasks_at_a_server_that_is_stopped(new_redis: NewServer, *, cold: b
     assert max(asyncio.run(main())) < TIMEOUT + 2 * SLACK  # two thousand errors take their time, too
 
 
-def test_a_request_that_waited_for_a_connection_was_not_sent(new_redis: NewServer) -> None:
+def test_a_request_that_waited_for_a_connection_was_not_sent(spare_redis: Server) -> None:
     """A request that waits until the connection is open says that it was not sent, if its timeout is over by then."""
-    server = new_redis()
+    server = spare_redis
 
     async def main() -> list[bool]:
         store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout={TIMEOUT}&socket_connect_timeout={TIMEOUT}")
@@ -281,19 +300,21 @@ def test_a_request_that_waited_for_a_connection_was_not_sent(new_redis: NewServe
 
 
 @pytest.mark.parametrize("api", APIS[:2])
-def test_sentinels_that_do_not_answer(api: str, new_redis: NewServer, black_hole: int) -> None:
+def test_sentinels_that_do_not_answer(api: str, spare_redis: Server, black_hole: int) -> None:
     """A silent Sentinel costs a part of the timeout; a primary that no Sentinel names, no more than one timeout."""
     kind: Any = Sentinel if api == "redis" else AsyncSentinel
     settings: Settings = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
-    silent = new_redis()
-    silent.pause()
+    spare_redis.pause()
     with contextlib.ExitStack() as stack:
         tried = Tried(api, stack)
-        watchers = [(HOST, black_hole), (HOST, silent.port), (HOST, black_hole)]
-        client = kind(watchers, sentinel_kwargs=settings, **settings).master_for("main", **settings)
-        tried.on(RedisStore(client) if api == "redis" else AsyncRedisStore(client))
+        watchers = [(HOST, black_hole), (HOST, spare_redis.port), (HOST, black_hole)]
+
+        def make() -> RedisStore | AsyncRedisStore:
+            client = kind(watchers, sentinel_kwargs=settings, **settings).master_for("main", **settings)
+            return RedisStore(client) if api == "redis" else AsyncRedisStore(client)
+
+        tried.on(make)
         tried.each_ends()
-    silent.resume()
 
 
 def test_threads_behind_a_locked_file(tmp_path: Path) -> None:
