@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from caslock import AsyncStore, Store
     from caslock.stores.memory import MemoryStore
-    from tests.conftest import NewServer
+    from tests.servers import Server
 
 REQUEST: Final = 0.4
 """Seconds of one request timeout in these tests."""
@@ -83,8 +83,7 @@ def _sqlite(path: Path) -> Iterator[Hanging]:
 
 
 @contextlib.contextmanager
-def _redis(new_redis: NewServer) -> Iterator[Hanging]:
-    server = new_redis()
+def _redis(server: Server) -> Iterator[Hanging]:
     stores: list[RedisStore] = []
 
     def new() -> RedisStore:
@@ -105,20 +104,13 @@ def _redis(new_redis: NewServer) -> Iterator[Hanging]:
 
 
 @contextlib.contextmanager
-def _memcached(new_memcached: NewServer) -> Iterator[Hanging]:
-    server = new_memcached()
+def _memcached(server: Server) -> Iterator[Hanging]:
     stores: list[MemcachedStore] = []
 
     def new() -> MemcachedStore:
         stores.append(MemcachedStore(Client((server.host, server.port), timeout=REQUEST)))
         return stores[-1]
 
-    def ready() -> bool:
-        with contextlib.suppress(StoreUnavailable):  # it serves nobody in its first seconds
-            return new().get("any") is None
-        return False
-
-    assert until(ready, 10.0)
     try:
         yield Hanging(new, new, server.pause, server.resume)
     finally:
@@ -128,16 +120,14 @@ def _memcached(new_memcached: NewServer) -> Iterator[Hanging]:
 
 
 @pytest.fixture(params=["sqlite", "redis", "memcached"])
-def hanging(
-    request: pytest.FixtureRequest, tmp_path: Path, new_redis: NewServer, new_memcached: NewServer
-) -> Iterator[Hanging]:
+def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hanging]:
     """Return each location in turn."""
     with (
         _sqlite(tmp_path / "locks.db")
         if request.param == "sqlite"
-        else _redis(new_redis)
+        else _redis(request.getfixturevalue("spare_redis"))
         if request.param == "redis"
-        else _memcached(new_memcached)
+        else _memcached(request.getfixturevalue("spare_memcached"))
     ) as location:
         yield location
 
@@ -175,18 +165,22 @@ def held(hold: Hold | None) -> Hold:
     return hold
 
 
-@pytest.mark.parametrize("connected", [False, True])
-@pytest.mark.parametrize("timeout", [0.0, 0.3, 1.5])
-def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, timeout: float, connected: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Given a server that hangs, acquire raises within its timeout plus two request timeouts."""
-    store = hanging.store()
-    if connected:
-        held(Lock(store, fresh()).acquire()).release()
+def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
+    """Given a server that hangs, acquire raises within its timeout plus two request timeouts, connected or not."""
+    cases = [(timeout, hanging.store(), connected) for timeout in (0.0, 0.3, 1.5) for connected in (False, True)]
+    for _, store, connected in cases:
+        if connected:
+            held(Lock(store, fresh()).acquire()).release()
     hanging.hang()
-    ended = timed(lambda: Lock(store, fresh(), ttl=TTL).acquire(timeout=timeout))
+    acquiring = [
+        (timeout, pool.submit(timed, partial(Lock(store, fresh(), ttl=TTL).acquire, timeout=timeout)))
+        for timeout, store, _ in cases
+    ]
+    ends = [(timeout, acquired.result()) for timeout, acquired in acquiring]
     hanging.go_on()
-    assert isinstance(ended.outcome, StoreUnavailable)
-    assert ended.seconds <= timeout + 2 * REQUEST + SLACK
+    for timeout, ended in ends:
+        assert isinstance(ended.outcome, StoreUnavailable)
+        assert ended.seconds <= timeout + 2 * REQUEST + SLACK
 
 
 def test_questions_are_bounded_when_the_server_hangs(hanging: Hanging) -> None:
@@ -228,30 +222,35 @@ def test_a_cancelled_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) 
     assert asyncio.run(scene()) <= 2 * REQUEST + SLACK
 
 
-@pytest.mark.parametrize("connected", [False, True])
-@pytest.mark.parametrize("timeout", [0.0, 1.5])
-def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, timeout: float, connected: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
     """Given a server that hangs, AsyncLock.acquire raises within its timeout plus two request timeouts."""
+    cases = [(timeout, connected) for timeout in (0.0, 1.5) for connected in (False, True)]
 
-    async def scene() -> Ended:
-        store = hanging.async_store()
-        if connected:
-            hold = await AsyncLock(store, fresh()).acquire()
-            assert hold is not None
-            await hold.release()
+    async def scene() -> list[Ended]:
+        stores = [hanging.async_store() for _ in cases]
+        for store, (_, connected) in zip(stores, cases, strict=True):
+            if connected:
+                hold = await AsyncLock(store, fresh()).acquire()
+                assert hold is not None
+                await hold.release()
         hanging.hang()
         try:
-            return await timed_await(lambda: AsyncLock(store, fresh(), ttl=TTL).acquire(timeout=timeout))
+            locks = [AsyncLock(store, fresh(), ttl=TTL) for store in stores]
+            acquiring = zip(locks, cases, strict=True)
+            return await asyncio.gather(
+                *(timed_await(partial(lock.acquire, timeout=timeout)) for lock, (timeout, _) in acquiring)
+            )
         finally:
             hanging.go_on()
             if background := set(task_runtime._background):
                 await asyncio.wait(background, timeout=10)
-            if isinstance(store, AsyncRedisStore):
-                await store.aclose()
+            for store in stores:
+                if isinstance(store, AsyncRedisStore):
+                    await store.aclose()
 
-    ended = asyncio.run(scene())
-    assert isinstance(ended.outcome, StoreUnavailable)
-    assert ended.seconds <= timeout + 2 * REQUEST + SLACK
+    for (timeout, _), ended in zip(cases, asyncio.run(scene()), strict=True):
+        assert isinstance(ended.outcome, StoreUnavailable)
+        assert ended.seconds <= timeout + 2 * REQUEST + SLACK
 
 
 def test_a_wait_at_the_store_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
