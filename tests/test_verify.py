@@ -28,6 +28,7 @@ from tests.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import ThreadPoolExecutor
 
     from tests.servers import Server
 
@@ -39,9 +40,12 @@ pytestmark = [
 ROOT = Path(__file__).parent.parent
 
 
-def start(*arguments: str, cwd: Path, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-    """Start ``caslock verify``."""
+def start(
+    *arguments: str, cwd: Path, stderr: int = subprocess.PIPE, temporary: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start ``caslock verify``; `temporary` is where it may leave temporary files."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::ResourceWarning"}
+    environment |= {"TMPDIR": str(temporary)} if temporary else {}
     command = [sys.executable, "-m", "caslock.cli", "verify", *arguments]
     return subprocess.Popen(
         command, cwd=cwd, env=environment, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=stderr
@@ -84,12 +88,14 @@ def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_pat
     assert "torture: 4 s" in errors
 
 
-def test_no_key_is_left_in_redis(new_redis: Callable[..., Server], tmp_path: Path) -> None:
-    """After it, the server holds what it held before, to the last key; and the report is for people too."""
+def test_a_short_run_ends_when_it_has_said_and_leaves_no_key(new_redis: Callable[..., Server], tmp_path: Path) -> None:
+    """It takes no longer than it has announced; the server holds what it held before; the report is for people too."""
     server = new_redis()
     with closing(redis.Redis.from_url(server.url)) as client:
         client.set("foreign", "value")
-        code, output, _ = verify(server.url, "--seconds", "2", cwd=tmp_path)
+        began = time.monotonic()
+        code, output, errors = verify(server.url, "--seconds", "3", cwd=tmp_path)
+        took = time.monotonic() - began
         assert (code, output.splitlines()[-1]) == (0, "PASS"), output
         for word in (
             "operations",
@@ -103,6 +109,13 @@ def test_no_key_is_left_in_redis(new_redis: Callable[..., Server], tmp_path: Pat
         ):
             assert word in output
         assert client.keys() == [b"foreign"]
+    contract = re.search(r"contract: up to (\d+) s \.\.\.", errors)
+    torture = re.search(r"torture: (\d+) s, and up to (\d+) s for its clients to end \.\.\.", errors)
+    assert contract
+    assert torture
+    announced = int(contract[1]) + int(torture[1]) + int(torture[2])
+    assert took < announced
+    assert announced < 70
 
 
 REFUSED = {
@@ -164,21 +177,6 @@ def test_a_server_without_memory_is_not_tried(new_redis: Callable[..., Server], 
     assert len(errors.splitlines()) == 1
 
 
-def test_a_short_run_ends_when_it_has_said(redis_server: Server, tmp_path: Path) -> None:
-    """What is announced, for the contract and for torture, is longer than what it takes."""
-    began = time.monotonic()
-    code, output, errors = verify(redis_server.url, "--seconds", "3", cwd=tmp_path)
-    took = time.monotonic() - began
-    assert code == 0, output
-    contract = re.search(r"contract: up to (\d+) s \.\.\.", errors)
-    torture = re.search(r"torture: (\d+) s, and up to (\d+) s for its clients to end \.\.\.", errors)
-    assert contract
-    assert torture
-    announced = int(contract[1]) + int(torture[1]) + int(torture[2])
-    assert took < announced
-    assert announced < 70
-
-
 FOREIGN = """
 from urllib.parse import urlsplit
 from tests.test_server_contract_bites import {name}
@@ -220,7 +218,7 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
 
 def test_a_store_without_fences_passes_and_the_report_says_what_was_skipped(tmp_path: Path) -> None:
     """Where versions do not grow, the laws of fences are skipped, and named as not tried; all others are tried."""
-    code, output, errors = verify("--store", "tests.fenceless:fenceless_file", "--seconds", "6", cwd=tmp_path)
+    code, output, errors = verify("--store", "tests.fenceless:fenceless_file", "--seconds", "4", cwd=tmp_path)
     assert (code, output.splitlines()[-1]) == (0, "PASS"), (output, errors)
     assert "not tried          the laws of fences" in output
     assert re.search(r"not tried +versions only grow", output)
@@ -257,12 +255,28 @@ def test_a_broken_store_of_your_own_fails_with_the_reason(tmp_path: Path) -> Non
     assert output.splitlines()[-1].startswith("FAIL: the contract is broken: a lease lasts for its ttl")
 
 
-def test_a_sound_store_of_your_own_passes(tmp_path: Path) -> None:
-    """The same with a sound one: its requests are counted and troubled where it is used."""
+def test_a_sound_store_of_your_own_passes_and_a_terminal_sees_it_live(tmp_path: Path) -> None:
+    """The same with a sound one: its requests are counted and troubled where it is used.
+
+    On a terminal there is a bar, and the report goes to where standard output goes.
+    """
     (tmp_path / "my_store.py").write_text(BROKEN)
-    code, output, errors = verify("--store", "my_store:sound", "--seconds", "2", "--json", cwd=tmp_path)
-    assert code == 0, (output, errors)
-    assert json.loads(output)["faults"]["drop reply"] > 0
+    ours, theirs = os.openpty()
+    process = start("--store", "my_store:sound", "--seconds", "2", "--json", cwd=tmp_path, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal
+        while piece := os.read(ours, 10_000):
+            shown += piece
+    os.close(ours)
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, (output, shown)
+    assert b"Traceback" not in shown
+    assert b"\x1b[" in shown
+    assert b"torture" in shown
+    report = json.loads(output)
+    assert report["passed"]
+    assert report["faults"]["drop reply"] > 0
 
 
 @pytest.mark.parametrize("name", ["my_store", "no_such_module:make", "my_store:no_such", "my_store:nothing"])
@@ -281,32 +295,34 @@ def test_wrong_arguments_are_refused(arguments: list[str], tmp_path: Path) -> No
     assert "usage: caslock verify" in errors or "usage: caslock" in errors
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("phase", ["contract", "torture"])
 def test_an_interrupt_leaves_nothing_behind(
-    number: signal.Signals, code: int, phase: str, new_redis: Callable[..., Server], tmp_path: Path
+    phase: str, new_redis: Callable[..., Server], tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     """Ctrl-C and SIGTERM, in either phase: no key, no process and no file is left."""
     server = new_redis()
-    (tmp_path / "tmp").mkdir()
-    os.environ["TMPDIR"] = str(tmp_path / "tmp")
-    try:
-        process = start(server.url, "--seconds", "60", cwd=tmp_path)
-    finally:
-        del os.environ["TMPDIR"]
-    with process, closing(redis.Redis.from_url(server.url)) as client:
-        until(lambda: bool(client.keys(PREFIX + "*")))
-        if phase == "torture":
-            until(lambda: len(members(process.pid)) >= 6)
-            until(lambda: any(b":contract:" not in key for key in client.keys(PREFIX + "*")))
-            time.sleep(0.5)
-        process.send_signal(number)
-        output, errors = process.communicate(timeout=30)
-        assert (process.returncode, output) == (code, ""), errors
-        assert "nothing is left behind" in errors
-        until(lambda: not members(process.pid))
-        assert client.keys() == []
-    assert list((tmp_path / "tmp").iterdir()) == []
+
+    def interrupt(number: signal.Signals, code: int, database: int) -> None:
+        url, folder = server.url.replace("/0", f"/{database}"), tmp_path / str(database)
+        folder.mkdir()
+        process = start(url, "--seconds", "60", cwd=tmp_path, temporary=folder)
+        with process, closing(redis.Redis.from_url(url)) as client:
+            until(lambda: bool(client.keys(PREFIX + "*")))
+            if phase == "torture":
+                until(lambda: len(members(process.pid)) >= 6)
+                until(lambda: any(b":contract:" not in key for key in client.keys(PREFIX + "*")))
+                time.sleep(0.5)
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=30)
+            assert (process.returncode, output) == (code, ""), errors
+            assert "nothing is left behind" in errors
+            until(lambda: not members(process.pid))
+            assert client.keys() == []
+        assert list(folder.iterdir()) == []
+
+    interrupts = [pool.submit(interrupt, signal.SIGINT, 130, 0), pool.submit(interrupt, signal.SIGTERM, 143, 1)]
+    for each in interrupts:
+        each.result()
 
 
 def members(session: int) -> list[int]:
@@ -321,23 +337,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-def test_a_terminal_sees_it_live(tmp_path: Path) -> None:
-    """On a terminal there is a bar, and the report goes to where standard output goes."""
-    ours, theirs = os.openpty()
-    process = start(f"sqlite:///{tmp_path}/locks.db", "--seconds", "1", "--json", cwd=tmp_path, stderr=theirs)
-    os.close(theirs)
-    shown = b""
-    with suppress(OSError):  # the end of a terminal
-        while piece := os.read(ours, 10_000):
-            shown += piece
-    os.close(ours)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert b"\x1b[" in shown
-    assert b"torture" in shown
-    assert json.loads(output)["passed"]
 
 
 def test_a_prefixed_store_touches_no_key_but_its_own() -> None:
