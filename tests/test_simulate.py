@@ -42,8 +42,8 @@ def violation(monkeypatch: pytest.MonkeyPatch) -> Violation:
 @pytest.mark.parametrize(
     ("first", "last"),
     [
-        (0, SEEDS // 5),
-        *(pytest.param(SEEDS * n // 5, SEEDS * (n + 1) // 5, marks=pytest.mark.long) for n in range(1, 5)),
+        (0, SEEDS // 10),
+        *(pytest.param(SEEDS * n // 10, SEEDS * (n + 1) // 10, marks=pytest.mark.long) for n in range(1, 10)),
     ],
 )
 def test_no_interleaving_of_faults_breaks_a_law(first: int, last: int) -> None:

@@ -190,7 +190,7 @@ def from_url(url):
     ("name", "said"),
     [
         ("Plain", ""),
-        ("LeaksClientErrors", "which is no StoreUnavailable"),
+        pytest.param("LeaksClientErrors", "which is no StoreUnavailable", marks=pytest.mark.long),
         pytest.param("RetriesByItself", "does the client below retry by itself?", marks=pytest.mark.long),
         pytest.param("NeverSaysUnsent", "no connection was made, and sent is True", marks=pytest.mark.long),
     ],
