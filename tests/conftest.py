@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,10 +14,19 @@ import redis
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from tests.locations import KINDS, Place, opened
-from tests.servers import MEMCACHED, REDIS, Kind, Server, private, shared
+from tests.servers import MEMCACHED, REDIS, WORKERS, Kind, Server, private, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Have two workers for each processor with ``-n auto``, because most tests wait most of the time."""
+    if config.getoption("numprocesses") == "logical" or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist decides
+    processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(2 * processors, max(processors, WORKERS))
 
 
 class NewServer(Protocol):
