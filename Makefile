@@ -13,10 +13,11 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input
 PYTEST = $(RUN) -m pytest --dist=loadgroup
 WAITING = --numprocesses=auto  # two workers for each processor, see tests/conftest.py
 COMPUTING = --numprocesses=logical  # one for each
-# What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Three minutes on two busy cores.
+# What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. A good minute on two cores.
 QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_connect test_ends test_examples \
     test_fork_and_signals test_holds test_import test_layers test_lock test_lock_order test_multilock test_queue \
-    test_renewal test_tasks test_verify stores/test_memory stores/test_sqlite))
+    test_renewal test_tasks stores/test_memory stores/test_sqlite)) \
+    $(addprefix 'tests/test_verify.py::,test_a_sound_store_passes[sqlite]' test_an_interrupt_leaves_nothing_behind')
 
 help:  ## show this list
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12]"; echo
@@ -31,7 +32,7 @@ test: servers $(VENV)/.dev  ## run the tests against real servers (ARGS goes to 
 prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, torture, other libraries, benchmarks
 	@$(PYTEST) $(COMPUTING) -m long $(ARGS)
 
-quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (about three minutes)
+quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (a good minute)
 	@$(PYTEST) $(WAITING) $(ARGS) $(QUICK)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)

@@ -666,26 +666,25 @@ def test_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("rings", [False, True], ids=["in silence", "while alarms ring"])
-def test_a_server_that_is_silent(new_memcached: NewServer, open_store: OpenStore, *, rings: bool) -> None:
+def test_a_server_that_is_silent(spare_memcached: Server, key: str, open_store: OpenStore, *, rings: bool) -> None:
     """A request without an answer may have been applied: StoreUnavailable; its late reply answers no later request.
 
     So it is when signals come more often than the timeout: none of them begins it anew.
     """
-    server = new_memcached()
-    open_store(server.url).get("wait until it is old enough")
+    server, held_key, late_key = spare_memcached, f"{key}:held", f"{key}:late"
     store = open_store(server, timeout=0.3)
-    held = put(store, "held")
+    held = put(store, held_key)
     server.pause()
     rescue = threading.Timer(10.0, server.resume)  # of a request that would wait for ever
     rescue.start()
     with ringing() if rings else contextlib.nullcontext(), pytest.raises(StoreUnavailable) as caught:
-        store.put_if_version("late", b"late", ABSENT, 60)
+        store.put_if_version(late_key, b"late", ABSENT, 60)
     rescue.cancel()
     server.resume()
     assert caught.value.sent
     assert isinstance(caught.value.__cause__, TimeoutError)
-    assert store.put_if_version("held", b"rival", ABSENT, 60) == held
-    late = store.get("late")
+    assert store.put_if_version(held_key, b"rival", ABSENT, 60) == held
+    late = store.get(late_key)
     assert late is not None
     assert late.value == b"late"
 
@@ -914,13 +913,13 @@ def alarm_interrupts() -> Iterator[None]:
 @pytest.mark.usefixtures("alarm_interrupts")
 @pytest.mark.timeout(60, method="thread")  # else the alarm is pytest-timeout's
 def test_an_interrupt_leaves_no_reply_behind(
-    new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore
+    spare_memcached: Server, key: str, open_client: OpenClient, open_store: OpenStore
 ) -> None:
     """After KeyboardInterrupt in the middle of a request the next one gets its own answer; a bare client does not."""
-    server = new_memcached()
+    server, held_key = spare_memcached, f"{key}:held"
     store, bare = open_store(server.url), open_client(server)
-    held = put(store, "held")
-    bare.get("held")
+    held = put(store, held_key)
+    bare.get(held_key)
 
     def interrupted(request: Callable[[], object]) -> None:
         server.pause()
@@ -929,14 +928,14 @@ def test_an_interrupt_leaves_no_reply_behind(
             request()
         server.resume()
 
-    interrupted(lambda: store.put_if_version("free", b"free", ABSENT, 60))
-    assert store.put_if_version("held", b"rival", ABSENT, 60) == held
-    assert store.get("held") == held
+    interrupted(lambda: store.put_if_version(f"{key}:free", b"free", ABSENT, 60))
+    assert store.put_if_version(held_key, b"rival", ABSENT, 60) == held
+    assert store.get(held_key) == held
 
     # The control, without which this test would prove nothing: "stored" is the answer to the request before.
-    interrupted(lambda: bare.add("free2", b"free2"))
-    assert bare.add("held", b"rival") is True
-    assert store.get("held") == held
+    interrupted(lambda: bare.add(f"{key}:free2", b"free2"))
+    assert bare.add(held_key, b"rival") is True
+    assert store.get(held_key) == held
 
 
 @pytest.mark.usefixtures("alarm_interrupts")
