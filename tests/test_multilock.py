@@ -213,17 +213,21 @@ def test_loss_of_one_is_loss_of_all(location: Place) -> None:
 
 def test_there_is_one_deadline_for_all(memory: MemoryStore) -> None:
     """The timeout counts for all keys together: time spent on the first is not there for the second."""
-    keys = three()
-    first = Lock(memory, keys[0]).acquire()
-    assert first is not None
-    with Lock(memory, keys[2]):
-        timer = threading.Timer(0.3, first.release)
-        timer.start()
-        began = time.monotonic()
-        assert MultiLock(memory, keys, poll=POLL).acquire(timeout=0.5) is None
-        assert 0.45 < time.monotonic() - began < 0.79
-        timer.join()
-    assert not any(observed(memory, key) for key in keys)
+    tooks = list[float]()
+    while not tooks or tooks[-1] >= 0.79:  # with two deadlines it would take 0.8 s each time, on a quiet machine too
+        assert len(tooks) < 10, tooks
+        keys = three()
+        first = Lock(memory, keys[0]).acquire()
+        assert first is not None
+        with Lock(memory, keys[2]):
+            timer = threading.Timer(0.3, first.release)
+            began = time.monotonic()
+            timer.start()
+            assert MultiLock(memory, keys, poll=POLL).acquire(timeout=0.5) is None
+            tooks.append(time.monotonic() - began)
+            timer.join()
+        assert tooks[-1] > 0.45
+        assert not any(observed(memory, key) for key in keys)
 
 
 def test_a_first_lease_that_ends_before_the_last_is_had_is_a_loss(memory: MemoryStore) -> None:

@@ -600,14 +600,15 @@ def test_a_lease_that_is_handed_over_is_renewed(memory: MemoryStore, pool: Threa
     """The successor's renewer renews what the releaser wrote for it, with the successor's own ttl."""
     store, key = FaultyStore(memory), fresh()
     first = held(Lock(store, key, ttl=20))
-    successor = in_line(pool, store, key, lambda: held(Lock(store, key, ttl=0.3)))
+    ttl = 3.0  # long enough for a busy machine to renew it in time
+    successor = in_line(pool, store, key, lambda: held(Lock(store, key, ttl=ttl)))
     first.release()
     second = successor.result(timeout=ENOUGH)
-    assert second.remaining() <= 0.3
+    assert second.remaining() <= ttl
     store.log.clear()
-    assert until(lambda: len(store.log) >= 3)
+    assert until(lambda: len(store.log) >= 2)
     second.ensure_held()
-    assert {request.ttl for request in store.log} == {0.3}
+    assert {request.ttl for request in store.log} == {ttl}
     second.release()
 
 
