@@ -17,16 +17,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 from urllib.parse import urlsplit
 
 import pytest
 
+if sys.platform != "win32":
+    import fcntl
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from docker import DockerClient
     from testcontainers.core.container import DockerContainer
@@ -34,7 +38,13 @@ if TYPE_CHECKING:
 HOST: Final = "127.0.0.1"
 
 WORKERS: Final = 16
-"""Workers of pytest-xdist that never take each other's ports."""
+"""The most workers of pytest-xdist that are started because most tests wait."""
+
+PORTS: Final = range(20_000, 32_000)
+"""Below those that outgoing connections get: while a server is down, one could take its port, or connect to itself."""
+
+TRIES: Final = 5
+"""Ports on which a server is tried to be started, while other programs are faster."""
 
 START: Final = 20.0
 """Seconds that a server may take until it answers."""
@@ -123,6 +133,11 @@ class Server:
     port: int
     body: Body | None = None  # None: it is not ours
 
+    def start(self) -> None:
+        """Start it for the first time, and wait until it answers."""
+        self._ours().start()
+        self.wait()
+
     def restart(self) -> None:
         """Kill -9 and start again on the same port; what it remembers is its own affair."""
         body = self._ours()
@@ -142,10 +157,18 @@ class Server:
         """Return when the server answers."""
         end = time.monotonic() + START
         while not self._answers():
-            if time.monotonic() > end or not (self.body is None or self.body.alive()):
-                said = self.body.log() if self.body else ""
-                raise RuntimeError(f"{self.kind.name} does not answer at {self.host}:{self.port}\n{said[-2000:]}")
+            if time.monotonic() > end or self._ended():
+                self._give_up()
             time.sleep(0.01)
+        if self._ended():  # another program has answered
+            self._give_up()
+
+    def _ended(self) -> bool:
+        return self.body is not None and not self.body.alive()
+
+    def _give_up(self) -> NoReturn:
+        said = self.body.log() if self.body else ""
+        raise RuntimeError(f"{self.kind.name} does not answer at {self.host}:{self.port}\n{said[-2000:]}")
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1) as connection:
@@ -176,7 +199,29 @@ def shared(kind: Kind, folder: Path) -> Iterator[Server]:
 @contextlib.contextmanager
 def private(kind: Kind, folder: Path, *options: str) -> Iterator[Server]:
     """Start a server with further `options` in `folder`; stop it at the end."""
-    port = free_port()
+    server = _started(kind, folder, options)
+    try:
+        yield server
+    finally:
+        _remove(server)
+
+
+def _started(kind: Kind, folder: Path, options: tuple[str, ...]) -> Server:
+    """Start a server, on another port if some other program was faster."""
+    for tries_left in reversed(range(TRIES)):
+        server = _prepared(kind, folder, free_port(), options)
+        try:
+            server.start()
+        except BaseException as error:
+            _remove(server)
+            if not tries_left or "Address already in use" not in str(error):
+                raise
+        else:
+            return server
+    raise AssertionError
+
+
+def _prepared(kind: Kind, folder: Path, port: int, options: tuple[str, ...]) -> Server:
     binary = next(filter(None, map(shutil.which, kind.binaries)), None)
     body: Body
     if binary:
@@ -185,15 +230,14 @@ def private(kind: Kind, folder: Path, *options: str) -> Iterator[Server]:
         body = Container(kind, port, folder, [*kind.options, *options])
     else:
         missing(kind)
-    server = Server(kind, kind.url.format(port=port), HOST, port, body)
     atexit.register(body.remove)
-    try:
-        body.start()
-        server.wait()
-        yield server
-    finally:
-        body.remove()
-        atexit.unregister(body.remove)
+    return Server(kind, kind.url.format(port=port), HOST, port, body)
+
+
+def _remove(server: Server) -> None:
+    if server.body is not None:
+        server.body.remove()
+        atexit.unregister(server.body.remove)
 
 
 def missing(kind: Kind) -> NoReturn:
@@ -210,16 +254,33 @@ def absent(line: str) -> NoReturn:
 
 
 def free_port() -> int:
-    """Find a free loopback port below those that outgoing connections get; each worker of pytest-xdist has its own.
-
-    While a server is down, an outgoing connection could take its port, or a client even connect to itself.
-    """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
-    for port in random.sample(range(20_000 + worker, 32_000, WORKERS), 100):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind((HOST, port))
-            return port
+    """Find a free loopback port; until this process ends, no other process of these tests is given the same."""
+    for port in random.sample(PORTS, len(PORTS)):
+        if port not in _ours and _locked(port):
+            with contextlib.suppress(OSError), socket.socket() as probe:
+                probe.bind((HOST, port))
+                _ours.add(port)
+                return port
     raise RuntimeError("no free port")
+
+
+_ours: Final = set[int]()
+"""The ports that this process has been given."""
+
+
+def _locked(port: int) -> bool:
+    """Lock the byte of that number in a file that all processes of these tests share; False if another has it."""
+    if sys.platform != "win32":
+        try:
+            fcntl.lockf(_ports_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        except OSError:
+            return False
+    return True
+
+
+@functools.cache
+def _ports_file() -> int:
+    return os.open(Path(tempfile.gettempdir(), f"caslock-test-ports-{os.getuid()}"), os.O_RDWR | os.O_CREAT, 0o600)
 
 
 # Has the kernel kill the server when the thread that started it ends, even by kill -9; then becomes the server.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import servers
 from tests.docker_engine import engine
 from tests.servers import LABEL, MEMCACHED, REDIS, Container, docker_reaps
 
@@ -138,6 +139,26 @@ def test_wrong_arguments_show_what_the_server_said(new_redis: NewServer) -> None
     """A server that does not come up gives its own words as the reason."""
     with pytest.raises(RuntimeError, match="no-such-option"):
         new_redis("--no-such-option", "1")
+
+
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_a_port_that_another_program_takes_meanwhile_is_left_to_it(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that can't have the port that was free a moment ago is started on another one."""
+    new: NewServer = request.getfixturevalue(f"new_{kind}")
+    with socket.create_server(("127.0.0.1", 0)) as faster:
+        ports = [faster.getsockname()[1], servers.free_port()]
+        monkeypatch.setattr(servers, "free_port", iter(ports).__next__)
+        assert new().port == ports[1]
+
+
+def test_no_other_process_is_given_the_same_port() -> None:
+    """A port is kept for the process that was given it, also while nothing listens there."""
+    port = servers.free_port()
+    script = f"from tests import servers; servers.PORTS = range({port}, {port} + 1); servers.free_port()"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "RuntimeError: no free port" in done.stderr
 
 
 def test_environment_wins(new_redis: NewServer, tmp_path: Path) -> None:
