@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import pytest
 import redis
@@ -27,6 +27,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
         return None  # xdist decides
     processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return min(2 * processors, max(processors, WORKERS))
+
+
+LONGEST: Final = ("test_torture.py", "test_verify.py")
+"""Files of tests that take ten seconds and more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest tests, so that no worker is left with one while the others have nothing to do."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 class NewServer(Protocol):
