@@ -373,6 +373,7 @@ class _Block(Generic[T]):
                 raise trouble from error
             error.add_note(told(trouble))
         if ours_alone:
-            keys = ", ".join(repr(attempt.key) for attempt in self._attempts)
-            message = f"lock {keys} was lost while its block ran"
+            keys = ", ".join(repr(attempt.key) for attempt in self._attempts if attempt.lease.lost)
+            why = next((attempt.lease.lost for attempt in self._attempts if attempt.lease.lost), "")
+            message = f"lock {keys} was lost during its async with block: {why}"
             raise LockLost(message) from error

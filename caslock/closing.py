@@ -14,7 +14,7 @@ class AsyncClosing:
 
     __slots__ = ()
 
-    _instead: ClassVar = "send the URL, and the keys, and call caslock.connect(url) there"
+    _instead: ClassVar = "send the URL and call caslock.connect(url) in the other process"
     """What to do in place of a copy, or why there can't be one."""
 
     @abstractmethod

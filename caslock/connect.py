@@ -101,7 +101,7 @@ def _make(target: Any, settings: dict[str, Any], *groups: str) -> Any:  # noqa: 
         return _of_client(target, settings, groups[0])
     match = _SCHEME.match(target)
     if match is None:  # It is not quoted in the error, because it may contain a password.
-        raise ValueError("a store's URL begins with its scheme, as redis://localhost:6379/0 or sqlite:///locks.db do")
+        raise ValueError("a store URL must begin with a scheme, as in redis://localhost:6379/0 or sqlite:///locks.db")
     scheme, rest = match[1].lower(), target[match.end() :]
     if scheme in _OWN:
         _refuse(settings, _TAKES.get(scheme, ()), f"{scheme}://")
@@ -112,15 +112,15 @@ def _make(target: Any, settings: dict[str, Any], *groups: str) -> Any:  # noqa: 
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     if scheme in _SERVERS and "@" in rest[len(authority) :]:
         # Most likely the password has a slash, and the client would take its beginning for a host and show it.
-        raise ValueError(f"in a {scheme}:// URL, write any of / ? # @ in the user name, password or options as %2F ...")
+        raise ValueError(f"percent-encode / ? # @ in user name, password and options of a {scheme}:// URL (/ as %2F)")
     for group in groups:
         factory = _server(scheme, group) if scheme in _SERVERS else _plugin(scheme, group)
         if factory is not None:
             return _call(partial(factory, **settings), target, scheme)
     known = sorted({*_OWN, *(point for group in groups for point in _points(group))})
     close = difflib.get_close_matches(scheme, known, 1)
-    meant = f", did you mean {close[0]}://?" if close else ""
-    raise ValueError(f"no store is known for {scheme}://{meant}; there are {', '.join(known)}")
+    meant = f"Did you mean {close[0]}://? " if close else ""
+    raise ValueError(f"unknown scheme {scheme}://. {meant}Known schemes: {', '.join(known)}")
 
 
 def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # noqa: ANN401 - see _Factory
@@ -138,7 +138,7 @@ def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # 
 
         _refuse(settings, _TAKES["memcached"], "memcached")
         return MemcachedStore(client, **settings)
-    raise TypeError(f"give a store's URL as a str, or a client of redis-py or pymemcache, not {type(client).__name__}")
+    raise TypeError(f"expected a URL (str) or a redis-py or pymemcache client, not {type(client).__name__}")
 
 
 def _refuse(settings: dict[str, Any], taken: tuple[str, ...], what: str) -> None:
@@ -152,7 +152,7 @@ def _memory(rest: str, group: str) -> AsyncClosableStore | ClosableStore:
     from caslock.stores.memory import AsyncMemoryStore, MemoryStore  # noqa: PLC0415 - only what is asked for
 
     if rest:
-        raise ValueError("memory:// makes a new memory each time, and takes no name and no options")
+        raise ValueError("memory:// creates a new store each time and takes no name or options")
     return AsyncMemoryStore() if group == _ASYNCIO else MemoryStore()
 
 
@@ -160,13 +160,13 @@ def _sqlite(rest: str) -> ClosableStore:
     from caslock.stores.sqlite import SQLiteStore  # noqa: PLC0415 - only what is asked for
 
     if not rest.startswith("/"):
-        raise ValueError("a file's URL is sqlite:///relative/path.db or sqlite:////absolute/path.db")
+        raise ValueError("the URL of a file is sqlite:///relative/path.db or sqlite:////absolute/path.db")
     path, _, query = rest[1:].partition("?")
     options = options_of(query)
     try:
         timeout = float(options.pop("timeout", "5"))
     except ValueError:
-        raise ValueError("the timeout of a sqlite:// URL is a number of seconds") from None
+        raise ValueError("the timeout of a sqlite:// URL must be a number of seconds") from None
     if options:
         raise ValueError(f"a sqlite:// URL takes ?timeout= only, not {', '.join(sorted(options))}")
     return SQLiteStore(unquote(path, errors="surrogateescape"), timeout=timeout)
@@ -181,7 +181,7 @@ def _server(scheme: str, group: str) -> _Factory | None:
     except ImportError as error:
         if (error.name or "").partition(".")[0] != client:
             raise
-        message = f"{scheme}:// needs the {client} client, or a newer one: pip install 'caslock[{extra}]'"
+        message = f"{scheme}:// needs the package {client}, or a newer version of it: pip install 'caslock[{extra}]'"
         raise ModuleNotFoundError(message, name=error.name) from error
     factory: _Factory = getattr(module, classes[group]).from_url
     return factory

@@ -25,13 +25,13 @@ def options_of(query: str) -> dict[str, str]:
 def check_address(parts: SplitResult, kind: str, several: str) -> None:
     """Raise ValueError unless a URL names one server and a possible port; `several` says what to do for more."""
     if "," in parts.netloc.rpartition("@")[2]:
-        raise ValueError(f"a {kind} URL has the host and port of one server; {several}")
+        raise ValueError(f"a {kind} URL names one server; {several}")
     try:
         sound = parts.port is None or parts.port in _PORTS
     except ValueError:
         sound = False
     if not sound:
-        raise ValueError(f"the port of a {kind} URL is a number from 1 to {_PORTS[-1]}")
+        raise ValueError(f"the port of a {kind} URL must be a number from 1 to {_PORTS[-1]}")
 
 
 def check_timeout(name: str, value: object) -> float:

@@ -385,7 +385,7 @@ def test_two_tasks_that_share_one_lock_exclude_each_other(location: Place) -> No
                 async def another() -> None:
                     await lock.release()
 
-                with pytest.raises(NotHeld, match="by another one: release its hold instead"):
+                with pytest.raises(NotHeld, match="by another thread or task: call release"):
                     await asyncio.create_task(another())
 
     asyncio.run(main())
@@ -782,7 +782,7 @@ def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
     asyncio.run(main())
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert [(error.name, error.getMessage()) for error in errors] == [
-        ("caslock", f"on_lost of lock {key!r} has raised")
+        ("caslock", f"the on_lost callback of lock {key!r} raised an exception")
     ]
     assert "RuntimeError: of the callback" in caplog.text
 

@@ -134,7 +134,7 @@ def test_a_ttl_is_not_a_truth(make: Callable[..., Making]) -> None:
 @pytest.mark.parametrize("value", [-2, -0.001, math.nan, math.inf])
 def test_a_timeout_must_not_be_negative(make: Callable[..., Making], value: float) -> None:
     """A lock's own timeout is 0 or more, or None or -1 for ever; any other is refused with a sentence that says so."""
-    with pytest.raises(ValueError, match="timeout must be 0 or more seconds, or None to wait for ever"):
+    with pytest.raises(ValueError, match="timeout must be 0 or more seconds, or None to wait forever"):
         make(STORE, "key", timeout=value)
 
 
@@ -270,7 +270,7 @@ def test_a_store_must_be_one(make: Callable[..., Making], store: object) -> None
 @every_lock
 def test_a_store_is_not_a_class(make: Callable[..., Making]) -> None:
     """The class of a store has all verbs too, but is none: a TypeError names it and says to make one."""
-    with pytest.raises(TypeError, match=r"give a store, not the class MemoryStore.*caslock\.connect"):
+    with pytest.raises(TypeError, match=r"expected a store, not the class MemoryStore.*caslock\.connect"):
         make(MemoryStore, "key")
 
 
@@ -345,7 +345,7 @@ def test_locks_must_be_locks_of_the_same_api(
 @pytest.mark.parametrize(("kind", "one"), [(MultiLock, Lock), (AsyncMultiLock, AsyncLock)])
 def test_one_lock_is_not_several(kind: Callable[..., Making], one: Callable[..., Making]) -> None:
     """A single lock in place of several is a TypeError."""
-    with pytest.raises(TypeError, match="several"):
+    with pytest.raises(TypeError, match="expected a store and keys"):
         kind(one(STORE, "a"))
 
 

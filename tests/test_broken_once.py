@@ -66,7 +66,7 @@ def test_a_hold_whose_release_has_begun_is_not_held() -> None:
     faulty.on("get", 1, lose_reply)
     with pytest.raises(StoreUnavailable) as caught:
         hold.release()
-    assert caught.value.__notes__ == ["Release lock 'key' again; else it ends by itself within 30 s."]
+    assert caught.value.__notes__ == ["Call release() again; otherwise the lease of 'key' expires within 30 s."]
     other = held(Lock(memory, "key"))
     with pytest.raises(NotHeld):
         hold.ensure_held()

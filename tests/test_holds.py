@@ -113,7 +113,7 @@ def test_an_inner_with_releases_once(memory: MemoryStore) -> None:
     hold = one(memory)
     with contextlib.suppress(ValueError), hold, hold:
         raise error
-    assert ["released already" in note for note in error.__notes__] == [True]
+    assert ["already been released" in note for note in error.__notes__] == [True]
 
 
 async def async_one(memory: AsyncMemoryStore) -> AsyncHold:
@@ -212,7 +212,7 @@ MAKERS: dict[str, Callable[[MemoryStore], object]] = {
 def test_no_lock_and_no_hold_is_copied(memory: MemoryStore, kind: str, copied: Callable[[object], object]) -> None:
     """A copy would re-enter what the original holds: copy and pickle raise a TypeError that says what to do."""
     thing = MAKERS[kind](memory)
-    what = "send its store's URL and its key" if kind.endswith("Lock") else "send its fence"
+    what = "send the store URL and the key" if kind.endswith("Lock") else "pass its fence"
     with pytest.raises(TypeError, match=f"{kind} can't be copied or pickled: {what}"):
         copied(thing)
 

@@ -289,7 +289,7 @@ def test_one_try_does_not_queue(memory: MemoryStore, pool: ThreadPoolExecutor) -
 def test_a_lock_object_that_waits_for_its_own_thread_gets_an_error(memory: MemoryStore) -> None:
     """Another Lock object, or AsyncLock, of the holder's own thread or task: the error says so, and what to do."""
     key = fresh()
-    own = "by this same thread or task through another Lock object: use one Lock, or give both the same owner"
+    own = "by this thread or task through another Lock object: use one Lock, or give both the same owner"
 
     async def main() -> None:
         async with AsyncLock(memory, key):

@@ -559,7 +559,7 @@ def test_an_on_lost_that_would_have_to_be_awaited_is_an_error_in_the_log(caplog:
     assert eventually(lambda: len(errors()) == 2)
     gc.collect()  # a coroutine that was not closed would warn here
     for key, error in zip(("async", "blocking"), errors(), strict=True):
-        assert error.startswith(f"on_lost of lock {key!r} is called, not awaited")
+        assert error.startswith(f"on_lost of lock {key!r} returned a coroutine")
 
 
 def test_a_warning_precedes_a_loss(caplog: pytest.LogCaptureFixture) -> None:

@@ -122,8 +122,8 @@ REFUSED = {
     "redis://127.0.0.1:{port}/0": "127.0.0.1:{port}",
     "memcached://127.0.0.1:{port}": "127.0.0.1:{port}",
     "sqlite:////no/such/folder/locks.db": "directory must exist",
-    "nonsense": "begins with its scheme",
-    "nosuch://host": "no store is known",
+    "nonsense": "must begin with a scheme",
+    "nosuch://host": "unknown scheme",
     "memory://": "one process",
 }
 

@@ -80,7 +80,7 @@ def _verify(plan: Plan, picture: str, interrupts: Interrupts) -> tuple[ContractR
             raise
         raise NotTried("the contract of a store runs under pytest: pip install 'caslock[cli]'") from error
     if picture and not Path(picture).resolve().parent.is_dir():
-        raise NotTried(f"there is no folder for {picture}")
+        raise NotTried(f"the directory of {picture} does not exist")
     with _not_tried():
         locations.close(locations.reach(plan, write=True))
     with Progress() as progress:
@@ -113,7 +113,7 @@ def _not_tried() -> Iterator[None]:
     except (StoreError, ValueError, TypeError, ImportError, AttributeError, OSError) as error:
         raise NotTried(str(error) or repr(error)) from error
     except Exception as error:
-        raise NotTried(f"the store raised {error!r}, which is no StoreError") from error
+        raise NotTried(f"the store raised {error!r}, which is not a StoreError") from error
 
 
 def _tail(plan: Plan, route: Route) -> float:

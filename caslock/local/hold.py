@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def not_copied_hold(hold: object) -> TypeError:
     """Say why a hold is neither copied nor pickled, and what to do instead."""
     kind = type(hold).__name__
-    return TypeError(f"{kind} can't be copied or pickled: send its fence to whoever needs that")
+    return TypeError(f"{kind} can't be copied or pickled: pass its fence instead")
 
 
 class Holding:
@@ -73,7 +73,7 @@ class Holding:
         """
         traits = self._state.runtime.store.traits
         if not traits.fences:
-            message = f"{traits.location} can't promise growing versions, so it has no fence to give"
+            message = f"{traits.location} has no fencing numbers (traits.fences is False)"
             raise StoreError(message)
         return self._attempt.lease.fence
 
@@ -116,6 +116,6 @@ class Holding:
     def _mine(self) -> None:
         if not self._is_open or self._inherited or self._attempt.ending:
             why = "belongs to the parent process" if self._inherited else "is being released"
-            what = why if self._is_open else "was released"
+            what = why if self._is_open else "has already been released"
             message = f"this hold of {self.key!r} {what}"
             raise NotHeld(message)

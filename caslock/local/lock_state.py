@@ -288,7 +288,7 @@ class LockState:
             return
         with self._guard:
             if hold not in attempt.levels:
-                message = f"this hold of {self.key!r} was released already"
+                message = f"this hold of {self.key!r} has already been released"
                 raise NotHeld(message)
             ending = len(attempt.levels) == 1
             if ending:
@@ -363,7 +363,7 @@ class LockState:
             return self._unsettled
         message = f"lock {self.key!r} is not held by this thread or task"
         if any(attempt.levels for attempt in self._attempts.values()):
-            message += ", but by another one: release its hold instead, which any thread or task may do"
+            message = f"lock {self.key!r} is held by another thread or task: call release() on its Hold instead"
         raise NotHeld(message)
 
     def _waited(self, began: float, since: float | None) -> str:
@@ -376,16 +376,16 @@ class LockState:
         others = [other for other in self._queue.inside(self.runtime.now()) if other is not attempt]
         record = others[0].lease.record if others else None
         if record is None:
-            return f"lock {self.key!r} is waited for by another thread or task of this process {waited}"
+            return f"another thread or task of this process is waiting for lock {self.key!r} {waited}"
         where = "in another thread or task of this process"
         if others[0].by is attempt.by:
-            where = "by this same thread or task through another Lock object: use one Lock, or give both the same owner"
+            where = "by this thread or task through another Lock object: use one Lock, or give both the same owner"
         return f"lock {self.key!r} at {self.runtime.store.traits.location} is held by {record}, {where} {waited}"
 
     def _busy(self, attempt: Attempt, waited: str) -> str:
         holder = None if attempt.contention is None else attempt.contention.observed.record
         if holder is None or holder.free:
-            return f"lock {self.key!r} changed hands faster than it could be taken {waited}"
+            return f"lock {self.key!r} kept changing hands {waited}"
         return f"lock {self.key!r} at {self.runtime.store.traits.location} is held by {holder} {waited}"
 
     async def holder(self) -> Record | None:
@@ -407,7 +407,7 @@ class LockState:
         for attempt in self._queue.inside(self.runtime.now()) if broken is not None else ():
             # Not one whose acquire is still under way: it may have the key again, and there is nobody to tell yet.
             if attempt.levels and attempt.lease.fence == broken.fence:
-                attempt.lose("it was released by force by this process")
+                attempt.lose("this process called force_release()")
         self._queue.inside(self.runtime.now())
         return None if broken is None else self._told(broken, broken.fence)
 

@@ -30,8 +30,8 @@ def call_on_lost(on_lost: Callable[[H], object], hold: H) -> None:
     try:
         result = on_lost(hold)
     except Exception:  # noqa: BLE001 - a callback may raise whatever it likes
-        log_error(f"on_lost of lock {hold.key!r} has raised")
+        log_error(f"the on_lost callback of lock {hold.key!r} raised an exception")
         return
     if isinstance(result, Coroutine):  # of an `async def` in a functools.partial, for example
         result.close()
-        log_error(f"on_lost of lock {hold.key!r} is called, not awaited: the coroutine that it returned did not run")
+        log_error(f"on_lost of lock {hold.key!r} returned a coroutine, which was not run: use a plain function")

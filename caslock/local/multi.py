@@ -209,7 +209,8 @@ class MultiState(Generic[M]):
         for held in reversed(self._held):
             if any(hold._attempt.by is me for hold in held):
                 return held
-        message = f"{', '.join(repr(state.key) for state in self.states)}: not held by this thread or task"
+        keys = ", ".join(repr(state.key) for state in self.states)
+        message = f"the MultiLock of {keys} is not held by this thread or task"
         raise NotHeld(message)
 
 
@@ -394,8 +395,8 @@ async def _roll_back(
 
 def _being_released(hold: Holding) -> StoreUnavailable:
     return StoreUnavailable(
-        f"lock {hold.key!r} is being released in the background, as the store has stopped answering; "
-        f"at the latest it ends by itself within {hold._attempt.lease.ttl:g} s",
+        f"{hold._state.runtime.store.traits.location} stopped answering: lock {hold.key!r} is released in the "
+        f"background, and expires within {hold._attempt.lease.ttl:g} s",
         sent=False,
     )
 
@@ -414,7 +415,7 @@ def _noting(failure: BaseException, stuck: list[CaslockError]) -> Iterator[None]
 def given_keys(keys: Iterable[str]) -> list[str]:
     """Check that several keys were given, and not one string of characters."""
     if isinstance(keys, str):
-        message = f"keys must be a list of keys, as [{keys!r}], not the str {keys!r}"
+        message = f"keys must be a list such as [{keys!r}], not the string {keys!r}"
         raise TypeError(message)
     return list(keys)
 
@@ -424,11 +425,11 @@ def given_locks(locks: object, kind: type[L]) -> list[L]:
     given: list[object] = list(locks) if isinstance(locks, Iterable) else []
     found = [lock for lock in given if isinstance(lock, kind)]
     if not isinstance(locks, Iterable) or len(found) != len(given):
-        message = f"give a store and its keys, or several {kind.__name__}s, not {locks!r}"
+        message = f"expected a store and keys, or {kind.__name__} objects, not {locks!r}"
         others = {type(lock).__name__ for lock in given if not isinstance(lock, kind)}
         if others <= {"Lock", "AsyncLock"} and len(others) == 1:
             (other,) = others
             several = other.replace("Lock", "MultiLock")
-            message = f"give several {kind.__name__}s; for {other}s use {several}"
+            message = f"expected {kind.__name__} objects; use {several} for {other} objects"
         raise TypeError(message)
     return found

@@ -44,7 +44,7 @@ def seconds(name: str, value: float) -> float:
         message = f"{name} must be a number of seconds, not {value!r}"
         raise TypeError(message) from None
     if not sound:
-        message = f"{name} must be finite and more than 0 seconds, not {value!r}"
+        message = f"{name} must be a finite number of seconds greater than 0, not {value!r}"
         raise ValueError(message)
     return float(value)
 
@@ -55,7 +55,7 @@ def lease_time(name: str, value: float) -> float:
     if checked < MIN_LEASE:
         message = (
             f"{name} must be at least {MIN_LEASE} seconds, not {value!r}: "
-            "a lease ends 2 ms and 1 % early for its owner, because clocks drift"
+            "a lease ends 2 ms and 1% early for its owner, because clocks drift"
         )
         raise ValueError(message)
     return checked
@@ -82,7 +82,7 @@ def least_hold(value: float | None, max_hold: float, owner: str | None) -> float
 
 
 def waiting(value: float | None) -> float | None:
-    """Check a timeout in seconds; None and -1 are for ever, 0 is one try."""
+    """Check a timeout in seconds; None and -1 mean forever, 0 is one try."""
     if value is None or value == -1:
         return None
     if value == 0 and value is not False:
@@ -90,7 +90,7 @@ def waiting(value: float | None) -> float | None:
     try:
         return seconds("timeout", value)
     except ValueError:
-        message = f"timeout must be 0 or more seconds, or None to wait for ever, not {value!r}"
+        message = f"timeout must be 0 or more seconds, or None to wait forever, not {value!r}"
         raise ValueError(message) from None
 
 
@@ -114,9 +114,9 @@ def switch(name: str, value: bool) -> bool:  # noqa: FBT001 - what it checks
 
 
 def no_settings(settings: Mapping[str, object]) -> None:
-    """Refuse settings for locks that are handed over, as they have their own."""
+    """Refuse settings for existing locks, which have their own."""
     if settings:
-        message = f"locks that are handed over keep their own settings: leave out {', '.join(settings)}"
+        message = f"existing locks keep their own settings: leave out {', '.join(settings)}"
         raise TypeError(message)
 
 
@@ -125,7 +125,7 @@ def not_copied(lock: object) -> TypeError:
     kind = type(lock).__name__
     what = "keys" if "Multi" in kind else "key"
     return TypeError(
-        f"{kind} can't be copied or pickled: send its store's URL and its {what}, and make another from them"
+        f"{kind} can't be copied or pickled: send the store URL and the {what}, and create a new {kind} from them"
     )
 
 
@@ -149,7 +149,7 @@ def wait_time(own: float | None, timeout: float | Own | None, *, blocking: bool)
     if timeout is Own.TIMEOUT:
         return own if blocking else 0.0
     if not blocking and timeout != -1:
-        message = "a timeout can't be given with blocking=False, which is one try"
+        message = "can't specify a timeout for a non-blocking call"
         raise ValueError(message)
     if not blocking:
         return 0.0
@@ -159,12 +159,12 @@ def wait_time(own: float | None, timeout: float | Own | None, *, blocking: bool)
 def check_store(store: object, make: str) -> None:
     """Check that something can be a store (`isinstance` with its protocol takes fifty times as long)."""
     if isinstance(store, type):
-        message = f"give a store, not the class {store.__name__}: make one of it, or with caslock.{make}(url)"
+        message = f"expected a store, not the class {store.__name__}: create an instance, or use caslock.{make}(url)"
         raise TypeError(message)
     if not all(hasattr(store, name) for name in ("get", "put_if_version", "invalidate", "traits")):
         message = (
-            f"a store has get, put_if_version, invalidate and traits; {type(store).__name__} has not: "
-            f"make one with caslock.{make}(url) or a class in caslock.stores"
+            f"{type(store).__name__} is not a store (it lacks get, put_if_version, invalidate or traits): "
+            f"create one with caslock.{make}(url) or a class in caslock.stores"
         )
         raise TypeError(message)
 
@@ -202,7 +202,7 @@ def _encodable(name: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        message = f"{name} can't be encoded as UTF-8 (a lone surrogate at {error.start})"
+        message = f"the {name} contains a lone surrogate, at index {error.start}"
         raise ValueError(message) from None
     return text
 

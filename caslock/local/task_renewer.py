@@ -56,7 +56,7 @@ def tell(attempt: Attempt, location: str) -> None:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - a user's callback must not end the renewals
-            message = f"on_lost of lock {attempt.key!r} has raised"
+            message = f"the on_lost callback of lock {attempt.key!r} raised an exception"
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
 
@@ -157,7 +157,7 @@ class Renewals:
                     self._renewer.watch(attempt, own)
             error = None if task.cancelled() else task.exception()
             if error is not None:
-                message = f"a renewal at {runtime.store.traits.location} has raised"
+                message = f"a renewal at {runtime.store.traits.location} raised an exception"
                 self._renewer.loop.call_exception_handler({"message": message, "exception": error})
             elif not task.cancelled() and task.result():
                 self.add([(attempt, runtime) for attempt in task.result()], alone=True)

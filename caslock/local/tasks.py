@@ -287,7 +287,7 @@ def _drop(future: asyncio.Future[T], unsent: list[None], location: str) -> None:
     except IndexError:
         return
     if not future.done():
-        message = f"too many requests wait for {location}; try again later"
+        message = f"too many requests are waiting for {location}"
         future.set_exception(StoreUnavailable(message, sent=False))
 
 
@@ -323,7 +323,7 @@ def this_task() -> asyncio.Task[object]:
     """Return the task that runs."""
     task = asyncio.current_task()
     if task is None:
-        message = "an AsyncLock needs a running task"
+        message = "AsyncLock must be used inside an asyncio task"
         raise RuntimeError(message)
     return task
 

@@ -33,7 +33,7 @@ class WithBlocks(Generic[T]):
         if len(blocks) == 1:
             return blocks[0][1]
         if not blocks:
-            message = "this lock is not held by a with statement"
+            message = "no with block of this lock is open"
             raise NotHeld(message)
         this = me()
         mine = [held for by, held in blocks if by is this] or [held for _, held in blocks]

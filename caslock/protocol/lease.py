@@ -99,7 +99,7 @@ class Lease:
         """Say why the lease is over: it was not `missing` ("renewed") in time, or was to be renewed no more."""
         if self.began + self.max_hold <= self.deadline + margin(self.ttl) + 0.001:
             return f"its max_hold of {self.max_hold:g} s was reached"
-        return f"its lease ended before it was {missing}" + ("" if self.auto_renew else "; auto_renew is off")
+        return f"its lease ended before it was {missing}" if self.auto_renew else "its lease ended (auto_renew is off)"
 
     def tell(self) -> list[Callable[[], object]] | None:
         """Note that the loss is reported, and return what to call for it; None: it was reported before."""

@@ -51,7 +51,7 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
             if not in_time and not attempt.left_in_time:  # lost, whatever the store would have answered
                 raise attempt.lose(lease.end("released")) from error
             ends = max(lease.ttl, attempt.min_hold)
-            error.add_note(f"Release lock {attempt.key!r} again; else it ends by itself within {ends:g} s.")
+            error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
             raise
         except BaseException:
             attempt.left_in_time |= in_time  # it may have been applied
@@ -109,7 +109,8 @@ async def leave_surely(runtime: Runtime, attempt: Attempt, interruption: BaseExc
         except LockLost:
             pass
         except StoreError as trouble:
-            interruption.add_note(f"lock {attempt.key!r} ends by itself within {attempt.lease.ttl:g} s: {trouble}")
+            ttl = attempt.lease.ttl
+            interruption.add_note(f"could not release lock {attempt.key!r}, which expires within {ttl:g} s: {trouble}")
 
     await runtime.finish(go)
 
@@ -127,7 +128,9 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         if record is None or record.free:
             return broken
         if record.foreign:
-            message = f"{attempt.key!r} at {location_of(runtime)} is held by {record}; remove it by other means"
+            message = (
+                f"{attempt.key!r} at {location_of(runtime)} is held by {record}; remove it with the store's own tools"
+            )
             raise StoreError(message)
         if broken is not None and observed.fence != fence:
             return broken  # it has left meanwhile, or our lost request was applied: spare the next holder

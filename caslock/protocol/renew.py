@@ -176,7 +176,7 @@ def check(runtime: Runtime, attempt: Attempt) -> None:
 def who_holds(runtime: Runtime, record: Record | None) -> str:
     """Say who holds the key in our place."""
     if record is None:
-        return f"its record is gone from {location_of(runtime)}, which let it expire, lost it or had it removed"
+        return f"its record is no longer at {location_of(runtime)}: it expired, was evicted or was removed"
     if record.free:
-        return f"it was released by force by {record.host} (pid {record.pid}), or somebody else has held it since"
+        return f"it was force-released by pid {record.pid} on {record.host}, or has had another owner since"
     return f"it is held by {record} at {location_of(runtime)}"

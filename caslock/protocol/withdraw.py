@@ -54,7 +54,7 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
     attempt.ending = True
     remnant = await _remnant(runtime, attempt, error) if attempt.writes.in_flight or attempt.lease.record else None
     if remnant is not None:
-        message = f"lock {attempt.key!r} is not held, but a request for it may still be applied {remnant.text}"
+        message = f"could not acquire lock {attempt.key!r}, and a request may still be applied {remnant.text}"
         if isinstance(error, StoreUnavailable) or (isinstance(error, NotAcquired) and not remnant.foreign):
             raise OutcomeUnknown(message) from error
         error.add_note(message)
@@ -83,14 +83,14 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
             runtime.later(partial(_clean_up, runtime, attempt), FREE_TTL)
             found.append(
                 Remnant(
-                    f"at {location_of(runtime)} ({_said(trouble)}). It is being withdrawn in the background; "
-                    f"at the latest it ends by itself within {attempt.lease.ttl:g} s after it was applied",
+                    f"{_place(runtime, trouble)}({_said(trouble)}); caslock keeps trying to undo it in the background, "
+                    f"and it expires within {attempt.lease.ttl:g} s after it is applied",
                     foreign=False,
                 )
             )
         except StoreError as trouble:
-            ends = f"it ends by itself within {attempt.lease.ttl:g} s after that"
-            text = f"at {location_of(runtime)}, which refuses to withdraw it ({_said(trouble)}); {ends}"
+            ends = f"it expires within {attempt.lease.ttl:g} s after that"
+            text = f"{_place(runtime, trouble)}and cannot be undone ({_said(trouble)}); {ends}"
             found.append(Remnant(text, foreign=False))
         attempt.settled = True  # else it was interrupted, and has to be done again
 
@@ -107,8 +107,14 @@ async def _clean_up(runtime: Runtime, attempt: Attempt, limit: float) -> Remnant
         lease.record = None
     if not attempt.writes.may_land(ABSENT) or record is None or record.free:
         return None
-    ends = f"it ends by itself within {attempt.lease.ttl:g} s after that"
-    return Remnant(f"at {location_of(runtime)} after {record} has left; {ends}", foreign=True)
+    ends = f"it expires within {attempt.lease.ttl:g} s after that"
+    return Remnant(f"at {location_of(runtime)} once {record} has released it; {ends}", foreign=True)
+
+
+def _place(runtime: Runtime, error: BaseException) -> str:
+    """Return where the store is, unless the text of the error names it."""
+    location = location_of(runtime)
+    return "" if location in str(error) else f"at {location} "
 
 
 def _said(error: BaseException) -> str:
@@ -171,7 +177,7 @@ async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit
         left = observed.record
         if left is None if rest is None else left is not None and writes.includes(left, before):
             return True, observed
-    message = f"lock {attempt.key!r} could not be released: its record kept changing until the time was over"
+    message = f"lock {attempt.key!r} could not be released: its record kept changing until the deadline"
     raise StoreUnavailable(message)
 
 

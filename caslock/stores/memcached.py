@@ -81,11 +81,11 @@ class MemcachedStore(Closing):
         if not isinstance(client, Client | PooledClient):
             raise TypeError(
                 f"MemcachedStore needs a pymemcache Client or PooledClient, not {type(client).__name__}: a HashClient"
-                " moves keys to a second server, and a RetryingClient repeats a request that may have been carried out"
+                " may move a key to another server, and a RetryingClient repeats requests that may have been applied"
             )
         if client.ignore_exc:
             raise ValueError(
-                "MemcachedStore can't use a client with ignore_exc=True: to it, an outage looks like a free lock"
+                "MemcachedStore can't use a client with ignore_exc=True: it would make an outage look like a free lock"
             )
         if client.timeout is None:
             raise ValueError("MemcachedStore needs a client with a timeout in seconds (timeout=5), not timeout=None")
@@ -93,8 +93,8 @@ class MemcachedStore(Closing):
         check_prefix(prefix)
         self._prefix: bytes = client.key_prefix + prefix.encode()
         if not re.fullmatch(rb"[^\x00-\x20\x7f]{0,128}", self._prefix):
-            told = f"without spaces and control characters, not {self._prefix.decode(errors='backslashreplace')!r}"
-            raise ValueError(f"the prefix may have up to 128 bytes, {told}")
+            told = f"without spaces or control characters, not {self._prefix.decode(errors='backslashreplace')!r}"
+            raise ValueError(f"the prefix must be at most 128 bytes {told}")
         self._new_client: Callable[..., Client] = partial(
             Client,
             client.server,
@@ -123,9 +123,9 @@ class MemcachedStore(Closing):
         try:
             timeout = float(options.pop("timeout", "5"))
         except ValueError:
-            raise ValueError("the timeout of a memcached URL is a number of seconds") from None
+            raise ValueError("the timeout of a memcached URL must be a number of seconds") from None
         if prefix and options.get("prefix"):
-            raise ValueError("give the prefix once: in the URL, or as an argument")
+            raise ValueError("give the prefix in the URL or as an argument, not both")
         prefix = options.pop("prefix", "") or prefix
         host, path = parts.hostname, unquote(parts.path).removesuffix("/")
         if parts.scheme != "memcached" or bool(host) == path.startswith("/") or "@" in parts.netloc or options:
@@ -210,7 +210,7 @@ class MemcachedStore(Closing):
             reply = self._exchange(connection, connection.put(name, terms, *entry), ends)
             return self._finish(connection, reply, ends, parse).entry
         except StoreError as problem:  # whatever it says of this put, the first one was applied
-            raise StoreUnavailable(f"{problem}; it has written the entry before") from problem
+            raise StoreUnavailable(f"{problem}; an earlier request has written the entry") from problem
 
     def _exchange(self, connection: _Connection, packet: bytes, ends: float) -> bytes:
         """Send a packet, and receive of the reply what comes at once."""
@@ -241,8 +241,7 @@ class MemcachedStore(Closing):
         connection.close()
         if isinstance(problem, Exception):
             self.close()  # what has ended one connection has probably ended them all
-            told = f"no answer from {self.traits.location} ({problem}): the request may have been applied"
-            raise StoreUnavailable(told) from problem
+            raise StoreUnavailable(f"{self.traits.location} did not answer ({problem})") from problem
 
     def _judge(self, verdict: bytes, entry: Entry | None, version: int) -> Entry | None:
         """Give the entry, or raise `StoreError` if the server has refused what it could have done."""
@@ -268,7 +267,7 @@ class MemcachedStore(Closing):
             unknown = isinstance(problem, MemcacheUnknownCommandError)
             if isinstance(problem, MemcacheClientError | LookupError) and not unknown:
                 raise StoreError(
-                    f"{location} does not answer as a plain memcached without passwords does ({problem!r})"
+                    f"{location} does not speak the memcached text protocol without authentication ({problem!r})"
                 ) from problem
             raise StoreUnavailable(
                 f"{location} is unreachable ({reason(problem)}){_hint(problem)}", sent=False
@@ -354,15 +353,18 @@ def _start(facts: dict[bytes, Any], location: str, not_before: int) -> int:
     start: int = facts[b"time"] - facts[b"uptime"]  # the same number for the whole life of a server
     version: bytes = facts[b"version"]
     if [int(number) for number in re.findall(rb"\d+", version)[:3]] < [1, 6, 13]:
-        raise StoreError(f"{location} runs memcached {version!r}, whose `md` knows no cas id: use 1.6.13 or newer")
+        raise StoreError(
+            f"memcached {version.decode(errors='replace')} at {location} is too old: its `md` knows no cas id, "
+            "so 1.6.13 or newer is needed"
+        )
     if facts[b"cas_enabled"] != b"yes":
-        raise StoreError(f"{location} runs with cas switched off: start memcached without -C")
+        raise StoreError(f"cas is disabled at {location}: start memcached without -C")
     if start < not_before:
         raise StoreError(
-            f"{location} answers with an earlier start: its clock went back, or two servers share that name"
+            f"{location} reports an earlier start: its clock was set back, or two servers share that address"
         )
     if facts[b"uptime"] < _OF_AGE:
-        raise StoreUnavailable(f"{location} has only just started: try again in two or three seconds", sent=False)
+        raise StoreUnavailable(f"{location} started less than 3 s ago: try again shortly", sent=False)
     return start
 
 
@@ -425,9 +427,9 @@ def _hint(problem: Exception) -> str:
     told = problem.args[0] if isinstance(problem, MemcacheUnknownError) and problem.args else b""
     if isinstance(told, bytes) and told.startswith((b"-", b"HTTP", b"<")):
         kind = "Redis" if told.startswith(b"-") else "HTTP"
-        return f": this port speaks {kind}, and not memcached; check host and port"
+        return f": that port speaks {kind}, not memcached; check the host and port"
     if isinstance(problem, MemcacheUnexpectedCloseError | ConnectionResetError):
-        return ": it has hung up, as a server of another kind does, or one with TLS; check host and port"
+        return ": it closed the connection; is it a memcached without TLS?"
     return ""
 
 

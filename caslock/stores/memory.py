@@ -127,7 +127,8 @@ class MemoryStore(Closing):
     def _refuse_nested(self) -> None:
         # Not a part of taking the mutex: an interrupt in an `__enter__` written in Python would leave that taken.
         if self._mutex._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - `threading.Condition` asks this, too
-            raise StoreUnavailable(f"{self.traits.location}: this thread is inside another request of it", sent=False)
+            told = "called by a thread during its own request (from a signal handler or __del__)"
+            raise StoreUnavailable(f"{self.traits.location}: {told}", sent=False)
 
     def _observed(self, key: str) -> Entry | None:
         lease = self._leases.get(key)

@@ -66,10 +66,10 @@ _REACH: Final = "SELECT max(key) FROM (SELECT key FROM caslock WHERE key > ? ORD
 _SWEEP: Final = "DELETE FROM caslock WHERE key > ? AND key <= ? AND expires <= ?"
 
 _REASONS: Final = {
-    sqlite3.SQLITE_CANTOPEN: "its directory must exist, and must be writable as the file must",
+    sqlite3.SQLITE_CANTOPEN: "the directory must exist, and it and the file must be writable",
     sqlite3.SQLITE_READONLY: "the file, its directory or its file system is read-only",
     sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_NOTADB: "the file is something else than an SQLite database",
+    sqlite3.SQLITE_NOTADB: "the file is not an SQLite database",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; remove it once no process uses it",
 }
 
@@ -96,7 +96,7 @@ class SQLiteStore(Closing):
         """Name the file; no I/O yet.  Raises ValueError for a path that names no file, or a timeout out of range."""
         name = os.fspath(path)
         if name in ("", ":memory:"):
-            raise ValueError(f"{name!r} would be a database of this process alone: use MemoryStore, or memory://")
+            raise ValueError(f"{name!r} would be private to this store: use MemoryStore, or memory://")
         if not 0 <= timeout <= _LONGEST:
             raise ValueError(f"timeout must be from 0 to {_LONGEST} seconds, not {timeout!r}")
         self._path = Path(name).resolve()
@@ -169,11 +169,12 @@ class SQLiteStore(Closing):
         # add its polling to their wait.
         mutex, ends = self._mutex, time.monotonic() + self._timeout
         if _is_owned(mutex):  # by a signal handler, or a `__del__`, that has interrupted a verb
-            raise StoreUnavailable(f"{self._path}: this thread is inside another request of the store", sent=False)
+            told = "called by a thread during its own request (from a signal handler or __del__)"
+            raise StoreUnavailable(f"{self._path}: {told}", sent=False)
         try:
             try:
                 if not mutex.acquire(timeout=self._patience):
-                    told = f"other threads waited for all of {self._patience:g} s"
+                    told = f"waited {self._patience:g} s for requests of other threads"
                     raise StoreUnavailable(f"{self._path}: {told}", sent=False)
                 return self._run(verb, ends)
             finally:
@@ -185,7 +186,7 @@ class SQLiteStore(Closing):
 
     def _run(self, verb: Callable[[sqlite3.Cursor], T], ends: float) -> T:
         if self._generation != generation():
-            raise StoreError(f"{self._path}: forked past Python's hooks; make the store after the fork")
+            raise StoreError(f"{self._path}: the process was forked by C code; create the store after the fork")
         try:
             return verb(self._ready(ends))
         except (sqlite3.Error, OverflowError) as error:
@@ -222,7 +223,7 @@ class SQLiteStore(Closing):
 
     def _check(self, boot: object) -> None:
         if boot != self._boot:
-            raise StoreError(f"{self._path} was emptied, or taken over by another machine, while it was open here")
+            raise StoreError(f"{self._path} was emptied, or used by another machine, while it was open")
 
     def _put(self, key: str, value: bytes, version: int, ttl: float, cursor: sqlite3.Cursor) -> Entry | None:
         # As `_put_many` does for one: acquire and release took 9 % longer through that.
@@ -293,7 +294,7 @@ class SQLiteStore(Closing):
 
     def _prepare(self, cursor: sqlite3.Cursor) -> sqlite3.Cursor:
         if cursor.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
-            raise StoreError(f"{self._path}: the file system can't do SQLite's WAL; use a file on a local disk")
+            raise StoreError(f"{self._path}: this file system does not support SQLite's WAL mode; use a local disk")
         # With NORMAL, a power failure may lose the last commits but never harms the file.  It ends every lease anyway,
         # and `_SKIP` keeps versions from coming twice.
         cursor.execute("PRAGMA synchronous = NORMAL")
@@ -338,7 +339,7 @@ def _checked(key: str) -> str:
     try:
         key.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the key {key!r} holds a lone surrogate, which is no character") from None
+        raise ValueError(f"the key contains a lone surrogate: {key!r}") from None
     return key
 
 

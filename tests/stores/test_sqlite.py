@@ -505,7 +505,7 @@ if child == 0:
     try:
         store.get("k")
     except StoreError as error:
-        os._exit(0 if "make the store after the fork" in str(error) else 2)
+        os._exit(0 if "create the store after the fork" in str(error) else 2)
     os._exit(1)
 assert os.waitpid(child, 0)[1] == 0
 assert store.put_if_version("k", b"", 0, 60).value == b""
@@ -608,7 +608,7 @@ def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     for name, reason in (
         ("no/such.db", "directory must exist"),
         ("", "it is a directory; name a file"),
-        ("text", "something else"),
+        ("text", "not an SQLite database"),
     ):
         store = SQLiteStore(tmp_path / name)
         with pytest.raises(StoreError, match=reason) as caught:
@@ -701,7 +701,7 @@ def test_without_a_timeout_no_verb_waits_for_ever(path: Path) -> None:
 
     def ask() -> float:
         began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match=r"waited for all of 0\.1 s"):
+        with pytest.raises(StoreUnavailable, match=r"waited 0\.1 s for requests of other threads"):
             store.get("k")
         return time.monotonic() - began
 

@@ -83,7 +83,7 @@ class AsyncCluster(Generic[N]):
             else:
                 return reply
         self._stale = True
-        turning = exceptions.ClusterDownError(f"slot {slot} is on the move, and each node points to another")
+        turning = exceptions.ClusterDownError(f"slot {slot} is being migrated, and the nodes redirect to each other")
         raise self._server.failures.of(turning, sent=False)
 
     wait = ask
@@ -174,7 +174,7 @@ def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as done:
         found: T = done.value
         return found
-    raise RuntimeError("a node of a store for code that blocks has suspended")
+    raise RuntimeError("a blocking connection suspended")
 
 
 def _address(where: Any, asked: Address) -> Address:  # noqa: ANN401 - redis-py's error is untyped

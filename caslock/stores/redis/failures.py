@@ -27,16 +27,16 @@ _SCRIPT: Final = re.compile(  # where Redis 7, or Redis 6, has refused in our sc
 )
 _NO_PASSWORD: Final = re.compile("NOAUTH|Authentication required|HELLO must be called with the client already")
 _ADVICE: Final = {
-    "OutOfMemory": "Free memory or raise its maxmemory; releases still work.",
-    "ReadOnly": "Connect to the primary, not to a replica.",
-    "Authentication": "Check the user and the password.",
+    "OutOfMemory": "free memory or raise its maxmemory; releases still work",
+    "ReadOnly": "connect to the primary, not to a replica",
+    "Authentication": "check the user and the password",
     "NoPermission": (
-        "Grant the user eval, evalsha, get, set, del and time (and wait, with replicas) on these keys; to be woken: "
-        "blpop, rpush, zadd, zcard, zpopmin, zremrangebyscore and pexpire on all names that begin so."
+        "grant the user eval, evalsha, get, set, del and time on the keys (and wait, with replicas); waiting also "
+        "needs blpop, rpush, zadd, zcard, zpopmin, zremrangebyscore and pexpire on names that begin with a key"
     ),
-    "WRONGTYPE": "Another program keeps something else than a string under this key: use another key, or a prefix.",
-    "MovedError": "It is a node of a Redis Cluster: make the store of a RedisCluster.",
-    "NOREPLICAS": "Bring its replicas back, or lower its min-replicas-to-write.",
+    "WRONGTYPE": "another program stores a value of another type under this key; use another key or a prefix",
+    "MovedError": "this is a node of a Redis Cluster; create the store from a RedisCluster client",
+    "NOREPLICAS": "bring its replicas back, or lower its min-replicas-to-write",
 }
 
 
@@ -50,12 +50,13 @@ class Failures:
 
     def cannot_wait(self) -> StoreUnavailable:
         """Say that a put can't wait now."""
-        return StoreUnavailable(f"{self._location} can't be waited at now. Sleep, then put.", sent=False)
+        return StoreUnavailable(f"{self._location} cannot queue a put now", sent=False)
 
     def too_few(self, replicas: int, acknowledged: object) -> StoreUnavailable:
         """Say that fewer replicas have acknowledged a request than were to."""
-        told = f"{replicas} replicas were to acknowledge it, not {self._masked(str(acknowledged))}"
-        error = StoreUnavailable(f"{self._location} may have applied the request: {told}. Check them.")
+        count = self._masked(str(acknowledged))
+        told = f"only {count} of {replicas} replicas" if isinstance(acknowledged, int) else f"no replicas ({count})"
+        error = StoreUnavailable(f"{self._location} may have applied the request, but {told} acknowledged it")
         error.__cause__ = acknowledged if isinstance(acknowledged, Exception) else None
         return error
 
@@ -69,16 +70,15 @@ class Failures:
         text = f"{type(reply).__name__}: {_SCRIPT.sub('', str(reply)) or 'it took too long'}"
         failed: StoreError
         if isinstance(reply, _NOT_NOW) or str(reply).startswith(("BUSY ", "UNBLOCKED ")):
-            told = f"{self._location} can't serve it now ({text}). Try again later."
+            told = f"{self._location} cannot serve requests now ({text})"
             failed = StoreUnavailable(told, sent=False)
         elif isinstance(reply, _REFUSED) and _NO_PASSWORD.search(text):
-            failed = StoreError(f"{self._location} has refused the request (it needs a password). Give it one.")
+            failed = StoreError(f"{self._location} requires a password: put it in the URL or the client")
         elif isinstance(reply, _REFUSED):
-            say = next((say for word, say in _ADVICE.items() if word in text), "Check its configuration and its log.")
-            failed = StoreError(f"{self._location} has refused the request ({text}). {say}")
+            say = next((say for word, say in _ADVICE.items() if word in text), "check its configuration and its log")
+            failed = StoreError(f"{self._location} refused the request ({text}): {say}")
         elif sent:
-            say = f"gave no answer, and may have applied the request ({text}). Read before you try again."
-            failed = StoreUnavailable(f"{self._location} {say}", sent=True)
+            failed = StoreUnavailable(f"{self._location} did not answer ({text})", sent=True)
         else:
             say = f"is unreachable ({self._masked(_reason(reply))}){self._hint(reply, text)}"
             failed = StoreUnavailable(f"{self._location} {say}", sent=False)
@@ -89,15 +89,13 @@ class Failures:
         """Say what to do about a connection that could not be opened, where the port or the URL is probably wrong."""
         if other := _OTHER.search(text):
             kind = {"E": "memcached", "<": "HTTP", "H": "HTTP"}.get(other[1], "something else")
-            return f": this port speaks {kind}, and not Redis; check host and port"
+            return f": that port speaks {kind}, not Redis; check the host and port"
         if "WRONG_VERSION_NUMBER" in text:
-            return ": this port does not speak TLS; use redis:// there, or Redis' tls-port"
+            return ": that port does not speak TLS; use redis://, or the server's tls-port"
         if self._location.startswith("rediss"):
-            return (
-                ": check that this port speaks TLS; a plain one needs redis://" if isinstance(error, TOO_LATE) else ""
-            )
+            return ": does that port speak TLS? if not, use redis://" if isinstance(error, TOO_LATE) else ""
         if re.search("reset by peer|Connection lost|closed by", text):
-            return ": check that this port is not for TLS; such a one needs rediss://"
+            return ": if that port requires TLS, use rediss://"
         return ""
 
     def _masked(self, text: str) -> str:

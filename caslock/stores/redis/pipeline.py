@@ -103,7 +103,7 @@ class Pipeline(asyncio.Protocol):
                 if type(reply) is PUSH:
                     continue
                 if not self._replies:
-                    self._fail(exceptions.InvalidResponse("it speaks unasked"))
+                    self._fail(exceptions.InvalidResponse("the server sent a reply that was not asked for"))
                     return
                 promise, _ = self._replies.popleft()
                 if not promise.done():
@@ -124,7 +124,7 @@ class Pipeline(asyncio.Protocol):
         self._transport.abort()
         if self._timer is not None:
             self._timer.cancel()
-        told = error if isinstance(error, Exception) else exceptions.ConnectionError("interrupted")
+        told = error if isinstance(error, Exception) else exceptions.ConnectionError("an interrupt closed it")
         promises = [promise for promise, _ in self._replies]
         self._replies.clear()
         self._unsent.clear()

@@ -149,7 +149,7 @@ class Requests:
         name = self._name(key)
         expected, ms = _checked(value, ABSENT, ttl)
         if not timeout > 0:
-            raise ValueError(f"timeout must be more than 0 seconds, not {timeout!r}")
+            raise ValueError(f"timeout must be greater than 0 seconds, not {timeout!r}")
         seconds = max(min(timeout, _LONGEST_WAIT), 0.001)
         waiters, tokens = self._beside(name)
         if waiters == name:
@@ -187,7 +187,7 @@ class Requests:
         match reply:
             case [bytes(cursor), list(names)]:
                 return cursor, [key for key in map(self._key, names) if key]
-        raise StoreError("the server has not answered SCAN with a cursor and names")
+        raise StoreError("unexpected answer to SCAN")
 
     def stored_name(self, key: str) -> str:
         """Give the whole name of a key."""
@@ -210,7 +210,7 @@ class Requests:
 
     def _names(self, keys: list[str]) -> list[bytes]:
         if len(set(keys)) < len(keys):
-            raise ValueError("of the keys of one request none may come twice")
+            raise ValueError("the keys of one request must be distinct")
         return [self._name(key) for key in keys]
 
     def _name(self, key: str) -> bytes:
@@ -263,7 +263,7 @@ def _encoded(key: str) -> bytes:
     try:
         return key.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"a key must be text that UTF-8 can hold, without lone surrogates: {key!r}") from None
+        raise ValueError(f"the key contains a lone surrogate: {key!r}") from None
 
 
 def _checked(value: bytes, version: int, ttl: float) -> tuple[bytes, bytes]:

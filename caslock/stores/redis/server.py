@@ -172,7 +172,7 @@ def _pool(client: Untyped, *kinds: Untyped) -> Untyped:
         needed, other, given = (f"{each.__module__}.{each.__qualname__}" for each in (*kinds, type(client)))
         raise TypeError(f"the client must be a {needed} or a {other}, not {given}")
     if not getattr(client.connection_pool, "is_master", True):
-        raise TypeError("the client must be of Sentinel.master_for, not of its replicas: a lock lives on the primary")
+        raise TypeError("use Sentinel.master_for, not slave_for: locks need the primary")
     return client.connection_pool
 
 

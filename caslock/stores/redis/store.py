@@ -254,7 +254,7 @@ def _from_url(store: Callable[..., _T], client: Callable[[str], object], url: st
     check_replicas(replicas)
     read = read_url(url)
     if (prefix and read.prefix) or (replicas and read.replicas):
-        raise ValueError("give prefix and replicas once: in the URL, or as arguments")
+        raise ValueError("give prefix and replicas in the URL or as arguments, not both")
     check_replicas(read.replicas)
     try:
         return store(client(read.url), prefix=prefix or read.prefix, replicas=replicas or read.replicas)

@@ -27,7 +27,7 @@ _KINDS: Final[tuple[Any, ...]] = (
     redis.asyncio.UnixDomainSocketConnection,
 )
 _TIMEOUTS: Final = ("socket_timeout", "socket_connect_timeout")
-_SEVERAL: Final = "for a Cluster or Sentinel, give a client: RedisCluster or Sentinel.master_for"
+_SEVERAL: Final = "for a Cluster or Sentinel pass a client: RedisCluster or Sentinel.master_for"
 
 
 class RedisURL(NamedTuple):
@@ -40,8 +40,8 @@ class RedisURL(NamedTuple):
 
 def unreadable(url: str) -> ValueError:
     """Say that a URL can't be read, without the cause, which may quote part of a password."""
-    password = "percent-encode what is reserved in a password, and " if "@" in url else ""
-    return ValueError(f"this Redis URL can't be read: {password}check its scheme, host and options")
+    password = "percent-encode reserved characters in the password, and " if "@" in url else ""
+    return ValueError(f"invalid Redis URL: {password}check the scheme, host and options")
 
 
 def read_url(url: str) -> RedisURL:
@@ -71,13 +71,13 @@ def _check(name: str, value: str, url: str) -> None:
             raise unreadable(url)
         close = difflib.get_close_matches(name.lower(), _known(), 1)
         known = "see redis-py's Redis.from_url, and caslock's prefix and replicas"
-        raise ValueError(f"a Redis URL has no option {name!r}; {f'did you mean {close[0]}?' if close else known}")
+        raise ValueError(f"unknown option {name!r} in the Redis URL; {f'did you mean {close[0]}?' if close else known}")
     parser: Any = int if name == "replicas" else URL_QUERY_ARGUMENT_PARSERS.get(name)
     try:
         if parser is not None:
             parser(value)
     except (ValueError, TypeError):
-        raise ValueError(f"the option {name} of a Redis URL has a value that can't be read") from None
+        raise ValueError(f"invalid value for option {name} of the Redis URL") from None
     if name in _TIMEOUTS:
         check_timeout(name, float(value))
 
