@@ -61,9 +61,9 @@ class _Releasing(ABC):
     def _attempts(self) -> list[Attempt]: ...
 
     async def __aenter__(self) -> Self:
-        """Begin a block that releases at its end; loss of the lease cancels it, as it does that of ``async with lock``.
+        """Return the hold; leaving the block releases it.  If the lease is lost, the block is cancelled.
 
-        Raises `NotHeld` after a release, and `LockLost` when the lease is over already (what is left is released).
+        Raises `NotHeld` after a release, and `LockLost` if the lease has already ended (what is left is released).
         """
         try:
             self.ensure_held()
@@ -83,7 +83,7 @@ class _Releasing(ABC):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release; an error of the release becomes a note of the block's own exception, if there is one."""
+        """Release.  If the block raised, a release error is added to that exception as a note."""
         await self._blocks.newest(this_task).leave(error)
 
 
@@ -141,12 +141,12 @@ class _Acquired(ABC, Generic[B]):
         blocking: bool = True,  # noqa: FBT001, FBT002 - as Lock
         timeout: float | Own | None = Own.TIMEOUT,
     ) -> Coroutine[object, object, B | None]:
-        """Acquire, or re-enter; see `Lock.acquire`.  If cancelled, it leaves nothing behind.
+        """Acquire or re-enter; see `Lock.acquire`.  If cancelled, it withdraws its request first.
 
-        That clean-up takes a request, and up to two request timeouts if the server does not answer.
+        That takes a request, and up to two request timeouts if the server does not answer.
 
-        The hold belongs to the task that makes this call, and what that task holds is re-entered, even if another
-        task runs the coroutine, as in `asyncio.wait_for` of Python 3.11.
+        The hold belongs to the task that calls this method, even if another task awaits the coroutine, as in
+        `asyncio.wait_for` of Python 3.11.
         """
         work = self._acquire_for(calling_task(), wait_time(self._timeout, timeout, blocking=blocking))
         return _named(f"{type(self).__name__}.acquire", work)
@@ -173,14 +173,14 @@ class _Acquired(ABC, Generic[B]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release; an error of the release becomes a note of the block's own exception, if there is one."""
+        """Release.  If the block raised, a release error is added to that exception as a note."""
         await self._blocks.newest(this_task).leave(error)
 
 
 class AsyncLock(_Acquired[AsyncHold]):
     """A lease lock on one key of a store, for asyncio: one task at a time holds it, the same task re-enters.
 
-    Loss of the lease cancels the block of ``async with`` as `asyncio.timeout` does, and surfaces as `LockLost`.
+    If the lease is lost, the ``async with`` block is cancelled (as by `asyncio.timeout`) and raises `LockLost`.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class AsyncLock(_Acquired[AsyncHold]):
         retry: Retry | tuple[int, int] = Retry(),
         poll: WaitBaseT | None = None,
     ) -> None:
-        """Name the key; the arguments are those of `Lock`.  A blocking store serves from worker threads."""
+        """Create the lock; the arguments are those of `Lock`.  A blocking store is called from worker threads."""
         self._state = LockState(
             task_runtime(store),
             key,
@@ -299,7 +299,7 @@ class AsyncMultiLock(_Acquired[AsyncMultiHold]):
         timeout: float | None = None,
         **settings: Unpack[Settings[AsyncHold]],
     ) -> None:
-        """Name the keys of one store, or hand over locks of any stores; see `MultiLock`."""
+        """Lock several keys of one store, or existing locks of any stores; see `MultiLock`."""
         if keys is None:
             self._state = MultiState[AsyncMultiHold](lock._state for lock in given_locks(store, AsyncLock))
             no_settings(settings)
@@ -315,7 +315,7 @@ class AsyncMultiLock(_Acquired[AsyncMultiHold]):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys, in the order in which they are taken."""
+        """The keys, in the order in which they are acquired."""
         return tuple(state.key for state in self._state.states)
 
     async def _take(self, timeout: float | None, caller: Task | None = None) -> AsyncMultiHold:

@@ -52,12 +52,12 @@ class _Held(ABC):
     def _released(self) -> Coroutine[object, object, None]: ...
 
     def release(self) -> None:
-        """Release what is not released yet, from any thread; a key is free after the last hold of its owner.
+        """Release the hold; any thread may call this.  The key becomes free with the owner's last hold.
 
-        Of several keys all are released, in reverse, even when one release raises.  Raises `LockLost` when the lease
-        was over or taken away before, `NotHeld` when this hold was released already, `StoreUnavailable` when there was
-        no answer: call it again, or let the lease run out.  Returns or raises within three request timeouts, even if
-        the server hangs.
+        A `MultiHold` releases all its keys, in reverse order, even if one release raises.  Raises `LockLost` if the
+        lease had ended or was taken away before, `NotHeld` if this hold has already been released, `StoreUnavailable`
+        if there was no answer: call it again, or let the lease expire.  Returns or raises within three request
+        timeouts, even if the server hangs.
         """
         try:
             run(self._released())
@@ -72,9 +72,9 @@ class _Held(ABC):
             raise
 
     def __enter__(self) -> Self:
-        """Begin a block that releases at its end.
+        """Return the hold; leaving the block releases it.
 
-        Raises `NotHeld` after a release, and `LockLost` when the lease is over already (what is left is released).
+        Raises `NotHeld` after a release, and `LockLost` if the lease has already ended (what is left is released).
         """
         try:
             self.ensure_held()
@@ -89,7 +89,7 @@ class _Held(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release; an error of the release becomes a note of the block's own exception, if there is one."""
+        """Release.  If the block raised, a release error is added to that exception as a note."""
         try:
             self.release()
         except Exception as trouble:
@@ -118,10 +118,10 @@ class Hold(Holding, _Held):
         return None if holder is None or holder.done() or holder is running_task() else holder
 
     def extend(self, ttl: float | None = None) -> None:
-        """Replace the lease by one of `ttl` seconds from now (None: the ttl it has); it is then renewed with that ttl.
+        """Replace the lease with one of `ttl` seconds from now (None: its present ttl), also for later renewals.
 
-        The lease is never added to, nor extended past ``max_hold``.  Raises `LockLost` when the lease is gone (it is
-        never made anew), `StoreUnavailable` when there was no answer, `NotHeld` after the release.
+        Never adds to the lease, extends it past ``max_hold``, or re-creates a lost one.  Raises `LockLost` if the lease
+        is lost, `StoreUnavailable` if there was no answer, `NotHeld` after the release.
         """
         try:
             run(self._renewed(ttl))
@@ -189,12 +189,12 @@ class _Acquired(ABC, Generic[B]):
         raise not_called(self, "with")
 
     def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> B | None:  # noqa: FBT001, FBT002 - threading.Lock's own signature
-        """Acquire, or re-enter; None, and nothing held, when somebody else held a key for `timeout` seconds.
+        """Acquire or re-enter.  Returns None if another owner held the key for all of `timeout` seconds.
 
-        As with `threading.Lock`: ``blocking=False`` is one try, ``timeout=-1`` (or None) waits for ever.
-        Raises `StoreUnavailable` or `OutcomeUnknown` when the store gave no answer, `LockLost` when re-entering a
-        lock whose lease is over.  After None, a request that got no answer may still be applied when the other has
-        left; what it leaves behind ends by itself within a lease.
+        As with `threading.Lock`: ``blocking=False`` is one try, ``timeout=-1`` (or None) waits forever.
+        Raises `StoreUnavailable` or `OutcomeUnknown` if the store did not answer, `LockLost` when re-entering a
+        lock whose lease has ended: release its hold first.  After None, an unanswered request may still be applied once
+        the holder releases; its record expires after one ttl.
         """
         try:
             return self._acquire(wait_time(self._timeout, timeout, blocking=blocking))
@@ -208,7 +208,7 @@ class _Acquired(ABC, Generic[B]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release; an error of the release becomes a note of the block's own exception, if there is one."""
+        """Release.  If the block raised, a release error is added to that exception as a note."""
         held: B | None = None
         try:
             held = self._blocks.newest(self._me)
@@ -254,14 +254,13 @@ class _Acquired(ABC, Generic[B]):
 
 
 class Lock(_Acquired[Hold]):
-    """A lease lock on one key of a store.  Cheap to make, safe to share between threads, reusable.
+    """A lease lock on one key of a store.  Cheap to create, thread-safe, reusable.
 
-    Like `threading.RLock`: one thread at a time holds it, the same thread re-enters at no request, and it is free after
-    as many releases as acquires.  It can't tell the asyncio tasks of one thread apart: where a second task would
+    Like `threading.RLock`: one thread at a time holds it, the same thread re-enters without a request, and it is free
+    after as many releases as acquires.  It can't tell the asyncio tasks of one thread apart: where a second task would
     re-enter it, acquire raises RuntimeError; use `AsyncLock`.  A signal handler must not wait for a key that its own
-    thread holds or is acquiring, as that thread goes on only when the handler returns: use ``timeout=0`` there, and a
-    Lock object of its own.  Nor may it let a `CaslockError` out into the code that it interrupts: there it would count
-    as an outcome of the lock.
+    thread holds or is acquiring, as that thread continues only when the handler returns: use ``timeout=0`` there, and a
+    Lock object of its own.  Nor may it raise a `CaslockError`: the interrupted code would take it for its own.
     """
 
     def __init__(
@@ -280,31 +279,31 @@ class Lock(_Acquired[Hold]):
         retry: Retry | tuple[int, int] = Retry(),
         poll: WaitBaseT | None = None,
     ) -> None:
-        """Name the key; nothing is requested yet.
+        """Create the lock; no request is sent.
 
         Args:
             store: where the lock lives, from `connect` or a store class.
             key: 1 to 1,024 characters, any Unicode.
             ttl: seconds the lease lasts unless it is renewed, at least 0.01.
-            timeout: seconds to wait for the lock; None (or -1) for ever, 0 for one try.  A store that gives no answer
-                adds two of its request timeouts at most (``store.traits.request_timeout``).
-            owner: a name of your own, at most 512 bytes: every Lock with it re-enters.  None: private to this object.
-                A hold of it whose process has died ends only when a whole lease goes by without any other of its
-                holds, or by `force_release`.
-            auto_renew: renew the lease in the background, at a third of it.
+            timeout: seconds to wait for the lock; None (or -1) forever, 0 for one try.  If the store does not answer,
+                up to two request timeouts are added (``store.traits.request_timeout``).
+            owner: a name of your own, at most 512 bytes as JSON: every Lock with it re-enters.  None: private to this
+                object.  If a process that shares the owner dies, its hold ends only after a full ttl in which no other
+                process holds with that owner, or by `force_release`.
+            auto_renew: renew the lease in the background, when a third of it has passed.
             max_hold: seconds after which it is no longer renewed, at least 0.01.  None: no bound.
             min_hold: seconds after the acquire in which nobody gets the key (not even this object), though it is
                 released before, and though the process ends then: a short job that several machines begin at about the
-                same time runs once.  The release leaves a record that ends by itself (`Record.kept`), and does not
-                wait.  At most ``max_hold``, and a week; not with `owner`.  The lease of a holder that dies ends after
-                `ttl`, as ever.  None: the key is free at its release.
-            on_lost: called once with the hold when the lease is found to be over, from a background thread (in asyncio:
+                same time runs once.  The release leaves a record that expires (`Record.kept`), and does not wait.  At
+                most ``max_hold``, and a week; not with `owner`.  The lease of a holder that dies ends after `ttl`, as
+                ever.  None: the key is free at its release.
+            on_lost: called once with the hold when the lease is lost, from a background thread (in asyncio:
                 from the event loop, which it must not block).  At most 8 such threads run at one time.  Each loss is
                 logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is
                 called, not awaited.
-            note: at most 1,024 bytes for people who look at the record.
-            retry: how many more times a get and a put are sent after no answer.
-            poll: a tenacity wait strategy for the pauses between tries; default: jittered, 5 ms
+            note: free text stored in the record, for operators; at most 1,024 bytes as JSON.
+            retry: how often an unanswered get and an unanswered put are repeated.
+            poll: a tenacity wait strategy for the pauses between attempts; default: jittered, 5 ms
                 doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (1 ms more for each process
                 that was seen to have it).
 
@@ -355,15 +354,15 @@ class Lock(_Acquired[Hold]):
         return state.re_enter(made) or run(state.win(state.begin(), made, timeout))
 
     def locked(self) -> bool:
-        """Whether anybody holds the key now."""
+        """Return whether the key is held, by any owner."""
         return self.holder() is not None
 
     def holder(self) -> Record | None:
-        """Who holds the key now, with the fence of the tenure; None when nobody does."""
+        """Return the record of the present holder, with its fence, or None."""
         return run(self._state.holder())
 
     def force_release(self) -> Record | None:
-        """Take the key away from whoever holds it, and return who that was; the holder learns of its loss.
+        """Take the key from its holder and return the holder's record; the holder learns of the loss when it renews.
 
         The next fence is larger; a resource that does not check fences is not protected from the old holder.
         """
@@ -388,7 +387,10 @@ class MultiHold(Holds[Hold], _Held):
 
 
 class MultiLock(_Acquired[MultiHold]):
-    """Several locks as one: all or nothing, always taken in the same order, so that no two ever wait for each other."""
+    """Several locks as one: all or nothing, acquired in one order.
+
+    So MultiLocks do not deadlock each other, as long as a thread acquires one while it holds no other lock.
+    """
 
     @overload
     def __init__(
@@ -411,10 +413,10 @@ class MultiLock(_Acquired[MultiHold]):
         timeout: float | None = None,
         **settings: Unpack[Settings[Hold]],
     ) -> None:
-        """Name the keys of one store, or hand over locks of any stores: ``MultiLock([lock_a, lock_b])``.
+        """Lock several keys of one store, or existing locks of any stores: ``MultiLock([lock_a, lock_b])``.
 
-        Duplicates count once.  The settings are those of `Lock`; locks that are handed over keep their own.  `timeout`
-        is one deadline for all keys together.
+        Duplicates count once.  The settings are those of `Lock`; existing locks keep their own.  `timeout` is one
+        deadline for all keys together.
         """
         if keys is None:
             self._state = MultiState[MultiHold](lock._state for lock in given_locks(store, Lock))
@@ -431,11 +433,11 @@ class MultiLock(_Acquired[MultiHold]):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys, in the order in which they are taken."""
+        """The keys, in the order in which they are acquired."""
         return tuple(state.key for state in self._state.states)
 
     def release(self) -> None:
-        """Release what this thread has acquired last; see `MultiHold.release`."""
+        """Release the newest hold of this thread; see `MultiHold.release`."""
         self._state.newest_holds().release()
 
     def _take(self, made: Made, timeout: float | None) -> MultiHold:

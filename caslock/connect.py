@@ -1,4 +1,4 @@
-"""Makes a store from a URL or a client, and imports nothing but that store.
+"""Creates stores from URLs and clients; imports only the store that is asked for.
 
 Another package makes the scheme of its store known by an entry point: its name is the scheme, and its object a callable
 that takes the URL, or a class with `from_url`.  The group is "caslock.stores" for blocking code and

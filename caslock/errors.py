@@ -8,7 +8,7 @@ class CaslockError(Exception):
 
 
 class NotAcquired(CaslockError, TimeoutError):  # noqa: N818 - named by the outcome, as the field does (LockNotHeld ...)
-    """Another owner held the key until the timeout was over."""
+    """Another owner held the key until the timeout expired."""
 
 
 class LockLost(CaslockError):  # noqa: N818 - named by the outcome
@@ -27,8 +27,8 @@ class StoreUnavailable(StoreError):  # noqa: N818 - named by the outcome
     """There was no answer, or one that says "try again".
 
     From a store: the request may have been applied, unless `sent` is False.
-    From an acquire of a lock: the lock is not held, and no request of it can take the key later.  Where that is not
-    certain, the error is `OutcomeUnknown`.
+    From an acquire of a lock: the lock is not held, and none of its requests can acquire the key later.  Where that is
+    not certain, the error is `OutcomeUnknown`.
     """
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
@@ -40,7 +40,7 @@ class StoreUnavailable(StoreError):  # noqa: N818 - named by the outcome
 class OutcomeUnknown(StoreUnavailable):
     """A request may have been applied, or may still be, and the store did not answer in time to say which.
 
-    Its effect ends with the lease that it asked for.  This is a kind of `StoreUnavailable`, so catch it first.
+    Its effect ends with the lease that it asked for.  A subclass of `StoreUnavailable`: catch it first.
     """
 
 

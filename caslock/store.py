@@ -12,8 +12,8 @@ A store keeps one value under each key, and gives each write a version.  It need
 4. The ttl is measured by the store's clock, and rounded up if that clock is coarse.  An expired entry is not there.
 5. A key is a str of 1 to 1,024 characters of any kind, a value is up to `MAX_VALUE` bytes.  A store whose keys are more
    restricted encodes them so that no two keys collide and no key is read as a command.
-6. A verb ends within one request timeout, connecting included, whatever the server does.  The client below does not
-   retry by itself, and a request that was given up does not take effect long afterwards.
+6. A verb ends within one request timeout, including the time to connect, whatever the server does.  The client library
+   must not retry on its own, and a request that was given up must not take effect long afterwards.
 7. Besides ValueError and TypeError for bad arguments, a verb raises two errors.  The client's own exception is their
    ``__cause__``.
 
@@ -24,8 +24,8 @@ A store keeps one value under each key, and gives each write a version.  It need
 
 8. A connection is closed and never reused after any BaseException, because a late reply would answer the next request.
 9. A forked child uses no connection of its parent.
-10. ``close()`` (for asyncio ``aclose()``) gives the connections back and may be called twice, and ``with`` (``async
-    with``) calls it.  A lock does not need it.
+10. ``close()`` (for asyncio ``aclose()``) closes the connections; a later request opens new ones.  It may be called
+    twice, and ``with`` (``async with``) calls it.
 
 `caslock.testing.StoreContract` tests all of this.  Everything below `AsyncStore` is optional: `WatchingStore`,
 `QueueingStore`, `BatchingStore`, `ListingStore` and `IdentifiedStore`.
@@ -58,7 +58,7 @@ class Traits(NamedTuple):
 
     location: str
     """Where the entries are, without any secret, such as ``redis://localhost:6379/0``: the same text in every process
-    that uses the same place.  It appears in errors, and `MultiLock` sorts by it where the store is no
+    that uses the same place.  It appears in errors, and `MultiLock` sorts by it if the store is not an
     `IdentifiedStore`."""
     fences: bool = True
     """Whether the versions of a key only grow, for as long as the place exists.  Only then is a version a fencing
@@ -68,8 +68,8 @@ class Traits(NamedTuple):
     expiry_lag: float = 0.05
     """Seconds by which an entry may outlast its ttl because the store's clock is coarse."""
     request_timeout: float = 2.0
-    """Seconds within which every verb returns or raises, connecting included.  Even if the server hangs, an acquire
-    returns within its own timeout plus two of these, and a release within three."""
+    """Seconds within which every verb returns or raises, including the time to connect.  Even if the server hangs, an
+    acquire returns within its own timeout plus two of these, and a release within three."""
 
 
 @runtime_checkable
@@ -127,13 +127,13 @@ class AsyncStore(Protocol):
 
 @runtime_checkable
 class WatchingStore(Protocol):
-    """A store that can wait for an entry to change.  A lock whose store cannot reads the key again and again."""
+    """A store that can wait for an entry to change.  Without it, a waiting lock polls the key."""
 
     def wait_while(self, key: str, version: int, timeout: float) -> None:
-        """Return when the entry under `key` may no longer have `version`, and after `timeout` seconds at the latest.
+        """Return when the entry under `key` may no longer have `version`, and no later than after `timeout` seconds.
 
         `version` is that of an entry, never `ABSENT`.  The wait must end soon after a removal or another write, and at
-        once if either came before it began.  It may end at any time for no reason, because the caller reads the key
+        once if either came before it began.  It may return early without a reason, because the caller reads the key
         afterwards.  It need not notice an expiry.  It reads only: a waiter that dies leaves nothing behind, and any
         number of waiters end at the same change.
 
@@ -153,7 +153,7 @@ class AsyncWatchingStore(Protocol):
 
 
 WOKEN: Final = Entry(b"", ABSENT)
-"""May be returned by `Store.invalidate` instead of None: the entry was removed, and a waiter was told so."""
+"""May be returned by `Store.invalidate` instead of None: the entry was removed and a waiter was woken."""
 
 
 @runtime_checkable
@@ -166,13 +166,13 @@ class QueueingStore(Protocol):
     def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """Put `value` for `ttl` seconds as soon as there is no entry under `key`.
 
-        It puts at once if there is no entry (it may queue even then while others wait, because one of them has just
-        been woken).  Otherwise it waits for an `invalidate` that removes an entry, whoever put it.  One removal wakes
+        It puts at once if there is no entry (if others are queued it may queue behind them: one of them has just been
+        woken).  Otherwise it waits for an `invalidate` that removes an entry, whoever put it.  One removal wakes
         one waiter, first come, first served; another put and an expiry need not wake anybody.  After `timeout` seconds,
-        and now and then earlier for no reason, it puts as with `ABSENT`, and so returns the entry that is there.
+        or earlier without a reason, it puts as with `ABSENT`, and so returns the entry that is there.
 
         It returns what `Store.put_if_version` would, once nothing of it can take effect any more.  The ttl counts from
-        the write.  A waiter that dies may take one wake-up with it.
+        the write.  If a waiter dies, one wake-up may be lost.
 
         It ends within `timeout` plus one request timeout.  Raises what `Store.put_if_version` raises;
         `StoreUnavailable` with ``sent=False``, at once, if no further waiter can be served now: the caller then sleeps
@@ -210,8 +210,8 @@ class Removal(NamedTuple):
 class BatchingStore(Protocol):
     """A store that can apply several requests as one atomic request.
 
-    The answers are those of the single verbs, in order.  None means that these keys cannot be changed together (because
-    they are on several nodes, say), and that nothing was sent.  No key appears twice in one request.
+    The answers are those of the single verbs, in order.  None: these keys cannot be changed together (for example, they
+    are on different nodes), and nothing was sent.  No key appears twice in one request.
     """
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
@@ -238,10 +238,10 @@ class AsyncBatchingStore(Protocol):
 
 @runtime_checkable
 class ListingStore(Protocol):
-    """A store that can list its entries.  It is for people who look for locks; no lock uses it."""
+    """A store that can list its entries.  For inspection only; the protocol never calls it."""
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """Give each key that begins with `prefix`, and its entry, in any order; every key if `prefix` is empty.
+        """Yield each key that begins with `prefix`, and its entry, in any order; every key if `prefix` is empty.
 
         The keys are those that `Store.get` takes, and each comes at most once.  What `Store.get` would not return, such
         as a removed or an expired entry or another program's data, is left out.  An entry that exists throughout the
@@ -263,14 +263,14 @@ class AsyncListingStore(Protocol):
 
 @runtime_checkable
 class IdentifiedStore(Protocol):
-    """A store that can say which server it uses, whatever name leads to that server.
+    """A store that can identify its server independently of its address.
 
     A `MultiLock` over several stores sorts by it, and takes a key once if two of its stores share it.  Without it,
     `Traits.location` has to tell them apart.
     """
 
     def identify(self) -> str | None:
-        """Give the server's own name for itself: the same text in every process, and never that of another server.
+        """Return the server's own name for itself: the same text in every process, and never that of another server.
 
         It costs one request, and another one after each new connection.  None: the server has no such name.  Raises
         what `Store.get` raises.
@@ -278,7 +278,7 @@ class IdentifiedStore(Protocol):
         ...
 
     def stored_name(self, key: str) -> str:
-        """Give the name under which the server keeps `key`, with all prefixes.  It sends no request."""
+        """Return the name under which the server keeps `key`, with all prefixes.  It sends no request."""
         ...
 
 

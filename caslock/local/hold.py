@@ -66,10 +66,10 @@ class Holding:
 
     @property
     def fence(self) -> int:
-        """The fencing number: larger than that of every earlier tenure of the key (Chubby calls it sequencer).
+        """The fencing number: larger than that of every earlier tenure of the key (a "sequencer" in Chubby).
 
-        Hand it to the protected resource, which must refuse any smaller one than it has seen.  Raises `StoreError`
-        where the store can't promise that (``traits.fences`` is False).
+        Pass it to the protected resource, which must reject numbers smaller than the largest it has seen.  Raises
+        `StoreError` if the store has no fencing numbers (``traits.fences`` is False).
         """
         traits = self._state.runtime.store.traits
         if not traits.fences:
@@ -79,18 +79,18 @@ class Holding:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is over, or was found to be taken away; not kept up to date after a release."""
+        """Whether the lease has ended or is known to be taken away.  Not updated after a release."""
         lease = self._attempt.lease
         return bool(lease.lost) or self._inherited or self._state.runtime.now() >= lease.deadline
 
     def remaining(self) -> float:
-        """Seconds for which the lease is certain, if nothing renews it; 0 when it is over, or a release has begun."""
+        """Seconds for which the lease is certain, if nothing renews it; 0 if it has ended, or a release has begun."""
         if self.lost or self._attempt.ending or not self._is_open:
             return 0.0
         return max(0.0, self._attempt.lease.deadline - self._state.runtime.now())
 
     def ensure_held(self) -> None:
-        """Raise `LockLost` if the lease is over, `NotHeld` after the release; no request is made."""
+        """Raise `LockLost` if the lease has ended, `NotHeld` after the release; sends no request."""
         self._mine()
         renew.check(self._state.runtime, self._attempt)
 

@@ -64,7 +64,7 @@ class Holds(Generic[H_co]):
         return len(self._holds)
 
     def __contains__(self, key: object) -> bool:
-        """Whether `key` is one of the keys (or, as in a list, one of the holds)."""
+        """Whether `key` is one of the keys, as for ``holds[key]``, or one of the holds, which iteration yields."""
         return any(key == hold.key or key is hold for hold in self._holds)
 
     def __getitem__(self, key: str) -> H_co:
@@ -89,7 +89,7 @@ class Holds(Generic[H_co]):
         return min(hold.remaining() for hold in self._holds)
 
     def ensure_held(self) -> None:
-        """Raise `LockLost` if any lease is over, `NotHeld` after the release; no request is made."""
+        """Raise `LockLost` if any lease has ended, `NotHeld` after the release; sends no request."""
         for hold in self._holds:
             hold.ensure_held()
 

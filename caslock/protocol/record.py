@@ -43,11 +43,7 @@ class Record(NamedTuple):
     holds: tuple[str, ...]
     """The ids of the owner's holds.  Without any the record is *free*: nobody holds the key.  See also `kept`."""
     ttl: float
-    """Seconds of the lease, from the write of this record.
-
-    Unless it is renewed, the lease ends within so many seconds of the moment when you read it.  The store does not say
-    how much of it has passed.
-    """
+    """Seconds of the lease, from the write of this record; the record does not tell how many of them have passed."""
     write: str = ""
     """The write id, unique to one write of one attempt: it shows which of several requests was applied."""
     fence: int | None = None

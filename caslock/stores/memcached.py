@@ -72,9 +72,9 @@ class MemcachedStore(Closing):
     """
 
     def __init__(self, client: Client | PooledClient, *, prefix: str = "") -> None:
-        """Take the server and the settings of a pymemcache `Client` or `PooledClient`, but never its connections.
+        """Use the server and settings of a pymemcache `Client` or `PooledClient`, but not its connections.
 
-        `prefix` is put before every key, behind the client's own `key_prefix`.
+        `prefix` is prepended to every key, behind the client's own `key_prefix`.
         A verb ends within the client's `timeout`, connecting included (but not the resolving of a host name).  Raises
         TypeError for any other client, and ValueError for settings under which no lock is safe.
         """
@@ -111,7 +111,7 @@ class MemcachedStore(Closing):
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "") -> Self:
-        """Make a store from ``memcached://host[:port]`` or ``memcached:///path/to.sock``.
+        """Create a store from ``memcached://host[:port]`` or ``memcached:///path/to.sock``.
 
         Options: ``?timeout=`` in seconds (5) and ``&prefix=`` before every key, which may be given as an argument, too.
         Raises ValueError for anything else.

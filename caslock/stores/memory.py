@@ -36,16 +36,16 @@ class _Lease(NamedTuple):
 class MemoryStore(Closing):
     """Entries in a dict, for the threads of one process: for tests and for programs of a single process.
 
-    `clock` gives the seconds that leases are measured by.  A verb raises no error of its own, with one exception: in a
-    signal handler, or in a `__del__` that the garbage collector runs, which has interrupted a verb of the same thread,
-    it raises ``StoreUnavailable(sent=False)``.  A hold that such a `__del__` can't release ends with its lease; so
-    release holds with ``with``, and not in `__del__`.
+    `clock` gives the seconds that leases are measured by.  Verbs raise no errors, except
+    ``StoreUnavailable(sent=False)`` when a signal handler or `__del__` calls one while the same thread is inside
+    another.  A hold that such a `__del__` can't release ends with its lease; so release holds with ``with``, and not in
+    `__del__`.
     """
 
     _instead = "its locks live in this object, in one process"
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make an empty memory, at a location of its own."""
+        """Create an empty store, at a location of its own."""
         self._clock = clock
         self._leases: dict[str, _Lease] = {}
         self._most = _FEW  # leases, before those that have ended are looked for

@@ -78,11 +78,10 @@ class SQLiteStore(Closing):
     """Entries in an SQLite file, for any number of processes and threads of one machine.
 
     Give it a file of its own, on a local disk.  Not on a network file system: its locks don't hold, and two machines
-    don't share a clock.  Containers may share the file if they share the kernel and its time namespace (they do unless
-    somebody asked for another).  Nobody may delete or replace the file, or open and close it by other means than
-    SQLite, while it is in use.
+    don't share a clock.  Containers may share the file if they share the kernel and its time namespace (they do by
+    default).  Do not delete, replace, or open the file with anything but SQLite while it is in use.
 
-    `path` is the file, made where there is none; its directory must exist.  `timeout` is how many seconds a verb waits
+    `path` is the file, created if there is none; its directory must exist.  `timeout` is how many seconds a verb waits
     for another process's transaction and for the verbs of other threads, together; 0: up to 0.1 s for other threads,
     and not at all for other processes.
 
@@ -118,7 +117,7 @@ class SQLiteStore(Closing):
         return self._request(partial(self._get, _checked(key)))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write `value` for `ttl` seconds, from when the write lock is ours, if the entry has exactly `version`."""
+        """Write `value` for `ttl` seconds, counted from when the write lock is taken, if the entry has `version`."""
         return self._request(partial(self._put, _checked(key), value, version, ttl))
 
     def invalidate(self, key: str, version: int) -> Entry | None:
@@ -155,7 +154,7 @@ class SQLiteStore(Closing):
         return key
 
     def close(self) -> None:
-        """Give back the file handles.  What is in the file stays."""
+        """Close the file handles.  What is in the file stays."""
         with self._mutex:
             if self._generation == generation():
                 self._drop()

@@ -7,7 +7,7 @@ Subclass `StoreContract` with a fixture `store`, and pytest runs it on your stor
         def store(self):
             return MyStore(...)  # a Store or an AsyncStore
 
-Two more fixtures make it stricter.  `another_store` gives a second client of the same place.  `caslock_server` tells
+Two more fixtures make it stricter.  `another_store` returns a second store on the same server.  `caslock_server` tells
 the kit how to put its fault proxy between a store and its server; without it those tests are skipped, and say so::
 
         @pytest.fixture

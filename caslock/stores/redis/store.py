@@ -44,13 +44,13 @@ class RedisStore(Closing):
     """
 
     def __init__(self, client: redis.Redis | RedisCluster, *, prefix: str = "", replicas: int = 0) -> None:
-        """Keep the entries where `client` points to, over connections of our own that never retry.
+        """Store entries on the server of `client`, using its settings but separate connections without retries.
 
         `client` is standalone, of ``Sentinel.master_for``, or a ``RedisCluster``.  If it has no timeout, 2 s is used,
-        as for a URL; a client that redis-py 8 makes has 5 s by default.  `prefix` is put before every key.  With
+        as for a URL; a client that redis-py 8 makes has 5 s by default.  `prefix` is prepended to every key.  With
         `replicas` = n, an answer counts only when n replicas have acknowledged, within half the socket timeout, what
-        its connection has written; else it is `StoreUnavailable`, while the write remains on the primary.  (WAIT makes
-        it less likely that a failover loses a lock; it is no guarantee.)
+        its connection has written.  Fewer acknowledgements raise `StoreUnavailable`; a write stays on the primary.
+        (WAIT makes it less likely that a failover loses a lock; it is no guarantee.)
 
         A verb ends within the client's `socket_timeout`.  If it has to connect, it ends within the longer of that and
         `socket_connect_timeout`, Sentinel's answer included.  Loading a Cluster's map may take as long again.
