@@ -65,9 +65,7 @@ class Judge:
         ] = {}  # what was at the store as a release began
         self.releases: dict[object, int] = {}  # under way, by local queue
         self.extended: dict[str, float] = {}  # by hold: the ttl of its last extension
-        self.least: dict[
-            str, tuple[str, float]
-        ] = {}  # by key: the hold that was acquired last, and until when it is kept
+        self.least: dict[str, tuple[Holding, float]] = {}  # by key: the newest hold, and until when it is kept
 
     def sent(self, request: Request) -> None:
         """Check what is about to be applied."""
@@ -97,12 +95,16 @@ class Judge:
 
     def _keeps(self, key: str, after: Lease | None) -> None:
         """Check that a key does not become free, nor somebody else's, before its `min_hold` is over."""
-        hold, until = self.least.get(key, ("", 0.0))
-        if self._run.now >= until or (after is not None and (after.record.kept or hold in after.record.holds)):
+        hold, until = self.least.get(key, (None, 0.0))
+        if hold is None or self._run.now >= until:
             return
-        if not (hold in self._run.store.expired or hold in self.excused):
+        name, lease = hold._attempt.hold_id, hold._attempt.lease
+        if after is not None and (after.record.kept or name in after.record.holds):
+            return
+        over = lease.record is not None and hold._state.runtime.now() >= lease.deadline  # it was not released in time
+        if not (over or name in self._run.store.expired or name in self.excused):
             whose = ", ".join(after.record.holds) if after is not None else ""
-            self._run.violate(f"{key!r} is {whose or 'free'} before the min_hold of {hold} is over")
+            self._run.violate(f"{key!r} is {whose or 'free'} before the min_hold of {name} is over")
 
     def _breaks(self, key: str, before: Lease, after: Lease) -> bool:
         """Whether that was a `force_release`, which takes away one tenure and no other."""
@@ -167,11 +169,11 @@ class Judge:
         """Note until when a key is to be kept after an acquire, or a release, that has succeeded."""
         attempt = hold._attempt
         if attempt.min_hold and self._trusts and attempt.hold_id not in self.broken:
-            self.least[hold.key] = attempt.hold_id, client.process.real(attempt.lease.began + attempt.min_hold)
+            self.least[hold.key] = hold, client.process.real(attempt.lease.began + attempt.min_hold)
 
     def not_released(self, hold: Holding) -> None:
         """Note a release that has failed: its record may end by itself, or another of its Lock object may follow."""
-        if self.least.get(hold.key, ("",))[0] == hold._attempt.hold_id:
+        if hold.key in self.least and self.least[hold.key][0]._attempt is hold._attempt:
             del self.least[hold.key]
 
     def failed(self, client: Client, error: BaseException) -> None:
