@@ -32,9 +32,9 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.locations import Place, Watched, fresh, observed, opened, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-    from caslock import Entry, Traits
+    from caslock import Entry, Put, Traits
 
 T = TypeVar("T")
 
@@ -880,6 +880,83 @@ def test_a_loop_that_ended_while_it_held_blocks_no_other_for_longer_than_a_lease
     asyncio.run(leak())
     assert until(lambda: observed(memory, lock.key) is None, 1)
     asyncio.run(again())
+
+
+class Renewing(AsyncMemoryStore):
+    """Keeps each renewal until it is told to go on."""
+
+    def __init__(self) -> None:
+        """Let everything through at first."""
+        super().__init__()
+        self.keeps, self.keeping, self.go_on = False, threading.Event(), threading.Event()
+
+    async def _keep(self) -> None:
+        if self.keeps:
+            self.keeping.set()
+            while not self.go_on.is_set():  # noqa: ASYNC110 - another thread sets it
+                await asyncio.sleep(0.001)
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`."""
+        await self._keep()
+        return await super().put_if_version(key, value, version, ttl)
+
+    async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None]:
+        """See `BatchingStore.put_many`."""
+        await self._keep()
+        return await super().put_many(puts)
+
+
+def test_a_release_in_another_loop_waits_for_a_renewal_and_no_longer() -> None:
+    """Given a renewal under way in one loop, a release in the loop of another thread ends right after it."""
+    store, taken, over = Renewing(), list[AsyncHold](), threading.Event()
+
+    async def hold() -> None:
+        taken.append(await held(AsyncLock(store, "k", ttl=3)))
+        store.keeps = True
+        await asyncio.to_thread(over.wait, 20)
+
+    async def leave() -> None:
+        releasing = asyncio.ensure_future(taken[0].release())
+        await asyncio.sleep(0)  # it waits for the mutex
+        store.go_on.set()
+        async with asyncio.timeout(20):
+            await releasing
+
+    holder = threading.Thread(target=lambda: asyncio.run(hold()))
+    holder.start()
+    try:
+        assert store.keeping.wait(20)
+        store.keeps = False
+        began = time.monotonic()
+        asyncio.run(leave())
+        assert time.monotonic() - began < 1.5
+    finally:
+        over.set()
+        holder.join()
+
+
+@pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
+def test_a_loop_that_was_closed_during_a_renewal_keeps_no_release_waiting(keys: list[str]) -> None:
+    """Given holds of a loop that was closed while it renewed them, they can be released in another loop."""
+    store, loop = Renewing(), asyncio.new_event_loop()
+    holds = loop.run_until_complete(AsyncMultiLock(store, keys, ttl=3).acquire())
+    store.keeps = True
+
+    async def renewal() -> None:
+        while not store.keeping.is_set():  # noqa: ASYNC110 - it is set by another task
+            await asyncio.sleep(0.001)
+
+    loop.run_until_complete(renewal())
+    loop.close()
+    store.keeps = False
+
+    async def leave() -> None:
+        assert holds is not None
+        async with asyncio.timeout(2):
+            await holds.release()
+
+    asyncio.run(leave())
 
 
 def _is_store(store: AsyncStore) -> AsyncStore:

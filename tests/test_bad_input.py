@@ -186,14 +186,15 @@ def test_a_key_must_be_text(make: Callable[..., Making], key: object) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("note", "x" * 1023),
-        ("note", "\n" * 512),
-        ("note", "é" * 171),
-        ("note", "😀" * 86),
+        ("note", "x" * 1025),
+        ("note", "\n" * 513),
+        ("note", "é" * 513),
+        ("note", "😀" * 257),
         ("note", "\ud800"),
         ("owner", ""),
-        ("owner", "x" * 511),
-        ("owner", "é" * 86),
+        ("owner", "x" * 513),
+        ("owner", "é" * 257),
+        ("owner", '"' * 257),
         ("owner", "\udfff"),
     ],
 )
@@ -201,6 +202,16 @@ def test_a_note_or_owner_that_does_not_fit_is_refused(make: Callable[..., Making
     """A note above 1,024 bytes as JSON, an owner above 512, an empty owner and a lone surrogate are ValueErrors."""
     with pytest.raises(ValueError, match=name):
         make(STORE, "key", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("note", "x" * 1024), ("note", "ж" * 512), ("owner", "é" * 256), ("owner", "\x7f\u2028")]
+)
+def test_a_note_or_owner_that_fits_comes_back(name: str, value: str) -> None:
+    """A note of 1,024 bytes and an owner of 512 as UTF-8 are what `holder` shows."""
+    lock = Lock(MemoryStore(), "key", **{name: value})  # type: ignore[arg-type] # one of two settings
+    with lock:
+        assert getattr(lock.holder(), name) == value
 
 
 @every_lock

@@ -35,6 +35,7 @@ from caslock.protocol.record import MAX_HOLDS
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
+from caslock.testing.faults import FaultyStore
 from tests.locations import fresh, until
 
 if TYPE_CHECKING:
@@ -196,6 +197,20 @@ def test_questions_are_bounded_when_the_server_hangs(hanging: Hanging) -> None:
         else:  # a reader of SQLite waits for no writer
             assert not each.outcome
             assert each.seconds <= SLACK
+
+
+def test_a_forced_release_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given a server that hangs before or after the first answer, force_release() ends within four request timeouts."""
+    store, key = hanging.store(), fresh()
+    hold = held(Lock(store, key, ttl=TTL).acquire())
+    asked = FaultyStore(store)
+    asked.after("get", 1, hanging.hang)
+    ended = timed(Lock(asked, key, retry=(100, 100)).force_release)
+    hanging.go_on()
+    assert isinstance(ended.outcome, StoreUnavailable)
+    assert ended.seconds <= 4 * REQUEST + SLACK
+    with contextlib.suppress(CaslockError):
+        hold.release()
 
 
 def test_a_cancelled_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:

@@ -89,6 +89,24 @@ def test_a_blocking_lock_imports_no_asyncio() -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
 
 
+WAITING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import caslock
+store = caslock.connect(sys.argv[2])
+with caslock.Lock(store, "k"):
+    assert caslock.Lock(caslock.connect(sys.argv[2]), "k").acquire(timeout=0.05) is None
+print("tenacity" in sys.modules)
+"""
+
+
+def test_a_wait_imports_no_tenacity(tmp_path: Path) -> None:
+    """Tenacity is imported at the first request without an answer, not in the middle of somebody's wait."""
+    python = [sys.executable, "-I", "-W", "error", "-c", WAITING, str(ROOT), f"sqlite:///{tmp_path}/locks.db"]
+    done = subprocess.run(python, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
+
+
 def test_public_names_are_sorted_and_exist() -> None:
     """`__all__` is a table of contents: sorted, without repetition, and each name is there."""
     assert list(caslock.__all__) == sorted(set(caslock.__all__))

@@ -51,6 +51,17 @@ def held(lock: MultiLock) -> MultiHold:
     return holds
 
 
+def test_a_key_of_two_stores_is_not_mixed_up() -> None:
+    """Given one key at two stores, no hold and no fence stands for both: asking by the key is a KeyError."""
+    locks = [Lock(MemoryStore(), "room"), Lock(MemoryStore(), "room"), Lock(MemoryStore(), "user")]
+    with MultiLock(locks) as holds:
+        assert len(holds) == 3
+        assert holds["user"].key == "user"
+        for ask in (lambda: holds["room"], lambda: holds.fences):
+            with pytest.raises(KeyError, match="2 stores"):
+                ask()
+
+
 def test_any_order_and_duplicates_are_one_lock(location: Place) -> None:
     """Keys are taken in sorted order, each once, however they are given; all are free after the block."""
     store = Watched(location.store())

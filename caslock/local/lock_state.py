@@ -391,7 +391,8 @@ class LockState:
     async def holder(self) -> Record | None:
         """Who holds the key."""
         self._after_fork()
-        observed = await read(self.runtime, self._attempt(), NEVER)
+        limit = self.runtime.now() + 2 * self.runtime.store.traits.request_timeout
+        observed = await read(self.runtime, self._attempt(), limit)
         record = observed.record
         return None if record is None or record.free else self._told(record, observed.fence)
 
@@ -404,12 +405,15 @@ class LockState:
         """Take the key away from whoever holds it."""
         self._after_fork()
         broken = await release.force_release(self.runtime, self._attempt())
-        for attempt in self._queue.inside(self.runtime.now()) if broken is not None else ():
+        inside = self._queue.inside(self.runtime.now())
+        if broken is None:
+            return None
+        for attempt in inside:
             # Not one whose acquire is still under way: it may have the key again, and there is nobody to tell yet.
             if attempt.levels and attempt.lease.fence == broken.fence:
                 attempt.lose("this process called force_release()")
         self._queue.inside(self.runtime.now())
-        return None if broken is None else self._told(broken, broken.fence)
+        return self._told(broken, broken.fence)
 
     def _after_fork(self) -> None:
         if self.generation != generation():
@@ -432,7 +436,7 @@ at_fork(after_in_child=_free_fork_guard)
 
 @lru_cache(maxsize=1)
 def _hostname() -> str:
-    return socket.gethostname()
+    return socket.gethostname().encode(errors="replace").decode()
 
 
 @lru_cache(maxsize=1)

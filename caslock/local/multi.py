@@ -68,16 +68,16 @@ class Holds(Generic[H_co]):
         return any(key == hold.key or key is hold for hold in self._holds)
 
     def __getitem__(self, key: str) -> H_co:
-        """Return the hold of `key` (the first in order, if several stores have that key)."""
-        for hold in self._holds:
-            if hold.key == key:
-                return hold
-        raise KeyError(key)
+        """Return the hold of `key`; raises KeyError if there is none, or one at each of several stores."""
+        found = [hold for hold in self._holds if hold.key == key]
+        if len(found) != 1:
+            raise KeyError(f"{key!r} is held at {len(found)} stores: iterate over the holds" if found else key)
+        return found[0]
 
     @property
     def fences(self) -> dict[str, int]:
-        """The fencing number of each key."""
-        return {hold.key: hold.fence for hold in self._holds}
+        """The fencing number of each key; raises KeyError if one key is held at several stores."""
+        return {hold.key: self[hold.key].fence for hold in self._holds}
 
     @property
     def lost(self) -> bool:

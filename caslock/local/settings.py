@@ -187,15 +187,15 @@ def key_of(key: str) -> str:
 
 
 def text(name: str, value: str, most: int) -> str:
-    """Check an owner or a note, which may take `most` bytes as JSON."""
+    """Check an owner or a note, which may take `most` bytes as JSON in UTF-8."""
     if not isinstance(value, str):
         message = f"{name} must be a str, not {type(value).__name__}"
         raise TypeError(message)
-    size = json_size(value)
+    size = json_size(_encodable(name, value))
     if size > most:
-        message = f"{name} is too long: {size:,} bytes as JSON, at most {most:,}"
+        message = f"{name} is too long: {size:,} bytes as JSON in UTF-8, at most {most:,}"
         raise ValueError(message)
-    return _encodable(name, value)
+    return value
 
 
 def _encodable(name: str, text: str) -> str:

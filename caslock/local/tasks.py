@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, cast
 
@@ -97,22 +98,16 @@ class TaskRuntime:
             if not task.cancelled():
                 task.result()
                 break
+        else:
+            raise cancelled or asyncio.CancelledError
         if cancelled is not None:
             raise cancelled
 
     def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run it in a task of its own."""
-        task = asyncio.ensure_future(self._settle(settle, seconds))
+        task = asyncio.ensure_future(settle_later(self, settle, seconds))
         _background.add(task)  # the loop itself refers to tasks only weakly
         task.add_done_callback(_background.discard)
-
-    async def _settle(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
-        await settle_later(self, settle, seconds)
-        # If the store was closed meanwhile, the clean-up has opened a connection again.
-        if (aclose := getattr(self.home, "aclose", None)) is not None:
-            await aclose()
-        elif (close := getattr(self.home, "close", None)) is not None:
-            await asyncio.to_thread(close)
 
     def me(self) -> object:
         """Return the task that runs."""
@@ -155,39 +150,37 @@ def task_runtime(store: object) -> TaskRuntime:
 
 
 class TaskMutex:
-    """A mutex for tasks of one loop that can also be taken without waiting."""
+    """A mutex for tasks of any event loop that can also be taken without waiting."""
 
-    __slots__ = ("_taken", "_waiting")
+    __slots__ = ("_lock", "_waiting")
 
     def __init__(self) -> None:
         """Begin as free."""
-        self._taken = False
-        self._waiting: list[asyncio.Future[None]] = []
+        self._lock = threading.Lock()
+        self._waiting: list[TaskEvent] = []
 
     def acquire(self, *, blocking: Literal[False]) -> bool:
         """Take it, if nobody has it."""
-        del blocking
-        free = not self._taken
-        self._taken = True
-        return free
+        return self._lock.acquire(blocking=blocking)
 
     def release(self) -> None:
         """Wake all waiters: the first that runs takes it."""
-        self._taken = False
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
+        with contextlib.suppress(RuntimeError):  # the attempt's loop was closed, and another has released the key
+            self._lock.release()
+        for event in tuple(self._waiting):
+            event.set()
 
     async def __aenter__(self) -> None:
         """Wait."""
-        while self._taken:
-            future = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
-            try:
-                await future
-            finally:
-                self._waiting.remove(future)
-        self._taken = True
+        if self._lock.acquire(blocking=False):
+            return
+        event = TaskEvent()
+        self._waiting.append(event)
+        try:
+            while not self._lock.acquire(blocking=False):
+                await event.wait(None)
+        finally:
+            self._waiting.remove(event)
 
     async def __aexit__(self, *error: object) -> None:
         """Give it back."""

@@ -62,8 +62,9 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
     """
     for attempt in attempts:
         attempt.ending = True
-        async with attempt.mutex:  # settle any renewal under way; no other begins
-            pass
+        if not runtime.ended(attempt):
+            async with attempt.mutex:  # settle any renewal under way; no other begins
+                pass
     attempts = [each for each in attempts if each.leaves_nothing(runtime.now())]  # a renewal may have changed that
     if runtime.batching is None or len(attempts) < 2:  # noqa: PLR2004 - one alone is no batch
         return {}

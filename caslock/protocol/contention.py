@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+from typing import TYPE_CHECKING, Final
 
-from caslock.protocol.exchange import pauses
+from caslock.protocol.exchange import load_tenacity
 from caslock.protocol.record import NOTHING, Observed
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from tenacity import RetryCallState
     from tenacity.wait import WaitBaseT
+
+FIRST_PAUSE: Final = 0.005
+"""Seconds of the first pause at the most; each further one may be twice as long."""
+
+EACH_MORE: Final = 0.001
+"""Seconds by which the first pause may be longer for each process that was seen to have the key."""
+
+LONGEST_PAUSE: Final = 0.5
+"""Seconds."""
 
 
 class Contention:
     """What an attempt that waits at the store has seen there."""
 
-    __slots__ = ("_crowd", "_fence", "_pause", "_poll", "_watched", "observed", "seen")
+    __slots__ = ("_crowd", "_fence", "_poll", "_polled", "_tries", "_watched", "observed", "seen")
 
     def __init__(self, poll: WaitBaseT | None) -> None:
         """Begin with nothing seen; `poll` gives the pauses (None: our own)."""
@@ -26,7 +35,8 @@ class Contention:
         self.seen: float = 0.0  # when that version was first seen
         self._fence = 0  # of the tenure in which the pauses began
         self._crowd: frozenset[tuple[str, int]] = frozenset()  # the processes that had the key meanwhile
-        self._pause: Callable[[], float] | None = None
+        self._tries = 0  # pauses in that tenure
+        self._polled: RetryCallState | None = None  # what `poll` is called with
         self._watched = ABSENT  # the version that was watched last
 
     def meet(self, observed: Observed, now: float) -> None:
@@ -51,9 +61,22 @@ class Contention:
         Our own pauses double for as long as the same tenure lasts.  They begin anew with each tenure, so that
         every waiter gets a share of a key that changes hands: longer by 1 ms for each process that was seen to have it.
         """
+        if self._poll is not None:
+            return self._users_pause(self._poll)
         record, fence = self.observed.record, self.observed.fence
-        if self._pause is None or (self._poll is None and fence != self._fence):
-            if record is not None and self._poll is None:
+        if not self._tries or fence != self._fence:
+            if record is not None:
                 self._crowd |= {(record.host, record.pid)}
-            self._pause, self._fence = pauses(self._poll, len(self._crowd)), fence
-        return self._pause()
+            self._tries, self._fence = 0, fence
+        self._tries += 1
+        longest = (FIRST_PAUSE + EACH_MORE * len(self._crowd)) * 2 ** min(self._tries - 1, 10)
+        return random.uniform(0.0, min(longest, LONGEST_PAUSE))  # noqa: S311 - a pause is no secret
+
+    def _users_pause(self, poll: WaitBaseT) -> float:
+        if self._polled is None:
+            tenacity = load_tenacity()
+            self._polled = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+        assert self._polled is not None  # noqa: S101 - for the type checker
+        seconds = float(poll(self._polled))
+        self._polled.attempt_number += 1
+        return seconds

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import ModuleType
 
-    from tenacity.wait import WaitBaseT
-
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.runtime import Runtime
 
@@ -162,7 +160,7 @@ def observed_in(entry: Entry | None) -> Observed:
 
 async def _retry(runtime: Runtime, times: int, limit: float, verb: Callable[[], Awaitable[T]]) -> T:
     """Run `verb` up to `times` times while it gets no answer, until `limit`."""
-    tenacity = _tenacity()
+    tenacity = load_tenacity()
     retrying = tenacity.AsyncRetrying(
         sleep=runtime.sleep,
         stop=lambda state: state.attempt_number >= times or runtime.now() + LONGEST_PAUSE >= limit,
@@ -174,7 +172,7 @@ async def _retry(runtime: Runtime, times: int, limit: float, verb: Callable[[], 
     return result
 
 
-def _tenacity() -> ModuleType:
+def load_tenacity() -> ModuleType:
     """Import tenacity at its first use, so that neither `import caslock` nor the uncontended path pays for it."""
     try:
         import tenacity  # noqa: PLC0415 - see above
@@ -183,20 +181,3 @@ def _tenacity() -> ModuleType:
             del sys.modules[name]
         raise
     return tenacity
-
-
-def pauses(poll: WaitBaseT | None, crowd: int = 0) -> Callable[[], float]:
-    """Return a function that gives the seconds to sleep before the next try.
-
-    `poll` gives them; if it is None, they are jittered and double from 5 ms (1 ms more for each of a crowd) to 0.5 s.
-    """
-    tenacity = _tenacity()
-    wait = poll or tenacity.wait_random_exponential(multiplier=0.005 + 0.001 * crowd, max=0.5)
-    state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
-
-    def pause() -> float:
-        seconds = float(wait(state))
-        state.attempt_number += 1
-        return seconds
-
-    return pause

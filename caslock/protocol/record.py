@@ -24,7 +24,7 @@ MAX_HOLDS: Final = 40
 KEPT: Final = "kept"
 """The only hold of a record whose holder has released the key before its ``min_hold`` was over."""
 
-_quote = json.encoder.encode_basestring_ascii
+_quote = json.encoder.encode_basestring
 
 
 class Stamp(NamedTuple):
@@ -166,8 +166,8 @@ def decode(value: bytes) -> Record:
 
 
 def json_size(text: str) -> int:
-    """Bytes that a text takes in a record."""
-    return len(_quote(text))
+    """Return how many bytes a text takes in a record, between the quotes."""
+    return len(_quote(text).encode()) - 2
 
 
 def _foreign(value: bytes) -> Record:

@@ -118,9 +118,11 @@ async def leave_surely(runtime: Runtime, attempt: Attempt, interruption: BaseExc
 async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
     """Take the key away from whoever holds it, and return who that was.  `attempt` only writes; it never holds the key.
 
-    A free record takes its place, so that the holder learns of its loss even from a release.
+    A free record takes its place, so that the holder learns of its loss even from a release.  After a failure, no
+    request begins later than two request timeouts from now.
     """
-    observed = await read(runtime, attempt, NEVER)
+    limit = runtime.now() + 2 * runtime.store.traits.request_timeout
+    observed = await read(runtime, attempt, limit)
     broken: Record | None = None
     fence = ABSENT
     for _ in range(PASSES):
@@ -137,7 +139,7 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         fence = observed.fence
         broken = record._replace(fence=fence)
         before = attempt.writes.count
-        observed = await write_surely(runtime, attempt, version, attempt.free_record(FREE_TTL), NEVER)
+        observed = await write_surely(runtime, attempt, version, attempt.free_record(FREE_TTL), limit)
         if observed.record is not None and attempt.writes.includes(observed.record, before):
             return broken
     message = f"lock {attempt.key!r} could not be released by force: its record kept changing; gave up after {PASSES}"
