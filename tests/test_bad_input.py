@@ -396,7 +396,7 @@ def test_keys_that_look_alike_are_different_locks(location: Place) -> None:
 def test_the_largest_record_fits(location: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest owner and note, with as many holds as there may be, fit in 4,096 bytes; one more is just busy."""
     monkeypatch.setattr(socket, "gethostname", lambda: "h" * 64)
-    store, key, owner, note = location.store(), fresh(), "é" * 85, "\n" * 511
+    store, key, owner, note = location.store(), fresh(), "é" * 256, "\n" * 512
     locks = [Lock(store, key, ttl=60, owner=owner, note=note) for _ in range(MAX_HOLDS)]
 
     holds: list[Hold | None] = [lock.acquire(timeout=0) for lock in locks]
@@ -418,7 +418,7 @@ def test_the_largest_record_fits(location: Place, monkeypatch: pytest.MonkeyPatc
 
 def test_the_longest_owner_and_note_are_accepted() -> None:
     """The bounds themselves are allowed."""
-    for settings in ({"owner": "x" * 510}, {"note": "x" * 1022}, {"retry": (0, 100)}, {"timeout": 0}, {"ttl": 0.01}):
+    for settings in ({"owner": "x" * 512}, {"note": "x" * 1024}, {"retry": (0, 100)}, {"timeout": 0}, {"ttl": 0.01}):
         make: Making = Lock
         make(STORE, "x" * 1024, **settings)
 

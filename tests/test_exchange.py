@@ -9,9 +9,10 @@ import pytest
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.protocol.attempt import Attempt, First, Retry, Terms
-from caslock.protocol.exchange import LONGEST_PAUSE, pauses, read, write_surely
+from caslock.protocol.contention import Contention
+from caslock.protocol.exchange import LONGEST_PAUSE, read, write_surely
 from caslock.protocol.lease import NEVER
-from caslock.protocol.record import NOTHING, Observed, Stamp, encode, opening
+from caslock.protocol.record import NOTHING, Observed, Record, Stamp, encode, opening
 from caslock.protocol.renew import keep
 from caslock.protocol.withdraw import FIRST_PAUSE, LONGEST_WAIT, settle_later
 from caslock.store import ABSENT, Entry, Traits
@@ -19,7 +20,6 @@ from caslock.store import ABSENT, Entry, Traits
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from caslock.protocol.record import Record
     from caslock.protocol.runtime import Mutex, Runtime
 
 TAKES: Final = 2.0
@@ -178,12 +178,17 @@ def test_an_interrupted_write_may_land() -> None:
 
 
 def test_our_own_pauses_double_up_to_half_a_second() -> None:
-    """The longest that each can be: 5 ms, and 1 ms more for each of a crowd, doubled each time."""
-    for crowd, first in ((0, 0.005), (3, 0.008)):
+    """The longest that each can be: 5 ms, and 1 ms more for each process that had the key, doubled each time."""
+    for crowd, first in ((1, 0.006), (3, 0.008)):
         longest = [0.0] * 9
         for _ in range(400):
-            pause = pauses(None, crowd)
-            longest = [max(long, pause()) for long in longest]
+            contention, first_pause = Contention(None), 0.0
+            for pid in range(1, crowd + 1):
+                record = Record("owner", ("hold",), TTL, "write", pid, 0.0, *STAMP._replace(pid=pid))
+                contention.meet(Observed(pid, record), START)
+                first_pause = contention.pause()
+            others = [contention.pause() for _ in longest[1:]]
+            longest = [*map(max, longest, [first_pause, *others])]
         for number, long in enumerate(longest):
             most = min(0.5, first * 2**number)
             assert 0.9 * most < long <= most, number
