@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+SERVERS ?=
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input
@@ -44,10 +45,15 @@ pythons: servers  ## run the quick tests on every other installed Python from 3.
 bench: servers $(VENV)/.bench  ## measure caslock and other lock libraries (about 12 minutes; with ARGS=--quick about one)
 	@$(RUN) -m benchmarks $(ARGS)
 
-servers:  ## install the servers for the tests, if that is allowed
+servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL and MariaDB)
 	@missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
 	done; \
+	if test "$(SERVERS)" = all; then \
+	    ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null || missing="$$missing postgresql"; \
+	    PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || missing="$$missing mariadb-server"; \
+	    PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || missing="$$missing pgbouncer"; \
+	fi; \
 	test -n "$$missing" || exit 0; \
 	sudo=; test "$$(id -u)" = 0 || sudo="sudo -n"; \
 	if ! command -v apt-get >/dev/null || ! $$sudo true 2>/dev/null; then \
@@ -58,7 +64,11 @@ servers:  ## install the servers for the tests, if that is allowed
 	get install -y --no-install-recommends $$missing || \
 	    { get update; get install -y --no-install-recommends $$missing; } || \
 	    { echo "Not installed:$$missing (apt-get refused; try: apt-get install$$missing)"; exit 0; }; \
-	$$sudo systemctl disable --now $$missing >/dev/null 2>&1 || true  # the tests start their own
+	for service in redis-server memcached postgresql mariadb pgbouncer; do \
+	    case " $$missing " in *" $$service"*) $$sudo systemctl disable --now $$service >/dev/null 2>&1 || \
+	        $$sudo service $$service stop >/dev/null 2>&1;; esac; \
+	done; \
+	dpkg-query -W -f '$${Package} $${Version}, installed from Debian\n' $$missing
 
 check: lint types  ## run lint and types
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import redis.asyncio
     from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
     from redis.cluster import RedisCluster
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from caslock.store import AsyncClosableStore, ClosableStore
 
@@ -41,17 +43,27 @@ if TYPE_CHECKING:
         def ignore_exc(self) -> object:
             """Whether it hides errors."""
 
-    Client: TypeAlias = redis.Redis | RedisCluster | MemcachedClient
-    AsyncClient: TypeAlias = redis.asyncio.Redis | AsyncRedisCluster
+    Client: TypeAlias = redis.Redis | RedisCluster | MemcachedClient | Engine
+    AsyncClient: TypeAlias = redis.asyncio.Redis | AsyncRedisCluster | AsyncEngine
     _Factory: TypeAlias = Callable[..., Any]  # what an entry point names is only known when it is used
 
 _BLOCKING: Final = "caslock.stores"
 _ASYNCIO: Final = "caslock.async_stores"
 
-# scheme -> (module of caslock.stores, which is the extra's name too; its client; the class by group)
-_REDIS: Final = ("redis", "redis", {_BLOCKING: "RedisStore", _ASYNCIO: "AsyncRedisStore"})
-_MEMCACHED: Final = ("memcached", "pymemcache", {_BLOCKING: "MemcachedStore"})
-_SERVERS: Final = {"redis": _REDIS, "rediss": _REDIS, "unix": _REDIS, "memcached": _MEMCACHED}
+# scheme -> (module of caslock.stores; the extra; its clients; the class by group)
+_REDIS: Final = ("redis", "redis", ("redis",), {_BLOCKING: "RedisStore", _ASYNCIO: "AsyncRedisStore"})
+_MEMCACHED: Final = ("memcached", "memcached", ("pymemcache",), {_BLOCKING: "MemcachedStore"})
+_SQL: Final = {_BLOCKING: "SQLStore", _ASYNCIO: "AsyncSQLStore"}
+_POSTGRESQL: Final = ("sql", "postgresql", ("sqlalchemy", "psycopg"), _SQL)
+_MYSQL: Final = ("sql", "mysql", ("sqlalchemy", "pymysql", "asyncmy"), _SQL)
+_SERVERS: Final = {
+    **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
+    "memcached": _MEMCACHED,
+    **dict.fromkeys(("postgresql", "postgresql+psycopg"), _POSTGRESQL),
+    **dict.fromkeys(
+        ("mysql", "mysql+pymysql", "mysql+asyncmy", "mariadb", "mariadb+pymysql", "mariadb+asyncmy"), _MYSQL
+    ),
+}
 _TAKES: Final = {"memcached": ("prefix",), **dict.fromkeys(("redis", "rediss", "unix"), ("prefix", "replicas"))}
 _OWN: Final = ("memory", "sqlite", *_SERVERS)
 
@@ -64,11 +76,11 @@ def connect(target: str | Client, *, prefix: str = "", replicas: int = 0) -> Clo
 
     URLs: ``sqlite:///relative.db``, ``sqlite:////absolute/path.db`` (``%`` and ``?`` in the path as ``%25`` and
     ``%3F``; ``?timeout=5``: seconds to wait for others); ``memory://``, a new one each time; ``redis://``,
-    ``rediss://``, ``unix://`` and ``memcached://``, each with the options of its store's `from_url`; and any scheme of
-    an installed entry point (see the documentation of the module).
+    ``rediss://``, ``unix://``, ``memcached://``, ``postgresql://``, ``mysql://`` and ``mariadb://``, each with the
+    options of its store's `from_url`; and any scheme of an installed entry point (see the documentation of the module).
 
-    Clients: a ``redis.Redis``, one of ``Sentinel.master_for``, a ``RedisCluster``, or pymemcache's ``Client`` and
-    ``PooledClient``.  Their settings are used, but not their connections.
+    Clients: a ``redis.Redis``, one of ``Sentinel.master_for``, a ``RedisCluster``, pymemcache's ``Client`` and
+    ``PooledClient``, or SQLAlchemy's ``Engine``.  Their settings are used, but not their connections.
 
     `prefix` is put before every key (Redis and memcached).  With `replicas` = n, a write counts only after n replicas
     have acknowledged it (Redis).  ``with`` closes the store.
@@ -86,7 +98,7 @@ def connect_async(
     """Make the store of a URL or client for `AsyncLock`: one for asyncio, or a blocking one if there is no other.
 
     `AsyncLock` runs a blocking store on worker threads.  ``async with`` closes either.  A client of ``redis.asyncio``
-    makes a store for asyncio.  Everything else is as with `connect`, also the errors.
+    and an ``AsyncEngine`` make a store for asyncio.  Everything else is as with `connect`, also the errors.
     """
     store: AsyncClosableStore | ClosableStore = _make(target, _settings(prefix, replicas), _ASYNCIO, _BLOCKING)
     return store
@@ -138,7 +150,15 @@ def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # 
 
         _refuse(settings, _TAKES["memcached"], "memcached")
         return MemcachedStore(client, **settings)
-    raise TypeError(f"expected a URL (str) or a redis-py or pymemcache client, not {type(client).__name__}")
+    if any(module.startswith("sqlalchemy.") for module in modules):
+        from caslock.stores.sql import AsyncSQLStore, SQLStore  # noqa: PLC0415 - only what is asked for
+
+        _refuse(settings, (), "a database")
+        if group == _ASYNCIO and type(client).__name__ == "AsyncEngine":
+            return AsyncSQLStore(client)  # type: ignore[arg-type] # which it checks
+        return SQLStore(client)  # type: ignore[arg-type] # which it checks
+    known = "redis-py, pymemcache or SQLAlchemy client"
+    raise TypeError(f"expected a URL (str) or a {known}, not {type(client).__name__}")
 
 
 def _refuse(settings: dict[str, Any], taken: tuple[str, ...], what: str) -> None:
@@ -173,13 +193,16 @@ def _sqlite(rest: str) -> ClosableStore:
 
 
 def _server(scheme: str, group: str) -> _Factory | None:
-    extra, client, classes = _SERVERS[scheme]
+    name, extra, clients, classes = _SERVERS[scheme]
     if group not in classes:
         return None
     try:
-        module = import_module(f"caslock.stores.{extra}")
+        for client in clients:
+            import_module(client)
+        module = import_module(f"caslock.stores.{name}")
     except ImportError as error:
-        if (error.name or "").partition(".")[0] != client:
+        client = (error.name or "").partition(".")[0]
+        if client not in clients:
             raise
         message = f"{scheme}:// needs the package {client}, or a newer version of it: pip install 'caslock[{extra}]'"
         raise ModuleNotFoundError(message, name=error.name) from error

@@ -14,7 +14,7 @@ import redis
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from tests.locations import KINDS, Place, opened
-from tests.servers import MEMCACHED, REDIS, WORKERS, Kind, Server, private, shared
+from tests.servers import MEMCACHED, MYSQL, POSTGRESQL, REDIS, WORKERS, Kind, Server, private, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +58,20 @@ def memcached_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
     """Return the memcached that all tests share: use keys of your own."""
     with shared(MEMCACHED, tmp_path_factory.mktemp("memcached")) as server:
         old_enough(server)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return the PostgreSQL that all tests share: use keys of your own."""
+    with shared(POSTGRESQL, tmp_path_factory.mktemp("postgresql")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return the MySQL or MariaDB that all tests share: use keys of your own."""
+    with shared(MYSQL, tmp_path_factory.mktemp("mysql")) as server:
         yield server
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import getpass
 import os
 import random
 import shutil
@@ -60,14 +61,25 @@ class Kind:
     binaries: tuple[str, ...]  # the first that is on the PATH is taken
     arguments: Callable[[int, Path], list[str]]  # for the binary: given a port and a folder, which it may fill
     options: tuple[str, ...]  # for the binary and for the container
-    image: str
+    image: str  # "": it is not run in a container
     hello: bytes  # what is sent to find out whether it is up
     ready: tuple[bytes, ...]  # how its answer begins once it is
+    folders: str = ""  # where a binary may be that is not on the PATH: a pattern, from / on
+    package: str = ""  # of Debian, where `make servers` does not install it unless it is told to
 
     @property
     def variable(self) -> str:
         """The environment variable that names a server that runs already."""
         return f"CASLOCK_TEST_{self.name.upper()}"
+
+    def binary(self) -> str | None:
+        """Find its program."""
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_folders(self.folders)])
+        return next(filter(None, (shutil.which(name, path=path) for name in self.binaries)), None)
+
+
+def _folders(pattern: str) -> list[str]:
+    return sorted(map(str, Path("/").glob(pattern)), reverse=True) if pattern else []
 
 
 REDIS: Final = Kind(
@@ -93,6 +105,72 @@ MEMCACHED: Final = Kind(
     image="memcached:1.6",
     hello=b"version\r\n",
     ready=(b"VERSION", b"ERROR unauthenticated"),
+)
+
+
+_AS_NOBODY: Final = ["--reuid=65534", "--regid=65534", "--clear-groups", "--pdeathsig=KILL", "--"]
+
+
+def _postgresql(port: int, _: Path) -> list[str]:
+    """Make a new cluster of databases, in a folder of the user nobody, because PostgreSQL does not run as root."""
+    folder = tempfile.mkdtemp(prefix="caslock-postgresql-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if os.geteuid() == 0:
+        os.chown(folder, 65534, 65534)
+    initdb = str(Path(os.path.realpath(POSTGRESQL.binary() or "")).with_name("initdb"))
+    options = ["--username=caslock", "--auth=trust", "--no-sync", "--locale=C", "--encoding=UTF8"]
+    _prepare([*as_nobody(), initdb, "-D", folder, *options], Path(folder).parent)
+    return ["-D", folder, "-h", HOST, "-p", str(port), "-k", folder]
+
+
+def as_nobody() -> list[str]:
+    """Give what to put before a command so that root runs it as the user nobody, and it still ends with the tests."""
+    return [shutil.which("setpriv") or "setpriv", *_AS_NOBODY] if os.geteuid() == 0 else []
+
+
+def _mysql(port: int, folder: Path) -> list[str]:
+    """Make the system tables in a new folder, and the database of the URL at the start."""
+    data, user = str(folder / "data"), "root" if os.geteuid() == 0 else getpass.getuser()
+    options = ["--skip-test-db", "--auth-root-authentication-method=normal", "--innodb-log-file-size=8M"]
+    _prepare(["mariadb-install-db", "--no-defaults", f"--datadir={data}", f"--user={user}", *options], folder)
+    (folder / "init.sql").write_text("CREATE DATABASE IF NOT EXISTS caslock;\n")
+    names = [f"--socket={folder / 'socket'}", f"--pid-file={folder / 'pid'}", f"--init-file={folder / 'init.sql'}"]
+    return ["--no-defaults", f"--datadir={data}", f"--user={user}", f"--bind-address={HOST}", f"--port={port}", *names]
+
+
+def _prepare(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[-1]}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+
+
+POSTGRESQL: Final = Kind(
+    name="postgresql",
+    url=f"postgresql://caslock@{HOST}:{{port}}/postgres",
+    port=5432,
+    binaries=("postgres",),
+    folders="usr/lib/postgresql/*/bin",
+    arguments=_postgresql,
+    options=("-c", "fsync=off", "-c", "shared_buffers=16MB", "-c", "max_wal_size=64MB", "-c", "lc_messages=C"),
+    image="",
+    # The first packet of a client: who it is.  The answer is "R" if it may come in, and an error while it starts.
+    hello=b"\0\0\0\x28\0\3\0\0user\0caslock\0database\0postgres\0\0",
+    ready=(b"R",),
+    package="postgresql",
+)
+
+MYSQL: Final = Kind(
+    name="mysql",
+    url=f"mysql://root@{HOST}:{{port}}/caslock",
+    port=3306,
+    binaries=("mariadbd",),
+    folders="usr/sbin",
+    arguments=_mysql,
+    options=("--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=16M", "--skip-name-resolve"),
+    image="",
+    hello=b"",  # it speaks first, once it is up
+    ready=tuple(bytes([length]) for length in range(40, 160)),  # of its greeting
+    package="mariadb-server",
 )
 
 
@@ -222,11 +300,12 @@ def _started(kind: Kind, folder: Path, options: tuple[str, ...]) -> Server:
 
 
 def _prepared(kind: Kind, folder: Path, port: int, options: tuple[str, ...]) -> Server:
-    binary = next(filter(None, map(shutil.which, kind.binaries)), None)
+    binary = kind.binary()
     body: Body
     if binary:
-        body = Process([binary, *kind.arguments(port, folder), *kind.options, *options], folder)
-    elif docker_answers() and docker_has(kind.image):
+        before = as_nobody() if kind is POSTGRESQL else []
+        body = Process([*before, binary, *kind.arguments(port, folder), *kind.options, *options], folder)
+    elif kind.image and docker_answers() and docker_has(kind.image):
         body = Container(kind, port, folder, [*kind.options, *options])
     else:
         missing(kind)
@@ -242,8 +321,9 @@ def _remove(server: Server) -> None:
 
 def missing(kind: Kind) -> NoReturn:
     """Skip the test, or fail it in CI."""
-    image = f"; Docker can not get {kind.image}" if docker_answers() else ""
-    absent(f"no {kind.name} server: `make servers` installs one, {kind.variable}=URL names one{image}")
+    image = f"; Docker can not get {kind.image}" if kind.image and docker_answers() else ""
+    servers = "make servers SERVERS=all" if kind.package else "make servers"
+    absent(f"no {kind.name} server: `{servers}` installs one, {kind.variable}=URL names one{image}")
 
 
 def absent(line: str) -> NoReturn:
@@ -313,7 +393,9 @@ class Process:
     def kill(self) -> None:
         """See `Body.kill`."""
         if self.child:
-            self.child.kill()
+            family = _family(self.child.pid)
+            _signal(family, signal.SIGSTOP)  # so that it starts nobody else
+            _signal(family, signal.SIGKILL)
             self.child.wait()
 
     remove = kill
@@ -323,11 +405,12 @@ class Process:
         if self.child:
             self.child.send_signal(signal.SIGSTOP)
             os.waitpid(self.child.pid, os.WUNTRACED)
+            _signal(_family(self.child.pid)[1:], signal.SIGSTOP)
 
     def resume(self) -> None:
         """See `Body.resume`."""
         if self.child:
-            self.child.send_signal(signal.SIGCONT)
+            _signal(_family(self.child.pid), signal.SIGCONT)
 
     def alive(self) -> bool:
         """See `Body.alive`."""
@@ -336,6 +419,21 @@ class Process:
     def log(self) -> str:
         """See `Body.log`."""
         return (self.folder / "log").read_text(errors="replace")
+
+
+def _family(pid: int) -> list[int]:
+    """Name a process and its children: PostgreSQL has one for each connection."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:  # it is gone, or this is not Linux
+        children = ""
+    return [pid, *map(int, children.split())]
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 LABEL: Final = "caslock.tests"

@@ -18,11 +18,13 @@ import pytest
 import redis
 import redis.asyncio
 from pymemcache.client.base import Client
+from sqlalchemy import create_engine, make_url
 
 from caslock import stores
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
+from caslock.stores.sql import AsyncSQLStore, SQLStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing import StoreContract, StoreServer, on_loop
 from tests.fenceless import Fenceless
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 QUICK = 0.5
 """Seconds that a request to a server that fails may take."""
+
+CONNECTING = 1.5
+"""The same, for a server to which to connect takes a process and several requests."""
 
 
 class NoServer:
@@ -172,6 +177,93 @@ class TestMemcached(LockContract, StoreContract):
         store = MemcachedStore.from_url(memcached_server.url)
         yield store
         store.close()
+
+
+class Database:
+    """A store from a URL, beside one from an engine with SQLAlchemy's defaults."""
+
+    covers: ClassVar[type] = SQLStore
+    apis: ClassVar[tuple[str, ...]] = ("blocking", "asyncio")
+
+    @pytest.fixture
+    def sql_server(self, postgresql_server: Server) -> Server:
+        """Name the server of the suite."""
+        return postgresql_server
+
+    @pytest.fixture
+    def store(self, sql_server: Server) -> Iterator[SQLStore]:
+        """Take a URL."""
+        store = SQLStore.from_url(sql_server.url)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def caslock_server(self, sql_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> SQLStore:
+            return SQLStore(make_url(sql_server.url).set(host=host, port=port), timeout=CONNECTING)
+
+        return StoreServer(sql_server.host, sql_server.port, make, CONNECTING)
+
+    @pytest.fixture
+    def another_store(self, sql_server: Server) -> Iterator[SQLStore]:
+        """Take an engine."""
+        engine = create_engine(
+            sql_server.url.replace("postgresql:", "postgresql+psycopg:").replace("mysql:", "mysql+pymysql:")
+        )
+        store = SQLStore(engine)
+        yield store
+        store.close()
+        engine.dispose()
+
+
+class AsyncDatabase(Database):
+    """The same for asyncio, beside a blocking store that serves asyncio from threads."""
+
+    covers: ClassVar[type] = AsyncSQLStore
+    apis: ClassVar[tuple[str, ...]] = ("asyncio",)
+
+    @pytest.fixture
+    def store(self, sql_server: Server) -> Iterator[AsyncSQLStore]:
+        """Take a URL."""
+        store = AsyncSQLStore.from_url(sql_server.url)
+        yield store
+        on_loop(store.aclose())
+
+    @pytest.fixture
+    def caslock_server(self, sql_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> AsyncSQLStore:
+            return AsyncSQLStore(make_url(sql_server.url).set(host=host, port=port), timeout=CONNECTING)
+
+        return StoreServer(sql_server.host, sql_server.port, make, CONNECTING)
+
+
+class TestPostgreSQL(Database, LockContract, StoreContract):
+    """PostgreSQL."""
+
+
+class TestAsyncPostgreSQL(AsyncDatabase, LockContract, StoreContract):
+    """PostgreSQL, for asyncio."""
+
+    apis = ("asyncio",)
+
+
+class TestMySQL(Database, StoreContract):
+    """MariaDB, or MySQL."""
+
+    @pytest.fixture
+    def sql_server(self, mysql_server: Server) -> Server:
+        """Name the server of the suite."""
+        return mysql_server
+
+
+class TestAsyncMySQL(AsyncDatabase, StoreContract):
+    """MariaDB, or MySQL, for asyncio."""
+
+    sql_server = TestMySQL.sql_server
 
 
 class TestWatchingMemory(NoServer, LockContract, StoreContract):

@@ -11,7 +11,18 @@ import caslock
 
 ROOT = Path(__file__).parent.parent
 
-EXTRAS = ("redis", "hiredis", "pymemcache", "testcontainers", "pytest", "hypothesis")
+EXTRAS = (
+    "redis",
+    "hiredis",
+    "pymemcache",
+    "sqlalchemy",
+    "psycopg",
+    "pymysql",
+    "asyncmy",
+    "testcontainers",
+    "pytest",
+    "hypothesis",
+)
 
 SCRIPT = f"""
 import sys

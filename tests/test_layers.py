@@ -44,6 +44,7 @@ MAY_IMPORT["stores"] = set()  # the package itself; its stores:
 OF_A_STORE = {"errors", "store", "closing", "fork"}
 OF_A_CLIENT = OF_A_STORE | {"connections", "options"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
+STORES["sql"] = STORES["redis"]
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""
 for own in PROTOCOL:
     MAY_IMPORT[f"protocol.{own}"] -= {"closing", "connections", "fork", "loop_end", "options"}

@@ -17,11 +17,21 @@ if TYPE_CHECKING:
 
     from caslock.verify.plan import Plan
 
-PORTS: Final = {"redis": 6379, "rediss": 6379, "memcached": 11211}
+PORTS: Final = {
+    "redis": 6379,
+    "rediss": 6379,
+    "memcached": 11211,
+    "postgresql": 5432,
+    "mysql": 3306,
+    "mariadb": 3306,
+}
 """The usual ports of schemes; a URL with another scheme names its port."""
 
 _REDIS: Final = ("socket_timeout", "socket_connect_timeout")
-TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {"redis": _REDIS, "rediss": _REDIS, "memcached": ("timeout",)}
+TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("redis", "rediss"), _REDIS),
+    **dict.fromkeys(("memcached", "postgresql", "mysql", "mariadb"), ("timeout",)),
+}
 """Which options of a URL set the timeout of a request, by scheme."""
 
 

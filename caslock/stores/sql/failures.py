@@ -1,0 +1,120 @@
+"""What an error of a driver or of the server means: which of caslock's errors, in words that show no secret."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import exc
+
+from caslock.connections import reason
+from caslock.errors import StoreError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MISSING: Final = ("42P01", "1146")
+_EXISTS: Final = ("23505", "42P07", "42710", "1050")  # two connections have made the table at the same moment
+# The server has given up the statement, and nothing of it was applied: by a timeout, for a deadlock, or for others.
+_NOT_NOW: Final = re.compile("40...|53300|55P03|57014|57P03|1040|1203|1205|1213|1969|3024")
+_NO_ANSWER: Final = re.compile("08...|57...|XX000|1053|1158|1159|1160|1161|1317|1927|2...|3169|4031|0|")
+_BUSY: Final = re.compile("starting up|shutting down|recovery|too many|remaining connection slots|not yet accepting")
+_ADVICE: Final = {
+    "25006": "Connect to the primary, not to a replica.",
+    "1290": "Connect to the primary, not to a replica.",
+    "1792": "Connect to the primary, not to a replica.",
+    "1836": "Connect to the primary, not to a replica.",
+    "42501": "Grant the user select, insert and update on the table caslock, and create if it is to make it.",
+    "1142": "Grant the user select, insert and update on the table caslock, and create if it is to make it.",
+    "28P01": "Check the user and the password.",
+    "28000": "Check the user and the password.",
+    "1045": "Check the user and the password.",
+    "1698": "Check the user and the password.",
+    "3D000": "Make that database first.",
+    "1049": "Make that database first.",
+}
+
+
+class Failures:
+    """Makes the errors of one store."""
+
+    def __init__(self, location: str, secrets: Iterable[str | None]) -> None:
+        """`secrets` are never shown."""
+        self._location = location
+        self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+
+    def of(self, error: BaseException, *, sent: bool) -> StoreError:
+        """Tell which outcome an error means; `sent` is False while there is no connection yet."""
+        if isinstance(error, StoreError):
+            return error
+        driver = (error.orig if isinstance(error, exc.DBAPIError) else None) or error
+        code, text = _code(driver), self._masked(_text(driver))
+        failed: StoreError
+        if _NOT_NOW.fullmatch(code) or (not sent and _BUSY.search(text)):
+            failed = StoreUnavailable(f"{self._location} can't serve it now ({text}). Try again later.", sent=False)
+        elif not _is_refusal(driver, code, text, sent=sent):
+            say = f"gave no answer, and may have applied the request ({text})" if sent else f"is unreachable ({text})"
+            failed = StoreUnavailable(f"{self._location} {say}", sent=sent)
+        else:
+            advice = next((_ADVICE[each] for each in (code, *re.findall(r"\b\w{4,5}\b", text)) if each in _ADVICE), "")
+            failed = StoreError(f"{self._location} has refused the request ({text}). {advice}".rstrip())
+        failed.__cause__ = error
+        return failed
+
+    def _masked(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def is_missing(error: exc.DBAPIError) -> bool:
+    """Tell whether a statement has failed because there is no table."""
+    return _code(error.orig) in _MISSING
+
+
+def is_there(error: exc.DBAPIError) -> bool:
+    """Tell whether a table could not be made because somebody else has made it."""
+    return _code(error.orig) in _EXISTS
+
+
+def is_forbidden(error: exc.DBAPIError) -> bool:
+    """Tell whether the user may not ask that."""
+    return _code(error.orig) == "42501"
+
+
+def _is_refusal(driver: BaseException, code: str, text: str, *, sent: bool) -> bool:
+    """Tell whether the server, or the driver, has said no for good."""
+    if isinstance(driver, TypeError | ValueError):  # an option that the driver does not know
+        return not sent
+    if not (_is_of_postgresql(driver) or _number(driver)):
+        return False
+    if _NO_ANSWER.fullmatch(code):
+        # While it connects, psycopg passes on what the server has said, but not its code.
+        return not sent and _is_of_postgresql(driver) and ("FATAL" in text or "connection option" in text)
+    return True
+
+
+def _code(driver: BaseException | None) -> str:
+    """Give the SQLSTATE of PostgreSQL, or MySQL's number of the error; "" if the server has not said any."""
+    code = getattr(driver, "sqlstate", None) if _is_of_postgresql(driver) else _number(driver)
+    return str(code or "")
+
+
+def _is_of_postgresql(driver: BaseException | None) -> bool:
+    return type(driver).__module__.startswith("psycopg")
+
+
+def _number(driver: BaseException | None) -> int | None:
+    first = driver.args[0] if driver is not None and driver.args else None
+    is_of_mysql = type(driver).__module__.startswith(("pymysql", "asyncmy"))
+    return first if is_of_mysql and isinstance(first, int) else None
+
+
+def _text(driver: BaseException) -> str:
+    """Give what the driver says, in one line."""
+    if isinstance(driver, exc.TimeoutError):
+        return "all connections of this process are in use"
+    if isinstance(driver, TimeoutError | OSError):
+        return reason(driver)
+    told = str(driver.args[1]) if _number(driver) is not None and len(driver.args) > 1 else str(driver)
+    return " ".join((told or type(driver).__name__).split())

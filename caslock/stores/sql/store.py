@@ -1,0 +1,232 @@
+"""The two stores.  Each verb is one statement; `table` has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from sqlalchemy import exc
+
+from caslock.closing import AsyncClosing, Closing
+from caslock.fork import generation
+from caslock.loop_end import before_the_loop_ends
+from caslock.store import Traits
+from caslock.stores.sql.engines import async_engine_of, begin, engine_of, limit, target_of
+from caslock.stores.sql.failures import Failures
+from caslock.stores.sql.table import Verbs, with_table
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+
+    from sqlalchemy import URL, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from caslock.store import Entry
+    from caslock.stores.sql.table import Reply, Request
+
+T = TypeVar("T")
+
+
+class SQLStore(Closing):
+    """A `Store` in a table of PostgreSQL, MySQL or MariaDB; safe to share between threads and across a fork.
+
+    The table is called caslock.  It is made by the first verb that does not find it, or by your migrations:
+    `caslock.stores.sql.metadata` describes it.  Leases are measured by the server's wall clock: if that is set forward,
+    they end early.
+    """
+
+    def __init__(self, target: str | URL | Engine, *, timeout: float | None = None) -> None:
+        """Keep the entries in the database of a URL, or of an engine of yours; no I/O yet.
+
+        Of an engine the store takes its settings, and connections that it keeps to itself.  It never takes part in a
+        transaction of yours.  `timeout` (2 s) is how long a verb may take, also as ``?timeout=`` in a URL.
+        Raises ValueError for a malformed URL, and TypeError for what is neither a URL nor an Engine.
+        """
+        self._target = target_of(target, timeout, awaits=False)
+        self._verbs = Verbs(self._target.backend)
+        self._failures = Failures(self._target.location, self._target.secrets)
+        self._engines: dict[int, Engine] = {}  # those of a parent are neither used, nor closed, nor collected
+        self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make a store from ``postgresql://``, ``mysql://`` or ``mariadb://user:password@host:port/database``.
+
+        ``?timeout=`` is the store's, all other options are the driver's (psycopg, PyMySQL).
+        """
+        return cls(url)
+
+    def get(self, key: str) -> Entry | None:
+        """See `Store.get`."""
+        return self._run(self._verbs.get(key))
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`; if it is refused, a second statement reads who is there."""
+        return self._run(self._verbs.put(key, value, version, ttl))
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `Store.invalidate`; if another version is there, a second statement reads it."""
+        return self._run(self._verbs.remove(key, version))
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """See `ListingStore.list`: all of them in one statement, which looks at every row."""
+        return iter(self._run(self._verbs.list(prefix)))
+
+    def identify(self) -> str | None:
+        """See `IdentifiedStore.identify`: the cluster, the database and the table of PostgreSQL; of MySQL, None."""
+        return self._run(self._verbs.identify())
+
+    def stored_name(self, key: str) -> str:
+        """See `IdentifiedStore.stored_name`."""
+        return key
+
+    def close(self) -> None:
+        """Close the idle connections; the next request opens one again."""
+        engine = self._engines.pop(generation(), None)
+        if engine is not None:
+            engine.dispose()
+
+    def __repr__(self) -> str:
+        """Show the location."""
+        return f"SQLStore({self.traits.location!r})"
+
+    def _run(self, verb: Generator[Request, Reply, T]) -> T:
+        begin(self._target)
+        sent = False
+        try:
+            connection = self._engine().connect()
+            try:
+                steps = with_table(verb)
+                request = next(steps)
+                sent = True
+                while True:
+                    limit(connection.connection.driver_connection)
+                    try:
+                        answer = self._verbs.reply(connection.execute(*request))
+                    except exc.DBAPIError as error:
+                        request = steps.throw(error)
+                    else:
+                        request = steps.send(answer)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            except BaseException:
+                connection.invalidate()
+                raise
+            finally:
+                connection.close()
+        except Exception as error:
+            raise self._failures.of(error, sent=sent) from error
+
+    def _engine(self) -> Engine:
+        mine = generation()
+        found = self._engines.get(mine)
+        if found is None:
+            found = self._engines.setdefault(mine, engine_of(self._target))
+        return found
+
+
+class AsyncSQLStore(AsyncClosing):
+    """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
+
+    def __init__(self, target: str | URL | AsyncEngine, *, timeout: float | None = None) -> None:
+        """See `SQLStore`; an engine is an ``AsyncEngine``."""
+        self._target = target_of(target, timeout, awaits=True)
+        self._verbs = Verbs(self._target.backend)
+        self._failures = Failures(self._target.location, self._target.secrets)
+        self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
+        self._inherited: list[_Loop] = []  # the parent's: neither used, nor closed, nor collected as garbage
+        self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """See `SQLStore.from_url`; for MySQL, the driver is asyncmy."""
+        return cls(url)
+
+    async def get(self, key: str) -> Entry | None:
+        """See `Store.get`."""
+        return await self._run(self._verbs.get(key))
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `SQLStore.put_if_version`."""
+        return await self._run(self._verbs.put(key, value, version, ttl))
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `SQLStore.invalidate`."""
+        return await self._run(self._verbs.remove(key, version))
+
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+        """See `SQLStore.list`."""
+        for pair in await self._run(self._verbs.list(prefix)):
+            yield pair
+
+    async def identify(self) -> str | None:
+        """See `SQLStore.identify`."""
+        return await self._run(self._verbs.identify())
+
+    def stored_name(self, key: str) -> str:
+        """See `IdentifiedStore.stored_name`."""
+        return key
+
+    async def aclose(self) -> None:
+        """Close the idle connections of the running loop; the next request opens one again."""
+        await self._here().close()
+
+    def __repr__(self) -> str:
+        """Show the location."""
+        return f"AsyncSQLStore({self.traits.location!r})"
+
+    async def _run(self, verb: Generator[Request, Reply, T]) -> T:
+        sent = False
+        try:
+            async with asyncio.timeout(self._target.timeout):
+                connection = await self._here().engine.connect()
+                try:
+                    steps = with_table(verb)
+                    request = next(steps)
+                    sent = True
+                    while True:
+                        try:
+                            answer = self._verbs.reply(await connection.execute(*request))
+                        except exc.DBAPIError as error:
+                            request = steps.throw(error)
+                        else:
+                            request = steps.send(answer)
+                except StopIteration as done:
+                    result: T = done.value
+                    return result
+                except BaseException:
+                    await connection.invalidate()
+                    raise
+                finally:
+                    await connection.close()
+        except Exception as error:
+            raise self._failures.of(error, sent=sent) from error
+
+    def _here(self) -> _Loop:
+        loop = asyncio.get_running_loop()
+        found = self._loops.get(loop)
+        if found is None or found.generation != generation():
+            for other, each in list(self._loops.items()):
+                if each.generation != generation():
+                    self._inherited.append(each)
+                elif not other.is_closed():
+                    continue
+                self._loops.pop(other, None)
+            found = self._loops[loop] = _Loop(async_engine_of(self._target))
+        return found
+
+
+class _Loop:
+    """The engine of one event loop."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+        self.generation = generation()
+        self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
+
+    async def close(self) -> None:
+        """Close the idle connections; a later request opens one again."""
+        if self.generation == generation():
+            await self.engine.dispose()
+            await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop

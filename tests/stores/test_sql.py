@@ -1,0 +1,535 @@
+"""`SQLStore` and `AsyncSQLStore` against real PostgreSQL and MariaDB servers: what the contract does not ask."""
+
+# ruff: noqa: S608 - names in statements are those of the tests
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from caslock import Lock, StoreError, StoreUnavailable, connect, connect_async
+from caslock.store import ABSENT, Entry
+from caslock.stores.sql import AsyncSQLStore, SQLStore, metadata
+from caslock.stores.sql.table import name_of
+from caslock.testing.drive import driven, on_loop
+from caslock.testing.extremes import KEYS, VALUES
+from caslock.testing.proxy import PASS, FaultProxy, Passage
+from tests.locations import fresh, until
+from tests.servers import HOST, MYSQL, POSTGRESQL, Process, Server, absent, as_nobody, free_port, private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy import Connection, Engine
+
+    from caslock import Store
+
+SECRET = "p@ss/w0rd?"  # noqa: S105 - of a user that ends with its test
+
+
+class Database(NamedTuple):
+    """A server, a connection of its administrator, and how to make stores on it."""
+
+    server: Server
+    admin: Connection
+    open: Callable[..., Store]
+    blocking: bool
+
+    @property
+    def is_mysql(self) -> bool:
+        return self.server.kind is MYSQL
+
+    def run(self, statement: str) -> Any:  # noqa: ANN401 - one value of any kind
+        result = self.admin.execute(text(statement))
+        return result.scalar() if result.returns_rows else result.rowcount
+
+
+def driver_url(server: Server, *, awaits: bool = False) -> str:
+    """Give the URL as SQLAlchemy wants it."""
+    mysql = "mysql+asyncmy:" if awaits else "mysql+pymysql:"
+    return server.url.replace("postgresql:", "postgresql+psycopg:").replace("mysql:", mysql)
+
+
+@pytest.fixture(params=list(itertools.product(["postgresql", "mysql"], ["blocking", "asyncio"])), ids="-".join)
+def database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """Return each server with each API."""
+    kind, api = request.param
+    server: Server = request.getfixturevalue(f"{kind}_server")
+    blocking = api == "blocking"
+    with contextlib.ExitStack() as stack:
+        engine = create_engine(driver_url(server), isolation_level="AUTOCOMMIT")
+        stack.callback(engine.dispose)
+        admin = stack.enter_context(engine.connect())
+
+        def make(target: Any = server.url, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
+            store = SQLStore(target, **settings) if blocking else AsyncSQLStore(target, **settings)
+            stack.callback(store.close if isinstance(store, SQLStore) else lambda: on_loop(store.aclose()))
+            return driven(store)
+
+        yield Database(server, admin, make, blocking)
+
+
+@pytest.fixture
+def store(database: Database) -> Store:
+    """A store on the shared server."""
+    return database.open()
+
+
+def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
+    """Write, and expect success."""
+    entry = store.put_if_version(key, value, version, ttl)
+    assert entry is not None
+    assert entry.value == value
+    assert entry.version > version
+    return entry
+
+
+def test_a_removed_row_stays_and_its_version_counts_on(database: Database, store: Store) -> None:
+    """A tombstone keeps the version; a row that somebody has deleted begins with a larger one."""
+    key = fresh()
+    first = put(store, key)
+    assert abs(first.version / 1e6 - time.time()) < 60
+    assert store.invalidate(key, first.version) is None
+    second = put(store, key)
+    assert second.version == first.version + 1
+    assert store.invalidate(key, second.version) is None
+    assert database.run("DELETE FROM caslock WHERE expires = 0") >= 1
+    assert put(store, key).version > second.version
+
+
+def test_a_refused_put_writes_nothing(database: Database, store: Store) -> None:
+    """A hundred refused puts, and as many removals, leave the row as it is: PostgreSQL counts no new version of it."""
+    if database.is_mysql:
+        pytest.skip("InnoDB does not keep count")
+    key = fresh()
+    entry = put(store, key)
+    where = database.run("SELECT ctid::text || xmin::text FROM caslock ORDER BY version DESC LIMIT 1")
+    for _ in range(100):
+        assert store.put_if_version(key, b"other", ABSENT, 30) == entry
+        assert store.put_if_version(key, b"other", entry.version - 1, 30) == entry
+        assert store.invalidate(key, entry.version - 1) == entry
+    assert database.run("SELECT ctid::text || xmin::text FROM caslock ORDER BY version DESC LIMIT 1") == where
+
+
+def test_an_uncontended_cycle_is_two_statements(database: Database, store: Store) -> None:
+    """To acquire is one statement and to release is another, and nothing is sent around them."""
+    proxied = requests = 0
+    with FaultProxy(database.server.host, database.server.port) as proxy:
+        through = database.open(make_url(database.server.url).set(host="127.0.0.1", port=proxy.port))
+        key = fresh()
+        put(through, key, ttl=0.01)
+        until(lambda: store.get(key) is None)
+        sent = list[bytes]()
+
+        def listen(request: bytes) -> Passage:
+            sent.append(request)
+            return PASS
+
+        proxy.decide = listen
+        entry = put(through, key)
+        requests = len(sent)
+        assert through.invalidate(key, entry.version) is None
+        proxied = len(sent)
+        proxy.decide = lambda _: PASS
+    assert (requests, proxied) == (1, 2)
+
+
+def test_hostile_keys_and_values_reach_the_table_as_they_are(database: Database, store: Store) -> None:
+    """Keys are compared byte for byte: no collation, no padding, no trimming; statements are never made of them."""
+    salt = fresh()
+    hostile = [key for key in KEYS if len(key) < 500] + ["ä", "a\u0308", "\ud800", "%s", "%(x)s", ":name"]
+    entries = {salt + key: put(store, salt + key, VALUES[number % len(VALUES)]) for number, key in enumerate(hostile)}
+    for key, entry in entries.items():
+        assert store.get(key) == entry
+    listed = dict(store.list(salt))  # type: ignore[attr-defined] # both stores have it
+    assert listed == entries
+    assert database.run("SELECT count(*) FROM caslock") >= len(entries)
+
+
+def test_no_two_keys_have_one_name() -> None:
+    """A long key has a digest behind a byte that no UTF-8 has, and every name fits into an index."""
+    keys = ["k" * 255, "k" * 256, "k" * 1024, "k" * 1023 + "l", "ü" * 127, "ü" * 128, "🔑" * 1024, "🔑" * 1023 + "x"]
+    names = [name_of(key)[0] for key in keys]
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) <= 255
+    assert [b"\xff" in name for name in names] == [len(key.encode()) > 255 for key in keys]
+    for key in ("", "k" * 1025):
+        with pytest.raises(ValueError, match="1 to 1024 characters"):
+            name_of(key)
+
+
+@pytest.mark.parametrize(("value", "ttl"), [(b"x" * 4097, 1), (b"", 0), (b"", -1), (b"", float("nan")), (b"", 1e10)])
+def test_bad_input_is_refused_before_any_request(value: bytes, ttl: float) -> None:
+    """A value that is too long, or a ttl that is none, is a ValueError although there is no server."""
+    with SQLStore("postgresql://127.0.0.1:1/none") as store, pytest.raises(ValueError, match="up to"):
+        store.put_if_version("key", value, ABSENT, ttl)
+
+
+def test_the_table_is_made_once_whoever_comes_first(database: Database) -> None:
+    """Twenty verbs of four stores that find no table all succeed; `metadata` makes the same table."""
+    schema = "first_use"
+    database.run(f"DROP {'DATABASE' if database.is_mysql else 'SCHEMA'} IF EXISTS {schema}{_cascade(database)}")
+    database.run(f"CREATE {'DATABASE' if database.is_mysql else 'SCHEMA'} {schema}")
+    url = make_url(database.server.url)
+    if database.is_mysql:
+        url = url.set(database=schema)
+    else:
+        database.run("DROP ROLE IF EXISTS first")
+        database.run(f"CREATE ROLE first LOGIN SUPERUSER; ALTER ROLE first SET search_path = {schema}")
+        url = url.set(username="first")
+    stores = [database.open(url, timeout=20) for _ in range(4)]
+    outcomes = list[object]()
+
+    def use(number: int) -> None:
+        outcomes.append(stores[number % 4].put_if_version(f"k{number}", b"v", ABSENT, 30))
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [type(outcome) for outcome in outcomes] == [Entry] * 20
+    columns = f"SELECT count(*) FROM information_schema.columns WHERE table_schema = '{schema}'"
+    assert database.run(columns) == len(metadata.tables["caslock"].columns)
+    database.run(f"DROP {'DATABASE' if database.is_mysql else 'SCHEMA'} {schema}{_cascade(database)}")
+
+
+def test_metadata_makes_the_table_that_the_stores_use(database: Database, store: Store) -> None:
+    """Migrations may make the table before any store does."""
+    metadata.drop_all(database.admin)
+    metadata.create_all(database.admin)
+    put(store, fresh())
+
+
+def _cascade(database: Database) -> str:
+    return "" if database.is_mysql else " CASCADE"
+
+
+def test_a_user_who_may_not_make_the_table_is_told_so(database: Database) -> None:
+    """Without a table, and the right to make one, a verb says what to grant; with select only, it refuses to write."""
+    url = _user(database, "poor")
+    metadata.drop_all(database.admin)
+    if not database.is_mysql:
+        database.run("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    poor = database.open(url)
+    with pytest.raises(StoreError, match="Grant the user") as caught:
+        poor.get("k")
+    assert not isinstance(caught.value, StoreUnavailable)
+    metadata.create_all(database.admin)
+    database.run(f"GRANT SELECT ON caslock TO {_name(database, 'poor')}")
+    assert poor.get("k") is None
+    with pytest.raises(StoreError, match="Grant the user"):
+        poor.put_if_version("k", b"v", ABSENT, 1)
+
+
+def _name(database: Database, name: str) -> str:
+    return f"'{name}'@'%'" if database.is_mysql else name
+
+
+def _user(database: Database, name: str) -> Any:  # noqa: ANN401 - a URL of SQLAlchemy
+    """Make a user with a password."""
+    if database.is_mysql:
+        database.run(f"DROP USER IF EXISTS '{name}'@'%'")
+        database.run(f"CREATE USER '{name}'@'%' IDENTIFIED BY '{SECRET}'")
+        database.run("CREATE TABLE IF NOT EXISTS another (a INT)")
+        database.run(f"GRANT SELECT ON caslock.another TO '{name}'@'%'")  # else the database is hidden from it
+    else:
+        if database.run(f"SELECT count(*) FROM pg_roles WHERE rolname = '{name}'"):
+            database.run(f"DROP OWNED BY {name}")
+        database.run(f"DROP ROLE IF EXISTS {name}")
+        database.run(f"CREATE ROLE {name} LOGIN PASSWORD '{SECRET}'")
+    return make_url(database.server.url).set(username=name, password=SECRET)
+
+
+def test_a_wrong_password_is_a_refusal_that_shows_none(
+    database: Database, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It is a `StoreError` that says so; no text of it, of its causes or of the store has the password."""
+    if database.is_mysql:
+        url = _user(database, "shy").set(password=f"{SECRET}no")
+        where: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(url)
+    else:
+        where = _with_passwords(tmp_path_factory)
+    with where as target:
+        store = database.open(target)
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"Check the user and the password|password authentication") as caught:
+                store.get("k")
+            assert not isinstance(caught.value, StoreUnavailable)
+            told = "".join(traceback.format_exception(caught.value)) + repr(store.traits) + repr(store)
+            assert SECRET not in told
+            assert "p%40ss" not in told
+
+
+@contextlib.contextmanager
+def _with_passwords(folders: pytest.TempPathFactory) -> Iterator[Any]:
+    """Start a PostgreSQL that asks for a password."""
+    with private(POSTGRESQL, folders.mktemp("passwords")) as server:
+        engine = create_engine(driver_url(server), isolation_level="AUTOCOMMIT")
+        with engine.connect() as admin:
+            file = admin.execute(text("SHOW hba_file")).scalar()
+            admin.execute(text(f"COPY (SELECT 'host all all all scram-sha-256') TO '{file}'"))
+            admin.execute(text(f"ALTER ROLE caslock PASSWORD '{SECRET}'"))
+            admin.execute(text("SELECT pg_reload_conf()"))
+        engine.dispose()
+        url = make_url(server.url).set(password=SECRET)
+        with SQLStore(url, timeout=10) as right:
+            assert right.get("k") is None
+        yield url.set(password=f"{SECRET}no")
+
+
+def test_a_read_only_server_is_a_refusal(database: Database) -> None:
+    """A put that a replica would refuse is a `StoreError` that says to use the primary; reads work."""
+    if database.is_mysql:
+        engine = create_engine(driver_url(database.server), connect_args={"init_command": "SET tx_read_only = 1"})
+        awaits = create_async_engine(
+            driver_url(database.server, awaits=True), connect_args={"init_command": "SET tx_read_only = 1"}
+        )
+    else:
+        options = {"options": "-c default_transaction_read_only=on"}
+        engine = create_engine(driver_url(database.server), connect_args=options)
+        awaits = create_async_engine(driver_url(database.server, awaits=True), connect_args=options)
+    key = fresh()
+    entry = put(database.open(), key)
+    store = database.open(engine if database.blocking else awaits)
+    assert store.get(key) == entry
+    acts: list[Callable[[], object]] = [
+        lambda: store.put_if_version(key, b"v", ABSENT, 1),
+        lambda: store.invalidate(key, entry.version),
+    ]
+    for act in acts:
+        with pytest.raises(StoreError, match="Connect to the primary") as caught:
+            act()
+        assert not isinstance(caught.value, StoreUnavailable)
+    engine.dispose()
+
+
+def test_a_frozen_server_hangs_nobody(database: Database, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """While the server is stopped, verbs on open and on new connections end in time; then both go on."""
+    with private(database.server.kind, tmp_path_factory.mktemp("frozen")) as server:
+        store, new = database.open(server.url, timeout=1.0), database.open(server.url, timeout=1.0)
+        until(lambda: _answers(store))
+        server.pause()
+        try:
+            for each, sent in ((store, True), (new, False), (store, False)):
+                began = time.monotonic()
+                with pytest.raises(StoreUnavailable) as caught:
+                    each.get("k")
+                assert time.monotonic() - began < 3.0
+                assert caught.value.sent is sent
+        finally:
+            server.resume()
+        assert until(lambda: _answers(store))
+        assert until(lambda: _answers(new))
+
+
+def _answers(store: Store) -> bool:
+    try:
+        return store.get("k") is None
+    except StoreUnavailable:
+        return False
+
+
+def test_a_statement_that_was_given_up_does_not_land_late(database: Database, store: Store) -> None:
+    """A put that waits for a locked table is given up by the server too: it does not come when the table is free."""
+    key = fresh()
+    put(store, fresh())  # so that there is a table
+    patient = database.open(timeout=1.0)
+    patient.get(key)
+    engine = create_engine(driver_url(database.server))
+    with engine.connect() as blocker:
+        lock = "LOCK TABLES caslock WRITE" if database.is_mysql else "LOCK TABLE caslock IN ACCESS EXCLUSIVE MODE"
+        blocker.execute(text(lock))
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            patient.put_if_version(key, b"late", ABSENT, 60)
+        assert time.monotonic() - began < 3.0
+        time.sleep(1.5)  # the server's own limit, which begins when it has read the statement
+        if database.is_mysql:
+            blocker.execute(text("UNLOCK TABLES"))
+    engine.dispose()
+    time.sleep(0.2)
+    assert store.get(key) is None
+
+
+def test_an_engine_of_the_user_is_not_disturbed(database: Database) -> None:
+    """A store takes connections of an engine for itself; the engine's own pool and transactions go on."""
+    engine: Any
+    if database.blocking:
+        engine = create_engine(driver_url(database.server), pool_size=1, max_overflow=0, pool_timeout=5)
+    else:
+        engine = create_async_engine(driver_url(database.server, awaits=True), pool_size=1, max_overflow=0)
+    store = database.open(engine)
+    key = fresh()
+    entry = put(store, key)
+    if database.blocking:
+        with engine.begin() as mine:
+            mine.execute(text("SELECT 1"))
+            assert store.invalidate(key, entry.version) is None
+            mine.rollback()
+        engine.dispose()
+    else:
+
+        async def use() -> None:
+            async with engine.begin() as mine:
+                await mine.execute(text("SELECT 1"))
+            await engine.dispose()
+
+        on_loop(use())
+        assert store.invalidate(key, entry.version) is None
+    assert store.get(key) is None
+
+
+def test_a_rollback_of_the_user_does_not_release_a_lock(database: Database) -> None:
+    """A lock that is taken inside of a transaction is held by its lease, not by the transaction."""
+    if not database.blocking:
+        pytest.skip("the same statements")
+    engine = create_engine(driver_url(database.server))
+    store: Any = database.open(engine)
+    lock = Lock(store, fresh(), ttl=30)
+    with engine.connect() as mine:
+        mine.execute(text("SELECT 1"))
+        hold = lock.acquire(timeout=0)
+        mine.rollback()
+    assert hold
+    assert hold.remaining() > 20
+    assert Lock(store, hold.key, ttl=30).acquire(timeout=0) is None
+    hold.release()
+    engine.dispose()
+
+
+def test_errors_of_a_url_tell_what_to_write() -> None:
+    """What is not a URL of a database, or names another driver, is refused before any I/O."""
+    cases: list[tuple[Any, type[Exception], str]] = [
+        ("sqlite:///x.db", ValueError, "begins with postgresql://"),
+        ("postgresql+psycopg2://localhost", ValueError, "needs the driver psycopg"),
+        ("mysql+asyncmy://localhost", ValueError, "needs the driver pymysql"),
+        ("postgresql://localhost?timeout=soon", ValueError, "number of seconds"),
+        ("postgresql://localhost?timeout=0", ValueError, "above 0"),
+        ("postgresql://localhost?timeout=1&timeout=2", ValueError, "number of seconds"),
+        (5, TypeError, "not int"),
+    ]
+    for target, kind, sentence in cases:
+        with pytest.raises(kind, match=sentence):
+            SQLStore(target)
+    with pytest.raises(ValueError, match="once"):
+        SQLStore("postgresql://localhost?timeout=1", timeout=2)
+    with pytest.raises(TypeError, match="AsyncSQLStore takes"):
+        SQLStore(create_async_engine("postgresql+psycopg://localhost"))  # type: ignore[arg-type] # which is the test
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("postgresql://me:secret@db/app", "postgresql://db:5432/app"),
+        ("postgresql+psycopg://db:6000/app?sslmode=require&timeout=1", "postgresql://db:6000/app"),
+        ("postgresql:///app?host=/run/postgresql", "postgresql:///run/postgresql:5432/app"),
+        ("postgresql://[::1]/app", "postgresql://[::1]:5432/app"),
+        ("mariadb://me:secret@db/app", "mysql://db:3306/app"),
+        ("mysql+pymysql://me:secret@db/app", "mysql://db:3306/app"),
+    ],
+)
+def test_the_location_names_the_database_and_no_user(url: str, location: str) -> None:
+    """However a URL is written, one database has one location, without user and password."""
+    with connect(url) as store:
+        assert type(store) is SQLStore
+        assert store.traits.location == location
+        assert "secret" not in repr(store)
+    if "pymysql" not in url:
+        assert connect_async(url).traits.location == location
+
+
+def test_connect_takes_engines() -> None:
+    """`connect` makes the store of an engine, and `connect_async` that of either kind."""
+    engine: Engine = create_engine("postgresql+psycopg://db/app")
+    assert type(connect(engine)) is type(connect_async(engine)) is SQLStore
+    assert type(connect_async(create_async_engine("postgresql+psycopg://db/app"))) is AsyncSQLStore
+    with pytest.raises(ValueError, match="has no prefix"):
+        connect("postgresql://db/app", prefix="p")
+
+
+def test_a_store_for_asyncio_serves_every_loop(database: Database) -> None:
+    """One store is used in several loops, one after the other, and each closes its connections as it ends."""
+    if database.blocking:
+        pytest.skip("it has no loops")
+    store = AsyncSQLStore(database.server.url, timeout=10)
+    for _ in range(3):
+        assert asyncio.run(store.get(fresh())) is None
+
+
+def test_two_names_of_one_database_have_one_identity(database: Database, store: Store) -> None:
+    """PostgreSQL tells who it is, whatever name leads to it; another table is another place."""
+    one: Any = store
+    two: Any = database.open(make_url(database.server.url).set(host="localhost"))
+    assert one.traits.location != two.traits.location
+    assert one.identify() == two.identify()
+    assert (one.identify() is None) is database.is_mysql
+
+
+@pytest.fixture
+def pgbouncer(postgresql_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give the URL of a PgBouncer in transaction mode, with one connection to the server."""
+    binary = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if binary is None:
+        absent("no pgbouncer: `make servers SERVERS=all` installs one")
+    folder, port = tmp_path_factory.mktemp("pgbouncer"), free_port()
+    settings = {
+        "listen_addr": HOST,
+        "listen_port": port,
+        "unix_socket_dir": "",
+        "auth_type": "any",
+        "pool_mode": "transaction",
+        "default_pool_size": 1,
+    }
+    lines = [f"* = host={HOST} port={postgresql_server.port} user=caslock", "[pgbouncer]"]
+    lines += [f"{name} = {value}" for name, value in settings.items()]
+    with tempfile.NamedTemporaryFile("w", suffix=".ini", delete=False) as file:
+        file.write("[databases]\n" + "\n".join(lines) + "\n")
+    Path(file.name).chmod(0o644)
+    body = Process([*as_nobody(), binary, file.name], folder)
+    body.start()
+    try:
+        assert until(lambda: _listens(port)), body.log()
+        yield f"postgresql://caslock@{HOST}:{port}/postgres"
+    finally:
+        body.remove()
+        Path(file.name).unlink()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_it_works_behind_pgbouncer_in_transaction_mode(pgbouncer: str, blocking: bool) -> None:  # noqa: FBT001 - a parameter
+    """Many threads share one session of the server, whose state none of them touches."""
+    store = SQLStore(pgbouncer, timeout=20) if blocking else AsyncSQLStore(pgbouncer, timeout=20)
+    shared = driven(store)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            keys = [fresh() for _ in range(40)]
+            entries = list(threads.map(lambda key: put(shared, key), keys))
+            assert list(threads.map(shared.get, keys)) == entries
+            removed = threads.map(lambda key, entry: shared.invalidate(key, entry.version), keys, entries)
+            assert set(removed) == {None}
+            entries = [put(shared, keys[0]) for _ in range(9) if shared.get(keys[0]) is None]
+            assert len(entries) == 1
+    finally:
+        shared.close()  # type: ignore[attr-defined] # both have it
