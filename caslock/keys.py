@@ -72,7 +72,7 @@ def quoted(text: str, name: str, plain: str = PLAIN) -> str:
     try:
         return "".join([each if each.isalnum() or each in plain else _percent(each) for each in text])
     except UnicodeEncodeError:
-        message = f"{name} of a key can't be encoded as UTF-8: it has a lone surrogate"
+        message = f"{name} of a key contains a lone surrogate"
         raise ValueError(message) from None
 
 

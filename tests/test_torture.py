@@ -436,7 +436,7 @@ def test_a_good_history_breaks_no_law() -> None:
     script.event("try", "a").event("got", "a", "A.3", fence=4, until=script.now + 0.3)
     script.event("stop", "a").event("try", "b").event("go", "a")
     script.event("got", "b", "B.2", fence=5, until=script.now + 30)  # after the deadline of A.3
-    script.event("late", "a", "A.3", fence=4, note="write").event("told", "a", "A.3").event("leave", "a", "A.3")
+    script.event("late", "a", "A.3", fence=4, note="write").event("reported", "a", "A.3").event("leave", "a", "A.3")
     script.event("left", "a", "A.3", note="lost").event("leave", "b", "B.2").event("left", "b", "B.2", note="ok")
     found = script.judged()
     assert found.violations == []
@@ -456,7 +456,7 @@ def test_an_overlap_is_found() -> None:
 
 def test_a_belief_is_taken_for_no_longer_than_it_was_proved() -> None:
     """It ends at the deadline that was last seen, at the release, at the loss, or when the hold is dropped."""
-    ends: list[What] = ["leave", "told", "dropped", "at"]
+    ends: list[What] = ["leave", "reported", "dropped", "at"]
     for end in ends:
         script = Script().event("got", "a", "A.1", fence=1, until=130)
         script.event(end, "a", "A.1").event("got", "b", "B.1", fence=2, until=130)
@@ -498,12 +498,14 @@ def test_an_unreported_loss_is_found() -> None:
     """A clean release although another held the key meanwhile hides a loss, and so does a wait that was in vain."""
     script = Script().event("got", "a", "A.1", fence=1, until=100.15).section("b", "B.1", 2)
     script.event("leave", "a", "A.1").event("left", "a", "A.1", note="ok")
-    assert script.broken() == {"untold loss"}
-    assert Script().event("got", "a", "A.1", fence=1, until=130).event("untold", "a", "A.1").broken() == {"untold loss"}
+    assert script.broken() == {"unreported loss"}
+    assert Script().event("got", "a", "A.1", fence=1, until=130).event("unreported", "a", "A.1").broken() == {
+        "unreported loss"
+    }
     back = (
         Script()
         .event("got", "a", "A.1", fence=1, until=130)
-        .event("told", "a", "A.1")
+        .event("reported", "a", "A.1")
         .event("at", "a", "A.1", until=130)
     )
     assert back.broken() == {"loss taken back"}
@@ -525,9 +527,9 @@ def test_a_holder_learns_of_a_force_release() -> None:
     """From the call of `force_release` on, nobody relies on the hold; its holder learns; the next fence grows."""
     script = Script().event("try", "a").event("got", "a", "A.1", fence=2, until=130)
     script.event("break", "c").event("broke", "c", note="A.1").section("b", "B.1", 3)
-    lost = script.copy().event("told", "a", "A.1").event("leave", "a", "A.1").event("left", "a", "A.1", note="lost")
+    lost = script.copy().event("reported", "a", "A.1").event("leave", "a", "A.1").event("left", "a", "A.1", note="lost")
     assert lost.broken() == set()
-    assert script.copy().event("leave", "a", "A.1").event("left", "a", "A.1", note="ok").broken() == {"untold loss"}
+    assert script.copy().event("leave", "a", "A.1").event("left", "a", "A.1", note="ok").broken() == {"unreported loss"}
     assert script.copy().event("leave", "a", "A.1").event("left", "a", "A.1", note="blind").broken() == set()
     assert script.copy().section("d", "D.1", 2).broken() == {"fence inversion"}
     other = Script().event("got", "a", "A.1", fence=2, until=130).event("break", "c").event("broke", "c", note="X.1")
@@ -575,10 +577,10 @@ def test_a_hold_released_by_force_is_lost_while_something_is_there() -> None:
         script.event("try", "a", until=3.0).event("got", "a", "A.1", fence=2, until=script.now + 3)
         script.event("break", "c").event("broke", "c", note="A.1")
         alone = script.copy().event("leave", "a", "A.1").event("left", "a", "A.1", note="ok")
-        assert alone.broken() == {"untold loss"}, before
+        assert alone.broken() == {"unreported loss"}, before
         script.event("try", "b").event("got", "b", "B.1", fence=3, until=script.now + 30)
         script.event("leave", "a", "A.1").event("left", "a", "A.1", note="ok")
-        assert script.broken() == {"untold loss"}, before
+        assert script.broken() == {"unreported loss"}, before
 
 
 def test_a_forgotten_holder_may_release_normally() -> None:
@@ -608,7 +610,7 @@ def test_a_hold_is_not_renewed_after_it_was_released_by_force_or_forgotten() -> 
         for what, who, note in story:
             script.event(what, who, note=note)
         assert script.copy().event("at", "a", "A.1", until=102.2).broken() == set()
-        assert script.copy().event("at", "a", "A.1", until=103.0).broken() == {"untold loss"}
+        assert script.copy().event("at", "a", "A.1", until=103.0).broken() == {"unreported loss"}
         extended = Script().event("try", "a", until=2.0).event("got", "a", "A.1", fence=2, until=102.1)
         extended.event("extend", "a", "A.1", until=104.0)
         for what, who, note in story:
@@ -675,7 +677,7 @@ def test_without_fences_all_other_laws_hold() -> None:
     assert overlap.copy().broken(fences=False) == {"overlap"}
     lost = Script().event("got", "a", "A.1", fence=9, until=100.15).event("try", "b")
     lost.event("got", "b", "B.1", fence=5, until=130).event("leave", "a", "A.1").event("left", "a", "A.1", note="ok")
-    assert lost.broken(fences=False) == {"untold loss"}
+    assert lost.broken(fences=False) == {"unreported loss"}
 
 
 def test_an_orphan_that_landed_late_is_distinguished_from_one_that_outlives_its_lease() -> None:

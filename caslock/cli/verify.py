@@ -92,7 +92,7 @@ def _verify(plan: Plan, picture: str, interrupts: Interrupts) -> tuple[ContractR
         progress.phase("server", f"looking for it, up to {PATIENCE:.0f} s")
         route = find_route(plan)
         progress.phase("contract", f"up to {CONTRACT + 20 * route.timeout:.0f} s")
-        contract = run_contract(plan, route, lambda done: show(f"{done} sentences hold"))
+        contract = run_contract(plan, route, lambda done: show(f"{done} tests passed"))
         if contract.interrupted:
             raise KeyboardInterrupt
         # Torture takes the same route, and waits for longer where the store's own timeout is long.
@@ -133,7 +133,7 @@ def _lines(contract: ContractResult, outcome: Outcome) -> Iterator[str]:
     hand_over = f"p50 {_ms(report.hand_over_p50)}, p99 {_ms(report.hand_over_p99)} (faults included)"
     figures = {
         "store": report.location,
-        "contract": f"{contract.passed} sentences hold, {len(contract.broken)} do not",
+        "contract": f"{contract.passed} tests passed, {len(contract.broken)} failed",
         "torture": f"{report.seconds:g} s, seed {report.seed}",
         "operations": report.requests,
         "faults": f"{sum(report.faults.values())} ({faults})",
@@ -142,7 +142,7 @@ def _lines(contract: ContractResult, outcome: Outcome) -> Iterator[str]:
         "overlaps": report.overlaps,
         "fence inversions": report.fence_inversions,
         "orphaned records": report.orphans,
-        "losses told": report.lost_and_told,
+        "losses reported": report.lost_and_reported,
         "late writes": f"{report.late_writes} (refused by the fence)",
         "hand-over": hand_over,
         "longest wait": f"{report.longest_wait:.3g} s",

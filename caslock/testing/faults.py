@@ -1,4 +1,4 @@
-"""Stores whose requests are lost, late, doubled or interrupted as a test plans it.
+"""Stores that lose, delay, duplicate or interrupt requests as a test specifies.
 
 ``faulty = FaultyStore(store)``, then ``faulty.on("put_if_version", 1, lose_reply)``: the next put is applied and gets
 no answer.  A late request arrives when the test calls ``faulty.deliver()``, or right before or after a later call, as

@@ -1,8 +1,8 @@
-"""A TCP proxy that loses, delays and doubles requests and replies as it is told.
+"""A TCP proxy that drops, delays and duplicates requests and replies as it is told.
 
 ``with FaultProxy("localhost", 6379, decide) as proxy:`` and clients connect to ``("127.0.0.1", proxy.port)``.  What a
 client sends in one go is one request, because it waits for the answer before it sends the next; `decide` is asked once
-for each.  Of what the bytes mean, the proxy knows only how a Redis connection introduces itself.
+for each.  The proxy understands no protocol, except the handshake of a Redis connection.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class ServerContract:
             _each_verb(caslock_server, _must_not_be_sent, port=port)
 
     def test_a_server_that_went_away_is_not_sent_to(self, caslock_server: StoreServer | None) -> None:
-        """So it is after a connection was cut; and once the server is back, the store finds it again."""
+        """After a cut connection, too, `sent` is False; the store reconnects when the server is back."""
 
         def go_away(trial: Trial) -> None:
             trial.prepare()

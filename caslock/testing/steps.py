@@ -31,7 +31,7 @@ SHORT: Final = 0.2
 """Seconds of a lease that a test waits for."""
 
 PATIENT: Final = 4.0
-"""Seconds of a wait that has to end long before: after half of them at the latest."""
+"""Timeout, in seconds, of waits that must end early: within half of it."""
 
 PAUSE: Final = 0.1
 """Seconds after which a request that was sent has most likely arrived; a shorter pause only lets a test prove less."""
@@ -46,7 +46,7 @@ class Clients(NamedTuple):
     mine: Store
     """One client, whose verbs can simply be called."""
     theirs: Store
-    """Another client of the same place."""
+    """Another client of the same server."""
     key: str
     """A key that no other test uses."""
 
@@ -79,7 +79,7 @@ def until_expired(store: Store, key: str, ttl: float) -> None:
 
 
 def unanswered(verb: Callable[[], object]) -> None:
-    """Call a verb that gets no answer."""
+    """Call a verb and ignore its answer, as if it were lost."""
     with pytest.raises(StoreUnavailable):
         verb()
 

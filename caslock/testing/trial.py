@@ -57,7 +57,7 @@ _AT_A_VERSION: Final = {"put_if_version at a version", "invalidate", "invalidate
 
 
 def can(store: Store) -> list[str]:
-    """Name the verbs that a store has and can use for the keys of a trial."""
+    """Return the verbs that the store supports for the keys of a trial."""
     verbs = [verb for verb in _CALLS if hasattr(store, verb.partition(" ")[0])]
     puts = [Put(f"contract:{uuid4().hex}", b"", ABSENT, SHORT) for _ in range(2)]
     if isinstance(store, BatchingStore) and store.put_many(puts) is None:

@@ -1,4 +1,4 @@
-"""One client, a thread or a task, that takes locks, believes in them and lets go of them until the time is over."""
+"""One client (thread or task) that acquires and releases locks until the end of the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from caslock.verify.recorder import Shared
 
 PATIENCE: Final = 60
-"""Tenths of a second, without pauses of the process, in which a loss is to be told."""
+"""Tenths of a second, without pauses of the process, in which a loss has to be reported."""
 
 RELEASES: Final = 8
 """How often a release without an answer is called again."""
@@ -88,7 +88,7 @@ class Client:
     def _lock(self, operation: Operation, key: str) -> AnyLock:
         return self._api.lock(
             self._store, key, ttl=operation.ttl, owner=operation.owner, auto_renew=operation.auto_renew,
-            max_hold=operation.max_hold, on_lost=self._recorder.hears, timeout=operation.timeout, poll=operation.poll,
+            max_hold=operation.max_hold, on_lost=self._recorder.on_lost, timeout=operation.timeout, poll=operation.poll,
         )  # fmt: skip
 
     def _kept_lock(self, operation: Operation) -> AnyLock:
@@ -222,13 +222,13 @@ class Client:
                 recorder.add(hold, count)
 
     async def _wait_for_loss(self, operation: Operation, hold: AnyHold) -> None:
-        if not operation.wait_for_loss or hold_id(hold) in self._recorder.told:
+        if not operation.wait_for_loss or hold_id(hold) in self._recorder.reported:
             return
         for _ in range(PATIENCE):
             await self._api.sleep(0.1)
-            if hold_id(hold) in self._recorder.told or not hold.lost:
+            if hold_id(hold) in self._recorder.reported or not hold.lost:
                 return
-        self._recorder.untold(hold)
+        self._recorder.unreported(hold)
 
     def _fork(self, hold: AnyHold) -> None:
         """Have a child that finds the hold inert, and frees nothing by releasing it."""

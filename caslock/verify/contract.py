@@ -108,7 +108,10 @@ class _Plugin:
 
 
 def run_contract(plan: Plan, route: Route, told: Callable[[int], object]) -> ContractResult:
-    """Run the contract on the plan's store; nothing is left of it afterwards.  `told` hears how many sentences hold."""
+    """Run the contract on the plan's store; nothing is left of it afterwards.
+
+    `told` is called with the number of tests that have passed.
+    """
     plugin = _Plugin(plan, route, told)
     before = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

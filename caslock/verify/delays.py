@@ -15,7 +15,7 @@ SLACK: Final = 3.0
 """Seconds that a machine may be late which is not known to be; what the monitor has measured comes on top."""
 
 AWAKE: Final = 0.6
-"""Seconds that a process must be awake to forget a hold that was dropped: see `worker`."""
+"""Seconds that a running process needs until a dropped hold is collected: see `worker`."""
 
 
 class Delays:

@@ -24,8 +24,8 @@ What = Literal[
     "failed",  # it raised; `note`: sure (not held), unknown, or refused
     "at",  # the holder looked: it believes until `until`; 0: it knows that it is lost
     "extend",  # an extension is called; `until`: the earliest deadline that it may bring
-    "told",  # `on_lost` was called
-    "untold",  # the holder waited to be told, and was not
+    "reported",  # `on_lost` was called
+    "unreported",  # the holder waited for the report of its loss in vain
     "leave",  # a release is called
     "left",  # the release is over; `note`: ok, blind (ok, after no answer), lost, unanswered or unknown
     "alarm",  # an acquire, a holder or a release was interrupted or cancelled

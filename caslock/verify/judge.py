@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from caslock.verify.tenures import Attempt
 
 _LAWS: Final = {
-    "untold": "untold loss",
+    "unreported": "unreported loss",
     "forever": "no ttl",
     "orphan": "orphaned record",
     "child": "fork",
@@ -160,13 +160,13 @@ def _fences(tenures: list[Tenure], judgement: Judgement) -> None:
 
 
 def _losses(tenures: list[Tenure], judgement: Judgement, attempts: list[Attempt], *, fences: bool) -> None:
-    """A hold that was taken away, or followed by another before its release, can't have been released in peace.
+    """A hold that was taken away, or followed by another before its release, is not released without LockLost.
 
     Unless the lease of one that followed has simply ended: where there is no record, nothing tells of a loss.  After a
     `force_release` its own lease may last longer than what came after, so all that may have come must be known.
     """
     for number, tenure in enumerate(tenures):
-        if tenure.left != "ok" or tenure.forgotten or tenure.told:
+        if tenure.left != "ok" or tenure.forgotten or tenure.reported:
             continue
         successors = [
             later
@@ -187,8 +187,8 @@ def _losses(tenures: list[Tenure], judgement: Judgement, attempts: list[Attempt]
         why = f"it was taken away at {tenure.gone:.4f}"
         if successors:
             why = f"{successors[0].who} had {successors[0].fence}"
-        text = f"{tenure.who} released fence {tenure.fence} in peace, though {why}"
-        judgement.violate("untold loss", tenure.leave, tenure.key, text)
+        text = f"{tenure.who} released fence {tenure.fence} without LockLost, though {why}"
+        judgement.violate("unreported loss", tenure.leave, tenure.key, text)
 
 
 def _tells(successor: Tenure, at: float) -> bool:

@@ -11,7 +11,7 @@ PREFIX: Final = "caslock-verify:"
 """What every key of a run begins with: no other is ever read or written."""
 
 SEVERAL: Final = "several"
-"""What the names of the keys begin with of which MultiLocks take several at once."""
+"""Prefix of the keys used by MultiLocks."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Recorder:
         self._shared, self._who, self._write = shared, who, shared.history.note
         self._unanswered = dict[str, int]()
         self._force_called = 0.0
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         """Hold ids whose loss `on_lost` has told."""
         self.open: dict[str, AnyHold] = {}
         """The holds that somebody believes in, by hold id."""
@@ -95,7 +95,7 @@ class Recorder:
                 self._write("stands", self._who, lock.key, lock.owner, hold, fence=fence, note=str(record))
 
     def looks(self, hold: AnyHold) -> bool:
-        """Look whether it is held still."""
+        """Check whether it is still held."""
         until = _deadline(hold)
         self._note("at", hold, until=until)
         return bool(until)
@@ -122,14 +122,14 @@ class Recorder:
         """An extension is about to be called; its lease counts from later than now."""
         self._note("extend", hold, until=clock.now() + 0.98 * ttl - 0.003)
 
-    def hears(self, hold: AnyHold) -> None:
+    def on_lost(self, hold: AnyHold) -> None:
         """`on_lost` tells of a loss."""
-        self.told.add(hold_id(hold))
-        self._note("told", hold, note="on_lost")
+        self.reported.add(hold_id(hold))
+        self._note("reported", hold, note="on_lost")
 
-    def untold(self, hold: AnyHold) -> None:
-        """It has waited in vain to be told."""
-        self._note("untold", hold)
+    def unreported(self, hold: AnyHold) -> None:
+        """It has waited in vain for the report of its loss."""
+        self._note("unreported", hold)
 
     def leaves(self, hold: AnyHold) -> None:
         """A release is about to be called."""
@@ -149,7 +149,7 @@ class Recorder:
         self._note("left", hold, note=note)
 
     def drops(self, *, interrupted: bool) -> None:
-        """Whatever was held is in nobody's hands now."""
+        """All holds have been dropped."""
         if interrupted:
             self._write("alarm", self._who)
         for hold in list(self.open.values()):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NO_FENCES: Final = "the laws of fences and of the guarded counter (traits.fences is False)"
 
 SHOWN: Final = 20
-"""Violations that are told in full."""
+"""Violations that are reported in full."""
 
 BEFORE, AFTER, LINES = 8.0, 0.1, 300
 """Of the excerpt around the first violation: seconds before and after it, and the most events."""
@@ -64,9 +64,9 @@ class Report:
     overlaps: int = 0
     fence_inversions: int = 0
     orphans: int = 0
-    lost_and_told: int = 0
+    lost_and_reported: int = 0
     late_writes: int = 0
-    """Writes of holders who slept past their lease, which only the fence has stopped.  They break no law."""
+    """Writes of holders that were paused for longer than their lease, and that only the fence has stopped."""
     hand_over_p50: float | None = None
     """Seconds, with all the faults in them."""
     hand_over_p99: float | None = None
@@ -76,13 +76,13 @@ class Report:
     violations: list[Violation] = field(default_factory=list)
     """The first of them."""
     broken: dict[str, int] = field(default_factory=dict)
-    """How often each law was broken."""
+    """How often each rule was violated."""
     excerpt: list[str] = field(default_factory=list)
     """What happened to its key before the first violation, in seconds from there."""
 
     @property
     def passed(self) -> bool:
-        """Whether no law was broken, and something was done."""
+        """Whether no rule was violated, and at least one lock was acquired."""
         return not self.broken and self.sections > 0
 
     @property
@@ -115,7 +115,7 @@ def report(traits: Traits, seed: int, seconds: float, judgement: Judgement, even
         overlaps=laws["overlap"],
         fence_inversions=laws["fence inversion"] + laws["fence twice"],
         orphans=laws["orphaned record"],
-        lost_and_told=counts["told"] + counts["left lost"],
+        lost_and_reported=counts["reported"] + counts["left lost"],
         late_writes=counts["late writes"],
         hand_over_p50=_quantile(hand_overs, 0.5),
         hand_over_p99=_quantile(hand_overs, 0.99),

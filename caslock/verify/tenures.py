@@ -67,7 +67,7 @@ class Tenure:
     leave: float = math.inf  # when the release was called
     left: str = ""  # how it ended
     over: float = math.inf  # when it returned
-    told: bool = False
+    reported: bool = False
     forgotten: bool = False  # the store has announced that it forgot it
     forced: float = math.inf  # when the first `force_release` was called that may have taken its key away
     gone: float = math.inf  # since when the store has certainly not had it
@@ -231,10 +231,10 @@ class Tenures:
             rest = hold.most - hold.got + hold.tried - event.at
             hold.until = min(hold.until, event.until, event.at + max(0.0, 0.98 * rest - 0.003))
             hold.lease = max(hold.lease, (event.until - event.at) / 0.98 + 0.01)
-        elif event.what in ("at", "told", "dropped", "leave"):
+        elif event.what in ("at", "reported", "dropped", "leave"):
             hold.close(event.at)
-            if event.what == "told":
-                hold.told = True
+            if event.what == "reported":
+                hold.reported = True
                 self._judgement.counts["max_hold over"] += abs(event.at - hold.most) < SOON
             elif event.what == "leave":
                 hold.leave = self._freed[event.key] = event.at
@@ -252,13 +252,13 @@ class Tenures:
         if event.until > hold.until:  # the deadline counts from before the request, and is a little early
             hold.written, hold.answered = event.until - hold.lease, event.at
         hold.until = event.until
-        if hold.told:
+        if hold.reported:
             self._violate("loss taken back", event, "was told lost, and believes again")
         if event.until > hold.most + RETRIED:
             longer = f"{event.until - hold.most:.4f} s"
             self._violate("max_hold", event, f"is believed in for {longer} longer than its max_hold")
         if event.until > hold.gone + hold.lease + EPSILON:
-            self._violate("untold loss", event, f"was gone at {hold.gone:.4f}, and was renewed after that")
+            self._violate("unreported loss", event, f"was gone at {hold.gone:.4f}, and was renewed after that")
 
     def _violate(self, law: str, event: Event, text: str) -> None:
         self._judgement.violate(law, event.at, event.key, f"{event.hold} {text}")
