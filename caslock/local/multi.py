@@ -114,7 +114,7 @@ class Holds(Generic[H_co]):
                 continue
             try:
                 if hangs and hold._attempt.levels == [hold] and hold._state.runtime.now() >= limit:
-                    hold._state.release_later(hold)  # nothing renews it meanwhile
+                    hold._state.release_later(hold)  # it is no longer renewed, so it expires
                     raise _being_released(hold)  # noqa: TRY301 - raised once the rest is released
                 await hold._released(limit, removed.get(hold._attempt))
             except GeneratorExit:
@@ -218,8 +218,8 @@ class _Several(Generic[H]):
     """One acquire call of a MultiLock.
 
     While it waits for one key, it keeps no key that sorts after that one from others: it has no lease of it, no put
-    that may still land, no turn in the local queue, and so no hand-over that was promised to it.  Everybody waits in
-    the same order, so whoever holds the last key that anybody waits for can go on: there is no deadlock.
+    that may still land, no turn in the local queue, and so no hand-over that was promised to it.  All wait in the
+    same order, so the owner of the last key in that order never waits: there is no deadlock.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class _Several(Generic[H]):
             if free == len(group):
                 await self._settle(group, answers)
                 return False, _NO_ANSWERS
-            if self._timeout == 0:  # it never waits, so the order does not matter: first the key that is in use
+            if self._timeout == 0:  # it never waits, so the order is free: try the busy key first
                 for state in sorted(group, key=lambda state: state is not group[free]):
                     await self._win(state, entered=True, answers=answers)
                 return False, _NO_ANSWERS

@@ -79,7 +79,7 @@ class LocalQueue:
             return True
 
     async def turn(self, attempt: Attempt, runtime: Runtime, limit: float) -> bool:
-        """Wait for our turn until the moment `limit`; whether `attempt` is inside then.  Always `leave` afterwards."""
+        """Wait for our turn until `limit`; whether `attempt` is inside then.  The caller must always call `leave`."""
         attempt.event = event = runtime.event()
         patience = 0.0
         with self._guard:
@@ -92,8 +92,8 @@ class LocalQueue:
                     break
                 promise = attempt.promise
                 if attempt in inside and promise is not None:
-                    # The one before us sends our first put.  At our limit we withdraw; if it has begun, we learn the
-                    # outcome within a request timeout, unless its event loop is blocked or has ended.
+                    # Our predecessor is to send our first put.  At our deadline we cancel that; if it has already
+                    # started, we wait one request timeout for the outcome (its event loop may have ended).
                     patience = patience or min(
                         now + attempt.lease.ttl, max(limit, now) + runtime.store.traits.request_timeout
                     )
@@ -108,7 +108,7 @@ class LocalQueue:
                     return False
                 else:
                     until = min(limit, *map(partial(_next_look, now), inside))
-                del inside  # who waits must not keep a hold alive that nobody refers to any more: it is renewed
+                del inside  # a waiter must not keep an abandoned hold alive, which is renewed as long as it lives
             await event.wait(until - now)
         attempt.event = None
         return True
@@ -116,7 +116,7 @@ class LocalQueue:
     def name_successor(self, attempt: Attempt, now: float) -> None:
         """Choose who gets the key straight from `attempt`, which is about to be released."""
         with self._guard:
-            # Others that are being released may still be inside: they have handed over to us, or to the one that did.
+            # Predecessors that are still being released may be inside.
             # Those of a shared owner count, because the record then has other holds than ours.
             inside = [other for other in self._admit(now) if other is attempt or other.shared or not other.ending]
             if attempt.hand_over is not None or inside != [attempt] or not self._waiting:
@@ -205,7 +205,7 @@ def _may_join(attempt: Attempt, inside: list[Attempt]) -> bool:
 
 
 def _next_look(now: float, attempt: Attempt) -> float:
-    """When an attempt that is inside may be over without a word."""
+    """When to check an attempt inside, whose end nobody reports."""
     return attempt.lease.deadline if attempt.levels else now + attempt.lease.ttl
 
 

@@ -88,7 +88,7 @@ class Schedule(Generic[W]):
     def __init__(self) -> None:
         """Begin with no attempt."""
         self.wakes = NEVER
-        self._added: dict[int, tuple[weakref.ref[Attempt], W]] = {}  # a hold released soon never gets into the heap
+        self._added: dict[int, tuple[weakref.ref[Attempt], W]] = {}  # a short hold never reaches the heap
         self._heap: list[tuple[float, int, Visit[W]]] = []
         self._numbers = itertools.count()
         self._most = _MOST_DEAD
@@ -136,7 +136,7 @@ class Schedule(Generic[W]):
                 break
             attempt = reference()
             if attempt is not None:
-                attempt.visit = visit = Visit(reference, runtime)  # in place of an earlier one
+                attempt.visit = visit = Visit(reference, runtime)  # replaces the previous entry
                 self._push(visit, moment(attempt))
 
     def _look_at(self, attempt: Attempt, visit: Visit[W], now: float, due: Due[W]) -> float:

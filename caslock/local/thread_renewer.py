@@ -50,7 +50,7 @@ def _watch_earlier(runtime: ThreadRuntime, attempt: Attempt) -> None:
         if _renewer is None:
             renewer = ThreadRenewer()
             if start(renewer.keep, "caslock-renewer", renewer.wake) is None:
-                return  # the interpreter ends, and leases are no longer renewed
+                return  # at interpreter exit nothing is renewed
             _renewer = renewer
         if _renewer.schedule.add(attempt, runtime):
             _renewer.wake()
@@ -100,7 +100,7 @@ class ThreadRenewer:
                 if due is None:
                     return
                 self._act(due)
-                del due  # else a hold that nothing else refers to lives until the next look, and is renewed again
+                del due  # or an abandoned hold stays alive until the next look, and is renewed again
             except BaseException:  # noqa: BLE001 - whatever is wrong with one lease, the others are still renewed
                 report()
                 time.sleep(0.1)
@@ -119,7 +119,7 @@ class ThreadRenewer:
                     return due
                 empty = schedule.next == NEVER
                 if closing() or (empty and idle):
-                    if _renewer is self:  # else it was interrupted before it was stored
+                    if _renewer is self:  # an interrupt may have kept it from being set
                         _renewer = None
                     return None
                 idle = empty

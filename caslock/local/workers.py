@@ -43,7 +43,7 @@ class Workers:
         self._generation = generation()
 
     def do(self, job: Callable[[], object], *, here: bool = True) -> None:
-        """Run `job` in a thread; where none can be started any more, here and now, or if not `here`, not at all."""
+        """Run `job` in a thread; if none can be started, in the calling thread, or (here=False) not at all."""
         if self._generation != generation():  # a forked child has none of its parent's threads
             with _guard:
                 if self._generation != generation():  # another thread of the child may have been first

@@ -29,7 +29,7 @@ LATE: Final = 0.1
 """Seconds by which a wait at a store may end late: Redis checks ten times a second whether one is over."""
 
 COURTESY: Final = 0.1
-"""Seconds for which a process queues behind the one that its release has woken."""
+"""Seconds for which a process that has just woken another waits behind it."""
 
 
 async def acquire(
@@ -39,9 +39,9 @@ async def acquire(
     poll: WaitBaseT | None = None,
     observed: Observed | None = None,
 ) -> bool:
-    """Try until the attempt holds the key or `timeout` seconds (None: for ever) are over.
+    """Try until the attempt holds the key or `timeout` seconds (None: forever) have passed.
 
-    `observed` is the answer to a first put that was sent with others.  Unless this returns True, call `give_up`;
+    `observed` is the answer to this attempt's put in a batch.  Unless this returns True, call `give_up`;
     `attempt.contention` then says who holds the key.
     """
     now = runtime.now()
@@ -76,7 +76,7 @@ def _holds(runtime: Runtime, attempt: Attempt, observed: Observed | None) -> boo
     if now - write.at >= write.ttl / 2:
         return False
     attempt.lease.believe(record, observed.version, write, now)
-    # Now, and not before: an interrupt between the two finds one of them, and withdraws.
+    # Only now: until the lease is recorded, the write in flight tells a clean-up that the put may exist.
     attempt.writes.in_flight.pop(record.write, None)
     return True
 
@@ -84,7 +84,7 @@ def _holds(runtime: Runtime, attempt: Attempt, observed: Observed | None) -> boo
 async def _resume(
     runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, limit: float, observed: Observed | None
 ) -> Observed | None:
-    """Return what is there after a first put that was sent for us, or after others were let go first."""
+    """Return the answer to a put that another attempt sent for us (a hand-over), or wait out our yield."""
     promise, attempt.promise = attempt.promise, None
     if observed is None and promise is not None:
         observed = promise.outcome
@@ -128,7 +128,7 @@ async def _try(runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, obser
         lease.forget()
         if not attempt.may_take(record):
             break
-    if renewed and attempt.may_take(record):  # nobody else holds it: only slow answers keep us from it
+    if renewed and attempt.may_take(record):  # it is free, but the answers take too long
         message = f"{location_of(runtime)} answers too slowly for a ttl of {lease.ttl:g} s"
         raise StoreUnavailable(message)
     _contention(attempt, poll).meet(Observed(version, record), runtime.now())

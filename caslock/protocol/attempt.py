@@ -117,16 +117,16 @@ class Attempt:
         self.lease: Lease = Lease(ttl, max_hold, auto_renew=auto_renew)
         self.writes: Writes = Writes(hold_id)
         self.levels: list[object] = []  # the open holds, by re-entry; the newest is the last
-        self.limit: float = NEVER  # an acquire waits until then
+        self.limit: float = NEVER  # the deadline of the acquire
         self.contention: Contention | None = None  # who holds the key, and how long to pause for that
         self.event: Event | None = None  # wakes it in the local queue
         self.yields: float = 0.0  # seconds to let other processes go first
-        self.promise: HandOver | None = None  # the attempt before it, in this process, sends its first put
-        self.hand_over: HandOver | None = None  # it sends the first put of the next one
+        self.promise: HandOver | None = None  # set while a predecessor is to send our first put
+        self.hand_over: HandOver | None = None  # set while we are to send our successor's first put
         self.ending: bool = False  # a release or a withdrawal has begun: no more renewals
         self.left_in_time: bool = False  # a release of it got no answer, and was sent before the deadline
-        self.woken: bool = False  # its removal has woken another process, which waits at the store
-        self.settled: bool = True  # no clean-up of it has been interrupted
+        self.woken: bool = False  # our removal woke a waiter of another process
+        self.settled: bool = True  # False while a clean-up is unfinished
         self.visit: Visit | None = None  # used by the renewer only
 
     @property
@@ -185,11 +185,11 @@ class Attempt:
             return self._tenure(observed.ttl)
         others = self.others(observed)
         if not others and not self.is_in(observed):
-            return self._tenure(FREE_TTL)  # in place of a late write, whose attempt may have sent others
+            return self._tenure(FREE_TTL)  # replaces a late write; others of its attempt may be in flight
         # A lease is never made shorter than what another hold of this owner may believe.
         ttl = max(asked, observed.ttl) if others else asked
         holds = (*others, self.hold_id)
-        known = set(observed.holds) <= set(holds)  # else an id that a late write has added is dropped
+        known = set(observed.holds) <= set(holds)  # False: we drop an id that a late write added
         return observed._replace(
             holds=holds,
             ttl=ttl,
@@ -206,7 +206,7 @@ class Attempt:
 
     def holds_with(self, record: Record, version: int, now: float) -> None:
         """Note that we hold the key with `record`."""
-        # In this order: an interrupt between the two finds one of them, and withdraws.
+        # In this order: until the lease is recorded, the write in flight tells a clean-up that it may exist.
         self.lease.believe(record, version, self.writes.in_flight.get(record.write), now)
         self.writes.answered(record.write)
 

@@ -34,7 +34,7 @@ class Contention:
         self.observed: Observed = NOTHING  # who holds the key
         self.seen: float = 0.0  # when that version was first seen
         self._fence = 0  # of the tenure in which the pauses began
-        self._crowd: frozenset[tuple[str, int]] = frozenset()  # the processes that had the key meanwhile
+        self._crowd: frozenset[tuple[str, int]] = frozenset()  # processes seen holding the key
         self._tries = 0  # pauses in that tenure
         self._polled: RetryCallState | None = None  # what `poll` is called with
         self._watched = ABSENT  # the version that was watched last

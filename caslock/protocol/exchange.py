@@ -50,7 +50,7 @@ async def write_surely(
 
 
 async def settle(runtime: Runtime, attempt: Attempt, lost: Unanswered, limit: float) -> Observed:
-    """Go on after a write that got no answer, see `write_surely`; raise any other error of it."""
+    """Continue after a write that got no answer, see `write_surely`; raise any other error of it."""
     expected, record, failure = lost
     unanswered(attempt, record, failure)
     if not isinstance(failure, StoreUnavailable):
@@ -59,7 +59,7 @@ async def settle(runtime: Runtime, attempt: Attempt, lost: Unanswered, limit: fl
         raise failure
     observed = await read(runtime, attempt, limit)
     if observed.version != expected:
-        return observed  # it was applied, or never will be
+        return observed  # another version: applied already, or can no longer be applied
     if attempt.retry.put < 1 or runtime.now() >= limit:
         raise failure
 

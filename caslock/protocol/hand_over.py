@@ -26,7 +26,7 @@ class HandOver:
         self.successor: Attempt = successor
         self.pending: bool = True  # the successor has to wait
         self.outcome: Observed | None = None  # what an answered put has shown
-        self._offer: list[None] = [None]  # list.pop is atomic
+        self._offer: list[None] = [None]  # pop() succeeds for exactly one caller
 
     def take(self) -> bool:
         """Whether the caller is the first to take it: the releaser to send, or the successor to withdraw."""
@@ -37,7 +37,7 @@ class HandOver:
         return True
 
     def give_back(self) -> None:
-        """Let the successor withdraw, as nothing was sent; else it waits until we have left."""
+        """Nothing was sent: the successor may withdraw; if it does not, it waits for our release."""
         self._offer.append(None)
         self._wake()
 
@@ -49,7 +49,7 @@ class HandOver:
         self._wake()
 
     def _wake(self) -> None:
-        event = self.successor.event  # it may stop waiting at this very moment
+        event = self.successor.event  # it may be set to None concurrently
         if event is not None:
             event.set()
 
@@ -73,7 +73,8 @@ async def hand_over(runtime: Runtime, attempt: Attempt, promise: HandOver, limit
         successor.lease.asked = successor.lease.ttl
         record = successor.next_record(rest, lease.version)
         value = sent(successor, lease.version, record, runtime.now())
-    # We note the write and then check; a successor that gives up says so and then checks: one of us sees the other.
+    # Order matters: we record the write, then read `ending`; the successor sets `ending`, then reads the writes.  So at
+    # least one of us sees the other.
     if successor.ending or not promise.pending:
         successor.writes.answered(record.write)
         return ours
@@ -82,7 +83,7 @@ async def hand_over(runtime: Runtime, attempt: Attempt, promise: HandOver, limit
     except (StoreError, ValueError) as error:
         unanswered(successor, record, error)
         if not isinstance(error, StoreUnavailable):
-            return ours  # a refusal concerns the successor alone, which gets it when it asks
+            return ours  # the successor gets this error itself when it retries
         if error.sent:
             attempt.writes.unanswered += 1
             promise.settle()

@@ -16,7 +16,7 @@ NEVER: Final = float("inf")
 
 
 def margin(ttl: float) -> float:
-    """How much earlier than the store we end a lease: clocks drift (1 % + 2 ms, as Redlock has it)."""
+    """How much earlier than the store we end a lease: clocks drift (1% + 2 ms, as Redlock has it)."""
     return min(0.01 * ttl + 0.002, ttl / 2)
 
 
@@ -60,7 +60,7 @@ class Lease:
         self.due: float = NEVER  # when to renew it; the deadline if it is no longer renewed
         self.lost: str = ""  # why, once it is lost
         self.on_loss: list[Callable[[], object]] = []  # called when it is lost
-        self.told: bool = False  # the loss: they have been called, or are being called
+        self.told: bool = False  # whether `on_loss` has been called
 
     def believe(self, record: Record, version: int, landed: InFlight | None, now: float) -> None:
         """Note that we hold the key with `record`: only here does the deadline become later.
@@ -96,7 +96,7 @@ class Lease:
         return True
 
     def end(self, missing: str) -> str:
-        """Say why the lease is over: it was not `missing` ("renewed") in time, or was to be renewed no more."""
+        """Return why the lease has ended: it was not `missing` ("renewed") in time, or was to be renewed no more."""
         if self.began + self.max_hold <= self.deadline + margin(self.ttl) + 0.001:
             return f"its max_hold of {self.max_hold:g} s was reached"
         return f"its lease ended before it was {missing}" if self.auto_renew else "its lease ended (auto_renew is off)"

@@ -25,8 +25,8 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
     `removed` is the answer to a removal that was sent with others.  After a failure, no request begins at or after
     `limit`, nor after two request timeouts.
 
-    Raises `LockLost` when somebody else held the key, or our lease was over, before the release.  If there was no
-    answer either, the lease keeps its record, which has to be released in the background.  Raises `StoreUnavailable`
+    Raises `LockLost` when another owner held the key, or our lease had ended, before the release.  If there was no
+    answer either, `lease.record` stays set, and the caller must release in the background.  Raises `StoreUnavailable`
     when there was no answer: release can be called again.
     """
     attempt.ending = True
@@ -39,7 +39,7 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
     try:
         promise, attempt.hand_over = attempt.hand_over, None
         if lease.record is None:
-            return  # an earlier call has done it
+            return  # already released
         now = runtime.now()
         in_time = not lease.lost and now < lease.deadline
         before = attempt.writes.unanswered
@@ -48,7 +48,7 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
             lease.record = None
         except StoreError as error:
             attempt.left_in_time |= in_time and attempt.writes.unanswered > before
-            if not in_time and not attempt.left_in_time:  # lost, whatever the store would have answered
+            if not in_time and not attempt.left_in_time:  # the lease had ended: lost regardless of the answer
                 raise attempt.lose(lease.end("released")) from error
             ends = max(lease.ttl, attempt.min_hold)
             error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")

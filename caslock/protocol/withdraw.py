@@ -23,7 +23,7 @@ PASSES: Final = 8
 """How many times one call tries while the record keeps changing."""
 
 LONGEST_WAIT: Final = 5.0
-"""Seconds after which a waiter looks by itself, which bounds what a lost wake-up costs."""
+"""Seconds of the longest wait at a store, which bounds the cost of a lost wake-up."""
 
 FIRST_PAUSE: Final = 0.25
 """Seconds before the first background attempt to settle an unanswered request; doubled after each failure."""
@@ -77,7 +77,7 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
         attempt.settled = False
         try:
             if isinstance(error, StoreUnavailable) and runtime.now() >= limit:
-                raise StoreUnavailable(str(error))  # noqa: TRY301 - as if it had been asked once more
+                raise StoreUnavailable(str(error))  # noqa: TRY301 - the time is over: do not ask again
             found.append(await _clean_up(runtime, attempt, limit))
         except StoreUnavailable as trouble:
             runtime.later(partial(_clean_up, runtime, attempt), FREE_TTL)
@@ -157,7 +157,7 @@ async def step_back(runtime: Runtime, attempt: Attempt) -> None:
 
 
 async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit: float) -> tuple[bool, Observed]:
-    """Write until nothing of the attempt is there or can arrive at once; returns whether we did it, and what is there.
+    """Write until no record of the attempt exists and no late put can match; returns whether we did it, and the rest.
 
     While another owner's record exists we cannot block our own late put; the lease bounds it.  No write begins at or
     after `limit`, except the first.

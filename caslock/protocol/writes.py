@@ -57,7 +57,7 @@ class Writes:
 
     def may_land(self, version: int) -> bool:
         """Whether a write that expects `version` is in flight."""
-        # A copy, because the thread that hands over to us may note its answer at any moment.
+        # A copy, because the predecessor's thread may remove its entry meanwhile.
         return bool(self.in_flight) and any(write.expected == version for write in list(self.in_flight.values()))
 
     def forget_dead(self, now: float) -> None:
