@@ -93,7 +93,6 @@ class AsyncHold(Holding, _Releasing):
     __slots__ = ("_blocks",)
 
     def __init__(self, state: LockState, attempt: Attempt) -> None:
-        """Begin as held."""
         super().__init__(state, attempt)
         self._blocks = WithBlocks()
 
@@ -217,7 +216,6 @@ class AsyncLock(_Acquired[AsyncHold]):
         self._timeout, self._blocks = self._state.timeout, WithBlocks()
 
     def __repr__(self) -> str:
-        """Say which key, and where."""
         return f"<AsyncLock {self.key!r} at {self._state.runtime.store.traits.location}>"
 
     @property
@@ -310,7 +308,6 @@ class AsyncMultiLock(_Acquired[AsyncMultiHold]):
         self._blocks = WithBlocks()
 
     def __repr__(self) -> str:
-        """Say which keys."""
         return f"<AsyncMultiLock of {', '.join(map(repr, self.keys))}>"
 
     @property

@@ -328,7 +328,6 @@ class Lock(_Acquired[Hold]):
         self._timeout, self._states, self._blocks = self._state.timeout, (self._state,), WithBlocks()
 
     def __repr__(self) -> str:
-        """Say which key, and where."""
         return f"<Lock {self.key!r} at {self._state.runtime.store.traits.location}>"
 
     @property
@@ -428,7 +427,6 @@ class MultiLock(_Acquired[MultiHold]):
         self._states, self._blocks = self._state.states, WithBlocks()
 
     def __repr__(self) -> str:
-        """Say which keys."""
         return f"<MultiLock of {', '.join(map(repr, self.keys))}>"
 
     @property

@@ -22,13 +22,11 @@ class AsyncClosing:
         """Close the idle connections of the running loop; a later request opens one again."""
 
     async def __aenter__(self) -> Self:
-        """Connect nothing yet."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
         await self.aclose()
 
     def __reduce__(self) -> NoReturn:
@@ -52,11 +50,9 @@ class Closing(AsyncClosing):
         await to_thread(self.close)
 
     def __enter__(self) -> Self:
-        """Connect nothing yet."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
         self.close()

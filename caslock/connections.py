@@ -52,7 +52,6 @@ class IdleConnections(Generic[C]):
     """A stack: the connection used last is taken first, so the others grow old and are found dead early."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         # A deque's append and pop are atomic: there is no lock that a fork could copy in use.
         self._stack: deque[C] = deque()
         self._inherited: list[C] = []  # the parent's: neither used, nor closed, nor collected as garbage

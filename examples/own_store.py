@@ -5,7 +5,7 @@ lock needs nothing else.  If pytest is installed, this file runs the whole contr
 that of pytest.
 """
 
-# ruff: noqa: D102, D107 - the methods are documented at `caslock.Store`
+# ruff: noqa: D102 - the methods are documented at `caslock.Store`
 
 from __future__ import annotations
 

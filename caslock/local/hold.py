@@ -30,7 +30,6 @@ class Holding:
     __slots__ = ("_attempt", "_generation", "_state")
 
     def __init__(self, state: LockState, attempt: Attempt) -> None:
-        """Begin as held."""
         self._state = state
         self._attempt = attempt
         self._generation = state.generation

@@ -47,7 +47,6 @@ class Visit(Generic[W]):
     __slots__ = ("asked", "attempt", "runtime")
 
     def __init__(self, attempt: Callable[[], Attempt | None], runtime: W) -> None:
-        """Begin with no renewal requested."""
         self.attempt: Callable[[], Attempt | None] = attempt
         self.runtime: W = runtime
         self.asked: bool = False
@@ -86,7 +85,6 @@ class Schedule(Generic[W]):
     """
 
     def __init__(self) -> None:
-        """Begin with no attempt."""
         self.wakes = NEVER
         self._added: dict[int, tuple[weakref.ref[Attempt], W]] = {}  # a short hold never reaches the heap
         self._heap: list[tuple[float, int, Visit[W]]] = []
@@ -180,7 +178,6 @@ class Queue(Generic[W]):
     """The attempts on one store whose renewal is due; the nearest deadline comes first."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._heap: list[tuple[float, int, weakref.ref[Attempt], W, bool]] = []
         self._numbers = itertools.count()
 
@@ -213,7 +210,6 @@ class Lateness:
     """Warns that renewals are late, at most once in `QUIET` seconds for each location."""
 
     def __init__(self) -> None:
-        """Begin with no warning given."""
         self._said: dict[str, float] = {}
 
     def warnings(self, late: Sequence[tuple[str, Attempt]], now: float) -> list[str]:

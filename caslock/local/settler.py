@@ -30,7 +30,6 @@ class Settler:
     """The jobs of one store in one process."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._jobs = deque[Job]()
         self._workers = Workers("caslock-settle", 1)
 

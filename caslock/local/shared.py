@@ -19,7 +19,6 @@ class Shared:
     """What belongs to one store object.  A forked child begins with a new one at its first use."""
 
     def __init__(self, store: object) -> None:
-        """Begin with nothing."""
         self.store = store
         self._runtimes: dict[object, weakref.ref[object]] = {}  # weakly, for they refer to us
         self._begin()

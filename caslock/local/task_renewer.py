@@ -64,7 +64,6 @@ class LoopRenewer:
     """Knows when each lease of one event loop is due, and when it ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin with no lease."""
         self.loop = loop
         self.schedule: Schedule[Runtime] = Schedule()
         self._timer: asyncio.TimerHandle | None = None
@@ -117,7 +116,6 @@ class Renewals:
     """The tasks of one event loop that renew the leases on one store."""
 
     def __init__(self, renewer: LoopRenewer, shared: object) -> None:
-        """Start nothing yet."""
         self._renewer, self._shared = renewer, shared
         self._queue: Queue[Runtime] = Queue()
         self._tasks = set[asyncio.Task["list[Attempt]"]]()  # the loop itself refers to tasks only weakly

@@ -155,7 +155,6 @@ class TaskMutex:
     __slots__ = ("_lock", "_waiting")
 
     def __init__(self) -> None:
-        """Begin as free."""
         self._lock = threading.Lock()
         self._waiting: list[TaskEvent] = []
 
@@ -171,7 +170,6 @@ class TaskMutex:
             event.set()
 
     async def __aenter__(self) -> None:
-        """Wait."""
         if self._lock.acquire(blocking=False):
             return
         event = TaskEvent()
@@ -183,7 +181,6 @@ class TaskMutex:
             self._waiting.remove(event)
 
     async def __aexit__(self, *error: object) -> None:
-        """Give it back."""
         self.release()
 
 
@@ -196,7 +193,6 @@ class TaskEvent:
     __slots__ = ("_future", "_loop")
 
     def __init__(self) -> None:
-        """Begin as not set."""
         self._loop = asyncio.get_running_loop()
         self._future = self._loop.create_future()
 

@@ -30,7 +30,6 @@ class Workers:
     """At most `most` threads that run jobs, first come, first served; they are started on demand."""
 
     def __init__(self, name: str, most: int) -> None:
-        """Start nothing yet."""
         self._name, self._most = name, most
         self._begin()
 

@@ -22,7 +22,6 @@ class HandOver:
     __slots__ = ("_offer", "outcome", "pending", "successor")
 
     def __init__(self, successor: Attempt) -> None:
-        """Begin as pending."""
         self.successor: Attempt = successor
         self.pending: bool = True  # the successor has to wait
         self.outcome: Observed | None = None  # what an answered put has shown

@@ -31,7 +31,6 @@ class Writes:
     __slots__ = ("count", "hold_id", "in_flight", "unanswered")
 
     def __init__(self, hold_id: str) -> None:
-        """Begin with nothing sent."""
         self.hold_id: str = hold_id
         self.count: int = 0
         self.in_flight: dict[str, InFlight] = {}

@@ -191,7 +191,6 @@ class MemcachedStore(Closing):
         self._idle.close()
 
     def __repr__(self) -> str:
-        """Show the location."""
         return f"MemcachedStore({self.traits.location!r})"
 
     def _look(self, name: bytes, ends: float) -> Entry | None:

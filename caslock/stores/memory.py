@@ -116,7 +116,6 @@ class MemoryStore(Closing):
         """Do nothing: there is no connection, and the entries are kept."""
 
     def __repr__(self) -> str:
-        """Name the location."""
         return f"<MemoryStore {self.traits.location}>"
 
     def _begin(self) -> None:
@@ -258,7 +257,6 @@ class AsyncMemoryStore(AsyncClosing):
         """Do nothing: there is no connection, and the entries are kept."""
 
     def __repr__(self) -> str:
-        """Name the location."""
         return f"<AsyncMemoryStore {self.traits.location}>"
 
 

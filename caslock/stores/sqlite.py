@@ -160,7 +160,6 @@ class SQLiteStore(Closing):
                 self._drop()
 
     def __repr__(self) -> str:
-        """Name the location."""
         return f"<SQLiteStore {self.traits.location}>"
 
     def _request(self, verb: Callable[[sqlite3.Cursor], T]) -> T:

@@ -129,7 +129,6 @@ class Lease:
     """The lease of one put, and the bounds within which it must end, as seen from outside."""
 
     def __init__(self, key: str, ttl: float) -> None:
-        """Plan a lease."""
         self.key = key
         self.ttl = ttl
 

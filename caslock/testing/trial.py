@@ -81,7 +81,6 @@ class Trial:
     """What is in a request if its key can be seen in it."""
 
     def __init__(self, verb: str, timeout: float, proxy: FaultProxy, raw: Store | AsyncStore, direct: Store) -> None:
-        """Begin without a fault."""
         self.verb: str = verb
         self.proxy: FaultProxy = proxy
         self.raw: Store | AsyncStore = raw

@@ -45,7 +45,6 @@ class Blocking:
     threads = True
 
     def __init__(self) -> None:
-        """Begin with nothing under way."""
         self._armed = False
         self._delayed = threading.BoundedSemaphore(MOST_DELAYED)
 
@@ -140,7 +139,6 @@ class Asyncio:
     threads = False
 
     def __init__(self) -> None:
-        """Begin with nothing under way."""
         self._delayed = set[asyncio.Task[object]]()
 
     def lock(

@@ -22,7 +22,6 @@ class Delays:
     """All delays so far."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._stops = defaultdict[str, list[list[float]]](list)  # from when to when; by worker, "" for the server
         self._lags: list[Event] = []
 

@@ -86,7 +86,6 @@ class History:
     """The file of one process."""
 
     def __init__(self, path: Path) -> None:
-        """Open it for appending."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._left = MOST
 

@@ -34,7 +34,6 @@ class Monitor:
     """A thread that looks, over a connection of its own."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        """Begin with nothing seen."""
         self._plan = plan
         self._store = locations.open_direct(plan)
         self._history = History(folder / "monitor.history")

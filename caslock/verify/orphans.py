@@ -39,7 +39,6 @@ class Orphans:
     """Who is there, as the events go by."""
 
     def __init__(self, judgement: Judgement, delays: Delays) -> None:
-        """Begin with nobody."""
         self._judgement, self._delays = judgement, delays
         self._clients = defaultdict[str, set[str]](set)  # by owner: who acquires or holds in its name
         self._gone = dict[str, Moment]()  # when the last client of an owner went

@@ -46,7 +46,6 @@ class PrefixedStore:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close it."""
         locations.close(self)
 
     @property

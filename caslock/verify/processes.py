@@ -56,7 +56,6 @@ class Processes:
     """The workers of a run.  Leave the ``with`` block, and none is left."""
 
     def __init__(self, plan: Plan, url: str, folder: Path, history: History, *, proxied: bool) -> None:
-        """Begin with none."""
         self.running: list[Process] = []
         self.deaths: list[str] = []
         """What workers said that ended by themselves before their time."""
@@ -68,7 +67,6 @@ class Processes:
         self._started = 0
 
     def __enter__(self) -> Self:
-        """Begin."""
         return self
 
     def __exit__(self, *error: object) -> None:

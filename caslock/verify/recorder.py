@@ -29,7 +29,6 @@ class WallClock:
     """Sets what `time.time` and `time.time_ns` tell in this process; leases are measured on other clocks."""
 
     def __init__(self) -> None:
-        """Begin as right."""
         self.error = 0
         """Seconds by which it is ahead."""
         seconds, nanoseconds = time.time, time.time_ns
@@ -53,7 +52,6 @@ class Recorder:
     """What one client writes down."""
 
     def __init__(self, shared: Shared, who: str) -> None:
-        """Begin with nothing."""
         self._shared, self._who, self._write = shared, who, shared.history.note
         self._unanswered = dict[str, int]()
         self._force_called = 0.0

@@ -13,7 +13,6 @@ class Interrupts:
     """In its ``with`` block the first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt; the others are ignored."""
 
     def __init__(self) -> None:
-        """Begin with no signal received."""
         self._received = 0
         self._before: dict[int, object] = {}
 

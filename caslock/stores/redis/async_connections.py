@@ -28,7 +28,6 @@ class LoopConnections:
     """The connections of one event loop to one server."""
 
     def __init__(self, server: Server, address: Address | None) -> None:
-        """Open nothing yet."""
         self._server, self._new = server, server.opener(address)
         self.generation: int = generation()
         self.changes: int = 0
