@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # What an interrupt took out of every hand, a connection or a coroutine, ends when it is collected.
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.timeout(300),  # ten seconds of work for some, on a machine that may be busy
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -207,7 +207,7 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
     (tmp_path / "foreign_store.py").write_text(FOREIGN.format(name=name))
     url = f"foreign://{redis_server.host}:{redis_server.port}"
     code, output, errors = verify(url, "--seconds", "3", cwd=tmp_path)
-    assert code == (1 if said else 0), (output, errors)
+    assert code == (1 if said else 0), (output.splitlines()[-1], output, errors)
     assert said in output
     assert ("BROKEN contract" in output) == bool(said)
     assert "hold reply" in output
