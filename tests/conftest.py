@@ -106,6 +106,7 @@ def _spare_memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 def spare_redis(_spare_redis: Server) -> Iterator[Server]:
     """Return a Redis that a test may pause, and that knows no script: use keys of your own."""
     with contextlib.closing(redis.Redis(_spare_redis.host, _spare_redis.port)) as client:
+        client.client_kill_filter(_type="normal", skipme=True)  # requests of a test before may wait in its connections
         client.script_flush()
     yield _spare_redis
     _spare_redis.resume()
