@@ -172,7 +172,8 @@ class Directed(NamedTuple):
         with patched(mutant.control):
             green(self, mutant.control, run=scene)
             with patched(mutant.patches):
-                return words(self.name) if red(scene) else ""
+                patience = 10 * PATIENCE if self.layer == "torture" else PATIENCE  # torture ends when all clients have
+                return words(self.name) if red(scene, patience) else ""
 
 
 Check: TypeAlias = Contract | Law | Seeds | Search | Directed
