@@ -2,102 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
-from caslock.protocol.attempt import Attempt, First, Retry, Terms
+from caslock.protocol.attempt import Attempt, Retry
 from caslock.protocol.contention import Contention
 from caslock.protocol.exchange import LONGEST_PAUSE, read, write_surely
 from caslock.protocol.lease import NEVER
-from caslock.protocol.record import NOTHING, Observed, Record, Stamp, encode, opening
+from caslock.protocol.record import NOTHING, Observed, Record
 from caslock.protocol.renew import keep
 from caslock.protocol.withdraw import FIRST_PAUSE, LONGEST_WAIT, settle_later
-from caslock.store import ABSENT, Entry, Traits
+from caslock.store import ABSENT, Entry
+from tests.scripted import OURS, PATIENCE, STAMP, START, TAKES, TTL, Scripted, an_attempt, held, lost, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
-    from caslock.protocol.runtime import Mutex, Runtime
-
-TAKES: Final = 2.0
-"""Seconds of each request, answered or not."""
-
-START, TTL, PATIENCE = 1000.0, 30.0, 5.0
-STAMP = Stamp("", "host", 7, "")
-
-
-class Scripted:
-    """A runtime and its store: each request is given the next answer of a list."""
-
-    def __init__(self, *answers: Entry | BaseException | None) -> None:
-        self.clock = START
-        self.answers = list(answers)
-        self.asked: list[tuple[str, float]] = []
-        self.losses = 0
-        self.traits = Traits("scripted://", request_timeout=PATIENCE)
-        self.store = self
-        self.batching = None
-        self.written = b""
-
-    def now(self) -> float:
-        return self.clock
-
-    async def sleep(self, seconds: float) -> None:
-        self.clock += seconds
-
-    def notice(self, attempt: Attempt) -> None:
-        del attempt
-        self.losses += 1
-
-    async def get(self, key: str) -> Entry | None:
-        del key
-        return self._answer("get")
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        del key, version, ttl
-        self.written = value
-        return self._answer("put")
-
-    def _answer(self, verb: str) -> Entry | None:
-        self.asked.append((verb, self.clock - START))
-        self.clock += TAKES
-        answer = self.answers.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    @property
-    def verbs(self) -> list[str]:
-        return [verb for verb, _ in self.asked]
-
-
-class Free:
-    """A mutex that nobody has."""
-
-    def acquire(self, *, blocking: bool) -> bool:
-        return not blocking
-
-    def release(self) -> None:
-        pass
-
-
-def an_attempt(script: Scripted, retry: Retry = Retry()) -> Attempt:
-    """Begin one."""
-    terms = Terms(cast("Runtime", script), "key", "me", TTL, True, NEVER, retry, shared=False)  # noqa: FBT003 - a field
-    return Attempt(terms, "mine.1", First(STAMP, opening("me", TTL, STAMP)), cast("Mutex", Free()), by=None)
-
-
-def run(coroutine: Coroutine[object, object, object]) -> object:
-    """Run a coroutine, which never suspends."""
-    return asyncio.run(coroutine)
-
-
-def lost() -> StoreUnavailable:
-    """Give no answer."""
-    return StoreUnavailable("no answer")
+    from caslock.protocol.runtime import Runtime
 
 
 def a_write(script: Scripted, limit: float, retry: Retry = Retry()) -> tuple[Attempt, Callable[[], object]]:
@@ -194,15 +117,6 @@ def test_our_own_pauses_double_up_to_half_a_second() -> None:
             assert 0.9 * most < long <= most, number
 
 
-def held(script: Scripted) -> Attempt:
-    """Hold the key since the start."""
-    attempt = an_attempt(script)
-    record, value = attempt.first(START)
-    assert value == encode(record)
-    attempt.holds_with(record, 5, START)
-    return attempt
-
-
 def test_a_renewal_without_an_answer_is_due_again_soon() -> None:
     """After a twelfth of its ttl, and at its deadline at the latest, whatever the store does."""
     for passed, due in ((10.0, 12.5), (29.0, TTL - 0.302)):
@@ -223,16 +137,9 @@ def test_two_holds_of_one_key_are_not_renewed_in_one_request() -> None:
 
 def test_an_answer_after_the_deadline_revives_nothing() -> None:
     """The renewal was applied, but its lease was over, and may have been reported, before that was known."""
-    script = Scripted()
+    script = Scripted(Entry(OURS, 6))
     attempt = held(script)
     script.clock = attempt.lease.deadline - 1.0
-
-    class Applied(list[Entry | None]):
-        def pop(self, index: int = 0) -> Entry | None:  # type: ignore[override] # of one kind
-            del index
-            return Entry(script.written, 6)
-
-    script.answers = cast("list[Entry | BaseException | None]", Applied())
     run(keep(cast("Runtime", script), [attempt]))
     assert attempt.lease.lost == "its lease ended before it was renewed"
     assert attempt.lease.version == 5

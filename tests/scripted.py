@@ -1,0 +1,149 @@
+"""A store whose answers are written down, and attempts that ask it: for tests of single steps of the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, cast
+
+from caslock.errors import StoreUnavailable
+from caslock.protocol.attempt import Attempt, First, Retry, Terms
+from caslock.protocol.lease import NEVER
+from caslock.protocol.record import Stamp, encode, opening
+from caslock.store import Entry, Traits
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from caslock.protocol.runtime import Runtime
+    from caslock.store import Put, Removal
+
+OURS: Final = b"ours"
+"""As the value of an answer: what was written last."""
+
+TAKES: Final = 2.0
+"""Seconds of each request, answered or not."""
+
+START, TTL, PATIENCE = 1000.0, 30.0, 5.0
+STAMP = Stamp("", "host", 7, "")
+
+
+class Scripted:
+    """A runtime and its store: each request is given the next answer of a list."""
+
+    def __init__(self, *answers: Entry | BaseException | None) -> None:
+        self.clock = START
+        self.answers = list(answers)
+        self.asked: list[tuple[str, float]] = []
+        self.losses = 0
+        self.traits = Traits("scripted://", request_timeout=PATIENCE)
+        self.store = self
+        self.batching: Scripted | None = None
+        self.takes = TAKES
+        self.gone = False
+        self.written: list[bytes] = []
+        self.background: list[float] = []
+
+    def now(self) -> float:
+        return self.clock
+
+    async def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
+    def notice(self, attempt: Attempt) -> None:
+        del attempt
+        self.losses += 1
+
+    async def get(self, key: str) -> Entry | None:
+        del key
+        return self._answer("get")
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        del key, version, ttl
+        self.written.append(value)
+        return self._answer("put")
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        del key, version
+        return self._answer("invalidate")
+
+    async def put_many(self, puts: Sequence[Put]) -> list[Entry | None] | None:
+        self.written += [put.value for put in puts]
+        answer = self._answer("put_many")
+        return None if answer is None else [answer] * len(puts)
+
+    async def invalidate_many(self, removals: Sequence[Removal]) -> list[Entry | None] | None:
+        answer = self._answer("invalidate_many")
+        return None if answer is None else [answer if answer.version else None] * len(removals)
+
+    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+        await work()
+
+    def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+        del settle
+        self.background.append(seconds)
+
+    def ended(self, attempt: Attempt) -> bool:
+        del attempt
+        return self.gone
+
+    def _answer(self, verb: str) -> Entry | None:
+        self.asked.append((verb, self.clock - START))
+        self.clock += self.takes
+        answer = self.answers.pop(0)
+        if isinstance(answer, Entry) and answer.value == OURS:  # what was written last
+            return Entry(self.written[-1], answer.version)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    @property
+    def verbs(self) -> list[str]:
+        return [verb for verb, _ in self.asked]
+
+
+class Mutex:
+    """A mutex; it notes who waits for it, and lets them in."""
+
+    def __init__(self) -> None:
+        self.taken = False
+        self.waits = 0
+
+    def acquire(self, *, blocking: bool) -> bool:
+        assert not blocking
+        free, self.taken = not self.taken, True
+        return free
+
+    def release(self) -> None:
+        self.taken = False
+
+    async def __aenter__(self) -> None:
+        self.waits += self.taken
+        self.taken = True
+
+    async def __aexit__(self, *error: object) -> None:
+        self.taken = False
+
+
+def an_attempt(script: Scripted, retry: Retry = Retry()) -> Attempt:
+    """Begin one."""
+    terms = Terms(cast("Runtime", script), "key", "me", TTL, True, NEVER, retry, shared=False)  # noqa: FBT003 - a field
+    return Attempt(terms, "mine.1", First(STAMP, opening("me", TTL, STAMP)), Mutex(), by=None)
+
+
+def run(coroutine: Coroutine[object, object, object]) -> object:
+    """Run a coroutine, which never suspends."""
+    return asyncio.run(coroutine)
+
+
+def lost() -> StoreUnavailable:
+    """Give no answer."""
+    return StoreUnavailable("no answer")
+
+
+def held(script: Scripted) -> Attempt:
+    """Hold the key since the start."""
+    attempt = an_attempt(script)
+    record, value = attempt.first(START)
+    assert value == encode(record)
+    attempt.holds_with(record, 5, START)
+    return attempt
