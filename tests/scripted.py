@@ -35,9 +35,13 @@ class Scripted:
         self.answers = list(answers)
         self.asked: list[tuple[str, float]] = []
         self.losses = 0
-        self.traits = Traits("scripted://", request_timeout=PATIENCE)
+        self.traits = Traits("scripted://", expiry_lag=0.0, request_timeout=PATIENCE)
         self.store = self
         self.batching: Scripted | None = None
+        self.queueing: Scripted | None = None
+        self.watching: Scripted | None = None
+        self.waited: list[float] = []
+        self.mixed: list[Entry] = []  # the next answer to a batch, where they differ
         self.takes = TAKES
         self.gone = False
         self.written: list[bytes] = []
@@ -69,7 +73,25 @@ class Scripted:
     async def put_many(self, puts: Sequence[Put]) -> list[Entry | None] | None:
         self.written += [put.value for put in puts]
         answer = self._answer("put_many")
-        return None if answer is None else [answer] * len(puts)
+        if answer is None:
+            return None
+        several = self.mixed or [answer] * len(puts)
+        self.mixed = []
+        return [
+            Entry(put.value, each.version) if each.value in (OURS, self.written[-1]) else each
+            for put, each in zip(puts, several, strict=True)
+        ]
+
+    async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        del key, ttl
+        self.written.append(value)
+        self.waited.append(timeout)
+        return self._answer("wait")
+
+    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+        del key, version
+        self.waited.append(timeout)
+        self._answer("watch")
 
     async def invalidate_many(self, removals: Sequence[Removal]) -> list[Entry | None] | None:
         answer = self._answer("invalidate_many")
@@ -124,10 +146,10 @@ class Mutex:
         self.taken = False
 
 
-def an_attempt(script: Scripted, retry: Retry = Retry()) -> Attempt:
+def an_attempt(script: Scripted, retry: Retry = Retry(), *, key: str = "key", ttl: float = TTL) -> Attempt:
     """Begin one."""
-    terms = Terms(cast("Runtime", script), "key", "me", TTL, True, NEVER, retry, shared=False)  # noqa: FBT003 - a field
-    return Attempt(terms, "mine.1", First(STAMP, opening("me", TTL, STAMP)), Mutex(), by=None)
+    terms = Terms(cast("Runtime", script), key, "me", ttl, True, NEVER, retry, shared=False)  # noqa: FBT003 - a field
+    return Attempt(terms, "mine.1", First(STAMP, opening("me", ttl, STAMP)), Mutex(), by=None)
 
 
 def run(coroutine: Coroutine[object, object, object]) -> object:
@@ -140,9 +162,9 @@ def lost() -> StoreUnavailable:
     return StoreUnavailable("no answer")
 
 
-def held(script: Scripted) -> Attempt:
+def held(script: Scripted, retry: Retry = Retry(), *, key: str = "key") -> Attempt:
     """Hold the key since the start."""
-    attempt = an_attempt(script)
+    attempt = an_attempt(script, retry, key=key)
     record, value = attempt.first(START)
     assert value == encode(record)
     attempt.holds_with(record, 5, START)

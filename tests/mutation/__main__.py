@@ -29,17 +29,10 @@ MUTATED: Final = ("caslock/protocol", "caslock/local")
 TESTS: Final = tuple(
     f"tests/{name}.py"
     for name in (
-        *("mutation/short_simulator", "test_attempt", "test_exchange", "test_record", "test_release", "test_contract"),
-        *(
-            "test_lock",
-            "test_multilock",
-            "test_queue",
-            "test_holds",
-            "test_asyncio",
-            "test_broken_once",
-            "test_renewal",
-        ),
-        *("test_tasks", "test_interleavings", "test_lock_order", "test_bad_input", "test_faults", "test_ends"),
+        *("mutation/short_simulator", "test_attempt", "test_exchange", "test_record", "test_release", "test_waiting"),
+        *("test_renew_together", "test_contract", "test_lock", "test_multilock", "test_queue", "test_holds"),
+        *("test_asyncio", "test_broken_once", "test_renewal", "test_tasks", "test_interleavings", "test_lock_order"),
+        *("test_bad_input", "test_faults", "test_ends"),
     )
 )
 """What concerns the rules and needs no server: of tests for every store those with memory."""
