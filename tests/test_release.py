@@ -13,7 +13,7 @@ from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import NOTHING, Observed, Record, decode, encode
 from caslock.protocol.release import force_release, leave_surely, release, release_quietly
-from caslock.protocol.withdraw import PASSES, give_up, step_back
+from caslock.protocol.withdraw import PASSES, give_up, step_back, withdraw
 from caslock.protocol.writes import FREE_TTL, InFlight
 from caslock.store import ABSENT, WOKEN, Entry
 from tests.scripted import OURS, PATIENCE, START, TTL, Mutex, Scripted, an_attempt, held, lost, run
@@ -40,6 +40,7 @@ def test_a_release_is_one_removal() -> None:
     attempt = held(script)
     assert released(script, attempt).record is None
     assert attempt.ending
+    script.clock = attempt.lease.deadline
     released(script, attempt)
     assert script.verbs == ["invalidate"]
     assert not attempt.woken
@@ -95,6 +96,62 @@ def test_a_release_without_an_answer_can_be_called_again() -> None:
     assert attempt.left_in_time
     script.clock = attempt.lease.deadline
     assert released(script, attempt).record is None
+
+
+def test_a_release_that_gets_no_answer_again_is_still_no_loss() -> None:
+    """It may have been applied in time: a loss is not known before the store answers."""
+    script = Scripted(lost(), lost(), lost(), lost())
+    attempt = held(script)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            released(script, attempt)
+        script.clock = attempt.lease.deadline
+    assert script.losses == 0
+
+
+def test_a_first_put_that_may_be_late_is_kept_out_wherever_the_key_is_free() -> None:
+    """The hand-over got no answer, and nothing is there: a free record takes the place of nothing."""
+    script = Scripted(lost(), None, Entry(OURS, 8))
+    attempt = held(script)
+    attempt.writes.sent("mine.1.9", InFlight(ABSENT, START, TTL))
+    attempt.hand_over = HandOver(an_attempt(script))
+    released(script, attempt)
+    assert script.verbs == ["put", "get", "put"]
+    assert decode(script.written[-1]).free
+
+
+def test_a_removal_that_finds_another_hold_beside_ours_leaves_that() -> None:
+    """A co-holder has entered meanwhile: its record is written without our hold."""
+    script = Scripted()
+    attempt = held(script)
+    record = attempt.lease.record
+    assert record is not None
+    both = record._replace(holds=("other.1", *record.holds), write="other.1.1", fence=5)
+    script.answers = [Entry(encode(both), 7), Entry(OURS, 8)]
+    by_us, observed = withdrawn(script, attempt, START + 100)
+    assert by_us
+    assert observed.record is not None
+    assert observed.record.holds == ("other.1",)
+    assert script.verbs == ["invalidate", "put"]
+
+
+def test_a_record_that_keeps_changing_is_written_until_the_limit() -> None:
+    """Many co-holders are leaving at once: each try may be the one."""
+    script = Scripted()
+    attempt = held(script)
+    record = attempt.lease.record
+    assert record is not None
+    both = encode(record._replace(holds=("other.1", *record.holds), write="other.1.1", fence=5))
+    script.answers = [Entry(both, 7 + number) for number in range(99)]
+    with pytest.raises(StoreUnavailable, match="its record kept changing until the time was over"):
+        withdrawn(script, attempt, START + 40)
+    assert len(script.asked) == 20
+
+
+def withdrawn(script: Scripted, attempt: Attempt, limit: float) -> tuple[bool, Observed]:
+    """Withdraw what is held."""
+    start = Observed(attempt.lease.version, attempt.lease.record)
+    return cast("tuple[bool, Observed]", run(withdraw(cast("Runtime", script), attempt, start, limit)))
 
 
 def test_a_refused_release_was_not_made_in_time() -> None:
@@ -518,8 +575,10 @@ def test_a_clean_up_without_an_answer_goes_on_in_the_background() -> None:
         assert "It is being withdrawn in the background" in said
         assert script.background == [FREE_TTL]
         assert attempt.settled
-    script = Scripted(lost(), lost())
-    assert "in the background" in given_up(script, KeyboardInterrupt())[1]
+    for other in (KeyboardInterrupt(), StoreError("refused")):
+        said = given_up(Scripted(lost(), lost()), other)[1]
+        assert said.startswith("lock 'key' is not held")
+        assert "in the background" in said
 
 
 def test_a_clean_up_that_is_refused_ends_there() -> None:

@@ -84,20 +84,18 @@ def test_a_wait_at_the_store_is_bounded(
 
 def test_what_wakes_nobody_is_not_waited_for_at_the_store() -> None:
     """Neither the end of a lease nor a release into a free record does."""
-    script = Scripted(theirs(), theirs(), MINE)
+    script = Scripted(theirs(), theirs(), theirs(), MINE)
     script.queueing = script
-    script.takes = 3.5
     assert acquired(script, None, ttl=60.0)
-    assert script.verbs[1] == "wait"
+    assert script.verbs == ["put", "wait", "wait", "put"]  # the lease is over at 5 s, which the last wait has reached
+    script = Scripted(theirs(), None, theirs(), theirs(), MINE)
+    script.watching = script
+    assert acquired(script, None, None)
+    assert script.verbs == ["put", "watch", "put", "put", "put"]
     script = Scripted(theirs(quarantine=5.0), MINE)
     script.queueing = script
     assert acquired(script, None)
     assert script.verbs == ["put", "put"]
-    script = Scripted(theirs(), None, theirs(), MINE)
-    script.queueing = script
-    script.takes = 3.5  # as the wait ends, so does the lease
-    attempt = an_attempt(script, ttl=60.0)
-    assert tried(script, attempt, None, 20.0)
 
 
 def test_a_wait_at_the_store_without_an_answer_is_followed_by_a_look() -> None:
