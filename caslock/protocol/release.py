@@ -94,9 +94,9 @@ async def _leave(
             observed = answered(attempt, None, b"", entry)
     else:
         observed = Observed(lease.version, lease.record)
-    by_us = False
-    if observed.record is not None or attempt.writes.in_flight:
-        by_us, observed = await withdraw(runtime, attempt, observed, limit)
+    if observed.record is None and not attempt.writes.in_flight:
+        return True, observed
+    by_us, observed = await withdraw(runtime, attempt, observed, limit)
     return by_us or observed.record is None, observed
 
 

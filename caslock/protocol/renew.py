@@ -158,10 +158,8 @@ def _not_renewed(
     """Apply the answers, and return the attempts that were not written because another of the request had lost."""
     left: list[Attempt] = []
     for (attempt, record, value), entry in zip(renewals, answers, strict=True):
-        known = attempt.lease.version
         with suppress(LockLost):
-            observed = answered(attempt, record, value, entry)
-            if observed.version == known or not _renewed(runtime, attempt, observed, before[attempt]):
+            if not _renewed(runtime, attempt, answered(attempt, record, value, entry), before[attempt]):
                 left.append(attempt)
     return left
 
