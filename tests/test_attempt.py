@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import count
+import random
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from tenacity.wait import wait_fixed
+from tenacity.wait import wait_fixed, wait_incrementing
 
-from caslock.protocol import contention as contention_module
 from caslock.protocol.attempt import Attempt, First, Retry, Terms
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
@@ -18,8 +17,6 @@ from caslock.store import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from tenacity.wait import WaitBaseT
 
     from caslock.protocol.runtime import Mutex, Runtime
 
@@ -212,7 +209,7 @@ def test_a_renewal_asks_for_no_more_than_max_hold() -> None:
 def test_the_end_of_a_lease_says_why() -> None:
     """It was not renewed in time, or not at all, or max_hold was reached."""
     assert believed().end("renewed") == "its lease ended before it was renewed"
-    assert believed(auto_renew=False).end("released") == "its lease ended before it was released; auto_renew is off"
+    assert believed(auto_renew=False).end("released") == "its lease ended (auto_renew is off)"
     assert believed(max_hold=TTL).end("renewed") == "its max_hold of 30 s was reached"
     assert believed(max_hold=TTL + 0.5).end("renewed") == "its lease ended before it was renewed"
 
@@ -258,23 +255,13 @@ def test_a_version_counts_from_when_it_was_first_seen() -> None:
 
 def test_pauses_begin_anew_with_each_tenure(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are longer the more processes had the key; the pauses of the user go on as they are."""
-    begun: list[tuple[WaitBaseT | None, int]] = []
-
-    def pauses(poll: WaitBaseT | None, crowd: int = 0) -> Callable[[], float]:
-        begun.append((poll, crowd))
-        numbers = count(1)
-        return lambda: float(next(numbers))
-
-    monkeypatch.setattr(contention_module, "pauses", pauses)
+    monkeypatch.setattr(random, "uniform", lambda _, most: most)
     own = Contention(None)
-    assert own.pause() == 1.0
-    for version, pid, pause in ((5, 1, 1.0), (5, 1, 2.0), (6, 2, 1.0), (7, 1, 1.0)):
+    assert own.pause() == pytest.approx(0.005)
+    for version, pid, pause in ((5, 1, 0.006), (5, 1, 0.012), (6, 2, 0.007), (7, 1, 0.007), (7, 1, 0.014)):
         own.meet(Observed(version, record("other.1")._replace(pid=pid)), NOW)
-        assert own.pause() == pause
-    assert [crowd for _, crowd in begun] == [0, 1, 2, 2]
-    begun.clear()
-    users = Contention(wait_fixed(3.0))
-    for version in (5, 6):
+        assert own.pause() == pytest.approx(pause)
+    users = Contention(wait_incrementing(1.0, 1.0))
+    for version, pause in ((5, 1.0), (6, 2.0), (6, 3.0)):
         users.meet(Observed(version, record("other.1")), NOW)
-        users.pause()
-    assert len(begun) == 1
+        assert users.pause() == pause
