@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from redis import exceptions
 
@@ -11,7 +11,7 @@ from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 TOO_LATE: Final = (TimeoutError, exceptions.TimeoutError)
 """The server was too slow.  Any other error that ends a connection has probably ended all others."""
@@ -26,7 +26,7 @@ _SCRIPT: Final = re.compile(  # where Redis 7, or Redis 6, has refused in our sc
     r" script: [0-9a-f]{40}, on @user_script:\d+\.?|Error running script \(call to f_[0-9a-f]{40}\): @user_script:\d+: "
 )
 _NO_PASSWORD: Final = re.compile("NOAUTH|Authentication required|HELLO must be called with the client already")
-_ADVICE: Final = {
+ADVICE: Final = {
     "OutOfMemory": "free memory or raise its maxmemory; releases still work",
     "ReadOnly": "connect to the primary, not to a replica",
     "Authentication": "check the user and the password",
@@ -40,12 +40,25 @@ _ADVICE: Final = {
 }
 
 
+class Dialect(NamedTuple):
+    """What a store calls itself in its errors, and what it advises."""
+
+    scheme: str
+    """The scheme of its URLs; with an "s", over TLS."""
+    advice: Mapping[str, str]
+    """What to do about a refusal, by a part of its text."""
+
+
+REDIS: Final = Dialect("redis", ADVICE)
+"""That of Redis."""
+
+
 class Failures:
     """Makes the errors of one store."""
 
-    def __init__(self, location: str, secrets: Iterable[str]) -> None:
+    def __init__(self, location: str, secrets: Iterable[str], dialect: Dialect) -> None:
         """`secrets` are never shown."""
-        self._location = location
+        self._location, self._scheme, self._advice = location, dialect.scheme, dialect.advice
         self._secrets = sorted(set(secrets) - {""}, key=len, reverse=True)
 
     def cannot_wait(self) -> StoreUnavailable:
@@ -75,7 +88,9 @@ class Failures:
         elif isinstance(reply, _REFUSED) and _NO_PASSWORD.search(text):
             failed = StoreError(f"{self._location} requires a password: put it in the URL or the client")
         elif isinstance(reply, _REFUSED):
-            say = next((say for word, say in _ADVICE.items() if word in text), "check its configuration and its log")
+            say = next(
+                (say for word, say in self._advice.items() if word in text), "check its configuration and its log"
+            )
             failed = StoreError(f"{self._location} refused the request ({text}): {say}")
         elif sent:
             failed = StoreUnavailable(f"{self._location} did not answer ({text})", sent=True)
@@ -91,11 +106,11 @@ class Failures:
             kind = {"E": "memcached", "<": "HTTP", "H": "HTTP"}.get(other[1], "something else")
             return f": that port speaks {kind}, not Redis; check the host and port"
         if "WRONG_VERSION_NUMBER" in text:
-            return ": that port does not speak TLS; use redis://, or the server's tls-port"
-        if self._location.startswith("rediss"):
-            return ": does that port speak TLS? if not, use redis://" if isinstance(error, TOO_LATE) else ""
+            return f": that port does not speak TLS; use {self._scheme}://, or the server's tls-port"
+        if self._location.startswith(f"{self._scheme}s"):
+            return f": does that port speak TLS? if not, use {self._scheme}://" if isinstance(error, TOO_LATE) else ""
         if re.search("reset by peer|Connection lost|closed by", text):
-            return ": if that port requires TLS, use rediss://"
+            return f": if that port requires TLS, use {self._scheme}s://"
         return ""
 
     def _masked(self, text: str) -> str:

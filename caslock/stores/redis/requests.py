@@ -44,10 +44,12 @@ if TYPE_CHECKING:
 FOREIGN: Final = -1
 """The version of an entry that caslock did not write."""
 
+LAST_VERSION: Final = 2**53 - 2
+"""The largest: Lua counts in doubles.  The microseconds get there in the year 2255."""
+
 _OURS: Final = re.compile(rb"([1-9][0-9]{0,15})(:|!gone\Z)")
 _RUN: Final = re.compile(rb"run_id:([0-9a-f]{40})")
 _GLOB: Final = re.compile(rb"([\\*?\[\]])")
-_LAST_VERSION: Final = 2**53 - 2  # Lua counts in doubles; the microseconds get there in the year 2255
 _LONGEST_KEY: Final = 1024
 _LONGEST_TTL: Final = 100 * 365 * 86400
 _LONGEST_WAIT: Final = 60.0
@@ -58,11 +60,11 @@ _ASKING: Final = packed((b"ASKING",))
 
 
 class Script:
-    """A Lua script of this package."""
+    """A Lua script of a store."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, package: str = "caslock.stores.redis") -> None:
         """Read its file, and name it by its digest."""
-        self.text: bytes = files("caslock.stores.redis").joinpath(name).read_bytes()
+        self.text: bytes = files(package).joinpath(name).read_bytes()
         self.digest: bytes = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
 
@@ -126,18 +128,18 @@ class Requests:
 
     def get(self, key: str) -> Request:
         """Read."""
-        name = self._name(key)
+        name = self.name(key)
         return Request((b"GET", name), name)
 
     def put(self, key: str, value: bytes, version: int, ttl: float) -> Request:
         """Write."""
-        name = self._name(key)
-        expected, ms = _checked(value, version, ttl)
+        name = self.name(key)
+        expected, ms = checked_put(value, version, ttl)
         return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, (value,), _PUT)
 
     def invalidate(self, key: str, version: int) -> Request:
         """Remove."""
-        name, expected = self._name(key), _expected(version)
+        name, expected = self.name(key), checked_version(version)
         waiters, tokens = self._beside(name)
         request = Request((b"EVALSHA", _REMOVE.digest, b"3", name, waiters, tokens, expected), name, script=_REMOVE)
         if not self._cluster:
@@ -146,8 +148,8 @@ class Requests:
 
     def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Wait | None:
         """Wait, and write; None: this key can have no waiters."""
-        name = self._name(key)
-        expected, ms = _checked(value, ABSENT, ttl)
+        name = self.name(key)
+        expected, ms = checked_put(value, ABSENT, ttl)
         if not timeout > 0:
             raise ValueError(f"timeout must be greater than 0 seconds, not {timeout!r}")
         seconds = max(min(timeout, _LONGEST_WAIT), 0.001)
@@ -166,7 +168,7 @@ class Requests:
     def put_many(self, puts: Sequence[Put]) -> Request | None:
         """Write all or none; None: they are on several nodes, or there are none."""
         names = self._names([put.key for put in puts])
-        rules = [_checked(put.value, put.version, put.ttl) for put in puts]
+        rules = [checked_put(put.value, put.version, put.ttl) for put in puts]
         given = [part for rule, put in zip(rules, puts, strict=True) for part in (*rule, put.value)]
         return self._many(_PUT, names, names, given, [put.value for put in puts])
 
@@ -174,7 +176,7 @@ class Requests:
         """Remove each; None as for `put_many`."""
         names = self._names([removal.key for removal in removals])
         keys = [part for name in names for part in (name, *self._beside(name))]
-        given = [_expected(removal.version) for removal in removals]
+        given = [checked_version(removal.version) for removal in removals]
         return self._many(_REMOVE, names, keys, given, [b""] * len(names))
 
     def scan(self, prefix: str, cursor: bytes) -> Request:
@@ -191,7 +193,7 @@ class Requests:
 
     def stored_name(self, key: str) -> str:
         """Give the whole name of a key."""
-        return self._name(key).decode()
+        return self.name(key).decode()
 
     def _key(self, name: Reply) -> str:
         """Give the key of a stored name; empty: it is another program's, or that of a key's waiters or tokens."""
@@ -211,9 +213,10 @@ class Requests:
     def _names(self, keys: list[str]) -> list[bytes]:
         if len(set(keys)) < len(keys):
             raise ValueError("the keys of one request must be distinct")
-        return [self._name(key) for key in keys]
+        return [self.name(key) for key in keys]
 
-    def _name(self, key: str) -> bytes:
+    def name(self, key: str) -> bytes:
+        """Give the bytes of the whole name of a key; raises ValueError for one that can be no key."""
         if not 1 <= len(key) <= _LONGEST_KEY:
             raise ValueError(f"a key must have 1 to {_LONGEST_KEY} characters, not {len(key)}")
         return self._prefix + _encoded(key)
@@ -254,7 +257,7 @@ def _entry(value: bytes, reply: Reply) -> Entry | None:
     if not isinstance(reply, bytes):
         return None
     ours = _OURS.match(reply)
-    if not ours or int(ours[1]) > _LAST_VERSION:
+    if not ours or int(ours[1]) > LAST_VERSION:
         return Entry(reply, FOREIGN)
     return Entry(reply[ours.end() :], int(ours[1])) if ours[2] == b":" else None
 
@@ -266,13 +269,15 @@ def _encoded(key: str) -> bytes:
         raise ValueError(f"the key contains a lone surrogate: {key!r}") from None
 
 
-def _checked(value: bytes, version: int, ttl: float) -> tuple[bytes, bytes]:
+def checked_put(value: bytes, version: int, ttl: float) -> tuple[bytes, bytes]:
+    """Give the expected version and the ttl in ms as arguments of a script; raises ValueError for bad ones."""
     if not 0 < ttl <= _LONGEST_TTL:
         raise ValueError(f"ttl must be more than 0 and at most {_LONGEST_TTL} seconds (100 years), not {ttl!r}")
     if len(value) > MAX_VALUE:
         raise ValueError(f"a value must be at most {MAX_VALUE} bytes, not {len(value)}")
-    return b"0" if version == ABSENT else _expected(version), b"%d" % math.ceil(ttl * 1000)
+    return b"0" if version == ABSENT else checked_version(version), b"%d" % math.ceil(ttl * 1000)
 
 
-def _expected(version: int) -> bytes:
-    return b"%d" % version if 0 < version <= _LAST_VERSION else b"-"  # which no entry begins with
+def checked_version(version: int) -> bytes:
+    """Give an expected version as an argument of a script; "-" stands for one that no entry has."""
+    return b"%d" % version if 0 < version <= LAST_VERSION else b"-"  # which no entry begins with

@@ -24,7 +24,7 @@ from redis.retry import Retry
 from caslock.connections import LEAST
 from caslock.options import check_prefix, check_replicas, check_timeout
 from caslock.store import Traits
-from caslock.stores.redis.failures import Failures
+from caslock.stores.redis.failures import REDIS, Dialect, Failures
 from caslock.stores.redis.wire import packed
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ _LEFT_OUT: Final = ("retry_", "health_check_", "maint", "oss_cluster_", "orig_")
 class Server:
     """A primary, or the primaries of a cluster."""
 
-    def __init__(self, client: Untyped, prefix: str, replicas: int, *, awaits: bool = False) -> None:
+    def __init__(
+        self, client: Untyped, prefix: str, replicas: int, *, awaits: bool = False, dialect: Dialect = REDIS
+    ) -> None:
         """Take the settings of the client; raises TypeError for another kind of client, ValueError for bad settings."""
         check_prefix(prefix)
         check_replicas(replicas)
@@ -76,8 +78,8 @@ class Server:
         pools = [self._pool, *(each.connection_pool for each in (manager.sentinels if manager else []))]
         names = ("password", "username", "ssl_password")
         secrets = [str(each.connection_kwargs.get(name) or "") for each in pools for name in names]
-        location = _location(self._pool, self.nodes, connection, prefix)
-        self.failures: Failures = Failures(location, secrets)
+        location = _location(dialect.scheme, self._pool, self.nodes, connection, prefix)
+        self.failures: Failures = Failures(location, secrets, dialect)
         # In a Cluster, to load the map of its slots may take as long again.
         self.traits: Traits = Traits(location, request_timeout=self.patience * (2 if self.nodes else 1))
         wait = (b"WAIT", b"%d" % replicas, b"%d" % math.ceil(self.timeout * 500))  # ms: half the timeout
@@ -213,19 +215,19 @@ def _timely(kind: Untyped, timeout: float, connect_timeout: float) -> Untyped:
     return type(kind.__name__, (usual,), own | {"read_response": read_response})
 
 
-def _location(pool: Untyped, nodes: list[Address], connection: Untyped, prefix: str) -> str:
+def _location(scheme: str, pool: Untyped, nodes: list[Address], connection: Untyped, prefix: str) -> str:
     """Name the server and the part of its keys that is ours; two stores differ in it if they differ in either."""
     query = [f"prefix={prefix}"] if prefix else []
     database = connection.db or 0
     if hasattr(pool, "sentinel_manager"):
         settings = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
         hosts = ",".join(sorted(f"{setting.get('host')}:{setting.get('port')}" for setting in settings))
-        where = f"redis+sentinel://{hosts}/{pool.service_name}/{database}"
+        where = f"{scheme}+sentinel://{hosts}/{pool.service_name}/{database}"
     elif path := getattr(connection, "path", None):
         where = f"unix://{path}"
         query.insert(0, f"db={database}")
     else:
-        scheme = "rediss" if isinstance(connection, (redis.SSLConnection, redis.asyncio.SSLConnection)) else "redis"
+        scheme += "s" if isinstance(connection, (redis.SSLConnection, redis.asyncio.SSLConnection)) else ""
         hosts = ",".join(f"{_host(host)}:{port}" for host, port in nodes)
         single = f"{scheme}://{_host(connection.host)}:{connection.port}/{database}"
         where = f"{scheme}+cluster://{hosts}" if nodes else single

@@ -70,7 +70,7 @@ class RedisStore(Closing):
         ``?prefix=`` and ``?replicas=`` say the same as the arguments.  Raises ValueError for a malformed
         or ambiguous URL.
         """
-        return _from_url(cls, redis.Redis.from_url, url, prefix, replicas)
+        return open_url(cls, redis.Redis.from_url, url, prefix, replicas)
 
     @property
     def traits(self) -> Traits:
@@ -169,7 +169,7 @@ class AsyncRedisStore(AsyncClosing):
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
         """See `RedisStore.from_url`."""
-        return _from_url(cls, redis.asyncio.Redis.from_url, url, prefix, replicas)
+        return open_url(cls, redis.asyncio.Redis.from_url, url, prefix, replicas)
 
     @property
     def traits(self) -> Traits:
@@ -249,7 +249,8 @@ class AsyncRedisStore(AsyncClosing):
                         yield key, found
 
 
-def _from_url(store: Callable[..., _T], client: Callable[[str], object], url: str, prefix: str, replicas: int) -> _T:
+def open_url(store: Callable[..., _T], client: Callable[[str], object], url: str, prefix: str, replicas: int) -> _T:
+    """Make a store of the client that a URL describes; see `RedisStore.from_url`."""
     check_prefix(prefix)
     check_replicas(replicas)
     read = read_url(url)
