@@ -52,19 +52,24 @@ _ASYNCIO: Final = "caslock.async_stores"
 
 # scheme -> (module of caslock.stores; the extra; its clients; the class by group)
 _REDIS: Final = ("redis", "redis", ("redis",), {_BLOCKING: "RedisStore", _ASYNCIO: "AsyncRedisStore"})
+_TAIR: Final = ("tair", "tair", ("redis",), {_BLOCKING: "TairStore", _ASYNCIO: "AsyncTairStore"})
 _MEMCACHED: Final = ("memcached", "memcached", ("pymemcache",), {_BLOCKING: "MemcachedStore"})
 _SQL: Final = {_BLOCKING: "SQLStore", _ASYNCIO: "AsyncSQLStore"}
 _POSTGRESQL: Final = ("sql", "postgresql", ("sqlalchemy", "psycopg"), _SQL)
 _MYSQL: Final = ("sql", "mysql", ("sqlalchemy", "pymysql", "asyncmy"), _SQL)
 _SERVERS: Final = {
     **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
+    **dict.fromkeys(("tair", "tairs"), _TAIR),
     "memcached": _MEMCACHED,
     **dict.fromkeys(("postgresql", "postgresql+psycopg"), _POSTGRESQL),
     **dict.fromkeys(
         ("mysql", "mysql+pymysql", "mysql+asyncmy", "mariadb", "mariadb+pymysql", "mariadb+asyncmy"), _MYSQL
     ),
 }
-_TAKES: Final = {"memcached": ("prefix",), **dict.fromkeys(("redis", "rediss", "unix"), ("prefix", "replicas"))}
+_TAKES: Final = {
+    "memcached": ("prefix",),
+    **dict.fromkeys(("redis", "rediss", "unix", "tair", "tairs"), ("prefix", "replicas")),
+}
 _OWN: Final = ("memory", "sqlite", *_SERVERS)
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -76,14 +81,15 @@ def connect(target: str | Client, *, prefix: str = "", replicas: int = 0) -> Clo
 
     URLs: ``sqlite:///relative.db``, ``sqlite:////absolute/path.db`` (``%`` and ``?`` in the path as ``%25`` and
     ``%3F``; ``?timeout=5``: seconds to wait for others); ``memory://``, a new one each time; ``redis://``,
-    ``rediss://``, ``unix://``, ``memcached://``, ``postgresql://``, ``mysql://`` and ``mariadb://``, each with the
-    options of its store's `from_url`; and any scheme of an installed entry point (see the documentation of the module).
+    ``rediss://``, ``unix://``, ``tair://``, ``tairs://``, ``memcached://``, ``postgresql://``, ``mysql://`` and
+    ``mariadb://``, each with the options of its store's `from_url`; and any scheme of an installed entry point (see the
+    documentation of the module).
 
     Clients: a ``redis.Redis``, one of ``Sentinel.master_for``, a ``RedisCluster``, pymemcache's ``Client`` and
     ``PooledClient``, or SQLAlchemy's ``Engine``.  Their settings are used, but not their connections.
 
-    `prefix` is put before every key (Redis and memcached).  With `replicas` = n, a write counts only after n replicas
-    have acknowledged it (Redis).  ``with`` closes the store.
+    `prefix` is put before every key (Redis, Tair and memcached).  With `replicas` = n, a write counts only after n
+    replicas have acknowledged it (Redis and Tair).  ``with`` closes the store.
 
     Raises ValueError for a malformed or ambiguous URL, TypeError for anything that is neither a URL nor such a client,
     and ModuleNotFoundError if the client library is not installed.  None of them shows a user name or password.
@@ -164,7 +170,7 @@ def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # 
 def _refuse(settings: dict[str, Any], taken: tuple[str, ...], what: str) -> None:
     for name in settings:
         if name not in taken:
-            there = "Redis does" if name == "replicas" else "Redis and memcached do"
+            there = "Redis and Tair do" if name == "replicas" else "Redis, Tair and memcached do"
             raise ValueError(f"{what} has no {name}; only {there}")
 
 

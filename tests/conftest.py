@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol
@@ -14,7 +15,21 @@ import redis
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from tests.locations import KINDS, Place, opened
-from tests.servers import MEMCACHED, MYSQL, POSTGRESQL, REDIS, WORKERS, Kind, Server, private, shared
+from tests.servers import (
+    MEMCACHED,
+    MYSQL,
+    POSTGRESQL,
+    REDIS,
+    TAIR_EMULATOR,
+    WORKERS,
+    Kind,
+    Server,
+    is_url,
+    missing,
+    private,
+    shared,
+    tair_module,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +88,34 @@ def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return the MySQL or MariaDB that all tests share: use keys of your own."""
     with shared(MYSQL, tmp_path_factory.mktemp("mysql")) as server:
         yield server
+
+
+@pytest.fixture(scope="session", params=["emulator", "module"] if tair_module() else ["emulator"])
+def tair(request: pytest.FixtureRequest) -> Kind:
+    """Return a kind of server with TairString: the emulator, and the real module if there is one."""
+    module = tair_module()
+    if request.param == "module" and module:
+        return module
+    if not any(map(shutil.which, REDIS.binaries)):
+        missing(REDIS)
+    return TAIR_EMULATOR
+
+
+@pytest.fixture(scope="session")
+def tair_server(tair: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return the server with TairString that all tests share: use keys of your own."""
+    give = shared if tair is not TAIR_EMULATOR and is_url(tair) else private
+    with give(tair, tmp_path_factory.mktemp("tair")) as server:
+        yield server
+
+
+@pytest.fixture
+def new_tair(tair: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
+    """Start private servers with TairString: ``new_tair("--requirepass", "secret")``."""
+    if tair is not TAIR_EMULATOR and is_url(tair):
+        pytest.skip(f"the server in {tair.variable} is not ours to start: name the module's file instead")
+    with _factory(tair, tmp_path_factory) as new:
+        yield new
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 from urllib.parse import urlsplit
@@ -106,6 +106,34 @@ MEMCACHED: Final = Kind(
     hello=b"version\r\n",
     ready=(b"VERSION", b"ERROR unauthenticated"),
 )
+
+TAIR_EMULATOR: Final = replace(
+    REDIS,
+    name="tair",
+    url=f"tair://{HOST}:{{port}}/0",
+    binaries=(sys.executable,),
+    arguments=lambda port, _: [str(Path(__file__).parent / "tair" / "emulator.py"), str(port)],
+    options=(),
+)
+"""Not TairString, but what tests/tair emulates of it on a real Redis."""
+
+
+def tair_module() -> Kind | None:
+    """Give a server with the TairString module, which is in no package registry; None: there is none.
+
+    ``CASLOCK_TEST_TAIR`` is the URL of such a server, or the path of the module's file, which is then loaded into a
+    Redis for each test that needs its own.
+    """
+    module = os.environ.get(TAIR_EMULATOR.variable)
+    if not module:
+        return None
+    load = ("--loadmodule", module) if module.endswith(".so") else ()
+    return replace(REDIS, name="tair", url=TAIR_EMULATOR.url, options=(*REDIS.options, *load))
+
+
+def is_url(kind: Kind) -> bool:
+    """Whether a server of this kind runs already, at the URL in the environment."""
+    return "://" in os.environ.get(kind.variable, "")
 
 
 _AS_NOBODY: Final = ["--reuid=65534", "--regid=65534", "--clear-groups", "--pdeathsig=KILL", "--"]

@@ -209,7 +209,7 @@ def test_no_entry_point_replaces_our_own() -> None:
 @pytest.mark.usefixtures("plugin")
 def test_an_unknown_scheme(make: Callable[[str], object]) -> None:
     """The error lists every scheme that is known, those of entry points too."""
-    known = "memcached, memory, redis, rediss, shop, sqlite, stall, unix"
+    known = "memcached, memory, redis, rediss, shop, sqlite, stall, tair, tairs, unix"
     with pytest.raises(ValueError, match=r"unknown scheme redi://\. Did you mean redis://\? Known schemes:") as caught:
         make("redi://localhost")
     assert not set(known.split(", ")) - set(str(caught.value).partition("Known schemes: ")[2].split(", "))
@@ -375,10 +375,10 @@ def test_settings_beside_a_url() -> None:
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///locks.db", "memcached://localhost"])
 def test_settings_that_a_store_has_not(make: Callable[..., object], url: str) -> None:
     """A setting that means nothing to a store is refused, and the error says where it does."""
-    with pytest.raises(ValueError, match=r"has no replicas; only Redis does"):
+    with pytest.raises(ValueError, match=r"has no replicas; only Redis and Tair do"):
         make(url, replicas=1)
     if "memcached" not in url:
-        with pytest.raises(ValueError, match=r"has no prefix; only Redis and memcached do"):
+        with pytest.raises(ValueError, match=r"has no prefix; only Redis, Tair and memcached do"):
             make(url, prefix="p")
 
 

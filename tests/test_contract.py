@@ -26,6 +26,7 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sql import AsyncSQLStore, SQLStore
 from caslock.stores.sqlite import SQLiteStore
+from caslock.stores.tair import AsyncTairStore, TairStore
 from caslock.testing import StoreContract, StoreServer, on_loop
 from tests.fenceless import Fenceless
 from tests.laws.locks import LockContract
@@ -148,6 +149,61 @@ class TestAsyncRedis(LockContract, StoreContract):
         return StoreServer(redis_server.host, redis_server.port, make, QUICK)
 
     another_store = TestRedis.another_store
+
+
+class TestTair(LockContract, StoreContract):
+    """A client which would repeat a request ten times by itself, beside one from a URL."""
+
+    covers: ClassVar = TairStore
+
+    @pytest.fixture
+    def store(self, tair_server: Server) -> Iterator[TairStore]:
+        """Take a client with redis-py's defaults."""
+        store = TairStore(redis.Redis(tair_server.host, tair_server.port))
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def caslock_server(self, tair_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> TairStore:
+            return TairStore(redis.Redis(host, port, socket_timeout=QUICK, socket_connect_timeout=QUICK))
+
+        return StoreServer(tair_server.host, tair_server.port, make, QUICK)
+
+    @pytest.fixture
+    def another_store(self, tair_server: Server) -> Iterator[TairStore]:
+        """Take a URL."""
+        store = TairStore.from_url(tair_server.url)
+        yield store
+        store.close()
+
+
+class TestAsyncTair(LockContract, StoreContract):
+    """An asyncio client with redis-py's defaults, beside a blocking one that serves asyncio from threads."""
+
+    covers: ClassVar = AsyncTairStore
+    apis = ("asyncio",)
+
+    @pytest.fixture
+    def store(self, tair_server: Server) -> Iterator[AsyncTairStore]:
+        """Take a client with redis-py's defaults."""
+        store = AsyncTairStore(redis.asyncio.Redis(host=tair_server.host, port=tair_server.port))
+        yield store
+        on_loop(store.aclose())
+
+    @pytest.fixture
+    def caslock_server(self, tair_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> AsyncTairStore:
+            client = redis.asyncio.Redis(host=host, port=port, socket_timeout=QUICK, socket_connect_timeout=QUICK)
+            return AsyncTairStore(client)
+
+        return StoreServer(tair_server.host, tair_server.port, make, QUICK)
+
+    another_store = TestTair.another_store
 
 
 class TestMemcached(LockContract, StoreContract):

@@ -45,6 +45,7 @@ OF_A_STORE = {"errors", "store", "closing", "fork"}
 OF_A_CLIENT = OF_A_STORE | {"connections", "options"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
 STORES["sql"] = STORES["redis"]
+STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""
 for own in PROTOCOL:
     MAY_IMPORT[f"protocol.{own}"] -= {"closing", "connections", "fork", "loop_end", "options"}

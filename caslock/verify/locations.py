@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PORTS: Final = {
     "redis": 6379,
     "rediss": 6379,
+    "tair": 6379,
+    "tairs": 6379,
     "memcached": 11211,
     "postgresql": 5432,
     "mysql": 3306,
@@ -29,7 +31,7 @@ PORTS: Final = {
 
 _REDIS: Final = ("socket_timeout", "socket_connect_timeout")
 TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("redis", "rediss"), _REDIS),
+    **dict.fromkeys(("redis", "rediss", "tair", "tairs"), _REDIS),
     **dict.fromkeys(("memcached", "postgresql", "mysql", "mariadb"), ("timeout",)),
 }
 """Which options of a URL set the timeout of a request, by scheme."""

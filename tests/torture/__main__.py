@@ -19,7 +19,7 @@ from caslock.verify import locations
 from caslock.verify.plan import Plan
 from caslock.verify.run import torture
 from caslock.verify.signals import Interrupts
-from tests.servers import MEMCACHED, REDIS, private
+from tests.servers import MEMCACHED, REDIS, TAIR_EMULATOR, is_url, private, tair_module
 from tests.torture import LAWS, TroubledServer
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 NOT_TRIED: Final = 2
 """The exit code when it could not even begin."""
 
-KINDS: Final = {"redis": REDIS, "memcached": MEMCACHED}
+KINDS: Final = {
+    "redis": REDIS,
+    "memcached": MEMCACHED,
+    "tair": (not is_url(TAIR_EMULATOR) and tair_module()) or TAIR_EMULATOR,
+}
 SMALL: Final = ("-m", "4", "-M")
 """Options of a memcached that is soon full, and evicts nothing."""
 
@@ -41,8 +45,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=main.__doc__)
     parser.add_argument(
         "store",
-        help="a URL, as caslock.connect takes it; or sqlite, redis or memcached: one of our own, whose server is "
-        "stopped, killed and out of memory besides",
+        help="a URL, as caslock.connect takes it; or sqlite, redis, memcached or tair: one of our own, whose server is "
+        "stopped, killed and out of memory besides (tair: of the module that CASLOCK_TEST_TAIR names, else emulated)",
     )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -81,7 +81,7 @@ class TroubledServer:
 def without_memory(url: str, prefix: str) -> Iterator[None]:
     """Take the memory of a server until the end of the block, by keys that begin with `prefix` where it takes keys."""
     scheme = urlsplit(url).scheme
-    if scheme == "redis":
+    if scheme in ("redis", "tair"):
         with _redis(url):
             yield
     elif scheme == "memcached":
@@ -93,7 +93,7 @@ def without_memory(url: str, prefix: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _redis(url: str) -> Iterator[None]:
-    client: Any = redis.Redis.from_url(url, socket_timeout=2.0)
+    client: Any = redis.Redis.from_url(url.replace("tair", "redis", 1), socket_timeout=2.0)
     with contextlib.suppress(redis.RedisError):
         client.config_set("maxmemory", 1)
     try:

@@ -1,4 +1,4 @@
-"""Asks Redis and memcached themselves whether a record would last for ever."""
+"""Asks Redis, Tair and memcached themselves whether a record would last for ever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOREVER: Final = -1
 def without_ttl(url: str, keys: Iterable[str]) -> Iterator[str]:
     """Give those of the keys whose record has no ttl; none, where the server can't be asked or does not answer."""
     scheme = urlsplit(url).scheme
-    if scheme == "redis":
+    if scheme in ("redis", "tair"):
         with contextlib.suppress(redis.RedisError):
             yield from _in_redis(url, keys)
     elif scheme == "memcached":
@@ -27,7 +27,7 @@ def without_ttl(url: str, keys: Iterable[str]) -> Iterator[str]:
 
 
 def _in_redis(url: str, keys: Iterable[str]) -> Iterator[str]:
-    client: Any = redis.Redis.from_url(url, socket_timeout=1.0)
+    client: Any = redis.Redis.from_url(url.replace("tair", "redis", 1), socket_timeout=1.0)
     with client:
         yield from (key for key in keys if client.pttl(key) == FOREVER)
 

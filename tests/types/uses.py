@@ -17,6 +17,7 @@ from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
+from caslock.stores.tair import AsyncTairStore, TairStore
 from tests.watching import AsyncWatchingMemory, WatchingMemory
 
 if TYPE_CHECKING:
@@ -127,12 +128,16 @@ def abilities() -> None:
     async_listing: list[caslock.AsyncListingStore] = [async_memory, async_redis]
     identified: list[caslock.IdentifiedStore] = [redis_store, SQLiteStore("f"), MemcachedStore(Client("h"))]
     closable: list[caslock.ClosableStore] = [memory, redis_store, SQLiteStore("f"), MemcachedStore(Client("h"))]
+    tair, async_tair = TairStore.from_url("tair://h"), AsyncTairStore.from_url("tair://h")
+    closable.append(tair)
+    async_closable: list[caslock.AsyncClosableStore] = [async_memory, async_redis, async_tair]
+    queueing.append(tair)  # type: ignore[arg-type]
     watching: list[caslock.WatchingStore] = [WatchingMemory()]
     async_watching: list[caslock.AsyncWatchingStore] = [AsyncWatchingMemory()]
     queueing.append(SQLiteStore("f"))  # type: ignore[arg-type]
     watching.append(memory)  # type: ignore[arg-type]
     listing.append(MemcachedStore(Client("h")))  # type: ignore[arg-type]
-    del async_queueing, batching, async_batching, async_listing, identified, closable, async_watching
+    del async_queueing, batching, async_batching, async_listing, identified, closable, async_closable, async_watching
 
 
 def several_locks(store: Store, lock: Lock, async_lock: AsyncLock, keys: Iterator[str]) -> None:

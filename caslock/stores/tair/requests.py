@@ -1,0 +1,70 @@
+"""What is asked of a server with TairString, and how its replies are read: pure functions, for both APIs.
+
+A key holds a TairString: the value, and a version that the server compares.  A new version is the server's TIME in
+microseconds where nothing was, else one more than the version before.  The module alone would begin again at 1 after a
+removal, and a stale holder's version could then be that of a later tenure.  Every write has a ttl.
+
+Each script takes one key, because a proxy before several nodes refuses keys of several slots.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from caslock.errors import StoreError
+from caslock.store import Entry
+from caslock.stores.redis.requests import (
+    FOREIGN,
+    LAST_VERSION,
+    Request,
+    Requests,
+    Script,
+    checked_put,
+    checked_version,
+)
+
+if TYPE_CHECKING:
+    from caslock.stores.redis.wire import Reply
+
+_PUT: Final = Script("put.lua", "caslock.stores.tair")
+_REMOVE: Final = Script("remove.lua", "caslock.stores.tair")
+_GONE: Final = re.compile(rb"[1-9][0-9]*!gone")
+
+
+class TairRequests:
+    """The verbs as requests; they check their arguments, so a bad one is never sent."""
+
+    def __init__(self, prefix: str) -> None:
+        """`prefix` is put before every key."""
+        self._name = Requests(prefix, cluster=False).name
+
+    def get(self, key: str) -> Request:
+        """Read."""
+        name = self._name(key)
+        return Request((b"EXGET", name), name)
+
+    def put(self, key: str, value: bytes, version: int, ttl: float) -> Request:
+        """Write."""
+        name = self._name(key)
+        expected, ms = checked_put(value, version, ttl)
+        return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, script=_PUT)
+
+    def invalidate(self, key: str, version: int) -> Request:
+        """Remove."""
+        name = self._name(key)
+        return Request((b"EVALSHA", _REMOVE.digest, b"1", name, checked_version(version)), name, script=_REMOVE)
+
+
+def entry(value: bytes, reply: Reply) -> Entry | None:
+    """Read what is under the key after a verb; `value` was written if the reply is a version."""
+    match reply:
+        case None:
+            return None
+        case int(version):
+            return Entry(value, version)
+        case [bytes(there), int(version)]:
+            if version == 0 and _GONE.fullmatch(there):
+                return None
+            return Entry(there, version if 0 < version <= LAST_VERSION else FOREIGN)
+    raise StoreError("the server has answered EXGET with something else than a value and a version")

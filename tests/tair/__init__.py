@@ -1,0 +1,1 @@
+"""An emulator of a server with TairString, which is in no package registry."""
