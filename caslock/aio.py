@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Generic, Never, NoReturn, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, told
 from caslock.local.hold import Holding
@@ -197,6 +197,7 @@ class AsyncLock(_Acquired[AsyncHold]):
         note: str = "",
         retry: Retry | tuple[int, int] = Retry(),
         poll: WaitBaseT | None = None,
+        **unknown: Never,
     ) -> None:
         """Create the lock; the arguments are those of `Lock`.  A blocking store is called from worker threads."""
         self._state = LockState(
@@ -212,6 +213,7 @@ class AsyncLock(_Acquired[AsyncHold]):
             note=note,
             retry=retry,
             poll=poll,
+            **unknown,
         )
         self._timeout, self._blocks = self._state.timeout, WithBlocks()
 

@@ -11,7 +11,7 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, NoReturn, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Generic, Never, NoReturn, Self, TypeVar, Unpack, cast, overload
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, told
 from caslock.local.hold import Holding
@@ -278,6 +278,7 @@ class Lock(_Acquired[Hold]):
         note: str = "",
         retry: Retry | tuple[int, int] = Retry(),
         poll: WaitBaseT | None = None,
+        **unknown: Never,
     ) -> None:
         """Create the lock; no request is sent.
 
@@ -306,6 +307,7 @@ class Lock(_Acquired[Hold]):
             poll: a tenacity wait strategy for the pauses between attempts; default: jittered, 5 ms
                 doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (1 ms more for each process
                 that was seen to have it).
+            unknown: nothing else; for an argument of another library, the error says what to write here.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
@@ -324,6 +326,7 @@ class Lock(_Acquired[Hold]):
             note=note,
             retry=retry,
             poll=poll,
+            **unknown,
         )
         self._timeout, self._states, self._blocks = self._state.timeout, (self._state,), WithBlocks()
 

@@ -430,3 +430,25 @@ def test_a_ttl_finer_than_the_clock_of_the_store_works(location: Place) -> None:
     with Lock(store, key, ttl=0.2500004321) as hold:
         assert hold.remaining() > 0.1
         assert observed(store, key) is not None
+
+
+@every_lock
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("blocking_timeout", r"timeout=seconds \(0: one try\)"),
+        ("sleep", "poll=, a tenacity wait strategy"),
+        ("expire", "ttl=seconds"),
+        ("lease", "ttl=seconds"),
+        ("identifier", "note= for people, or owner="),
+        ("thread_local", "nothing, as any thread or task may release a hold"),
+    ],
+)
+def test_an_argument_of_another_library_is_told_what_it_is_called_here(
+    make: Callable[..., Making], name: str, told: str
+) -> None:
+    """What redis-py, filelock, kazoo and others have: the TypeError says what to write instead."""
+    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}': write {told}"):
+        make(STORE, "key", **{name: 1})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'tll'$"):
+        make(STORE, "key", tll=1)

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final, Generic, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, Never, TypedDict, TypeVar, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
 from caslock.fork import at_fork, generation
@@ -25,6 +25,7 @@ from caslock.local.settings import (
     key_of,
     lease_time,
     least_hold,
+    no_such_setting,
     retries,
     switch,
     text,
@@ -81,8 +82,11 @@ class LockState:
         note: str = "",
         retry: Retry | tuple[int, int] = Retry(),
         poll: WaitBaseT | None = None,
+        **unknown: Never,
     ) -> None:
         """Check everything, before any request; the arguments are explained at `Lock`."""
+        if unknown:
+            raise no_such_setting(unknown)
         self.runtime: Runtime = runtime
         self.key: str = key_of(key)
         self.ttl: float = lease_time("ttl", ttl)

@@ -10,7 +10,7 @@ from caslock.protocol.attempt import Retry
 from caslock.protocol.record import json_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 T = TypeVar("T")
 
@@ -118,6 +118,32 @@ def no_settings(settings: Mapping[str, object]) -> None:
     if settings:
         message = f"existing locks keep their own settings: leave out {', '.join(settings)}"
         raise TypeError(message)
+
+
+FOREIGN: Final = {
+    "blocking_timeout": "timeout=seconds (0: one try)",
+    "sleep": "poll=, a tenacity wait strategy",
+    "poll_interval": "poll=, a tenacity wait strategy",
+    "expire": "ttl=seconds",
+    "lease": "ttl=seconds",
+    "lease_timeout": "ttl=seconds",
+    "lifetime": "ttl=seconds",
+    "auto_renewal": "auto_renew=",
+    "identifier": "note= for people, or owner= for locks that hold the key together",
+    "id": "owner= for locks that hold the key together",
+    "thread_local": "nothing, as any thread or task may release a hold",
+    "name": "the key, as the second argument",
+    "lock_file": "the key, as the second argument",
+    "prefix": "prefix= of caslock.connect",
+}
+"""Arguments of other libraries (redis-py, python-redis-lock, filelock, kazoo, sherlock), and what to write here."""
+
+
+def no_such_setting(names: Iterable[str]) -> TypeError:
+    """Say that there is no such argument, and what to write for one that another library has."""
+    name = next(iter(names))
+    told = f": write {FOREIGN[name]}" if name in FOREIGN else ""
+    return TypeError(f"got an unexpected keyword argument {name!r}{told}")
 
 
 def not_copied(lock: object) -> TypeError:
