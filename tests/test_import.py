@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,9 @@ EXTRAS = (
     "testcontainers",
     "pytest",
     "hypothesis",
+    "click",
+    "rich",
+    "platformdirs",
 )
 
 SCRIPT = f"""
@@ -143,9 +147,20 @@ def test_the_version_is_that_of_the_distribution() -> None:
     """`caslock.__version__` and `caslock --version` say what pyproject.toml does."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert caslock.__version__ == version
-    python = [sys.executable, "-m", "caslock.cli", "--version"]
-    done = subprocess.run(python, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"caslock {version}\n", "")
+    for module in ("caslock", "caslock.cli"):
+        python = [sys.executable, "-m", module, "--version"]
+        done = subprocess.run(python, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"caslock {version}\n", "")
+
+
+def test_without_click_the_command_line_says_what_to_install(tmp_path: Path) -> None:
+    """Without the extra `cli`, `caslock` is there all the same, and names the extra in one line."""
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError(name='click')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    python = [sys.executable, "-m", "caslock", "list"]
+    done = subprocess.run(python, capture_output=True, text=True, timeout=30, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "caslock: the command line needs click: pip install 'caslock[cli]'\n"
 
 
 def test_seconds_that_are_no_number_are_refused_in_words() -> None:
@@ -153,4 +168,4 @@ def test_seconds_that_are_no_number_are_refused_in_words() -> None:
     python = [sys.executable, "-m", "caslock.cli", "verify", "memory://", "--seconds", "x"]
     done = subprocess.run(python, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "argument --seconds: a number of seconds, more than 0" in done.stderr
+    assert "Invalid value for '--seconds': 'x' is not a valid" in done.stderr

@@ -35,6 +35,7 @@ LADDER = (
         "testing",
         "verify",
         "cli",
+        "__main__",
     ),
 )
 """Every module and package, from the ground up: each may import what comes before it, with these exceptions."""
@@ -53,7 +54,7 @@ for own in ("task_renewer", "tasks"):  # threads and tasks are siblings, and so 
     MAY_IMPORT[f"local.{own}"] -= {"local.settler", "local.thread_renewer", "local.threads"}
 MAY_IMPORT["aio"] -= {"blocking", "local.thread_renewer", "local.threads"}
 MAY_IMPORT["connect"] = {"errors", "options", "store", "stores"}
-for own in ("testing", "verify", "cli"):
+for own in ("testing", "verify", "cli", "__main__"):
     MAY_IMPORT[own] |= {"stores", own}
 
 MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
