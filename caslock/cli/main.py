@@ -5,7 +5,6 @@ Each subcommand is a module, which is imported when it is asked for, and imports
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -23,7 +22,15 @@ FAILED: Final = 2
 
 INTERRUPTED: Final = 130
 
-_MODULES: Final = {"run": "run", "verify": "verify_command"}
+_MODULES: Final = {
+    "run": "run",
+    "show": "show",
+    "list": "list_keys",
+    "break": "break_key",
+    "top": "top",
+    "doctor": "doctor",
+    "verify": "verify_command",
+}
 
 
 class Subcommands(click.Group):
@@ -51,18 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; gives the exit status."""
     try:
         return caslock.main(arguments, prog_name="caslock", standalone_mode=False) or 0
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return error.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         sys.stderr.write("caslock: interrupted\n")
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (CaslockError, ValueError, TypeError, ImportError, OSError) as error:
         say(told(error))
         return FAILED

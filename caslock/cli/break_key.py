@@ -1,0 +1,42 @@
+"""``caslock break``: takes a key away from its holder."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from caslock.cli.holders import print_json, printable, told
+from caslock.cli.show import FREE
+from caslock.cli.which_store import json_option, opened, store_option
+
+
+@click.command("break")
+@click.argument("key")
+@store_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def command(key: str, url: str | None, *, yes: bool, as_json: bool) -> int:
+    """Take KEY away from whoever holds it.
+
+    The holder learns of it when it renews its lease, or releases.  What it does until then, only a resource that checks
+    fencing numbers can refuse.
+
+    Exit status: 0 done, 1 nobody held it, or the answer was no, 2 the store could not be asked.
+    """
+    from caslock.blocking import Lock  # noqa: PLC0415 - not for `--help`
+
+    with opened(url) as store:
+        lock = Lock(store, key)
+        holder = lock.holder()
+        if holder is not None and not yes:
+            if not sys.stdin.isatty():
+                raise click.UsageError("nobody is here to be asked: give --yes")
+            if not click.confirm(printable(f"{key!r} is held by {holder}. Take it away?"), err=True):
+                return FREE
+        taken = None if holder is None else lock.force_release()
+    if as_json:
+        print_json(told(key, taken))
+    else:
+        click.echo("nobody holds it" if taken is None else printable(f"taken from {taken}"))
+    return FREE if taken is None else 0

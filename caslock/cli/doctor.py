@@ -1,0 +1,88 @@
+"""``caslock doctor``: what can go wrong with locks on a server, as it is set up."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from caslock.cli.finding import STATUS, Finding, Severity, danger, note, warning
+from caslock.cli.holders import print_json
+from caslock.cli.which_store import default_url, json_option, opened
+from caslock.errors import StoreError, StoreUnavailable, told
+
+if TYPE_CHECKING:
+    from caslock.store import Store
+
+_SCHEMES: Final = {"redis": "redis", "rediss": "redis", "unix": "redis", "memcached": "memcached", "sqlite": "sqlite"}
+_LOOKS: Final = 9
+_SLOW: Final = 0.1
+_KEY: Final = "caslock-doctor"
+
+
+@click.command("doctor")
+@click.argument("url", envvar="CASLOCK_STORE", default="")
+@json_option
+def command(url: str, *, as_json: bool) -> int:
+    """Look at a store: how fast it answers, what its settings mean for locks, and what to set.
+
+    It reads only.  Without URL, it looks at $CASLOCK_STORE, or at your own SQLite file.
+
+    Exit status: 0 nothing, or notes; 1 warnings; 3 danger; 2 the store could not be asked.
+    """
+    url = url or default_url()
+    with opened(url) as store:
+        trip, findings = examined(store, url)
+        location = store.traits.location
+    worst = max((each.severity for each in findings), default=Severity.note)
+    if as_json:
+        found = [each.to_dict() for each in findings]
+        print_json({"store": location, "round_trip": trip, "findings": found})
+    else:
+        click.echo(f"{location} answers in {1000 * trip:.2g} ms")
+        for finding in sorted(findings, reverse=True):
+            click.echo(str(finding))
+    return STATUS[worst]
+
+
+def examined(store: Store, url: str) -> tuple[float, list[Finding]]:
+    """Give the seconds of a round trip, and what was found; raises `StoreUnavailable`."""
+    trip = 0.0
+    findings = list[Finding]()
+    try:
+        trip = _round_trip(store)
+    except StoreError as error:
+        refused = danger("it refuses to be asked", told(error))
+        findings += _of_settings(store, url)
+        if isinstance(error, StoreUnavailable) and not any(each.severity == refused.severity for each in findings):
+            raise  # nothing in its settings explains that
+        return trip, [refused, *findings]
+    if trip >= _SLOW:
+        findings.append(
+            warning(f"it answers in {trip:.1f} s", "short leases can't be renewed in time", "Use a long ttl")
+        )
+    return trip, [*findings, *_of_settings(store, url)]
+
+
+def _of_settings(store: Store, url: str) -> list[Finding]:
+    name = _SCHEMES.get(url.partition(":")[0].lower())
+    if name is None:
+        return [note("no settings are looked at", "caslock doctor does not know this kind of store")]
+    try:
+        examine = import_module(f"caslock.cli.doctor_{name}").examine
+        return list(examine(store.traits.location if name == "sqlite" else url))
+    except Exception as error:  # noqa: BLE001 - of a client library; its text may show a secret of the URL
+        return [warning("its settings can't be read", f"what they mean is not known ({type(error).__name__})")]
+
+
+def _round_trip(store: Store) -> float:
+    store.get(_KEY)  # it connects
+    times = []
+    for _ in range(_LOOKS):
+        began = time.perf_counter()
+        store.get(_KEY)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)

@@ -1,0 +1,25 @@
+"""``caslock list``: which keys are held."""
+
+from __future__ import annotations
+
+import click
+
+from caslock.cli.holders import COLUMNS, holders, print_json, row, table, told
+from caslock.cli.which_store import json_option, opened, store_option
+
+
+@click.command("list")
+@click.argument("prefix", default="")
+@store_option
+@json_option
+def command(prefix: str, url: str | None, *, as_json: bool) -> None:
+    """List the keys that are held, and begin with PREFIX.
+
+    Exit status: 0, or 2 if the store could not be asked or can't list its keys.
+    """
+    with opened(url) as store:
+        held = [(key, record) for key, _, record in holders(store, prefix)]
+    if as_json:
+        print_json([told(key, record) for key, record in held])
+    elif held:
+        click.echo("\n".join(table([[name.upper() for name in COLUMNS], *(row(*each) for each in held)])))

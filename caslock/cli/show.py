@@ -1,0 +1,34 @@
+"""``caslock show``: who holds a key."""
+
+from __future__ import annotations
+
+import click
+
+from caslock.cli.holders import print_json, printable, told
+from caslock.cli.which_store import json_option, opened, store_option
+
+FREE = 1
+"""Exit status: nobody holds the key."""
+
+
+@click.command("show")
+@click.argument("key")
+@store_option
+@json_option
+def command(key: str, url: str | None, *, as_json: bool) -> int:
+    """Say who holds KEY.
+
+    Exit status: 0 somebody does, 1 nobody does, 2 the store could not be asked.
+    """
+    from caslock.blocking import Lock  # noqa: PLC0415 - not for `--help`
+
+    with opened(url) as store:
+        holder = Lock(store, key).holder()
+    if as_json:
+        print_json(told(key, holder))
+    elif holder is None:
+        click.echo("nobody")
+    else:
+        fence = "" if holder.fence is None else f", fencing number {holder.fence}"
+        click.echo(printable(f"{holder}{fence}"))
+    return FREE if holder is None else 0

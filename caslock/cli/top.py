@@ -1,0 +1,90 @@
+"""``caslock top``: a live table of the keys that are held."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from caslock.cli.holders import COLUMNS, holders, print_json, row, told
+from caslock.cli.which_store import json_option, opened, store_option
+from caslock.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from caslock.protocol.record import Record
+    from caslock.store import Store
+
+
+@click.command("top")
+@click.argument("prefix", default="")
+@store_option
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between two looks."
+)
+@json_option
+def command(prefix: str, url: str | None, interval: float, *, as_json: bool) -> None:
+    """Watch the keys that are held, and begin with PREFIX, until Ctrl-C.
+
+    LEFT is how long the lease can last if it is not renewed.  With --json, each look is one line.
+    """
+    if not (as_json or sys.stdout.isatty()):
+        raise click.UsageError("top needs a terminal: use caslock list, or --json")
+    with opened(url) as store:
+        leases = Leases(store, prefix)
+        if as_json:
+            while True:
+                print_json([told(key, record) | {"left": left} for key, record, left in leases.look()])
+                time.sleep(interval)
+        try:
+            _show(leases, interval)
+        except KeyboardInterrupt:
+            return
+
+
+class Leases:
+    """What is held, and how long at most: a store does not say when a lease began, but a change of it can be seen."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        """Begin with nothing seen."""
+        self.store = store
+        self._prefix = prefix
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def look(self) -> list[tuple[str, Record, float]]:
+        """Give each key, its record, and how many seconds its lease can last at most."""
+        now = time.monotonic()
+        found = list(holders(self.store, self._prefix))
+        seen = {key: self._seen.get(key, (0, 0.0)) for key, _, _ in found}
+        self._seen = {key: seen[key] if seen[key][0] == version else (version, now) for key, version, _ in found}
+        return [(key, record, max(0.0, record.ttl - (now - self._seen[key][1]))) for key, _, record in found]
+
+
+def _show(leases: Leases, interval: float) -> None:
+    from rich.live import Live  # noqa: PLC0415 - it takes as long as all the rest
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    with Live(Text("..."), auto_refresh=False, screen=True) as live:
+        while True:
+            try:
+                live.update(_table(leases), refresh=True)
+            except StoreUnavailable as error:  # it may answer again
+                live.update(Text(str(error), style="red"), refresh=True)
+            time.sleep(interval)
+
+
+def _table(leases: Leases) -> Table:
+    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    held = leases.look()
+    *names, note = COLUMNS
+    title = f"{leases.store.traits.location}, {time.strftime('%X')}, {len(held)} held"
+    table = Table(*map(str.upper, (*names, "left", note)), title=Text(title), box=None, expand=True)
+    for key, record, left in held:
+        *cells, note = row(key, record)
+        table.add_row(*map(Text, (*cells, f"{left:.0f} s", note)))
+    return table

@@ -1,0 +1,125 @@
+"""``caslock doctor`` finds what is wrong with real servers, and nothing with good ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from caslock.cli.doctor_sqlite import NETWORK, file_system
+from tests.command_line import caslock
+from tests.servers import free_port
+
+if TYPE_CHECKING:
+    from tests.conftest import NewServer
+    from tests.servers import Server
+
+
+def findings(url: str) -> tuple[int, dict[str, str]]:
+    """Give the exit status, and the severity of each finding."""
+    code, output, errors = caslock("doctor", url, "--json")
+    assert errors == ""
+    report = json.loads(output)
+    assert report["round_trip"] >= 0
+    assert all(finding["means"] for finding in report["findings"])
+    return code, {finding["what"]: finding["severity"] for finding in report["findings"]}
+
+
+def test_a_good_redis_has_no_finding(new_redis: NewServer) -> None:
+    """noeviction, and each write on the disk."""
+    server = new_redis("--maxmemory", "100mb", "--appendonly", "yes", "--appendfsync", "always")
+    assert findings(server.url) == (0, {})
+    code, output, _ = caslock("doctor", server.url)
+    assert (code, len(output.splitlines())) == (0, 1)
+    assert "answers in" in output
+
+
+BAD_REDIS = {
+    ("--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"): (3, "maxmemory-policy is volatile-lru", "danger"),
+    ("--maxmemory-policy", "allkeys-lru"): (1, "maxmemory-policy is allkeys-lru", "note"),
+    ("--maxmemory", "1kb"): (3, "of maxmemory is used", "danger"),
+    ("--save", ""): (1, "nothing is written to disk", "warning"),
+    ("--save", "60 1"): (1, "only snapshots are written", "warning"),
+    ("--appendonly", "yes"): (0, "appendfsync is everysec", "note"),
+    ("--min-replicas-to-write", "1"): (3, "1 replicas have to acknowledge", "danger"),
+    ("--replicaof", "127.0.0.1 1"): (3, "it is a replica", "danger"),
+    ("--cluster-enabled", "yes"): (3, "part of a Cluster", "danger"),
+    ("--rename-command", "CONFIG", ""): (1, "CONFIG is not allowed", "note"),
+}
+
+
+@pytest.mark.parametrize("options", BAD_REDIS, ids=" ".join)
+def test_what_is_wrong_with_a_redis_is_found(options: tuple[str, ...], new_redis: NewServer) -> None:
+    """Each bad setting has its finding, and the exit status is that of the worst one."""
+    if "--cluster-enabled" in options:
+        options = (*options, "--cluster-port", str(free_port()))
+    status, what, severity = BAD_REDIS[options[:2] if "--cluster-enabled" in options else options]
+    code, found = findings(new_redis(*options).url)
+    assert code == status, found
+    assert [each for told, each in found.items() if what in told] == [severity]
+
+
+def test_replicas_that_nobody_waits_for_are_found(new_redis: NewServer) -> None:
+    """With a replica, a failover may forget locks, unless writes wait for it."""
+    primary = new_redis("--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0")
+    replica = new_redis("--replicaof", f"{primary.host} {primary.port}")
+    with closing(redis.Redis.from_url(replica.url)) as client:
+        while client.info("replication")["master_link_status"] != "up":
+            pass
+    assert findings(primary.url) == (
+        1,
+        {"writes do not wait for the 1 replicas": "warning", "min-replicas-to-write is 0": "warning"},
+    )
+    assert findings(f"{primary.url}?replicas=1")[1] == {"min-replicas-to-write is 0": "warning"}
+    code, found = findings(f"{primary.url}?replicas=2")
+    assert (code, found["2 replicas have to acknowledge a write, and there are 1"]) == (3, "danger")
+
+
+def test_what_is_wrong_with_a_memcached_is_found(memcached_server: Server, new_memcached: NewServer) -> None:
+    """Eviction is a warning, -M has none, and -C is danger."""
+    code, found = findings(f"{memcached_server.url}?timeout=20")
+    assert (code, found["it evicts entries when it is full"]) == (1, "warning")
+    code, found = findings(f"{new_memcached('-M').url}?timeout=20")
+    assert (code, found) == (0, {"memcached keeps nothing": "note"})
+    code, found = findings(f"{new_memcached('-M', '-C').url}?timeout=20")
+    assert (code, found["it refuses to be asked"]) == (3, "danger")
+
+
+def test_a_sqlite_file_is_looked_at(tmp_path: Path) -> None:
+    """A file on a local disk is well, unless others may write to it."""
+    path = tmp_path / "100%?.db"
+    url = f"sqlite:///{tmp_path}/100%25%3F.db"
+    assert findings(url) == (0, {"one file serves one host": "note"})
+    path.chmod(0o666)
+    assert findings(url)[1]["others may write to the file"] == "warning"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of its mounts")
+def test_a_network_file_system_is_known(tmp_path: Path) -> None:
+    """The longest mount point that leads to the file counts, and of two at one place the later one."""
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/sda / ext4 rw 0 0\nhost:/x /mnt/a\\040b nfs4 rw 0 0\n/dev/sdb /mnt/a\\040b/c xfs rw 0 0\n"
+        "/dev/sdc /over ext4 rw 0 0\nhost:/y /over fuse.sshfs rw 0 0\n"
+    )
+    kinds = {name: file_system(Path(name), mounts) for name in ("/l.db", "/mnt/a b/l.db", "/mnt/a b/c/l.db", "/over/l")}
+    assert list(kinds.values()) == ["ext4", "nfs4", "xfs", "fuse.sshfs"]
+    assert kinds["/mnt/a b/l.db"].startswith(NETWORK)
+    assert kinds["/over/l"].startswith(NETWORK)
+    assert file_system(Path("/l.db"), tmp_path / "none") == ""
+    assert file_system(tmp_path, Path("/proc/self/mounts"))
+
+
+def test_what_can_not_be_asked_has_its_own_status() -> None:
+    """A dead port: status 2, and one line, which shows no password."""
+    code, output, errors = caslock("doctor", f"redis://:hidden@127.0.0.1:{free_port()}")
+    assert (code, output, len(errors.splitlines())) == (2, "", 1)
+    assert "is unreachable" in errors
+    assert "hidden" not in errors
+    assert os.environ.get("CASLOCK_STORE") is None
