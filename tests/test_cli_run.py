@@ -249,7 +249,22 @@ def test_a_store_that_goes_away_does_not_change_the_status(new_redis: NewServer)
         server.resume()
 
 
+def test_a_cron_job_of_several_machines_runs_once(url: str, tmp_path: Path) -> None:
+    """Four that start a job of 50 ms one after the other, within --min-hold, run it once; the others are not errors."""
+    began = tmp_path / "began"
+    arguments = ["run", "job", "--no-wait", "--busy-exit-code", "0", "--min-hold", "20"]
+    processes = []
+    for _ in range(4):
+        processes.append(start(*arguments, "--", "sh", "-c", f"echo ran >> {began}; sleep 0.05", store=url))
+        time.sleep(0.4)  # their clocks differ
+    assert [finished(process)[0] for process in processes] == [0, 0, 0, 0]
+    assert began.read_text() == "ran\n"
+    assert caslock("run", "job", "--no-wait", "--", "true", store=url)[0] == 124
+
+
 BAD = {
+    ("run", "key", "--min-hold", "-1", "--", "true"): (2, "min_hold must be"),
+    ("run", "key", "--min-hold", "5", "--owner", "me", "--", "true"): (2, "min_hold needs a private owner"),
     ("run",): (2, "KEY"),
     ("run", "key"): (2, "--"),
     ("run", "key", "--"): (2, "command"),

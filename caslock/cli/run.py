@@ -55,6 +55,7 @@ class _BeforeDashes(click.Command):
 @click.option("--ttl", default=30.0, show_default=True, help="Seconds of the lease, which is renewed at a third.")
 @click.option("--timeout", type=float, help="Seconds to wait for the lock.  [default: no limit]")
 @click.option("--no-wait", is_flag=True, help="Try once, as --timeout 0 does.")
+@click.option("--min-hold", type=float, help="Seconds in which nobody else gets the key, though COMMAND has ended.")
 @click.option("--note", default="", help="Text for people who ask who holds the key.")
 @click.option("--owner", help="A name: all who give it hold the key together.")
 @click.option(
@@ -76,6 +77,7 @@ def command(
     ttl: float,
     timeout: float | None,
     no_wait: bool,
+    min_hold: float | None,
     note: str,
     owner: str | None,
     busy: int,
@@ -108,7 +110,14 @@ def command(
     run = _Run(program, kill_after)
     with opened(url) as store:
         lock = MultiLock(
-            store, keys, ttl=ttl, timeout=0 if no_wait else timeout, note=note, owner=owner, on_lost=run.lost
+            store,
+            keys,
+            ttl=ttl,
+            timeout=0 if no_wait else timeout,
+            min_hold=min_hold,
+            note=note,
+            owner=owner,
+            on_lost=run.lost,
         )
         return run.run(lock, keys, busy)
 
