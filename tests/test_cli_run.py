@@ -278,9 +278,9 @@ BAD = {
     ("run", "", "--", "true"): (2, "key must be"),
     ("run", "k" * 1025, "--", "true"): (2, "key must be"),
     ("run", "key", "--note", "n" * 1025, "--", "true"): (2, "note is too long"),
-    ("run", "key", "--store", "nonsense", "--", "true"): (2, "begins with its scheme"),
+    ("run", "key", "--store", "nonsense", "--", "true"): (2, "begin with a scheme"),
     ("run", "key", "--store", "memory://", "--", "true"): (2, "one process"),
-    ("run", "key", "--store", "nosuch://host", "--", "true"): (2, "no store is known"),
+    ("run", "key", "--store", "nosuch://host", "--", "true"): (2, "unknown scheme"),
     ("run", "key", "--store", "sqlite:////no/such/folder/l.db", "--", "true"): (125, "directory must exist"),
     ("nonsense",): (2, "nonsense"),
 }
