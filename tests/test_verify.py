@@ -97,6 +97,7 @@ def test_a_short_run_ends_when_it_has_said_and_leaves_no_key(new_redis: Callable
         code, output, errors = verify(server.url, "--seconds", "3", cwd=tmp_path)
         took = time.monotonic() - began
         assert (code, output.splitlines()[-1]) == (0, "PASS"), output
+        assert "doctor             warning: nothing is written to disk" in output
         for word in (
             "operations",
             "faults",
@@ -116,6 +117,22 @@ def test_a_short_run_ends_when_it_has_said_and_leaves_no_key(new_redis: Callable
     announced = int(contract[1]) + int(torture[1]) + int(torture[2])
     assert took < announced
     assert announced < 70
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"), "maxmemory-policy is volatile-lru"),
+        (("--maxmemory", "1kb"), "memory"),
+    ],
+)
+def test_a_server_on_which_no_lock_is_safe_is_not_tried(
+    options: tuple[str, ...], told: str, new_redis: Callable[..., Server], tmp_path: Path
+) -> None:
+    """A server that evicts locks, or is full, breaks no law of the store: exit 2, and what is wrong with it."""
+    code, output, errors = verify(new_redis(*options).url, "--seconds", "1", cwd=tmp_path)
+    assert (code, output) == (2, "")
+    assert told in errors
 
 
 REFUSED = {

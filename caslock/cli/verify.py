@@ -11,7 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from caslock.cli.doctor import examined
+from caslock.cli.finding import Severity
 from caslock.cli.progress import Progress
+from caslock.connect import connect
 from caslock.errors import StoreError
 from caslock.verify import Plan, locations, torture
 from caslock.verify.signals import Interrupts
@@ -20,6 +23,7 @@ from caslock.verify.timeline import timeline
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from caslock.cli.finding import Finding
     from caslock.verify import Outcome
     from caslock.verify.contract import ContractResult
     from caslock.verify.route import Route
@@ -55,7 +59,7 @@ def verify(url: str, store: str, seconds: float, seed: int | None, picture: str,
     interrupts = Interrupts()
     try:
         with interrupts:
-            contract, outcome = _verify(plan, picture, interrupts)
+            contract, outcome, findings = _verify(plan, picture, interrupts)
     except NotTried as error:
         return _say(f"caslock verify: {error}", NOT_TRIED)
     except KeyboardInterrupt:
@@ -65,13 +69,15 @@ def verify(url: str, store: str, seconds: float, seed: int | None, picture: str,
     reason = "; ".join(filter(None, (reason, outcome.report.reason)))
     if as_json:
         told = outcome.report.to_dict() | {"passed": passed, "reason": reason, "contract": contract.to_dict()}
+        told["doctor"] = [finding.to_dict() for finding in findings]
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join([*_lines(contract, outcome), "PASS" if passed else f"FAIL: {reason}"]) + "\n")
+        lines = [*_lines(contract, outcome), *(f"{'doctor':18} {finding}" for finding in findings)]
+        sys.stdout.write("\n".join([*lines, "PASS" if passed else f"FAIL: {reason}"]) + "\n")
     return 0 if passed else 1
 
 
-def _verify(plan: Plan, picture: str, interrupts: Interrupts) -> tuple[ContractResult, Outcome]:
+def _verify(plan: Plan, picture: str, interrupts: Interrupts) -> tuple[ContractResult, Outcome, list[Finding]]:
     try:
         from caslock.verify.contract import run_contract  # noqa: PLC0415 - it needs pytest
         from caslock.verify.route import PATIENCE, find_route  # noqa: PLC0415 - as above
@@ -83,6 +89,7 @@ def _verify(plan: Plan, picture: str, interrupts: Interrupts) -> tuple[ContractR
         raise NotTried(f"the directory of {picture} does not exist")
     with _not_tried():
         locations.close(locations.reach(plan, write=True))
+    findings = _examined(plan)
     with Progress() as progress:
 
         def show(done: str) -> None:
@@ -102,7 +109,19 @@ def _verify(plan: Plan, picture: str, interrupts: Interrupts) -> tuple[ContractR
             outcome = torture(plan, watch=lambda done, requests: show(_so_far(done, requests)))
     if picture:
         Path(picture).write_text(timeline(outcome))
-    return contract, outcome
+    return contract, outcome, findings
+
+
+def _examined(plan: Plan) -> list[Finding]:
+    """Give doctor's warnings; a server that is full, or set up so that locks can't be safe, is not tried."""
+    if not plan.url:
+        return []
+    with _not_tried(), connect(plan.url) as store:
+        _, findings = examined(store, plan.url)
+    for finding in findings:
+        if finding.severity == Severity.danger:
+            raise NotTried(str(finding))
+    return [finding for finding in findings if finding.severity == Severity.warning]
 
 
 @contextlib.contextmanager
