@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -31,12 +32,19 @@ def start(*arguments: str, store: str = "", stdin: int = subprocess.DEVNULL) -> 
     return subprocess.Popen(
         [*CASLOCK, *arguments],
         env=environment(store),
+        preexec_fn=_hear_all,  # noqa: PLW1509 - it only sets signals
         text=True,
         start_new_session=True,
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def _hear_all() -> None:
+    """Undo what `nohup`, or `&` in a script, has done to the tests: a signal that was ignored stays ignored."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -65,6 +73,7 @@ class AtTerminal:
         """Start it."""
         self.pid, self._file = pty.fork()
         if self.pid == 0:
+            _hear_all()
             os.execvpe(command[0], command, dict(env))  # noqa: S606 - it needs no shell
         self._read = b""
 
