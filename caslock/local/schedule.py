@@ -41,7 +41,7 @@ QUIET: Final = 10.0
 _MOST_DEAD: Final = 1000
 
 
-class Visit(Generic[W]):
+class Scheduled(Generic[W]):
     """One later look at an attempt.  The reference is weak, so that a hold that nothing refers to is not renewed."""
 
     __slots__ = ("asked", "attempt", "runtime")
@@ -87,7 +87,7 @@ class Schedule(Generic[W]):
     def __init__(self) -> None:
         self.wakes = NEVER
         self._added: dict[int, tuple[weakref.ref[Attempt], W]] = {}  # a short hold never reaches the heap
-        self._heap: list[tuple[float, int, Visit[W]]] = []
+        self._heap: list[tuple[float, int, Scheduled[W]]] = []
         self._numbers = itertools.count()
         self._most = _MOST_DEAD
 
@@ -99,8 +99,8 @@ class Schedule(Generic[W]):
     def drop(self, attempt: Attempt) -> None:
         """Stop looking at `attempt`.  Any thread may call it."""
         self._added.pop(id(attempt), None)
-        if attempt.visit is not None:
-            attempt.visit.cancel()
+        if attempt.scheduled is not None:
+            attempt.scheduled.cancel()
 
     def look(self, now: float) -> Due[W]:
         """Return what is due at the moment `now`, which the caller has just read from the clock."""
@@ -108,14 +108,14 @@ class Schedule(Generic[W]):
         due: Due[W] = Due([], [], [])
         heap = self._heap
         while heap and heap[0][0] <= now:
-            visit = heapq.heappop(heap)[2]
-            attempt = visit.attempt()
-            if attempt is None or not _awaits(attempt, visit):
+            scheduled = heapq.heappop(heap)[2]
+            attempt = scheduled.attempt()
+            if attempt is None or not _awaits(attempt, scheduled):
                 continue
             if now >= attempt.lease.deadline:
                 due.over.append(attempt)
             else:
-                self._push(visit, self._look_at(attempt, visit, now, due))
+                self._push(scheduled, self._look_at(attempt, scheduled, now, due))
         if len(heap) > self._most:
             self._forget_dead()
         return due
@@ -134,27 +134,27 @@ class Schedule(Generic[W]):
                 break
             attempt = reference()
             if attempt is not None:
-                attempt.visit = visit = Visit(reference, runtime)  # replaces the previous entry
-                self._push(visit, moment(attempt))
+                attempt.scheduled = scheduled = Scheduled(reference, runtime)  # replaces the previous entry
+                self._push(scheduled, moment(attempt))
 
-    def _look_at(self, attempt: Attempt, visit: Visit[W], now: float, due: Due[W]) -> float:
+    def _look_at(self, attempt: Attempt, scheduled: Scheduled[W], now: float, due: Due[W]) -> float:
         """Look at an attempt whose lease is not over, and return when to look again."""
         late = max(now, attempt.lease.deadline - LATE * attempt.lease.ttl)
-        if not visit.asked:
+        if not scheduled.asked:
             if moment(attempt) > now:  # it was renewed meanwhile
                 return moment(attempt)
             if attempt.lease.due >= attempt.lease.deadline:  # it is no longer renewed
                 return attempt.lease.deadline
-            visit.asked = True
-            due.renew.append((attempt, visit.runtime))
+            scheduled.asked = True
+            due.renew.append((attempt, scheduled.runtime))
             return late
         if late > now:
             return late
-        due.late.append((attempt, visit.runtime))
+        due.late.append((attempt, scheduled.runtime))
         return attempt.lease.deadline
 
-    def _push(self, visit: Visit[W], when: float) -> None:
-        heapq.heappush(self._heap, (when, next(self._numbers), visit))
+    def _push(self, scheduled: Scheduled[W], when: float) -> None:
+        heapq.heappush(self._heap, (when, next(self._numbers), scheduled))
 
     def _forget_dead(self) -> None:
         self._heap = [
@@ -164,8 +164,8 @@ class Schedule(Generic[W]):
         self._most = max(_MOST_DEAD, 2 * len(self._heap))
 
 
-def _awaits(attempt: Attempt, visit: Visit[W]) -> bool:
-    return attempt.visit is visit and not attempt.ending and not attempt.lease.lost
+def _awaits(attempt: Attempt, scheduled: Scheduled[W]) -> bool:
+    return attempt.scheduled is scheduled and not attempt.ending and not attempt.lease.lost
 
 
 def moment(attempt: Attempt) -> float:

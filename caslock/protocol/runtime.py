@@ -51,7 +51,7 @@ class Mutex(Protocol):
         ...
 
 
-class Visit(Protocol):
+class Scheduled(Protocol):
     """A look at a lease at a later time."""
 
     def cancel(self) -> None:
