@@ -34,7 +34,7 @@ class Lease:
         "max_hold",
         "on_loss",
         "record",
-        "told",
+        "reported",
         "ttl",
         "version",
     )
@@ -60,7 +60,7 @@ class Lease:
         self.due: float = NEVER  # when to renew it; the deadline if it is no longer renewed
         self.lost: str = ""  # why, once it is lost
         self.on_loss: list[Callable[[], object]] = []  # called when it is lost
-        self.told: bool = False  # whether `on_loss` has been called
+        self.reported: bool = False  # whether `on_loss` has been called
 
     def believe(self, record: Record, version: int, landed: InFlight | None, now: float) -> None:
         """Note that we hold the key with `record`: only here does the deadline become later.
@@ -103,7 +103,7 @@ class Lease:
 
     def tell(self) -> list[Callable[[], object]] | None:
         """Note that the loss is reported, and return what to call for it; None: it was reported before."""
-        if self.told:
+        if self.reported:
             return None
-        self.told = True
+        self.reported = True
         return self.on_loss[::-1]  # the with blocks first: a user's callback may raise

@@ -229,7 +229,7 @@ class Judge:
             at_once = isinstance(error, LockLost) and len(holds) == 1 and not again
             if at_once and stood and not lost and not self._may_be_lost(hold):
                 run.violate(f"{client.name} was told that it had lost {hold.key!r}, which it had not")
-            if at_once and not hold._attempt.lease.told:
+            if at_once and not hold._attempt.lease.reported:
                 run.violate(f"the loss of {name} was told to who has released it, and to nobody else")
             if error is not None:
                 continue
@@ -266,7 +266,7 @@ class Judge:
 
     def kept(self, attempt: Attempt) -> None:
         """Check that a renewer that has stopped has reported a loss."""
-        if not attempt.ending and not attempt.lease.told:
+        if not attempt.ending and not attempt.lease.reported:
             self._run.violate(f"the loss of {attempt.hold_id} was not told")
 
     def renews(self, puts: Sequence[Put]) -> None:
