@@ -159,10 +159,16 @@ def as_nobody() -> list[str]:
 def _mysql(port: int, folder: Path) -> list[str]:
     """Make the system tables in a new folder, and the database of the URL at the start."""
     data, user = str(folder / "data"), "root" if os.geteuid() == 0 else getpass.getuser()
-    options = ["--skip-test-db", "--auth-root-authentication-method=normal", "--innodb-log-file-size=8M"]
+    # A server that starts removes what other servers keep in its folder for temporary files.
+    options = ["--skip-test-db", "--auth-root-authentication-method=normal", f"--tmpdir={folder}"]
     _prepare(["mariadb-install-db", "--no-defaults", f"--datadir={data}", f"--user={user}", *options], folder)
     (folder / "init.sql").write_text("CREATE DATABASE IF NOT EXISTS caslock;\n")
-    names = [f"--socket={folder / 'socket'}", f"--pid-file={folder / 'pid'}", f"--init-file={folder / 'init.sql'}"]
+    names = [
+        f"--tmpdir={folder}",
+        f"--socket={folder / 'socket'}",
+        f"--pid-file={folder / 'pid'}",
+        f"--init-file={folder / 'init.sql'}",
+    ]
     return ["--no-defaults", f"--datadir={data}", f"--user={user}", f"--bind-address={HOST}", f"--port={port}", *names]
 
 

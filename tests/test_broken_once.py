@@ -22,12 +22,10 @@ from caslock import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from caslock.local.tasks import _background
 from caslock.protocol.record import Record, decode, encode
 from caslock.store import Entry
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.drive import done
-from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_reply, lose_request
+from caslock.testing.faults import FaultyStore, lose_reply, lose_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -417,35 +415,3 @@ def test_a_store_that_is_too_slow_for_the_ttl_is_said_to_be(timeout: float) -> N
     with pytest.raises(StoreUnavailable, match="too slowly for a ttl"):
         Lock(Slow(), "key", ttl=0.03).acquire(timeout=timeout)
     assert memory.get("key") is None
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_clean_up_in_the_background_does_not_close_the_users_store(*, asynchronous: bool) -> None:
-    """Given an outage during an acquire, what is cleaned up later leaves the store open: others use it."""
-    closed: list[object] = []
-
-    class Own(MemoryStore):
-        def close(self) -> None:
-            closed.append(self)
-
-    class AsyncOwn(AsyncMemoryStore):
-        async def aclose(self) -> None:
-            closed.append(self)
-
-    store = AsyncFaultyStore(AsyncOwn()) if asynchronous else FaultyStore(Own())
-
-    def at_work() -> bool:
-        return bool(_background) or any(thread.name == "caslock-settle" for thread in threading.enumerate())
-
-    async def scene() -> None:
-        for call in range(1, 7):
-            store.on("any", call, lose_reply)
-        acquire = AsyncLock(store, "k").acquire if isinstance(store, AsyncFaultyStore) else Lock(store, "k").acquire
-        with pytest.raises(OutcomeUnknown):
-            await done(acquire())  # type: ignore[arg-type] # of either API
-        assert at_work()
-        while at_work():  # noqa: ASYNC110 - a thread
-            await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(scene(), 20))
-    assert not closed

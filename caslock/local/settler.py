@@ -29,7 +29,8 @@ class Job(NamedTuple):
 class Settler:
     """The jobs of one store in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: object) -> None:
+        self._store = store
         self._jobs = deque[Job]()
         self._workers = Workers("caslock-settle", 1)
 
@@ -39,6 +40,14 @@ class Settler:
         self._workers.do(self._run, here=False)
 
     def _run(self) -> None:
+        if self._jobs:
+            self._settle()
+            # If the store was closed meanwhile, the jobs have opened a connection again.
+            close = getattr(self._store, "close", None)
+            if close is not None:
+                close()
+
+    def _settle(self) -> None:
         pause = FIRST_PAUSE
         while self._jobs and not closing():
             time.sleep(pause)

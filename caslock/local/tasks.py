@@ -105,9 +105,17 @@ class TaskRuntime:
 
     def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run it in a task of its own."""
-        task = asyncio.ensure_future(settle_later(self, settle, seconds))
+        task = asyncio.ensure_future(self._settle(settle, seconds))
         _background.add(task)  # the loop itself refers to tasks only weakly
         task.add_done_callback(_background.discard)
+
+    async def _settle(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+        await settle_later(self, settle, seconds)
+        # If the store was closed meanwhile, the clean-up has opened a connection again.
+        if (aclose := getattr(self.home, "aclose", None)) is not None:
+            await aclose()
+        elif (close := getattr(self.home, "close", None)) is not None:
+            await asyncio.to_thread(close)
 
     def me(self) -> object:
         """Return the task that runs."""

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from _thread import RLock
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from caslock.local import clock
@@ -117,7 +118,7 @@ class ThreadRuntime:
     def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run it in the one thread that settles for this store, unless the interpreter ends."""
         if not sys.is_finalizing():
-            settler = self.shared.part("settler", Settler)
+            settler = self.shared.part("settler", partial(Settler, self.home))
             settler.add(lambda: run(settled(self, settle)), seconds)
 
     def me(self) -> object:

@@ -288,7 +288,7 @@ def test_a_key_that_can_have_nothing_beside_it_is_not_waited_for(nodes: Nodes, n
     store = new(nodes)
     for key in ("a}b", "{}"):
         entry = put(store, key)
-        with pytest.raises(StoreUnavailable, match="can't be waited at now") as caught:
+        with pytest.raises(StoreUnavailable, match="cannot queue a put now") as caught:
             store.put_when_absent(key, b"w", 30, 20)
         assert not caught.value.sent
         assert store.invalidate(key, entry.version) is None
