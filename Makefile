@@ -12,7 +12,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input
 .PHONY: help demo test prove quick mutate pythons bench servers check lint types clean
 
 PYTEST = $(RUN) -m pytest --dist=loadgroup
-WAITING = --numprocesses=auto  # two workers for each processor, see tests/conftest.py
+WAITING = --numprocesses=auto  # three workers for two processors, see tests/conftest.py
 COMPUTING = --numprocesses=logical  # one for each
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. A good minute on two cores.
 QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_connect test_ends test_examples \

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Have two workers for each processor with ``-n auto``, because most tests wait most of the time."""
+    """Have three workers for two processors with ``-n auto``, because most tests wait most of the time."""
     if config.getoption("numprocesses") == "logical" or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist decides
     processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(2 * processors, max(processors, WORKERS))
+    return min(processors + (processors + 1) // 2, max(processors, WORKERS))
 
 
 LONGEST: Final = ("test_torture.py", "test_verify.py")

@@ -297,12 +297,24 @@ class AsyncDatabase(Database):
         return StoreServer(sql_server.host, sql_server.port, make, CONNECTING)
 
 
-class TestPostgreSQL(Database, LockContract, StoreContract):
+class TestPostgreSQL(Database, StoreContract):
     """PostgreSQL."""
 
 
-class TestAsyncPostgreSQL(AsyncDatabase, LockContract, StoreContract):
+class TestAsyncPostgreSQL(AsyncDatabase, StoreContract):
     """PostgreSQL, for asyncio."""
+
+    apis = ("asyncio",)
+
+
+@pytest.mark.long
+class TestPostgreSQLLocks(Database, LockContract):
+    """Locks in PostgreSQL."""
+
+
+@pytest.mark.long
+class TestAsyncPostgreSQLLocks(AsyncDatabase, LockContract):
+    """Locks in PostgreSQL, for asyncio."""
 
     apis = ("asyncio",)
 
