@@ -301,11 +301,11 @@ class AsyncMultiLock(_Acquired[AsyncMultiHold]):
     ) -> None:
         """Lock several keys of one store, or existing locks of any stores; see `MultiLock`."""
         if keys is None:
-            self._state = MultiState[AsyncMultiHold](lock._state for lock in given_locks(store, AsyncLock))
+            self._state = MultiState((lock._state for lock in given_locks(store, AsyncLock)), AsyncMultiHold)
             no_settings(settings)
         else:
             runtime = task_runtime(store)
-            self._state = MultiState(LockState(runtime, key, **settings) for key in given_keys(keys))
+            self._state = MultiState((LockState(runtime, key, **settings) for key in given_keys(keys)), AsyncMultiHold)
         self._timeout = waiting(timeout)
         self._blocks = WithBlocks()
 
@@ -318,7 +318,7 @@ class AsyncMultiLock(_Acquired[AsyncMultiHold]):
         return tuple(state.key for state in self._state.states)
 
     async def _take(self, timeout: float | None, caller: Task | None = None) -> AsyncMultiHold:
-        return await self._state.acquire(AsyncHold, AsyncMultiHold, timeout, caller)
+        return await self._state.acquire(AsyncHold, timeout, caller)
 
     async def _release(self, caller: Task | None) -> None:
         await self._state.newest_holds(caller)._released()
@@ -350,7 +350,7 @@ class _Block(Generic[T]):
         self._cancelled = False
         for attempt in attempts:
             attempt.lease.on_loss.append(self._cancel)
-        blocks.enter(self._task, self)
+        blocks.append((self._task, self))
 
     def _cancel(self) -> None:
         if not self._cancelled:

@@ -11,7 +11,7 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Never, NoReturn, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Generic, Never, NoReturn, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, told
 from caslock.local.hold import Holding
@@ -166,18 +166,24 @@ class Made(list[Hold]):
 
 
 B = TypeVar("B", Hold, "MultiHold")
+B_co = TypeVar("B_co", covariant=True)
+
+
+class _State(Protocol[B_co]):
+    """What `LockState` and `MultiState` have in common."""
+
+    @property
+    def states(self) -> Sequence[LockState]: ...
+
+    def acquire(self, make: Made, timeout: float | None) -> Coroutine[object, object, B_co]: ...
 
 
 class _Acquired(ABC, Generic[B]):
     """What `Lock` and `MultiLock` have in common: to be acquired, and a context manager."""
 
+    _state: _State[B]
     _timeout: float | None
-    _states: Sequence[LockState]
     _blocks: WithBlocks[B]
-
-    @abstractmethod
-    def _take(self, made: Made, timeout: float | None) -> B:
-        """Acquire; raises `NotAcquired`."""
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: a copy would count as the same holder."""
@@ -212,33 +218,31 @@ class _Acquired(ABC, Generic[B]):
         held: B | None = None
         try:
             held = self._blocks.newest(self._me)
-            self._leave(held, error)
+            try:
+                held.__exit__(kind, error, trace)
+            except Exception:  # the release has ended, though not well; after an interrupt the block is left again
+                self._blocks.leave(held)
+                raise
+            self._blocks.leave(held)
         except Exception:  # an outcome of the release, and no interrupt
             raise
         except BaseException:  # interrupted: release first, and only this block
             held = held or self._blocks.newest(self._me)
             if self._blocks.has(held):
-                self._leave(held, error or KeyboardInterrupt())
+                held.__exit__(None, error or KeyboardInterrupt(), None)
+                self._blocks.leave(held)
             raise
 
     def _me(self) -> object:
-        return self._states[0].runtime.me()
-
-    def _leave(self, held: B, error: BaseException | None) -> None:
-        try:
-            held.__exit__(None, error, None)
-        except Exception:  # the release has ended, though not well; after an interrupt the block is left again
-            self._blocks.leave(held)
-            raise
-        self._blocks.leave(held)
+        return self._state.states[0].runtime.me()
 
     def _acquire(self, timeout: float | None, blocks: WithBlocks[B] | None = None) -> B:
         """Acquire, and begin one of `blocks`."""
         made, held = Made(), None
         try:
-            held = self._take(made, timeout)
+            held = run(self._state.acquire(made, timeout))
             if blocks is not None:
-                blocks.enter(made[-1]._attempt.by, held)
+                blocks.append((made[-1]._attempt.by, held))
             return held  # noqa: TRY300 - inside the guard
         except CaslockError:
             raise
@@ -248,7 +252,7 @@ class _Acquired(ABC, Generic[B]):
                     self._blocks.leave(held)
                 made.take_back(error)
             finally:
-                for state in self._states:
+                for state in self._state.states:
                     run(state.take_back(error))
             raise
 
@@ -262,6 +266,8 @@ class Lock(_Acquired[Hold]):
     thread holds or is acquiring, as that thread continues only when the handler returns: use ``timeout=0`` there, and a
     Lock object of its own.  Nor may it raise a `CaslockError`: the interrupted code would take it for its own.
     """
+
+    _state: LockState
 
     def __init__(
         self,
@@ -328,7 +334,7 @@ class Lock(_Acquired[Hold]):
             poll=poll,
             **unknown,
         )
-        self._timeout, self._states, self._blocks = self._state.timeout, (self._state,), WithBlocks()
+        self._timeout, self._blocks = self._state.timeout, WithBlocks()
 
     def __repr__(self) -> str:
         return f"<Lock {self.key!r} at {self._state.runtime.store.traits.location}>"
@@ -350,10 +356,6 @@ class Lock(_Acquired[Hold]):
             message = f"lock {self.key!r} is not held by this task, but by another one of this thread"
             raise NotHeld(message)
         hold.release()
-
-    def _take(self, made: Made, timeout: float | None) -> Hold:
-        state = self._state
-        return state.re_enter(made) or run(state.win(state.begin(), made, timeout))
 
     def locked(self) -> bool:
         """Return whether the key is held, by any owner."""
@@ -394,6 +396,8 @@ class MultiLock(_Acquired[MultiHold]):
     So MultiLocks do not deadlock each other, as long as a thread acquires one while it holds no other lock.
     """
 
+    _state: MultiState[Hold, MultiHold]
+
     @overload
     def __init__(
         self,
@@ -421,13 +425,12 @@ class MultiLock(_Acquired[MultiHold]):
         deadline for all keys together.
         """
         if keys is None:
-            self._state = MultiState[MultiHold](lock._state for lock in given_locks(store, Lock))
+            self._state = MultiState((lock._state for lock in given_locks(store, Lock)), MultiHold)
             no_settings(settings)
         else:
             runtime = thread_runtime(store)
-            self._state = MultiState(LockState(runtime, key, **settings) for key in given_keys(keys))
-        self._timeout = waiting(timeout)
-        self._states, self._blocks = self._state.states, WithBlocks()
+            self._state = MultiState((LockState(runtime, key, **settings) for key in given_keys(keys)), MultiHold)
+        self._timeout, self._blocks = waiting(timeout), WithBlocks()
 
     def __repr__(self) -> str:
         return f"<MultiLock of {', '.join(map(repr, self.keys))}>"
@@ -440,6 +443,3 @@ class MultiLock(_Acquired[MultiHold]):
     def release(self) -> None:
         """Release the newest hold of this thread; see `MultiHold.release`."""
         self._state.newest_holds().release()
-
-    def _take(self, made: Made, timeout: float | None) -> MultiHold:
-        return run(self._state.acquire(made, MultiHold, timeout))

@@ -290,7 +290,7 @@ def test_a_hand_over_is_bounded_when_the_server_hangs(hanging: Hanging, pool: Th
     hold = held(Lock(store, key, ttl=TTL).acquire())
     waiter = Lock(store, key, ttl=TTL)
     waiting = pool.submit(timed, lambda: waiter.acquire(timeout=timeout))
-    assert until(lambda: hold._state._queue.is_awaited)
+    assert until(lambda: hold._state._queue.waiting)
     hanging.hang()
     releasing = pool.submit(timed, hold.release)
     acquired, released = waiting.result(), releasing.result()
@@ -327,7 +327,7 @@ def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging
         assert other is not None
         waiter = AsyncLock(store, key, ttl=TTL)
         waiting = asyncio.create_task(timed_await(lambda: waiter.acquire(timeout=timeout)))
-        await _happens(lambda: hold._state._queue.is_awaited)
+        await _happens(lambda: hold._state._queue.waiting)
         hanging.hang()
         extending = asyncio.create_task(timed_await(other.extend))
         await _happens(lambda: other._attempt.writes.in_flight)
@@ -408,7 +408,7 @@ def test_keys_that_a_hang_kept_from_being_released_are_not_renewed(hanging: Hang
     holds = MultiLock(store, keys, ttl=TTL).acquire()
     assert holds is not None
     waiting = [pool.submit(timed, partial(Lock(store, key, ttl=TTL).acquire, timeout=0.5)) for key in keys]
-    assert until(lambda: all(hold._state._queue.is_awaited for hold in holds))
+    assert until(lambda: all(hold._state._queue.waiting for hold in holds))
     hanging.hang()
     ended = timed(holds.release)
     for each in waiting:

@@ -338,7 +338,7 @@ def test_an_interrupt_at_the_end_of_a_block_leaves_the_outer_one_alone(kind: typ
 
 def test_threads_of_one_lock_never_share_a_hold_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that takes over while another makes its attempt has a hold id of its own."""
-    state = Lock(MemoryStore(), "key")._state
+    state = Lock(MemoryStore(), "key")._state.begun()
     others: list[str] = []
     now = time.time
 

@@ -688,7 +688,7 @@ def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
         def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
             if threading.current_thread() is threading.main_thread():
                 waiting.append(pool.submit(locks[-1].acquire, timeout=20))
-                assert until(lambda: locks[-1]._state._queue._waiting)
+                assert until(lambda: locks[-1]._state._queue.waiting)
             return super().put_if_version(key, value, version, ttl)
 
     def prepare() -> Callable[[], object]:
@@ -705,7 +705,7 @@ def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
     done, _ = wait(waiting, timeout=2)
     asleep = [moment for moment, one in zip(moments, waiting, strict=True) if one not in done]
     for lock in locks:  # so that nobody sleeps on, whatever has come of this
-        for attempt in lock._state._queue._waiting:
+        for attempt in lock._state._queue.waiting:
             if attempt.event is not None:
                 attempt.event.set()
     pool.shutdown()

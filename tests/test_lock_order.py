@@ -36,7 +36,7 @@ def held(lock: Lock, timeout: float = SOON) -> Hold:
 
 def queued(store: object, key: str) -> int:
     """Count the waiters for `key` in the local queue of `store`."""
-    return len(shared_of(store).queue(key)._waiting)
+    return len(shared_of(store).queue(key).waiting)
 
 
 def waits_at_the_store(store: Faults, key: str) -> bool:

@@ -116,7 +116,7 @@ def test_nobody_gets_the_key_before_not_even_the_same_lock(memory: MemoryStore) 
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(waits, Lock(memory, key)), pool.submit(waits, Lock(memory, key, min_hold=0.01))]
         assert woken.wait(10)
-        assert until(lambda: len(lock._state._queue._waiting) == 2)
+        assert until(lambda: len(lock._state._queue.waiting) == 2)
         hold.release()
         assert lock.acquire(timeout=0) is None
         assert lock.acquire(timeout=0.05) is None

@@ -45,7 +45,7 @@ def held(lock: Lock, timeout: float | None = ENOUGH) -> Hold:
 
 def waiters(store: object, key: str) -> int:
     """Count the waiters in this process."""
-    return len(shared_of(store).queue(key)._waiting)
+    return len(shared_of(store).queue(key).waiting)
 
 
 def in_line(pool: ThreadPoolExecutor, store: Store, key: str, act: Callable[[], T]) -> Future[T]:

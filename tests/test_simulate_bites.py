@@ -185,7 +185,7 @@ async def take_every_turn_first(self: _Several[Holding]) -> None:
 
 def leave_in_silence(self: LocalQueue, attempt: Attempt, now: float) -> None:
     """Let the next one in, and not wake it."""
-    event = self._waiting[0].event if self._waiting else None
+    event = self.waiting[0].event if self.waiting else None
     LEAVE_QUEUE(self, attempt, now)
     if event is not None:
         event.flag = False  # type: ignore[attr-defined] # of the simulator's

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final, Generic, Never, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, Never, Self, TypedDict, TypeVar, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
 from caslock.fork import at_fork, generation
@@ -65,7 +65,33 @@ class Settings(TypedDict, Generic[H], total=False):
 
 
 class LockState:
-    """The state of one Lock object."""
+    """The state of one Lock object.  What it needs only once it is used is made at the first use."""
+
+    __slots__ = (
+        "_attempts",
+        "_first",
+        "_given_owner",
+        "_guard",
+        "_inherited",
+        "_min_hold",
+        "_nonce",
+        "_numbers",
+        "_queue",
+        "_terms",
+        "_unsettled",
+        "auto_renew",
+        "generation",
+        "key",
+        "max_hold",
+        "newest",
+        "note",
+        "on_lost",
+        "poll",
+        "retry",
+        "runtime",
+        "timeout",
+        "ttl",
+    )
 
     def __init__(
         self,
@@ -102,39 +128,58 @@ class LockState:
         if owner == "":
             message = "owner must not be empty: leave it out for a private one"
             raise ValueError(message)
-        self._attempts: dict[str, Attempt] = {}  # by hold id: all that wait, hold or are being released
-        self._begin()
+        self.generation: int = 0  # of the process that uses it: none yet
 
     def _begin(self) -> None:
-        """Take a new identity: at first, and in a forked child, which holds nothing of its parent's."""
-        self._inherited = list(self._attempts.values())  # by a forked child, which never held them
-        self._attempts = {}
+        """Take a new identity: at the first use, and in a forked child, which holds nothing of its parent's."""
+        self._inherited = list(self._attempts.values()) if self.generation else []  # a forked child never held them
+        self._attempts: dict[str, Attempt] = {}  # by hold id: all that wait, hold or are being released
         self._queue = cast("Shared", self.runtime.shared).queue(self.key)
         # Guards the attempts' levels, as any thread may release a hold; reentrant for signal handlers and `__del__`.
         self._guard = threading.RLock()
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
-        self._host = _hostname()
         self._nonce = os.urandom(16).hex()
         self._numbers = itertools.count(1)
-        self.owner: str = self._given_owner or f"{self._host}:{self._nonce}"
+        owner = self._given_owner or f"{_hostname()}:{self._nonce}"
         ttl = min(self.ttl, self.max_hold)
         shared = self._given_owner is not None
         self._terms = Terms(
-            self.runtime, self.key, self.owner, ttl, self.auto_renew, self.max_hold, self.retry, shared, self._min_hold
+            self.runtime, self.key, owner, ttl, self.auto_renew, self.max_hold, self.retry, shared, self._min_hold
         )
         self._first: tuple[int, First] = (-1, _NO_FIRST)  # what records say in this second of the wall clock
         self.newest: str = ""  # hold id
-        self.generation: int = generation()  # last, because other threads of a child then rely on the rest
+        self.generation = generation()  # last, because other threads then rely on the rest
+
+    def begun(self) -> Self:
+        """Return this state as that of this process; call it before anything else that is used."""
+        if self.generation != generation():
+            with _begin_guard:
+                if self.generation != generation():  # another thread may have been first
+                    self._begin()
+        return self
+
+    @property
+    def states(self) -> tuple[LockState]:
+        """Those of the keys, as a `MultiState` has them."""
+        return (self,)
+
+    @property
+    def owner(self) -> str:
+        """The owner in the record while the lock is held."""
+        return self.begun()._terms.owner
 
     def _attempt(self) -> Attempt:
         self.newest = hold = f"{self._nonce}.{next(self._numbers)}"  # which another thread may replace at once
         second = int(time.time())
         of, first = self._first
         if of != second:
-            stamp = Stamp(_iso(second), self._host, os.getpid(), self.note)
-            first = First(stamp, opening(self.owner, self._terms.ttl, stamp))
+            stamp = self._stamp(second)
+            first = First(stamp, opening(self._terms.owner, self._terms.ttl, stamp))
             self._first = second, first
         return Attempt(self._terms, hold, first, self.runtime.mutex(), self.runtime.me())
+
+    def _stamp(self, second: int) -> Stamp:
+        return Stamp(_iso(second), _hostname(), os.getpid(), self.note)
 
     async def acquire(self, make: Callable[[LockState, Attempt], H], timeout: float | None, caller: object = None) -> H:
         """Acquire or re-enter (see `re_enter`); raises `NotAcquired` after `timeout` seconds.
@@ -146,7 +191,7 @@ class LockState:
     def re_enter(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H | None:
         """Re-enter, if this thread or task holds the lock, or the task `caller` for which it runs; else return None."""
         if self.generation != generation():
-            self._after_fork()
+            self.begun()
         if not self._attempts:
             return None
         me = self.runtime.me()
@@ -269,6 +314,8 @@ class LockState:
 
     async def take_back(self, error: BaseException) -> None:
         """Undo what an interrupt of this thread has left half done here."""
+        if not self.generation:  # it was never used
+            return
         me = self.runtime.me()
         for attempt in list(self._attempts.values()):
             if attempt.by is me and (attempt.ending or not attempt.levels):
@@ -285,7 +332,7 @@ class LockState:
         `limit`, nor after two request timeouts.
         """
         if self.generation != generation():
-            self._after_fork()
+            self.begun()
         attempt = hold._attempt
         if hold._generation != self.generation:  # inherited: only the child has this copy of the attempt
             attempt.levels = [other for other in attempt.levels if other is not hold]
@@ -309,7 +356,7 @@ class LockState:
         attempt = hold._attempt
         try:
             self.runtime.unwatch(attempt)
-            if self._queue.is_awaited:
+            if self._queue.waiting:
                 self._queue.name_successor(attempt, self.runtime.now())
             await release.release(self.runtime, attempt, limit, removed)
         except LockLost:
@@ -340,7 +387,7 @@ class LockState:
         """Whether the release of `hold` removes the record, and nobody in this process waits for it."""
         attempt = hold._attempt
         last = attempt.levels == [hold] and not hold._inherited
-        return last and not self._queue.is_awaited and attempt.leaves_nothing(self.runtime.now())
+        return last and not self._queue.waiting and attempt.leaves_nothing(self.runtime.now())
 
     async def renew(self, attempt: Attempt, ttl: float | None) -> None:
         """Replace the lease, and tell the renewer, which may be due earlier than it thinks."""
@@ -352,7 +399,7 @@ class LockState:
 
     def newest_hold(self, me: object = None) -> Holding:
         """Return the newest hold of `me` (None: this thread or task), or one whose release went without an answer."""
-        self._after_fork()
+        self.begun()
         me = me or self.runtime.me()
         newest = self._attempts.get(self.newest)
         if newest is not None and newest.by is me and newest.levels:
@@ -394,7 +441,7 @@ class LockState:
 
     async def holder(self) -> Record | None:
         """Who holds the key."""
-        self._after_fork()
+        self.begun()
         limit = self.runtime.now() + 2 * self.runtime.store.traits.request_timeout
         observed = await read(self.runtime, self._attempt(), limit)
         record = observed.record
@@ -407,7 +454,7 @@ class LockState:
 
     async def force_release(self) -> Record | None:
         """Take the key away from whoever holds it."""
-        self._after_fork()
+        self.begun()
         broken = await release.force_release(self.runtime, self._attempt())
         inside = self._queue.inside(self.runtime.now())
         if broken is None:
@@ -419,23 +466,17 @@ class LockState:
         self._queue.inside(self.runtime.now())
         return self._told(broken, broken.fence)
 
-    def _after_fork(self) -> None:
-        if self.generation != generation():
-            with _fork_guard:
-                if self.generation != generation():  # another thread of the child may have been first
-                    self._begin()
-
 
 _NO_FIRST: Final = First(Stamp("", "", 0, ""), ("", "", ""))
-_fork_guard = threading.RLock()
+_begin_guard = threading.RLock()
 
 
-def _free_fork_guard() -> None:
-    global _fork_guard  # noqa: PLW0603 - the parent may have held it at this moment
-    _fork_guard = threading.RLock()
+def _free_begin_guard() -> None:
+    global _begin_guard  # noqa: PLW0603 - the parent may have held it at this moment
+    _begin_guard = threading.RLock()
 
 
-at_fork(after_in_child=_free_fork_guard)
+at_fork(after_in_child=_free_begin_guard)
 
 
 @lru_cache(maxsize=1)

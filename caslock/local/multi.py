@@ -141,11 +141,12 @@ class Holds(Generic[H_co]):
 M = TypeVar("M", bound=Holds[Holding])
 
 
-class MultiState(Generic[M]):
+class MultiState(Generic[H, M]):
     """The state of one MultiLock object, for both APIs."""
 
-    def __init__(self, states: Iterable[LockState]) -> None:
-        """Sort by location and stored name, as every process does, and count duplicates once."""
+    def __init__(self, states: Iterable[LockState], gather: Callable[[list[H]], M]) -> None:
+        """Sort by location and stored name, as every process does, and count duplicates once; `gather` makes holds."""
+        self._gather = gather
         self.states: tuple[LockState, ...] = _sorted(
             {(state.runtime.store.traits.location, _stored_name(state)): state for state in states}
         )
@@ -159,7 +160,6 @@ class MultiState(Generic[M]):
     async def acquire(
         self,
         make: Callable[[LockState, Attempt], H],
-        gather: Callable[[list[H]], M],
         timeout: float | None,
         caller: object = None,
     ) -> M:
@@ -182,7 +182,7 @@ class MultiState(Generic[M]):
                 )
                 raise OutcomeUnknown(message) from error
             raise
-        held = gather(several.taken)
+        held = self._gather(several.taken)
         self._forget_released()
         self._held.append(held)
         return held
@@ -197,10 +197,6 @@ class MultiState(Generic[M]):
             if not any(hold._is_open for hold in held):
                 with suppress(ValueError):  # another thread was faster
                     self._held.remove(held)
-
-    def me(self) -> object:
-        """Identity of the thread or task that runs."""
-        return self._runtime.me()
 
     def newest_holds(self, me: object = None) -> M:
         """Return what `me` (None: this thread or task) has acquired last and not released."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -48,10 +47,22 @@ UNSEEN_SHARE: Final = 0.1
 class LocalQueue:
     """The queue of one process for one key of one store object."""
 
+    __slots__ = (
+        "__weakref__",
+        "_guard",
+        "_inside",
+        "_others_until",
+        "_pause",
+        "_row",
+        "_row_began",
+        "_yields_until",
+        "waiting",
+    )
+
     def __init__(self) -> None:
         """Begin as free."""
         self._inside: list[weakref.ref[Attempt]] = []
-        self._waiting: deque[Attempt] = deque()
+        self.waiting: list[Attempt] = []
         # Held for a few instructions, and never across an await; reentrant for signal handlers and `__del__`.
         self._guard = threading.RLock()
         self._row = 0
@@ -63,7 +74,7 @@ class LocalQueue:
     def enter(self, attempt: Attempt, now: float) -> bool:
         """Go in, unless somebody else is inside or waits; always `leave` afterwards."""
         with self._guard:
-            if not self._inside and not self._waiting:
+            if not self._inside and not self.waiting:
                 self._row = 0
                 self._inside = [weakref.ref(attempt)]
                 if self._yields_until:
@@ -83,7 +94,7 @@ class LocalQueue:
         attempt.event = event = runtime.event()
         patience = 0.0
         with self._guard:
-            self._waiting.append(attempt)
+            self.waiting.append(attempt)
         while True:
             now = runtime.now()
             with self._guard:
@@ -119,7 +130,7 @@ class LocalQueue:
             # Predecessors that are still being released may be inside.
             # Those of a shared owner count, because the record then has other holds than ours.
             inside = [other for other in self._admit(now) if other is attempt or other.shared or not other.ending]
-            if attempt.hand_over is not None or inside != [attempt] or not self._waiting:
+            if attempt.hand_over is not None or inside != [attempt] or not self.waiting:
                 return
             if not self._row:
                 self._row_began = now
@@ -128,10 +139,10 @@ class LocalQueue:
             if self._row >= ROW or lasted >= (ROW_SECONDS if seen else LONG_ROW_SECONDS):
                 self._pause = max(PAUSE_SECONDS, lasted * (PAUSE_SHARE if seen else UNSEEN_SHARE))
                 return
-            successor = self._waiting[0]
+            successor = self.waiting[0]
             successor.promise = attempt.hand_over = HandOver(successor)
             self._inside = [*self._inside, weakref.ref(successor)]  # nobody follows until both have left
-            self._waiting.popleft()
+            del self.waiting[0]
             self._row += 1
 
     def leave(self, attempt: Attempt, now: float) -> None:
@@ -142,7 +153,7 @@ class LocalQueue:
                 self._yields_until = now + YIELD_SECONDS
             if woken or (attempt.contention is not None and attempt.contention.observed.record is not None):
                 self._others_until = now + SEEN_SECONDS
-            if len(self._inside) == 1 and not self._waiting and self._inside[0]() is attempt:
+            if len(self._inside) == 1 and not self.waiting and self._inside[0]() is attempt:
                 self._inside = []
                 return
             if attempt.promise is not None:
@@ -151,14 +162,9 @@ class LocalQueue:
                 attempt.hand_over.pending = False
                 attempt.hand_over = None
             self._inside = [other for other in self._inside if other() is not attempt]
-            if attempt.event is not None and attempt in self._waiting:
-                self._waiting.remove(attempt)
+            if attempt.event is not None and attempt in self.waiting:
+                self.waiting.remove(attempt)
             self._admit(now)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether any attempt waits."""
-        return bool(self._waiting)
 
     def inside(self, now: float) -> list[Attempt]:
         """Return the attempts that are inside."""
@@ -170,21 +176,21 @@ class LocalQueue:
         inside = [attempt for other in self._inside if (attempt := other()) is not None and not _is_over(attempt, now)]
         if len(inside) < len(self._inside):
             self._inside = [weakref.ref(attempt) for attempt in inside]
-        while self._waiting:
-            first = self._waiting[0]
+        while self.waiting:
+            first = self.waiting[0]
             if first in inside or first.event is None or not first.event.alive:
-                self._waiting.popleft()
+                del self.waiting[0]
             elif inside:
                 break
             else:
                 inside.append(first)
                 self._let_in(first, now)
         if inside and inside[0].shared:
-            for attempt in list(self._waiting):
+            for attempt in list(self.waiting):
                 if _may_join(attempt, inside):
                     inside.append(attempt)
                     self._let_in(attempt, now)
-                    self._waiting.remove(attempt)
+                    self.waiting.remove(attempt)
         for attempt in inside:  # waking one twice does no harm
             if attempt.event is not None and not attempt.is_promised:
                 attempt.event.set()

@@ -64,12 +64,12 @@ def unwatch(runtime: ThreadRuntime, attempt: Attempt) -> None:
         renewer.schedule.drop(attempt)
 
 
-def notice(attempt: Attempt, location: str) -> None:
+def notice(runtime: ThreadRuntime, attempt: Attempt) -> None:
     """Report a loss, once, in threads that do nothing else."""
     with _guard:
         calls = attempt.lease.tell()
     if calls is not None:
-        _tellers.do(partial(_tell, attempt, location, calls))
+        _tellers.do(partial(_tell, attempt, runtime.store.traits.location, calls))
 
 
 def _tell(attempt: Attempt, location: str, calls: Sequence[Callable[[], object]]) -> None:

@@ -134,17 +134,7 @@ class ThreadRuntime:
         del attempt
         return False
 
-    def notice(self, attempt: Attempt) -> None:
-        """Report the loss of the attempt, once, in threads that do nothing else."""
-        notice(attempt, self.store.traits.location)
-
-    def watch(self, attempt: Attempt) -> None:
-        """Have the lease renewed when it is due, and its end reported."""
-        watch(self, attempt)
-
-    def unwatch(self, attempt: Attempt) -> None:
-        """Stop watching the lease, as it is being released."""
-        unwatch(self, attempt)
+    notice, watch, unwatch = notice, watch, unwatch
 
     def run(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine of the protocol to its end."""

@@ -6,7 +6,7 @@ elsewhere, or a fixture, ends its block in another task than it began.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from caslock.errors import NotHeld
 
@@ -16,20 +16,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class WithBlocks(Generic[T]):
-    """What each open block holds, and the thread or task that has entered it."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._open: list[tuple[object, T]] = []
-
-    def enter(self, me: object, held: T) -> None:
-        """Begin a block in the thread or task `me`."""
-        self._open.append((me, held))
+class WithBlocks(list[tuple[object, T]]):
+    """The thread or task that has entered each open block, and what the block holds."""
 
     def newest(self, me: Callable[[], object]) -> T:
         """What the newest block of `me` holds; if it has none, the newest of all; raises `NotHeld` if there is none."""
-        blocks = tuple(self._open)
+        blocks = tuple(self)
         if len(blocks) == 1:
             return blocks[0][1]
         if not blocks:
@@ -41,10 +33,10 @@ class WithBlocks(Generic[T]):
 
     def has(self, held: T) -> bool:
         """Whether a block has not been left."""
-        return any(block[1] is held for block in tuple(self._open))
+        return any(block[1] is held for block in tuple(self))
 
     def leave(self, held: T) -> None:
         """Forget a block."""
-        for block in tuple(self._open):
+        for block in tuple(self):
             if block[1] is held:
-                self._open.remove(block)  # in one step, because another thread may be entering its own
+                self.remove(block)  # in one step, because another thread may be entering its own

@@ -9,11 +9,14 @@ inside the process costs one put.
 from __future__ import annotations
 
 import random
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from tests.herds.virtual_time import Process, Server, Timeline, pause
+
+if TYPE_CHECKING:
+    from caslock.protocol.record import Stamp
 
 HOLD: Final = 0.001
 TURNS: Final = 2  # of each waiter
@@ -70,9 +73,15 @@ class Herd:
         return False
 
 
+class OwnHost(LockState):
+    """The real one, in a process that has a host of its own: otherwise all have the same."""
+
+    def _stamp(self, second: int) -> Stamp:
+        return super()._stamp(second)._replace(host=f"host {id(self.runtime)}")
+
+
 async def _waiter(herd: Herd, process: Process) -> None:
-    state = LockState(process, "key", ttl=TTL)
-    state._host = f"host {id(process)}"  # otherwise all processes have the same
+    state = OwnHost(process, "key", ttl=TTL)
     await pause(herd.timeline, random.uniform(0, ARRIVAL))
     for _ in range(TURNS):
         herd.ask()

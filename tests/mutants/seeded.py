@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 WRITE_SURELY, ROLL_BACK = request.write_surely, multi._roll_back
 RENEW, RELEASE, REMOVE_TOGETHER, SETTLE = protocol.renew, protocol.release, protocol.remove_together, request.settle
+BEGIN = LockState._begin
 BELIEVE, NEXT_RECORD, MAY_TAKE, CLAIM = Lease.believe, Attempt.next_record, Attempt.may_take, LockState._attempt
 EXCHANGE, HANG_UP, CONNECT = MemcachedStore._exchange, _Connection.close, MemcachedStore._open
 TAKE, CLOSE = Connections._take, Connection.close
@@ -184,6 +185,8 @@ def nothing_is_inherited(self: object) -> bool:
 
 def never_forked(self: LockState) -> None:
     """Keep the identity, and all holds, in a forked child."""
+    if not self.generation:
+        BEGIN(self)
 
 
 def remove_any_version(self: MemcachedStore, key: str, version: int) -> Entry | None:

@@ -264,7 +264,7 @@ MUTANTS: Final = (
         (Directed("test_a_child_that_leaves_the_block_frees_nothing", a_child_leaves),),
         (
             (Holding, "_inherited", property(seeded.nothing_is_inherited)),
-            (LockState, "_after_fork", seeded.never_forked),
+            (LockState, "_begin", seeded.never_forked),
         ),
     ),
     Mutant(

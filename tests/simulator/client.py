@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from caslock.local.queue import LocalQueue
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.record import Observed, Record
+    from caslock.protocol.record import Observed, Record, Stamp
     from tests.simulator.plan import ClientPlan, Round, Stay
     from tests.simulator.run import Run
 
@@ -52,12 +52,15 @@ class NamedLockState(LockState):
             min_hold=plan.min_hold,
             poll=poll,
         )
+        self.begun()
 
     def _begin(self) -> None:
         super()._begin()
-        self._nonce, self._host = self.name, "host"
-        self.owner = self._given_owner or self.name
-        self._terms = self._terms._replace(owner=self.owner)
+        self._nonce = self.name
+        self._terms = self._terms._replace(owner=self._given_owner or self.name)
+
+    def _stamp(self, second: int) -> Stamp:
+        return super()._stamp(second)._replace(host="host")
 
     def _attempt(self) -> Attempt:
         attempt = super()._attempt()
@@ -124,7 +127,7 @@ class NamedLockState(LockState):
     def queued(self) -> tuple[list[Attempt | None], list[Attempt]]:
         """Who is inside the local queue of its key (None: an attempt that is gone), and who waits in it."""
         queue = self._queue
-        return [reference() for reference in queue._inside], list(queue._waiting)
+        return [reference() for reference in queue._inside], list(queue.waiting)
 
     @property
     def unsettled(self) -> Holding | None:
@@ -145,7 +148,7 @@ class Client:
         self.process = process
         self.locations = states, others
         self.multis = [
-            MultiState[Holds[Holding]](location) if len(location) > 1 else None for location in self.locations
+            MultiState(location, Holds[Holding]) if len(location) > 1 else None for location in self.locations
         ]
         self.alive = True
         self.entered: list[tuple[Holding, ...]] = []  # what the program has to release, the newest last
@@ -267,7 +270,7 @@ class Client:
         multi = self.multis[location]
         try:
             if multi is not None:
-                return tuple(await multi.acquire(make, Holds, timeout))
+                return tuple(await multi.acquire(make, timeout))
             return (await self.locations[location][0].acquire(make, timeout),)
         except Cancelled as error:
             if self.process.threads:

@@ -46,6 +46,9 @@ _CONSTANT: Final = frozenset({
 })  # fmt: skip
 """Attributes of an attempt that come from its plan, or have no effect; its mutex is added elsewhere."""
 
+_QUEUE: Final = frozenset({"__weakref__", "_guard"})
+"""Attributes of a local queue that have no effect."""
+
 
 def fingerprint(run: Run) -> int:
     """Return the state of a run."""
@@ -104,8 +107,7 @@ class _Print:
             local_queues[id(state.local_queue)] = state.local_queue
         for local_queue in local_queues.values():
             self.of(run.judge.releases.get(local_queue, 0))
-            known = dict(vars(local_queue))
-            del known["_guard"]
+            known = {name: getattr(local_queue, name) for name in local_queue.__slots__ if name not in _QUEUE}
             if not known["_row"]:
                 del known["_row_began"]  # it is set again at the first of several hand-overs
             for moment in ("_yields_until", "_others_until"):

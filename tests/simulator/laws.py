@@ -319,7 +319,7 @@ class Judge:
             runtime = state.process
             if runtime.alive and all(client.alive for client in run.clients if client.process is runtime):
                 inside = [attempt.hold_id for attempt in state.local_queue.inside(runtime.now())]
-                if inside or state.local_queue.is_awaited:
+                if inside or state.local_queue.waiting:
                     run.violate(f"{inside or 'somebody'} is in the local queue of {runtime.name} for ever")
 
 
