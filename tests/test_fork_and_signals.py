@@ -548,7 +548,7 @@ def test_an_interrupt_as_the_renewer_starts_raises_in_no_thread(monkeypatch: pyt
     for _ in every_moment(prepare):
         pass
     gc.collect()
-    assert until(lambda: not {thread for thread in threading.enumerate() if "renewer" in thread.name} - before, 3)
+    assert until(lambda: not {thread for thread in threading.enumerate() if "renewer" in thread.name} - before, TTL + 5)
     assert raised == []
 
 
