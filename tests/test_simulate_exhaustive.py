@@ -145,7 +145,7 @@ def arrive(plan: Plan, path: tuple[Choice, ...]) -> Run:
 def test_a_value_of_an_unknown_kind_is_refused() -> None:
     """What the fingerprint does not know could tell two states apart: it is not left out in silence."""
     run = Run(SCENES[SMALL[0]])
-    next(iter(run.states)).local_queue.surprise = object()  # type: ignore[attr-defined] # nobody has this
+    next(iter(run.states)).local_queue.waiting.append(object())  # type: ignore[arg-type] # nobody waits like this
     with pytest.raises(TypeError, match="does not know what a object is"):
         fingerprint(run)
     run.close()

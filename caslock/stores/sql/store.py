@@ -94,7 +94,8 @@ class SQLStore(Closing):
         begin(self._target)
         sent = False
         try:
-            connection = self._engine().connect()
+            engine = self._engine()
+            connection = engine.connect()
             try:
                 steps = with_table(verb)
                 request = next(steps)
@@ -114,6 +115,8 @@ class SQLStore(Closing):
                 connection.invalidate()
                 raise
             finally:
+                if self._engines.get(generation()) is not engine:
+                    connection.invalidate()  # the store was closed meanwhile, and its pool is gone
                 connection.close()
         except Exception as error:
             raise self._failures.of(error, sent=sent) from error
@@ -180,7 +183,9 @@ class AsyncSQLStore(AsyncClosing):
         sent = False
         try:
             async with asyncio.timeout(self._target.timeout):
-                connection = await self._here().engine.connect()
+                here = self._here()
+                closed = here.closed
+                connection = await here.engine.connect()
                 try:
                     steps = with_table(verb)
                     request = next(steps)
@@ -199,6 +204,8 @@ class AsyncSQLStore(AsyncClosing):
                     await connection.invalidate()
                     raise
                 finally:
+                    if here.closed != closed:
+                        await connection.invalidate()  # as above
                     await connection.close()
         except Exception as error:
             raise self._failures.of(error, sent=sent) from error
@@ -223,10 +230,13 @@ class _Loop:
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
         self.generation = generation()
+        self.closed = 0
+        """How often: whoever has a connection of before closes it, as its pool is gone."""
         self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
 
     async def close(self) -> None:
         """Close the idle connections; a later request opens one again."""
         if self.generation == generation():
+            self.closed += 1
             await self.engine.dispose()
             await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop
