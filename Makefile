@@ -11,9 +11,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input
 .NOTPARALLEL:
 .PHONY: help demo test prove quick mutate pythons bench servers check lint types clean
 
-PYTEST = $(RUN) -m pytest --dist=loadgroup
-WAITING = --numprocesses=auto  # three workers for two processors, see tests/conftest.py
-COMPUTING = --numprocesses=logical  # one for each
+PYTEST = $(RUN) -m pytest --numprocesses=auto --dist=loadgroup
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. A good minute on two cores.
 QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_connect test_ends test_examples \
     test_fork_and_signals test_holds test_import test_layers test_lock test_lock_order test_multilock test_queue \
@@ -28,13 +26,13 @@ demo: $(VENV)/.demo  ## show double bookings without the lock, and none with it;
 	@$(RUN) examples/booking.py $(ARGS)
 
 test: servers $(VENV)/.dev  ## run the tests against real servers (ARGS goes to pytest)
-	@$(PYTEST) $(WAITING) -m "not long" $(ARGS)
+	@$(PYTEST) -m "not long" $(ARGS)
 
 prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, torture, other libraries, benchmarks
-	@$(PYTEST) $(COMPUTING) -m long $(ARGS)
+	@$(PYTEST) -m long $(ARGS)
 
 quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (a good minute)
-	@$(PYTEST) $(WAITING) $(ARGS) $(QUICK)
+	@$(PYTEST) $(ARGS) $(QUICK)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
 	@$(RUN) -m tests.mutation $(ARGS)

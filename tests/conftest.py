@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -21,7 +19,6 @@ from tests.servers import (
     POSTGRESQL,
     REDIS,
     TAIR_EMULATOR,
-    WORKERS,
     Kind,
     Server,
     is_url,
@@ -33,15 +30,6 @@ from tests.servers import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Have three workers for two processors with ``-n auto``, because most tests wait most of the time."""
-    if config.getoption("numprocesses") == "logical" or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
-        return None  # xdist decides
-    processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(processors + (processors + 1) // 2, max(processors, WORKERS))
 
 
 LONGEST: Final = ("test_torture.py", "test_verify.py")

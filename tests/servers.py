@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 
-WORKERS: Final = 16
-"""The most workers of pytest-xdist that are started because most tests wait."""
-
 PORTS: Final = range(20_000, 32_000)
 """Below those that outgoing connections get: while a server is down, one could take its port, or connect to itself."""
 
