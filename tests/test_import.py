@@ -108,9 +108,9 @@ WAITING = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import caslock
-store = caslock.connect(sys.argv[2])
-with caslock.Lock(store, "k"):
-    assert caslock.Lock(caslock.connect(sys.argv[2]), "k").acquire(timeout=0.05) is None
+with caslock.connect(sys.argv[2]) as store, caslock.connect(sys.argv[2]) as other:
+    with caslock.Lock(store, "k"):
+        assert caslock.Lock(other, "k").acquire(timeout=0.05) is None
 print("tenacity" in sys.modules)
 """
 
