@@ -236,7 +236,7 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
 
 def test_a_store_without_fences_passes_and_the_report_says_what_was_skipped(tmp_path: Path) -> None:
     """Where versions do not grow, the laws of fences are skipped, and named as not tried; all others are tried."""
-    code, output, errors = verify("--store", "tests.fenceless:fenceless_file", "--seconds", "4", cwd=tmp_path)
+    code, output, errors = verify("--store", "tests.fenceless:fenceless_file", "--seconds", "6", cwd=tmp_path)
     assert (code, output.splitlines()[-1]) == (0, "PASS"), (output, errors)
     assert "not tried          the laws of fences" in output
     assert re.search(r"not tried +versions only grow", output)
