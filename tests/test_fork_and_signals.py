@@ -1000,8 +1000,8 @@ def test_a_signal_between_acquire_and_try_is_bounded_by_the_lease(kind: str, req
         store, key = location.store(), fresh()
         with contextlib.suppress(KeyboardInterrupt):
             critical_section(store, key)
-        gc.collect()
         assert observed(store, key) is not None
+        gc.collect()  # which may take longer than the lease
         assert until(lambda: observed(store, key) is None, TTL + 0.5)
 
 

@@ -189,7 +189,7 @@ def _connect_by(target: Target, *, awaits: bool) -> Callable[[], Any]:
     if target.backend == "mysql":
         connect = import_module("asyncmy").connect if awaits else _connection_of_pymysql()
         return lambda: connect(*arguments, **options)
-    import psycopg  # noqa: PLC0415
+    import psycopg  # noqa: PLC0415 - an optional package
 
     if awaits:
         return lambda: _open_later(psycopg.AsyncConnection.connect, options)
@@ -224,7 +224,7 @@ async def _open_later(connect: Callable[..., Any], options: dict[str, Any]) -> A
 
 @cache
 def _connection_of_pymysql() -> Any:  # noqa: ANN401 - a class without types
-    from pymysql.connections import Connection  # noqa: PLC0415
+    from pymysql.connections import Connection  # noqa: PLC0415 - an optional package
 
     class CaslockConnection(Connection):  # type: ignore[misc, unused-ignore]
         """Makes the context of TLS once.  PyMySQL makes one for each connection, in 30 ms of a processor."""
@@ -305,7 +305,7 @@ def _close_late(outcome: Future[Any]) -> None:
 
 def _wait_until_the_end(connection: Any) -> None:  # noqa: ANN401 - psycopg's generic class
     """Have a connection wait for the server until the verb of its thread ends; psycopg itself would wait for ever."""
-    from psycopg import waiting  # noqa: PLC0415
+    from psycopg import waiting  # noqa: PLC0415 - an optional package
 
     def wait(steps: Generator[Any, Any, Any], interval: float = 0.1) -> Any:  # noqa: ANN401 - whatever it waits for
         return waiting.wait(_bounded_steps(steps), connection.pgconn.socket, interval=min(interval, _left()))
@@ -326,7 +326,7 @@ def _bounded_steps(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
 
 def _never_cancel_first(connection: Any) -> None:  # noqa: ANN401 - psycopg's generic class
     """Have a cancelled task end at once; psycopg itself would first ask the server to cancel, for up to ten seconds."""
-    from psycopg import waiting  # noqa: PLC0415
+    from psycopg import waiting  # noqa: PLC0415 - an optional package
 
     def wait(steps: Generator[Any, Any, Any], interval: float = 0.1) -> Awaitable[Any]:
         return waiting.wait_async(steps, connection.pgconn.socket, interval=interval)
