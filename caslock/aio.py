@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Never, NoReturn, Protocol, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, told
 from caslock.local.hold import Holding
-from caslock.local.lock_state import LockState, Settings
-from caslock.local.multi import Holds, MultiState, given_keys, given_locks
-from caslock.local.settings import Own, no_settings, not_called, not_copied, wait_time, waiting
+from caslock.local.lock import SeveralLocks, SingleLock
+from caslock.local.multi import Holds
+from caslock.local.settings import Own, wait_time
 from caslock.local.tasks import calling_task, task_runtime, this_task
 from caslock.local.with_blocks import WithBlocks
-from caslock.protocol.attempt import Retry
+from caslock.store import AsyncStore, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Coroutine, Sequence
     from types import CoroutineType, TracebackType
 
-    from tenacity.wait import WaitBaseT
-
-    from caslock.local.settings import Several
+    from caslock.local.lock_state import LockState
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
-    from caslock.store import AsyncStore, Store
 
     Task = asyncio.Task[object]
 
@@ -126,15 +123,6 @@ class _Acquired(ABC, Generic[B]):
     async def _release(self, caller: Task | None) -> None:
         """Release what `caller` has acquired last."""
 
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: a copy would count as the same holder."""
-        raise not_copied(self)
-
-    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse to be called, and so to be used as a decorator: that is `caslock.locked`."""
-        del args, kwargs
-        raise not_called(self, "async with")
-
     def acquire(
         self,
         blocking: bool = True,  # noqa: FBT001, FBT002 - as Lock
@@ -176,59 +164,14 @@ class _Acquired(ABC, Generic[B]):
         await self._blocks.newest(this_task).leave(error)
 
 
-class AsyncLock(_Acquired[AsyncHold]):
+class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold]):
     """A lease lock on one key of a store, for asyncio: one task at a time holds it, the same task re-enters.
 
     If the lease is lost, the ``async with`` block is cancelled (as by `asyncio.timeout`) and raises `LockLost`.
     """
 
-    def __init__(
-        self,
-        store: AsyncStore | Store,
-        key: str,
-        *,
-        ttl: float = 30.0,
-        timeout: float | None = None,
-        owner: str | None = None,
-        auto_renew: bool = True,
-        max_hold: float | None = None,
-        min_hold: float | None = None,
-        on_lost: Callable[[AsyncHold], object] | None = None,
-        note: str = "",
-        retry: Retry | tuple[int, int] = Retry(),
-        poll: WaitBaseT | None = None,
-        **unknown: Never,
-    ) -> None:
-        """Create the lock; the arguments are those of `Lock`.  A blocking store is called from worker threads."""
-        self._state = LockState(
-            task_runtime(store),
-            key,
-            ttl=ttl,
-            timeout=timeout,
-            owner=owner,
-            auto_renew=auto_renew,
-            max_hold=max_hold,
-            min_hold=min_hold,
-            on_lost=on_lost,
-            note=note,
-            retry=retry,
-            poll=poll,
-            **unknown,
-        )
-        self._timeout, self._blocks = self._state.timeout, WithBlocks()
-
-    def __repr__(self) -> str:
-        return f"<AsyncLock {self.key!r} at {self._state.runtime.store.traits.location}>"
-
-    @property
-    def key(self) -> str:
-        """The key."""
-        return self._state.key
-
-    @property
-    def owner(self) -> str:
-        """The owner in the record while this lock is held."""
-        return self._state.owner
+    _runtime = staticmethod(task_runtime)
+    _with = "async with"
 
     async def _take(self, timeout: float | None, caller: Task | None = None) -> AsyncHold:
         return await self._state.acquire(AsyncHold, timeout, caller)
@@ -275,47 +218,11 @@ class AsyncMultiHold(Holds[AsyncHold], _Releasing):
         await self._released()
 
 
-class AsyncMultiLock(_Acquired[AsyncMultiHold]):
+class AsyncMultiLock(SeveralLocks[AsyncStore | Store, AsyncLock, AsyncHold, AsyncMultiHold], _Acquired[AsyncMultiHold]):
     """Several locks as one, for asyncio; see `MultiLock`."""
 
-    @overload
-    def __init__(
-        self,
-        store: AsyncStore | Store,
-        keys: Several | Iterator[str],
-        *,
-        timeout: float | None = None,
-        **settings: Unpack[Settings[AsyncHold]],
-    ) -> None: ...
-
-    @overload
-    def __init__(self, store: Iterable[AsyncLock], *, timeout: float | None = None) -> None: ...
-
-    def __init__(
-        self,
-        store: AsyncStore | Store | Iterable[AsyncLock],
-        keys: Several | Iterator[str] | None = None,
-        *,
-        timeout: float | None = None,
-        **settings: Unpack[Settings[AsyncHold]],
-    ) -> None:
-        """Lock several keys of one store, or existing locks of any stores; see `MultiLock`."""
-        if keys is None:
-            self._state = MultiState((lock._state for lock in given_locks(store, AsyncLock)), AsyncMultiHold)
-            no_settings(settings)
-        else:
-            runtime = task_runtime(store)
-            self._state = MultiState((LockState(runtime, key, **settings) for key in given_keys(keys)), AsyncMultiHold)
-        self._timeout = waiting(timeout)
-        self._blocks = WithBlocks()
-
-    def __repr__(self) -> str:
-        return f"<AsyncMultiLock of {', '.join(map(repr, self.keys))}>"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys, in the order in which they are acquired."""
-        return tuple(state.key for state in self._state.states)
+    _lock_type, _hold_type = AsyncLock, AsyncMultiHold
+    _with = "async with"
 
     async def _take(self, timeout: float | None, caller: Task | None = None) -> AsyncMultiHold:
         return await self._state.acquire(AsyncHold, timeout, caller)

@@ -11,28 +11,26 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Never, NoReturn, Protocol, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, told
 from caslock.local.hold import Holding
-from caslock.local.lock_state import LockState, Settings
-from caslock.local.multi import Holds, MultiState, given_keys, given_locks
-from caslock.local.settings import Own, no_settings, not_called, not_copied, wait_time, waiting
+from caslock.local.lock import SeveralLocks, SingleLock
+from caslock.local.multi import Holds
+from caslock.local.settings import Own, wait_time
 from caslock.local.threads import mend, run, running_task, thread_runtime
-from caslock.local.with_blocks import WithBlocks
-from caslock.protocol.attempt import Retry
+from caslock.store import Store
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
-    from tenacity.wait import WaitBaseT
-
-    from caslock.local.settings import Several
+    from caslock.local.lock_state import LockState
+    from caslock.local.multi import MultiState
+    from caslock.local.with_blocks import WithBlocks
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
-    from caslock.store import Store
 
     Task = asyncio.Task[object]
 
@@ -185,15 +183,6 @@ class _Acquired(ABC, Generic[B]):
     _timeout: float | None
     _blocks: WithBlocks[B]
 
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: a copy would count as the same holder."""
-        raise not_copied(self)
-
-    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse to be called, and so to be used as a decorator: that is `caslock.locked`."""
-        del args, kwargs
-        raise not_called(self, "with")
-
     def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> B | None:  # noqa: FBT001, FBT002 - threading.Lock's own signature
         """Acquire or re-enter.  Returns None if another owner held the key for all of `timeout` seconds.
 
@@ -257,7 +246,7 @@ class _Acquired(ABC, Generic[B]):
             raise
 
 
-class Lock(_Acquired[Hold]):
+class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
     """A lease lock on one key of a store.  Cheap to create, thread-safe, reusable.
 
     Like `threading.RLock`: one thread at a time holds it, the same thread re-enters without a request, and it is free
@@ -268,86 +257,7 @@ class Lock(_Acquired[Hold]):
     """
 
     _state: LockState
-
-    def __init__(
-        self,
-        store: Store,
-        key: str,
-        *,
-        ttl: float = 30.0,
-        timeout: float | None = None,
-        owner: str | None = None,
-        auto_renew: bool = True,
-        max_hold: float | None = None,
-        min_hold: float | None = None,
-        on_lost: Callable[[Hold], object] | None = None,
-        note: str = "",
-        retry: Retry | tuple[int, int] = Retry(),
-        poll: WaitBaseT | None = None,
-        **unknown: Never,
-    ) -> None:
-        """Create the lock; no request is sent.
-
-        Args:
-            store: where the lock lives, from `connect` or a store class.
-            key: 1 to 1,024 characters, any Unicode.
-            ttl: seconds the lease lasts unless it is renewed, at least 0.01.
-            timeout: seconds to wait for the lock; None (or -1) forever, 0 for one try.  If the store does not answer,
-                up to two request timeouts are added (``store.traits.request_timeout``).
-            owner: a name of your own, at most 512 bytes as JSON: every Lock with it re-enters.  None: private to this
-                object.  If a process that shares the owner dies, its hold ends only after a full ttl in which no other
-                process holds with that owner, or by `force_release`.
-            auto_renew: renew the lease in the background, when a third of it has passed.
-            max_hold: seconds after which it is no longer renewed, at least 0.01.  None: no bound.
-            min_hold: seconds after the acquire in which nobody gets the key (not even this object), though it is
-                released before, and though the process ends then: a short job that several machines begin at about the
-                same time runs once.  The release leaves a record that expires (`Record.kept`), and does not wait.  At
-                most ``max_hold``, and a week; not with `owner`.  The lease of a holder that dies ends after `ttl`, as
-                ever.  None: the key is free at its release.
-            on_lost: called once with the hold when the lease is lost, from a background thread (in asyncio:
-                from the event loop, which it must not block).  At most 8 such threads run at one time.  Each loss is
-                logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is
-                called, not awaited.
-            note: free text stored in the record, for operators; at most 1,024 bytes as JSON.
-            retry: how often an unanswered get and an unanswered put are repeated.
-            poll: a tenacity wait strategy for the pauses between attempts; default: jittered, 5 ms
-                doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (1 ms more for each process
-                that was seen to have it).
-            unknown: nothing else; for an argument of another library, the error says what to write here.
-
-        Raises:
-            ValueError, TypeError: an argument is invalid.
-
-        """
-        self._state = LockState(
-            thread_runtime(store),
-            key,
-            ttl=ttl,
-            timeout=timeout,
-            owner=owner,
-            auto_renew=auto_renew,
-            max_hold=max_hold,
-            min_hold=min_hold,
-            on_lost=on_lost,
-            note=note,
-            retry=retry,
-            poll=poll,
-            **unknown,
-        )
-        self._timeout, self._blocks = self._state.timeout, WithBlocks()
-
-    def __repr__(self) -> str:
-        return f"<Lock {self.key!r} at {self._state.runtime.store.traits.location}>"
-
-    @property
-    def key(self) -> str:
-        """The key."""
-        return self._state.key
-
-    @property
-    def owner(self) -> str:
-        """The owner in the record while this lock is held."""
-        return self._state.owner
+    _runtime = staticmethod(thread_runtime)
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
@@ -390,55 +300,14 @@ class MultiHold(Holds[Hold], _Held):
             hold.extend(ttl)
 
 
-class MultiLock(_Acquired[MultiHold]):
+class MultiLock(SeveralLocks[Store, Lock, Hold, MultiHold], _Acquired[MultiHold]):
     """Several locks as one: all or nothing, acquired in one order.
 
     So MultiLocks do not deadlock each other, as long as a thread acquires one while it holds no other lock.
     """
 
     _state: MultiState[Hold, MultiHold]
-
-    @overload
-    def __init__(
-        self,
-        store: Store,
-        keys: Several | Iterator[str],
-        *,
-        timeout: float | None = None,
-        **settings: Unpack[Settings[Hold]],
-    ) -> None: ...
-
-    @overload
-    def __init__(self, store: Iterable[Lock], *, timeout: float | None = None) -> None: ...
-
-    def __init__(
-        self,
-        store: Store | Iterable[Lock],
-        keys: Several | Iterator[str] | None = None,
-        *,
-        timeout: float | None = None,
-        **settings: Unpack[Settings[Hold]],
-    ) -> None:
-        """Lock several keys of one store, or existing locks of any stores: ``MultiLock([lock_a, lock_b])``.
-
-        Duplicates count once.  The settings are those of `Lock`; existing locks keep their own.  `timeout` is one
-        deadline for all keys together.
-        """
-        if keys is None:
-            self._state = MultiState((lock._state for lock in given_locks(store, Lock)), MultiHold)
-            no_settings(settings)
-        else:
-            runtime = thread_runtime(store)
-            self._state = MultiState((LockState(runtime, key, **settings) for key in given_keys(keys)), MultiHold)
-        self._timeout, self._blocks = waiting(timeout), WithBlocks()
-
-    def __repr__(self) -> str:
-        return f"<MultiLock of {', '.join(map(repr, self.keys))}>"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys, in the order in which they are acquired."""
-        return tuple(state.key for state in self._state.states)
+    _lock_type, _hold_type = Lock, MultiHold
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `MultiHold.release`."""

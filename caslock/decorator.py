@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from caslock.aio import AsyncLock
-    from caslock.local.lock_state import Settings
+    from caslock.local.lock import Settings
     from caslock.store import AsyncStore, Store
 
 P = ParamSpec("P")

@@ -326,7 +326,7 @@ def test_an_interrupt_at_the_end_of_a_block_leaves_the_outer_one_alone(kind: typ
 
     def leave_and_interrupt(block: object) -> None:
         blocks.leave = leave  # type: ignore[method-assign]
-        leave(block)  # type: ignore[arg-type]
+        leave(block)
         raise KeyboardInterrupt
 
     with lock as outer:

@@ -12,25 +12,12 @@ import socket
 import threading
 import time
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final, Generic, Never, Self, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
 from caslock.fork import at_fork, generation
 from caslock.local.hold import Holding
 from caslock.local.loss import call_on_lost
-from caslock.local.settings import (
-    MAX_NOTE_BYTES,
-    MAX_OWNER_BYTES,
-    callback,
-    key_of,
-    lease_time,
-    least_hold,
-    no_such_setting,
-    retries,
-    switch,
-    text,
-    waiting,
-)
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt, First, Retry, Terms
 from caslock.protocol.exchange import read
@@ -50,18 +37,18 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound=Holding)
 
 
-class Settings(TypedDict, Generic[H], total=False):
-    """The settings of a lock besides store, key and timeout; explained at `Lock`."""
+class LockSettings(NamedTuple):
+    """The settings of a lock, checked; explained at `Lock`."""
 
     ttl: float
-    owner: str | None
-    auto_renew: bool
-    max_hold: float | None
-    min_hold: float | None
-    on_lost: Callable[[H], object] | None
-    note: str
-    retry: Retry | tuple[int, int]
-    poll: WaitBaseT | None
+    owner: str | None = None
+    auto_renew: bool = True
+    max_hold: float = NEVER
+    min_hold: float = 0.0
+    on_lost: Callable[..., object] | None = None
+    note: str = ""
+    retry: Retry = Retry()
+    poll: WaitBaseT | None = None
 
 
 class LockState:
@@ -70,64 +57,24 @@ class LockState:
     __slots__ = (
         "_attempts",
         "_first",
-        "_given_owner",
         "_guard",
         "_inherited",
-        "_min_hold",
         "_nonce",
         "_numbers",
         "_queue",
         "_terms",
         "_unsettled",
-        "auto_renew",
         "generation",
         "key",
-        "max_hold",
         "newest",
-        "note",
-        "on_lost",
-        "poll",
-        "retry",
         "runtime",
-        "timeout",
-        "ttl",
+        "settings",
     )
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        key: str,
-        *,
-        ttl: float = 30.0,
-        timeout: float | None = None,
-        owner: str | None = None,
-        auto_renew: bool = True,
-        max_hold: float | None = None,
-        min_hold: float | None = None,
-        on_lost: Callable[..., object] | None = None,
-        note: str = "",
-        retry: Retry | tuple[int, int] = Retry(),
-        poll: WaitBaseT | None = None,
-        **unknown: Never,
-    ) -> None:
-        """Check everything, before any request; the arguments are explained at `Lock`."""
-        if unknown:
-            raise no_such_setting(unknown)
+    def __init__(self, runtime: Runtime, key: str, settings: LockSettings) -> None:
         self.runtime: Runtime = runtime
-        self.key: str = key_of(key)
-        self.ttl: float = lease_time("ttl", ttl)
-        self.timeout: float | None = waiting(timeout)
-        self.max_hold: float = NEVER if max_hold is None else lease_time("max_hold", max_hold)
-        self._min_hold = least_hold(min_hold, self.max_hold, owner)
-        self.auto_renew: bool = switch("auto_renew", auto_renew)
-        self.on_lost: Callable[..., object] | None = callback("on_lost", on_lost)
-        self.note: str = text("note", note, MAX_NOTE_BYTES)
-        self.retry: Retry = retries(retry)
-        self.poll: WaitBaseT | None = callback("poll", poll)
-        self._given_owner = None if owner is None else text("owner", owner, MAX_OWNER_BYTES)
-        if owner == "":
-            message = "owner must not be empty: leave it out for a private one"
-            raise ValueError(message)
+        self.key: str = key
+        self.settings: LockSettings = settings
         self.generation: int = 0  # of the process that uses it: none yet
 
     def _begin(self) -> None:
@@ -140,11 +87,17 @@ class LockState:
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
         self._nonce = os.urandom(16).hex()
         self._numbers = itertools.count(1)
-        owner = self._given_owner or f"{_hostname()}:{self._nonce}"
-        ttl = min(self.ttl, self.max_hold)
-        shared = self._given_owner is not None
+        ttl, owner, auto_renew, max_hold, min_hold, _, _, retry, _ = self.settings
         self._terms = Terms(
-            self.runtime, self.key, owner, ttl, self.auto_renew, self.max_hold, self.retry, shared, self._min_hold
+            self.runtime,
+            self.key,
+            owner or f"{_hostname()}:{self._nonce}",
+            min(ttl, max_hold),
+            auto_renew,
+            max_hold,
+            retry,
+            owner is not None,
+            min_hold,
         )
         self._first: tuple[int, First] = (-1, _NO_FIRST)  # what records say in this second of the wall clock
         self.newest: str = ""  # hold id
@@ -179,7 +132,7 @@ class LockState:
         return Attempt(self._terms, hold, first, self.runtime.mutex(), self.runtime.me())
 
     def _stamp(self, second: int) -> Stamp:
-        return Stamp(_iso(second), _hostname(), os.getpid(), self.note)
+        return Stamp(_iso(second), _hostname(), os.getpid(), self.settings.note)
 
     async def acquire(self, make: Callable[[LockState, Attempt], H], timeout: float | None, caller: object = None) -> H:
         """Acquire or re-enter (see `re_enter`); raises `NotAcquired` after `timeout` seconds.
@@ -261,7 +214,7 @@ class LockState:
         try:
             if not entered and not self._queue.enter(attempt, began):
                 timeout = await self._turn(attempt, began, timeout, since)
-            if not await acquire.acquire(self.runtime, attempt, timeout, self.poll, observed):
+            if not await acquire.acquire(self.runtime, attempt, timeout, self.settings.poll, observed):
                 raise NotAcquired(self._busy(attempt, self._waited(began, since)))  # noqa: TRY301 - undone below, as whatever else happens
             hold = self._hold(attempt, make)
         except GeneratorExit:
@@ -279,7 +232,7 @@ class LockState:
         Whatever it raises, nothing of the attempt is left behind.
         """
         try:
-            if not await acquire.acquire(self.runtime, attempt, 0.0, self.poll, observed):
+            if not await acquire.acquire(self.runtime, attempt, 0.0, self.settings.poll, observed):
                 return None
             return self._hold(attempt, make)
         except GeneratorExit:
@@ -290,7 +243,7 @@ class LockState:
 
     def _hold(self, attempt: Attempt, make: Callable[[LockState, Attempt], H]) -> H:
         hold = make(self, attempt)
-        on_lost = self.on_lost
+        on_lost = self.settings.on_lost
         if on_lost is not None:
             attempt.lease.on_loss.append(partial(call_on_lost, on_lost, hold))
         attempt.levels.append(hold)  # last: from now on others may report a loss

@@ -212,6 +212,14 @@ def key_of(key: str) -> str:
     return _encodable("key", key)
 
 
+def owner_name(owner: str | None) -> str | None:
+    """Check the name of an owner; None: a private one."""
+    if owner == "":
+        message = "owner must not be empty: leave it out for a private one"
+        raise ValueError(message)
+    return None if owner is None else text("owner", owner, MAX_OWNER_BYTES)
+
+
 def text(name: str, value: str, most: int) -> str:
     """Check an owner or a note, which may take `most` bytes as JSON in UTF-8."""
     if not isinstance(value, str):

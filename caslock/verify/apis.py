@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Unpack
 
-    from caslock.local.lock_state import Settings
+    from caslock.local.lock import Settings
     from caslock.store import AsyncStore, Store
 
     Work: TypeAlias = Coroutine[object, object, object]

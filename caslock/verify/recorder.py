@@ -63,7 +63,7 @@ class Recorder:
     def tries(self, lock: AnyLock, operation: Operation) -> None:
         """An acquire is about to be called."""
         self._unanswered[lock.key] = self._shared.injector.unanswered[lock.key]
-        ttl = lock._state.ttl  # a lock that has served before may have another than the operation
+        ttl = lock._state.settings.ttl  # a lock that has served before may have another than the operation
         self._write("try", self._who, lock.key, lock.owner, until=ttl, note=f"timeout {operation.timeout:g}")
 
     def got(self, hold: AnyHold, operation: Operation) -> None:

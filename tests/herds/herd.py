@@ -12,7 +12,7 @@ import random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.local.hold import Holding
-from caslock.local.lock_state import LockState
+from caslock.local.lock_state import LockSettings, LockState
 from tests.herds.virtual_time import Process, Server, Timeline, pause
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class OwnHost(LockState):
 
 
 async def _waiter(herd: Herd, process: Process) -> None:
-    state = OwnHost(process, "key", ttl=TTL)
+    state = OwnHost(process, "key", LockSettings(TTL))
     await pause(herd.timeline, random.uniform(0, ARRIVAL))
     for _ in range(TURNS):
         herd.ask()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
     from typing import Unpack
 
-    from caslock.local.lock_state import Settings
+    from caslock.local.lock import Settings
     from caslock.store import AsyncStore, Store
 
 T = TypeVar("T")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 from caslock.errors import CaslockError, StoreError, StoreUnavailable, told
 from caslock.local.hold import Holding
-from caslock.local.lock_state import LockState
+from caslock.local.lock_state import LockSettings, LockState
 from caslock.local.multi import Holds, MultiState
+from caslock.protocol.attempt import Retry
 from tests.simulator.runtime import Flow, Runtime
 from tests.simulator.waits import NEVER, Cancelled, Wait
 
@@ -41,23 +42,22 @@ class NamedLockState(LockState):
         self.name = name
         self.process = runtime
         self._breaking = False
-        super().__init__(
-            runtime,
-            key,
+        settings = LockSettings(
             ttl=plan.ttl,
             owner=plan.owner,
-            retry=plan.retry,
             auto_renew=plan.auto_renew,
-            max_hold=plan.max_hold,
-            min_hold=plan.min_hold,
+            max_hold=NEVER if plan.max_hold is None else plan.max_hold,
+            min_hold=plan.min_hold or 0.0,
+            retry=Retry(*plan.retry),
             poll=poll,
         )
+        super().__init__(runtime, key, settings)
         self.begun()
 
     def _begin(self) -> None:
         super()._begin()
         self._nonce = self.name
-        self._terms = self._terms._replace(owner=self._given_owner or self.name)
+        self._terms = self._terms._replace(owner=self.settings.owner or self.name)
 
     def _stamp(self, second: int) -> Stamp:
         return super()._stamp(second)._replace(host="host")

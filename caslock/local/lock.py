@@ -1,0 +1,210 @@
+"""What the lock objects of both APIs have in common: how they are made, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, TypedDict, TypeVar, Unpack, overload
+
+from caslock.local.hold import Holding
+from caslock.local.lock_state import LockSettings, LockState
+from caslock.local.multi import Holds, MultiState, given_keys, given_locks
+from caslock.local.settings import (
+    MAX_NOTE_BYTES,
+    callback,
+    key_of,
+    lease_time,
+    least_hold,
+    no_settings,
+    no_such_setting,
+    not_called,
+    not_copied,
+    owner_name,
+    retries,
+    switch,
+    text,
+    waiting,
+)
+from caslock.local.with_blocks import WithBlocks
+from caslock.protocol.attempt import Retry
+from caslock.protocol.lease import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tenacity.wait import WaitBaseT
+
+    from caslock.local.settings import Several
+    from caslock.protocol.runtime import Runtime
+
+S = TypeVar("S")
+H = TypeVar("H", bound=Holding)
+M = TypeVar("M", bound=Holds[Any])
+
+
+class Settings(TypedDict, Generic[H], total=False):
+    """The settings of a lock besides store, key and timeout; explained at `Lock`."""
+
+    ttl: float
+    owner: str | None
+    auto_renew: bool
+    max_hold: float | None
+    min_hold: float | None
+    on_lost: Callable[[H], object] | None
+    note: str
+    retry: Retry | tuple[int, int]
+    poll: WaitBaseT | None
+
+
+class LockObject:
+    """Neither copied nor called."""
+
+    _with: ClassVar[str] = "with"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: a copy would count as the same holder."""
+        raise not_copied(self)
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuse to be called, and so to be used as a decorator: that is `caslock.locked`."""
+        del args, kwargs
+        raise not_called(self, self._with)
+
+
+class SingleLock(LockObject, Generic[S, H]):
+    """A lock on one key of a store of type `S`."""
+
+    _runtime: staticmethod[[object], Runtime]
+
+    def __init__(
+        self,
+        store: S,
+        key: str,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        owner: str | None = None,
+        auto_renew: bool = True,
+        max_hold: float | None = None,
+        min_hold: float | None = None,
+        on_lost: Callable[[H], object] | None = None,
+        note: str = "",
+        retry: Retry | tuple[int, int] = Retry(),
+        poll: WaitBaseT | None = None,
+        **unknown: Never,
+    ) -> None:
+        """Create the lock; no request is sent.
+
+        Args:
+            store: where the lock lives, from `connect` or a store class.
+            key: 1 to 1,024 characters, any Unicode.
+            ttl: seconds the lease lasts unless it is renewed, at least 0.01.
+            timeout: seconds to wait for the lock; None (or -1) forever, 0 for one try.  If the store does not answer,
+                up to two request timeouts are added (``store.traits.request_timeout``).
+            owner: a name of your own, at most 512 bytes as JSON: every Lock with it re-enters.  None: private to this
+                object.  If a process that shares the owner dies, its hold ends only after a full ttl in which no other
+                process holds with that owner, or by `force_release`.
+            auto_renew: renew the lease in the background, when a third of it has passed.
+            max_hold: seconds after which it is no longer renewed, at least 0.01.  None: no bound.
+            min_hold: seconds after the acquire in which nobody gets the key (not even this object), though it is
+                released before, and though the process ends then: a short job that several machines begin at about the
+                same time runs once.  The release leaves a record that expires (`Record.kept`), and does not wait.  At
+                most ``max_hold``, and a week; not with `owner`.  The lease of a holder that dies ends after `ttl`, as
+                ever.  None: the key is free at its release.
+            on_lost: called once with the hold when the lease is lost, from a background thread (in asyncio:
+                from the event loop, which it must not block).  At most 8 such threads run at one time.  Each loss is
+                logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is
+                called, not awaited.
+            note: free text stored in the record, for operators; at most 1,024 bytes as JSON.
+            retry: how often an unanswered get and an unanswered put are repeated.
+            poll: a tenacity wait strategy for the pauses between attempts; default: jittered, 5 ms
+                doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (1 ms more for each process
+                that was seen to have it).
+            unknown: nothing else; for an argument of another library, the error says what to write here.
+
+        Raises:
+            ValueError, TypeError: an argument is invalid.
+
+        """
+        if unknown:
+            raise no_such_setting(unknown)
+        longest = NEVER if max_hold is None else lease_time("max_hold", max_hold)
+        runtime = type(self)._runtime(store)
+        settings = LockSettings(
+            ttl=lease_time("ttl", ttl),
+            owner=owner_name(owner),
+            auto_renew=switch("auto_renew", auto_renew),
+            max_hold=longest,
+            min_hold=least_hold(min_hold, longest, owner),
+            on_lost=callback("on_lost", on_lost),
+            note=text("note", note, MAX_NOTE_BYTES),
+            retry=retries(retry),
+            poll=callback("poll", poll),
+        )
+        self._state = LockState(runtime, key_of(key), settings)
+        self._timeout = waiting(timeout)
+        self._blocks: WithBlocks[Any] = WithBlocks()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.key!r} at {self._state.runtime.store.traits.location}>"
+
+    @property
+    def key(self) -> str:
+        """The key."""
+        return self._state.key
+
+    @property
+    def owner(self) -> str:
+        """The owner in the record while this lock is held."""
+        return self._state.owner
+
+
+L = TypeVar("L", bound=SingleLock[Any, Any])
+
+
+class SeveralLocks(LockObject, Generic[S, L, H, M]):
+    """Locks of type `L`, of several keys, as one."""
+
+    _lock_type: type[L]
+    _hold_type: type[M]
+
+    @overload
+    def __init__(
+        self,
+        store: S,
+        keys: Several | Iterator[str],
+        *,
+        timeout: float | None = None,
+        **settings: Unpack[Settings[H]],
+    ) -> None: ...
+
+    @overload
+    def __init__(self, store: Iterable[L], *, timeout: float | None = None) -> None: ...
+
+    def __init__(
+        self,
+        store: S | Iterable[L],
+        keys: Several | Iterator[str] | None = None,
+        *,
+        timeout: float | None = None,
+        **settings: Unpack[Settings[H]],
+    ) -> None:
+        """Lock several keys of one store, or existing locks of any stores: ``MultiLock([lock_a, lock_b])``.
+
+        Duplicates count once.  The settings are those of `Lock`; existing locks keep their own.  `timeout` is one
+        deadline for all keys together.
+        """
+        if keys is None:
+            locks = given_locks(store, self._lock_type)
+            no_settings(settings)
+        else:
+            locks = [self._lock_type(store, key, **settings) for key in given_keys(keys)]
+        self._state: MultiState[H, M] = MultiState((lock._state for lock in locks), self._hold_type)
+        self._timeout = waiting(timeout)
+        self._blocks: WithBlocks[Any] = WithBlocks()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join(map(repr, self.keys))}>"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, sorted as they are acquired."""
+        return tuple(state.key for state in self._state.states)
