@@ -1,14 +1,38 @@
-"""Checks of the options of stores, from a URL or as arguments.  No error shows a value of a URL: it may be secret."""
+"""Checks of keys and of the options of stores.  No error shows the value of an option in a URL: it may be secret."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import SplitResult, parse_qsl
+
+T = TypeVar("T")
+
+MAX_KEY: Final = 1024
+"""Characters."""
 
 LONGEST: Final = 86_400
 """Seconds; the longest timeout of a request."""
 
 _PORTS: Final = range(1, 65_536)
+
+
+def check_key(key: str) -> bytes:
+    """Give a key as UTF-8; raises TypeError for what is no str, ValueError for one of another length or no Unicode."""
+    if not isinstance(key, str):
+        raise TypeError(f"key must be a str, not {type(key).__name__}")
+    if not 1 <= len(key) <= MAX_KEY:
+        raise ValueError(f"key must be 1 to {MAX_KEY:,} characters long, not {len(key):,}")
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the key contains a lone surrogate, at index {error.start}") from None
+
+
+def either(name: str, in_url: T, argument: T) -> T:
+    """Give the setting of a URL or of an argument; raises ValueError if both have it."""
+    if in_url and argument:
+        raise ValueError(f"give {name} in the URL or as an argument, not both")
+    return in_url or argument
 
 
 def options_of(query: str) -> dict[str, str]:

@@ -410,12 +410,13 @@ def shipped() -> set[type]:
     files = [path.relative_to(folder).with_suffix("") for path in folder.rglob("[!_]*.py")]
     modules = [importlib.import_module(".".join(("caslock.stores", *file.parts))) for file in files]
     verbs = ("get", "put_if_version", "invalidate")
-    return {
+    shipped = {
         found
         for module in modules
         for name, found in inspect.getmembers(module, inspect.isclass)
         if found.__module__ == module.__name__ and not name.startswith("_") and all(hasattr(found, v) for v in verbs)
     }
+    return {each for each in shipped if not any(issubclass(other, each) for other in shipped - {each})}  # no bases
 
 
 @pytest.mark.parametrize("suite", [StoreContract, LockContract])

@@ -24,7 +24,7 @@ from caslock.protocol.record import NOTHING, Observed
 from caslock.store import ABSENT, Entry
 from caslock.stores.memcached import MemcachedStore, _Connection, name_of, parse
 from caslock.stores.memory import MemoryStore
-from caslock.stores.redis.connections import Connection, Connections
+from caslock.stores.redis.sockets import Connection, Sockets
 from tests import protocol_functions as protocol
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ RENEW, RELEASE, REMOVE_TOGETHER, SETTLE = protocol.renew, protocol.release, prot
 BEGIN = LockState._begin
 BELIEVE, NEXT_RECORD, MAY_TAKE, CLAIM = Lease.believe, Attempt.next_record, Attempt.may_take, LockState._attempt
 EXCHANGE, HANG_UP, CONNECT = MemcachedStore._exchange, _Connection.close, MemcachedStore._open
-TAKE, CLOSE = Connections._take, Connection.close
+GIVE_UP = Sockets._give_up
 
 
 class LooksBeforeItRemoves(MemoryStore):
@@ -224,17 +224,6 @@ def exchange_and_keep(self: MemcachedStore, connection: _Connection, packet: byt
     return EXCHANGE(self, connection, packet, ends)
 
 
-_pools: dict[Connection, Connections] = {}
-
-
-def take_connection(self: Connections, within: float | None) -> Connection:
-    """Know where a connection came from."""
-    connection = TAKE(self, within)
-    _pools[connection] = self
-    return connection
-
-
-def put_connection_back(self: Connection) -> None:
-    """Close it after plain errors only: the next request uses an interrupted connection."""
-    pool = _pools.pop(self, None)
-    pool._idle.keep(self) if interrupted() and pool is not None else CLOSE(self)
+def give_back_interrupted(self: Sockets, link: Connection, error: BaseException) -> None:
+    """Close a connection after plain errors only: the next request uses an interrupted one."""
+    GIVE_UP(self, link, error) if isinstance(error, Exception) else self._idle.keep(link)

@@ -24,7 +24,7 @@ from caslock.protocol.writes import Writes
 from caslock.stores import memcached
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
-from caslock.stores.redis.connections import Connection, Connections
+from caslock.stores.redis.sockets import Sockets
 from caslock.testing.faults import FaultyStore, lose_request
 from tests import protocol_functions as protocol
 from tests import test_contract_bites as bad_stores
@@ -277,7 +277,7 @@ MUTANTS: Final = (
         "connection kept after BaseException by Redis",
         "The same with a Redis connection.",
         (Directed("test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply", partial(an_interrupt, "redis")),),
-        ((Connections, "_take", seeded.take_connection), (Connection, "close", seeded.put_connection_back)),
+        ((Sockets, "_give_up", seeded.give_back_interrupted),),
     ),
     Mutant(
         "hand-over without a new fence",

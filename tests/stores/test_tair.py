@@ -491,7 +491,7 @@ def test_urls_and_locations() -> None:
         ("tair+unix:///hunter2", "begins with tair:// or, for TLS, tairs://"),
         ("hunter2", "begins with tair:// or, for TLS, tairs://"),
         ("tair://u:hunter2@h/abc", "number of a database"),
-        ("tair://u:hunter2@h?sockettimeout=1", "did you mean socket_timeout"),
+        ("tair://u:hunter2@h?sockettimeout=1", "check the option sockettimeout"),
         ("tair://u:hunter2@h:99999", "port of a Redis URL"),
         ("tair://u:hun/ter2@h", "percent-encode"),
     ],

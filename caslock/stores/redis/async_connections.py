@@ -4,106 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from redis import exceptions
 
-from caslock.connections import IdleConnections
 from caslock.fork import generation
 from caslock.loop_end import before_the_loop_ends
-from caslock.stores.redis.connections import Turn, refused
+from caslock.stores.redis.connections import Connections
 from caslock.stores.redis.failures import FAILOVER, TOO_LATE
 from caslock.stores.redis.pipeline import Pipeline
-from caslock.stores.redis.server import LATE, MOST_WAITING, SLEEP, Address, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable
 
-    from caslock.stores.redis.requests import Request, Wait
-    from caslock.stores.redis.wire import Reply
+    from caslock.stores.redis.requests import Request
+    from caslock.stores.redis.server import Address, Server
 
 
-class LoopConnections:
+class Pipelines(Connections[Pipeline]):
     """The connections of one event loop to one server."""
 
-    def __init__(self, server: Server, address: Address | None) -> None:
-        self._server, self._new = server, server.opener(address)
-        self.generation: int = generation()
-        self.changes: int = 0
-        """See `Connections.changes`."""
+    def __init__(self, server: Server, address: Address | None = None) -> None:
+        """See `Connections`."""
+        super().__init__(server, address)
         self._shared: Pipeline | None = None
         self._opening: asyncio.Task[Pipeline] | None = None
-        self._idle: IdleConnections[Pipeline] = IdleConnections()
-        self._waiting = WeakSet[Turn]()
-        self._sleeps_until = 0.0
         self._ending = False
         self._end = before_the_loop_ends(self.end)
-
-    async def ask(self, request: Request, within: float | None = None) -> Reply:
-        """See `Connections.ask`."""
-        server, pipeline, now = self._server, self._shared, monotonic()
-        if pipeline and not pipeline.is_usable(now):
-            pipeline = None
-        if within is None:
-            within = server.timeout if pipeline else server.patience
-        ends, sent = now + within, False
-        try:
-            pipeline = pipeline or await self._opened(ends)
-            if request.replies > 1:
-                pipeline.expect(ends).cancel()  # nobody waits for the first
-            promise = pipeline.ask(request.packet(), ends)
-            sent = True
-            acknowledged = pipeline.acknowledged() if server.acknowledge else promise
-            if self._ending:
-                pipeline.retire()
-            reply = await promise
-            if server.acknowledge:  # one reply for all tasks that have asked in this turn: none may cancel it
-                await asyncio.shield(acknowledged)
-            if isinstance(reply, FAILOVER):
-                raise reply  # noqa: TRY301 - no open connection is used again
-        except Exception as error:
-            raise self._failed(error, sent=sent) from error
-        if isinstance(reply, exceptions.NoScriptError) and request.script:
-            return await self.ask(request.in_full(), ends - monotonic())
-        return server.checked(reply, acknowledged.result())
-
-    async def wait(self, wait: Wait, within: float | None = None) -> Reply:
-        """See `Connections.wait`."""
-        server, pipeline, turn, sent = self._server, None, Turn(), False
-        if len(self._waiting) >= MOST_WAITING or monotonic() < self._sleeps_until:
-            raise server.failures.cannot_wait()
-        self._waiting.add(turn)
-        try:
-            within = server.patience if within is None else within
-            ends = monotonic() + within
-            until = ends + wait.seconds + max(LATE - server.patience, 0.0)
-            while (pipeline := self._idle.take()) and not pipeline.is_usable(pipeline.used):
-                pipeline.close()
-            pipeline = pipeline or await self._connect(within)
-            ticket = pipeline.ask(wait.packet, ends)
-            sent = True
-            token, put = pipeline.expect(until), pipeline.expect(until)
-            acknowledged = pipeline.acknowledged() if server.acknowledge else put
-            reply = await put
-            await acknowledged
-            if isinstance(reply, FAILOVER):
-                raise reply  # noqa: TRY301 - no open connection is used again
-        except BaseException as error:
-            if pipeline:
-                pipeline.close()
-            if isinstance(error, Exception):
-                raise self._failed(error, sent=sent) from error
-            raise
-        finally:
-            self._waiting.discard(turn)
-        if self._ending:
-            pipeline.close()
-        else:
-            self._idle.keep(pipeline)
-        if refused(ticket.result(), token.result()):
-            self._sleeps_until = monotonic() + SLEEP
-        return server.checked(reply, acknowledged.result())
 
     async def end(self) -> None:
         """Close all connections as the loop ends; one that is used after that is not kept."""
@@ -111,22 +38,31 @@ class LoopConnections:
             return
         self._ending = True
         await asyncio.sleep(0)  # what else ends with the loop withdraws its requests
-        await self.aclose()
+        await self.close()
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Close what nobody waits for; the next request opens one again."""
-        self._drop()
+        self._idle.close()
+        self._retire()
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()  # who waits for it opens another
             await asyncio.wait([self._opening])
         for _ in range(2):  # a transport closes its socket in the next turn of the loop
             await asyncio.sleep(0)
 
-    async def _opened(self, ends: float) -> Pipeline:
-        """Give the shared connection as soon as it is open."""
+    def _ready(self, request: Request[Any], _within: float | None, /) -> Pipeline | None:
+        if not request.seconds:
+            return self._shared if self._shared and self._shared.is_usable(monotonic()) else None
+        while (link := self._idle.take()) and not link.is_usable(link.used):
+            link.close()
+        return link
+
+    async def _connect(self, request: Request[Any], ends: float, /) -> Pipeline:
+        if request.seconds:
+            return await self._open(ends, shared=False)
         while True:
             if self._opening is None or self._opening.done():
-                self._opening = asyncio.create_task(self._open())
+                self._opening = asyncio.create_task(self._open_shared())
                 # If nobody waits for it any more, asyncio would complain that nobody has looked at its error.
                 self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
             opening = self._opening
@@ -135,72 +71,72 @@ class LoopConnections:
                 raise TimeoutError
             # If the store was closed meanwhile, or this attempt began before our time did, there is time for another.
             if not opening.cancelled() and (not isinstance(opening.exception(), TOO_LATE) or monotonic() >= ends):
-                return opening.result()
+                link = opening.result()
+                if link.closed:
+                    raise exceptions.ConnectionError("Connection closed by server.")
+                return link
 
-    async def _open(self) -> Pipeline:
-        self._shared = await self._connect(self._server.patience)
+    async def _open_shared(self) -> Pipeline:
+        self._shared = await self._open(monotonic() + self._server.patience, shared=True)
         return self._shared
 
-    async def _connect(self, within: float) -> Pipeline:
+    async def _open(self, ends: float, *, shared: bool) -> Pipeline:
         self.changes += 1
         connection = self._new()
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(ends - monotonic()):
                 await connection.connect()
-            return Pipeline(connection, self._server.acknowledge)
+            return Pipeline(connection, self._server.acknowledge, shared=shared)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
 
-    def _drop(self) -> None:
+    def _keep(self, link: Pipeline) -> None:
+        if self._ending:
+            link.retire()
+        elif not link.shared:
+            self._idle.keep(link)
+
+    def _give_up(self, link: Pipeline, error: BaseException, /) -> None:
+        if not link.shared:
+            link.close()
+        elif self._ending:
+            link.retire()
+        if isinstance(error, FAILOVER):
+            self._retire()
+
+    def _retire(self) -> None:
         if self._shared:
             self._shared.retire()
         self._shared = None
-        self._idle.close()
-
-    def _failed(self, error: Exception, *, sent: bool) -> Exception:
-        if isinstance(error, FAILOVER):
-            self._drop()
-        elif not isinstance(error, TOO_LATE):  # after a restart, the others are dead as well
-            self._idle.close()
-        return self._server.failures.of(error, sent=sent)
 
 
-class AsyncConnections:
-    """The connections of each event loop to one server."""
+class _OfOneLoop(Protocol):
+    generation: int
 
-    def __init__(self, server: Server, address: Address | None = None) -> None:
-        """Open nothing yet; `address` is that of a cluster's node."""
-        self._server, self._address = server, address
-        self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
-        self._inherited: list[LoopConnections] = []  # the parent's: neither used, nor closed, nor collected as garbage
 
-    def here(self) -> LoopConnections:
-        """Give those of the running loop."""
+N = TypeVar("N", bound=_OfOneLoop)
+
+
+class Loops(Generic[N]):
+    """What each event loop has of its own."""
+
+    def __init__(self, make: Callable[[], N]) -> None:
+        """Have nothing yet."""
+        self._make = make
+        self._loops: dict[asyncio.AbstractEventLoop, N] = {}
+        self._inherited: list[N] = []  # the parent's: neither used, nor closed, nor collected as garbage
+
+    def here(self) -> N:
+        """Give what the running loop has."""
         loop = asyncio.get_running_loop()
         found = self._loops.get(loop)
         if found is None or found.generation != generation():
-            for other, connections in list(self._loops.items()):
-                if connections.generation != generation():
-                    self._inherited.append(connections)
+            for other, theirs in list(self._loops.items()):
+                if theirs.generation != generation():
+                    self._inherited.append(theirs)
                 elif not other.is_closed():
                     continue
                 self._loops.pop(other, None)
-            found = self._loops[loop] = LoopConnections(self._server, self._address)
+            found = self._loops[loop] = self._make()
         return found
-
-    def ask(self, request: Request, within: float | None = None) -> Coroutine[Any, Any, Reply]:
-        """See `Connections.ask`."""
-        return self.here().ask(request, within)
-
-    def wait(self, wait: Wait, within: float | None = None) -> Coroutine[Any, Any, Reply]:
-        """See `Connections.wait`."""
-        return self.here().wait(wait, within)
-
-    async def nodes(self) -> list[AsyncConnections]:
-        """See `Connections.nodes`."""
-        return [self]
-
-    async def close(self) -> None:
-        """See `LoopConnections.aclose`."""
-        await self.here().aclose()

@@ -1,52 +1,37 @@
-"""A Redis Cluster: a request goes to the node that has its slot, and follows where that node sends it.
-
-Written once, for asyncio.  Code that blocks runs it to its end in one step, because its nodes never suspend.
-"""
+"""A Redis Cluster: a request goes to the node that has its slot, and follows where that node sends it."""
 
 from __future__ import annotations
 
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from redis import exceptions
 from redis.crc import key_slot
 
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.fork import generation
 from caslock.stores.redis.connections import Connections
-from caslock.stores.redis.requests import SLOTS, Request, Wait
+from caslock.stores.redis.requests import Request
 from caslock.stores.redis.server import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable
 
     from caslock.stores.redis.server import Server
     from caslock.stores.redis.wire import Reply
 
-
-class Node(Protocol):
-    """The connections to one node."""
-
-    def ask(self, request: Request, within: float | None = None) -> Awaitable[Reply]:
-        """See `Connections.ask`."""
-
-    def wait(self, wait: Wait, within: float | None = None) -> Awaitable[Reply]:
-        """See `Connections.wait`."""
-
-    async def close(self) -> None:
-        """See `Connections.close`."""
-
-
-N = TypeVar("N", bound=Node)
-T = TypeVar("T")
+N = TypeVar("N", bound=Connections[Any])
 
 _MOST_HOPS: Final = 5
 
 
-class AsyncCluster(Generic[N]):
+class Cluster(Generic[N]):
     """The connections to all nodes, and which node has which slot, as far as we know."""
 
     def __init__(self, server: Server, new_node: Callable[[Server, Address], N]) -> None:
         """Know the nodes that the client was told of; open nothing yet."""
+        self.generation: int = generation()
         self._server, self._new_node = server, new_node
         self._nodes: dict[Address, N] = {}
         self._slots: dict[int, Address] = {}
@@ -54,9 +39,8 @@ class AsyncCluster(Generic[N]):
         self._silent = set[Address]()
         """The nodes that gave no answer when they were last asked for the map."""
 
-    async def ask(self, asked: Request | Wait) -> Reply:
+    async def ask(self, request: Request[Any]) -> Reply:
         """Find the node of a request's key, and what it answers: one request timeout, and one more to load the map."""
-        request = asked.put if isinstance(asked, Wait) else asked
         slot = key_slot(request.name)
         if self._stale or slot not in self._slots:
             await self._load()
@@ -65,21 +49,22 @@ class AsyncCluster(Generic[N]):
             raise self._server.failures.of(missing, sent=False)
         address = self._slots[slot]
         ends = monotonic() + self._server.patience
+        asked = request
         for _ in range(_MOST_HOPS):
             node, within = self._node(address), ends - monotonic()
             try:
-                reply = await (node.wait(asked, within) if isinstance(asked, Wait) else node.ask(asked, within))
+                reply = await (node.wait if asked.seconds else node.ask)(asked, within)
             except StoreError as error:  # the node may be gone, or a replica by now: the others know
                 self._stale = self._stale or error.__cause__ is not None  # none: it was we who could not wait
                 raise
             if isinstance(reply, exceptions.MovedError):
                 address = self._slots[slot] = _address(reply, address)
                 self._stale = True
-                asked = asked if isinstance(asked, Wait) else request
+                asked = request
             elif isinstance(reply, exceptions.AskError):
                 address, asked = _address(reply, address), request.asking()
-            elif isinstance(reply, exceptions.TryAgainError) and request.alone:
-                request = asked = request.alone
+            elif isinstance(reply, exceptions.TryAgainError) and request.alone() != request:
+                request = asked = request.alone()
             else:
                 return reply
         self._stale = True
@@ -110,80 +95,29 @@ class AsyncCluster(Generic[N]):
         for address in addresses:
             left = ends - monotonic()
             share = left if address == addresses[-1] else left / 2  # the others need some of it, too
+            request = Request((b"CLUSTER", b"SLOTS"), b"", partial(_slots, address))
             try:
-                reply = await self._node(address).ask(SLOTS, share)
-            except StoreUnavailable as error:
-                self._silent.add(address)
+                self._slots = self._server.answer(request, await self._node(address).ask(request, share))
+            except StoreError as error:
+                if isinstance(error, StoreUnavailable):
+                    self._silent.add(address)
+                    error.sent = False  # it was the map that got no answer
                 unknown = error
-                continue
-            self._silent.discard(address)
-            if isinstance(reply, list):
-                self._slots = _slots(reply, address)
+            else:
+                self._silent.discard(address)
                 self._stale = False
                 return
-            if isinstance(reply, Exception):
-                unknown = self._server.failures.of(reply)
         if unknown:
-            if isinstance(unknown, StoreUnavailable):
-                unknown.sent = False  # it was the map that got no answer
             raise unknown
-
-
-class Cluster:
-    """The same for code that blocks."""
-
-    def __init__(self, server: Server) -> None:
-        """See `AsyncCluster`."""
-        self._cluster = AsyncCluster(server, _BlockingNode)
-
-    def ask(self, asked: Request | Wait) -> Reply:
-        """See `AsyncCluster.ask`."""
-        return _finish(self._cluster.ask(asked))
-
-    wait = ask
-
-    def nodes(self) -> list[Connections]:
-        """See `AsyncCluster.nodes`."""
-        return [node.connections for node in _finish(self._cluster.nodes())]
-
-    def close(self) -> None:
-        """See `Connections.close`."""
-        _finish(self._cluster.close())
-
-
-class _BlockingNode:
-    """Makes of what blocks a coroutine that never suspends."""
-
-    def __init__(self, server: Server, address: Address) -> None:
-        self.connections = Connections(server, address)
-
-    async def ask(self, request: Request, within: float | None = None) -> Reply:
-        return self.connections.ask(request, within)
-
-    async def wait(self, wait: Wait, within: float | None = None) -> Reply:
-        return self.connections.wait(wait, within)
-
-    async def close(self) -> None:
-        self.connections.close()
-
-
-def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        found: T = done.value
-        return found
-    raise RuntimeError("a blocking connection suspended")
 
 
 def _address(where: Any, asked: Address) -> Address:  # noqa: ANN401 - redis-py's error is untyped
     return str(where.host) or asked[0], int(where.port)  # no host: the one that was asked
 
 
-def _slots(reply: list[Reply], asked: Address) -> dict[int, Address]:
+def _slots(asked: Address, reply: Reply) -> dict[int, Address]:
     slots: dict[int, Address] = {}
-    for each in reply:
+    for each in reply if isinstance(reply, list) else ():
         match each:
             case [int(first), int(last), [host, int(port), *_], *_]:
                 name = host.decode() if isinstance(host, bytes) and host else asked[0]

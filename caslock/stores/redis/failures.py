@@ -21,7 +21,6 @@ FAILOVER: Final = (exceptions.ReadOnlyError, exceptions.BusyLoadingError)
 
 _NOT_NOW: Final = (exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.BusyLoadingError)
 _REFUSED: Final = (exceptions.ResponseError, exceptions.AuthenticationError, exceptions.AuthorizationError)
-_OTHER: Final = re.compile(r"""(?:got "|Protocol Error: b['"])(.)""")  # the first byte of a reply
 _SCRIPT: Final = re.compile(  # where Redis 7, or Redis 6, has refused in our script
     r" script: [0-9a-f]{40}, on @user_script:\d+\.?|Error running script \(call to f_[0-9a-f]{40}\): @user_script:\d+: "
 )
@@ -40,8 +39,17 @@ ADVICE: Final = {
 }
 
 
+_HINTS: Final = {  # what to do about a connection that could not be opened, by its error ("TLS" where it is to be used)
+    r"""(got "|Protocol Error: b['"])E""": "that port speaks memcached, not Redis; check the host and port",
+    r"""(got "|Protocol Error: b['"])[H<]""": "that port speaks HTTP, not Redis; check the host and port",
+    "WRONG_VERSION_NUMBER": "that port does not speak TLS; use {0}://, or the server's tls-port",
+    "^TLS .*Timeout": "does that port speak TLS? if not, use {0}://",
+    "^(?!TLS ).*(reset by peer|Connection lost|closed by)": "if that port requires TLS, use {0}s://",
+}
+
+
 class Dialect(NamedTuple):
-    """What a store calls itself in its errors, and what it advises."""
+    """What a store calls itself in URLs and errors, and what it advises."""
 
     scheme: str
     """The scheme of its URLs; with an "s", over TLS."""
@@ -95,23 +103,12 @@ class Failures:
         elif sent:
             failed = StoreUnavailable(f"{self._location} did not answer ({text})", sent=True)
         else:
-            say = f"is unreachable ({self._masked(_reason(reply))}){self._hint(reply, text)}"
-            failed = StoreUnavailable(f"{self._location} {say}", sent=False)
+            tls = "TLS " * self._location.startswith(f"{self._scheme}s")
+            hint = next((say for sign, say in _HINTS.items() if re.search(sign, tls + text)), "").format(self._scheme)
+            told = f"{self._location} is unreachable ({self._masked(_reason(reply))}){hint and ': '}{hint}"
+            failed = StoreUnavailable(told, sent=False)
         failed.__cause__ = error
         return failed
-
-    def _hint(self, error: BaseException, text: str) -> str:
-        """Say what to do about a connection that could not be opened, where the port or the URL is probably wrong."""
-        if other := _OTHER.search(text):
-            kind = {"E": "memcached", "<": "HTTP", "H": "HTTP"}.get(other[1], "something else")
-            return f": that port speaks {kind}, not Redis; check the host and port"
-        if "WRONG_VERSION_NUMBER" in text:
-            return f": that port does not speak TLS; use {self._scheme}://, or the server's tls-port"
-        if self._location.startswith(f"{self._scheme}s"):
-            return f": does that port speak TLS? if not, use {self._scheme}://" if isinstance(error, TOO_LATE) else ""
-        if re.search("reset by peer|Connection lost|closed by", text):
-            return f": if that port requires TLS, use {self._scheme}s://"
-        return ""
 
     def _masked(self, text: str) -> str:
         for secret in self._secrets:

@@ -20,75 +20,80 @@ from caslock.fork import generation
 from caslock.stores.redis.wire import MORE, PUSH, new_reader
 
 if TYPE_CHECKING:
+    from caslock.stores.redis.requests import Request
     from caslock.stores.redis.server import Untyped
     from caslock.stores.redis.wire import Reply
+
+
+class _Answer:
+    """The replies to one request."""
+
+    __slots__ = ("count", "ends", "promise", "replies", "wait")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, count: int, ends: float, wait: float = 0.0) -> None:
+        self.promise: asyncio.Future[list[Reply]] = loop.create_future()
+        self.replies: list[Reply] = []
+        self.count, self.ends, self.wait = count, ends, wait
 
 
 class Pipeline(asyncio.Protocol):
     """Takes over the transport of a connected connection of redis-py."""
 
-    def __init__(self, connection: Untyped, acknowledge: bytes) -> None:
+    def __init__(self, connection: Untyped, acknowledge: bytes, *, shared: bool) -> None:
         """`acknowledge`, if not empty, is sent after the requests of each turn, and has a reply of its own."""
         if connection._reader.at_eof() or connection._writer.is_closing():  # noqa: SLF001 - as below
             raise exceptions.ConnectionError("Connection closed by server.")
         self.generation: int = generation()
         self.used: float = monotonic()
+        self.shared: bool = shared
         self._loop = asyncio.get_running_loop()
         self._writer, connection._writer, connection._reader = connection._writer, None, None  # noqa: SLF001 - redis-py has no other way to hand it over
         self._transport: Untyped = self._writer.transport
         self._transport.set_protocol(self)
         self._reader = new_reader()
-        self._replies = deque[tuple[asyncio.Future[Any], float]]()  # each with the moment when its time is over
+        self._answers = deque[_Answer]()
         self._unsent: list[bytes] = []
         self._acknowledge = acknowledge
-        self._acknowledged: asyncio.Future[Reply] | None = None
+        self._acknowledgement: _Answer | None = None  # of what is not sent yet
         self._timer: asyncio.TimerHandle | None = None
         self._rings = math.inf  # when the timer does: no later than the time of any request is over
-        self._retired = self._closed = False
+        self._retired = self.closed = False
 
-    def ask(self, packet: bytes, ends: float) -> asyncio.Future[Reply]:
-        """Send a request, and promise its reply, by the moment `ends` of `time.monotonic`."""
-        if self._closed:
-            raise exceptions.ConnectionError("Connection closed by server.")
-        if not self._replies and not self._acknowledge:  # nobody else asks
-            self._transport.write(packet)
+    async def ask(self, request: Request[Any], ends: float, wait: float) -> list[Reply]:
+        """See `Link.ask`."""
+        if not self._answers and not self._acknowledge:  # nobody else asks
+            self._transport.write(request.packet())
         else:
             if not self._unsent:
                 self._loop.call_soon(self._flush)
-            self._unsent.append(packet)
-        return self.expect(ends)
-
-    def expect(self, ends: float) -> asyncio.Future[Reply]:
-        """Promise one more reply."""
-        promise: asyncio.Future[Reply] = self._loop.create_future()
-        self._replies.append((promise, ends))
+            self._unsent.append(request.packet())
+        answer = _Answer(self._loop, request.replies, ends, wait)
+        self._answers.append(answer)
         if ends < self._rings:
             self._set_timer(ends)
-        return promise
-
-    def acknowledged(self) -> asyncio.Future[Reply]:
-        """Promise the reply to what follows this turn's requests; it is for all of them, so await it by a shield."""
-        if self._acknowledged is None:
-            self._acknowledged = self._loop.create_future()
-        return self._acknowledged
+        if not self._acknowledge:
+            return await answer.promise
+        acknowledgement = self._acknowledgement = self._acknowledgement or _Answer(self._loop, 1, ends)
+        # It is for all who have asked in this turn of the loop: none of them may cancel it.
+        return await answer.promise + await asyncio.shield(acknowledgement.promise)
 
     def is_usable(self, now: float) -> bool:
         """Tell whether it is open; if it was idle for a while, by asking the kernel."""
-        if self._retired or self._closed or (now - self.used > RESTED and not self._replies and not self.is_quiet()):
+        if self._retired or self.closed or (now - self.used > RESTED and not self._answers and not self.is_quiet()):
             return False
         self.used = now
         return True
 
     def is_quiet(self) -> bool:
         """Tell whether it is open, and nothing has come in that was not asked for."""
-        if self._closed or self._transport.is_closing() or self._reader.has_data():
+        if self.closed or self._transport.is_closing() or self._reader.has_data():
             return False
         return not is_readable(self._transport.get_extra_info("socket").fileno())
 
     def retire(self) -> None:
         """Close it as soon as nobody waits for a reply."""
         self._retired = True
-        if all(promise.done() for promise, _ in self._replies):
+        if all(answer.promise.done() for answer in self._answers):
             self.close()
 
     def close(self) -> None:
@@ -100,47 +105,53 @@ class Pipeline(asyncio.Protocol):
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not MORE:
-                if type(reply) is PUSH:
-                    continue
-                if not self._replies:
-                    self._fail(exceptions.InvalidResponse("the server sent a reply that was not asked for"))
-                    return
-                promise, _ = self._replies.popleft()
-                if not promise.done():
-                    promise.set_result(reply)
+                if type(reply) is not PUSH:
+                    self._receive(reply)
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
                 raise
-        if self._retired and not self._replies:
+        if self._retired and not self._answers:
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell all who wait."""
         self._fail(exc or exceptions.ConnectionError("Connection closed by server."))
 
+    def _receive(self, reply: Reply) -> None:
+        if not self._answers:
+            raise exceptions.InvalidResponse("the server sent a reply that was not asked for")
+        answer = self._answers[0]
+        answer.replies.append(reply)
+        if len(answer.replies) < answer.count:
+            answer.ends, answer.wait = answer.ends + answer.wait, 0.0
+            return
+        self._answers.popleft()
+        if not answer.promise.done():
+            answer.promise.set_result(answer.replies)
+
     def _fail(self, error: BaseException) -> None:
-        self._closed = True
+        self.closed = True
         self._transport.abort()
         if self._timer is not None:
             self._timer.cancel()
         told = error if isinstance(error, Exception) else exceptions.ConnectionError("an interrupt closed it")
-        promises = [promise for promise, _ in self._replies]
-        self._replies.clear()
+        unanswered = [*self._answers, *([self._acknowledgement] if self._acknowledgement else [])]
+        self._answers.clear()
         self._unsent.clear()
-        for promise in [*promises, self._acknowledged]:
-            if promise is not None and not promise.done():
-                promise.set_exception(told)
-                promise.exception()  # so that asyncio does not complain of those that nobody awaits
+        for answer in unanswered:
+            if not answer.promise.done():
+                answer.promise.set_exception(told)
+                answer.promise.exception()  # so that asyncio does not complain of those that nobody awaits
 
     def _flush(self) -> None:
         packets, self._unsent = self._unsent, []
         if not packets:  # it has failed meanwhile
             return
-        if self._acknowledge:
+        if self._acknowledgement:
             packets.append(self._acknowledge)
-            self._replies.append((self.acknowledged(), self._replies[-1][1]))
-            self._acknowledged = None
+            self._answers.append(self._acknowledgement)
+            self._acknowledgement = None
         self._transport.write(b"".join(packets))
 
     def _set_timer(self, when: float) -> None:
@@ -151,8 +162,8 @@ class Pipeline(asyncio.Protocol):
 
     def _ring(self) -> None:
         self._rings, self._timer = math.inf, None
-        if self._replies:
-            ends = min(ends for _, ends in self._replies)
+        if self._answers:
+            ends = min(answer.ends for answer in self._answers)
             if ends <= monotonic():
                 self._fail(TimeoutError())
             else:

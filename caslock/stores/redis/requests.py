@@ -27,19 +27,23 @@ import hashlib
 import math
 import os
 import re
+from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from redis.crc import key_slot
 
 from caslock.errors import StoreError
+from caslock.options import MAX_KEY, check_key
 from caslock.store import ABSENT, MAX_VALUE, WOKEN, Entry
 from caslock.stores.redis.wire import Reply, packed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from caslock.store import Put, Removal
+
+T_co = TypeVar("T_co", covariant=True)
 
 FOREIGN: Final = -1
 """The version of an entry that caslock did not write."""
@@ -50,7 +54,6 @@ LAST_VERSION: Final = 2**53 - 2
 _OURS: Final = re.compile(rb"([1-9][0-9]{0,15})(:|!gone\Z)")
 _RUN: Final = re.compile(rb"run_id:([0-9a-f]{40})")
 _GLOB: Final = re.compile(rb"([\\*?\[\]])")
-_LONGEST_KEY: Final = 1024
 _LONGEST_TTL: Final = 100 * 365 * 86400
 _LONGEST_WAIT: Final = 60.0
 _LATER: Final = 150  # ms that a ticket outlives its wait: Redis may be 100 late in ending one
@@ -73,50 +76,42 @@ _REMOVE: Final = Script("remove.lua")
 _TICKET: Final = Script("ticket.lua")
 
 
-class Request(NamedTuple):
+class Request(NamedTuple, Generic[T_co]):
     """One verb, ready to be sent."""
 
     command: tuple[bytes, ...]
-    name: bytes = b""
+    name: bytes
     """A stored key, to find the node by."""
-    values: Sequence[bytes] = (b"",)
-    """For each key, the value of the entry where its reply is a version."""
+    read: Callable[[Reply], T_co]
+    """Makes the verb's answer of the server's."""
     script: Script | None = None
-    alone: Request | None = None
-    """The same with one key: it can be served while the slot moves, and wakes nobody."""
+    """What the command names by its digest."""
+    before: bytes = b""
+    """Commands that are sent before it."""
     replies: int = 1
-    """How many come back; the last one is the answer."""
+    """How many come back; that to the command is the last."""
+    seconds: float = 0.0
+    """How long the server may wait after the first reply."""
 
     def packet(self) -> bytes:
         """Give its bytes."""
-        return packed(self.command) if self.replies == 1 else _ASKING + packed(self.command)
+        return self.before + packed(self.command)
 
-    def in_full(self) -> Request:
+    def in_full(self) -> Request[T_co]:
         """Give the same with the script itself, for a server that does not know its digest."""
         if self.script is None:
             return self
         return self._replace(command=(b"EVAL", self.script.text, *self.command[2:]), script=None)
 
-    def asking(self) -> Request:
-        """Give the same for a node that is about to get the slot."""
-        return self._replace(replies=2)
+    def asking(self) -> Request[T_co]:
+        """Give the same for a node that is about to get the slot; it does not wait."""
+        return self._replace(before=_ASKING, replies=2, seconds=0.0)
 
-
-class Wait(NamedTuple):
-    """A put that waits."""
-
-    packet: bytes
-    """What takes a ticket, blocks for a token and puts: three replies."""
-    put: Request
-    """The put alone, for a node to which the slot is moving."""
-    seconds: float
-
-
-WHO: Final = Request((b"INFO", b"server"))
-"""Asks a server for its run id."""
-
-SLOTS: Final = Request((b"CLUSTER", b"SLOTS"))
-"""Asks a node of a cluster which node has which slots."""
+    def alone(self) -> Request[T_co]:
+        """Give the same with one key: it can be served while the slot moves, and wakes nobody."""
+        if self.script is not _REMOVE or self.command[2] != b"3":
+            return self
+        return self._replace(command=(*self.command[:3], self.name, self.name, self.name, *self.command[6:]))
 
 
 class Requests:
@@ -126,27 +121,25 @@ class Requests:
         """`prefix` is put before every key."""
         self._prefix, self._cluster = prefix.encode(), cluster
 
-    def get(self, key: str) -> Request:
+    def get(self, key: str) -> Request[Entry | None]:
         """Read."""
         name = self.name(key)
-        return Request((b"GET", name), name)
+        return Request((b"GET", name), name, _entry_there)
 
-    def put(self, key: str, value: bytes, version: int, ttl: float) -> Request:
+    def put(self, key: str, value: bytes, version: int, ttl: float) -> Request[Entry | None]:
         """Write."""
         name = self.name(key)
         expected, ms = checked_put(value, version, ttl)
-        return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, (value,), _PUT)
+        return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, partial(_entry, value), _PUT)
 
-    def invalidate(self, key: str, version: int) -> Request:
+    def invalidate(self, key: str, version: int) -> Request[Entry | None]:
         """Remove."""
         name, expected = self.name(key), checked_version(version)
         waiters, tokens = self._beside(name)
-        request = Request((b"EVALSHA", _REMOVE.digest, b"3", name, waiters, tokens, expected), name, script=_REMOVE)
-        if not self._cluster:
-            return request
-        return request._replace(alone=request._replace(command=(*request.command[:3], name, name, name, expected)))
+        command = (b"EVALSHA", _REMOVE.digest, b"3", name, waiters, tokens, expected)
+        return Request(command, name, _entry_there, _REMOVE)
 
-    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Wait | None:
+    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Request[Entry | None] | None:
         """Wait, and write; None: this key can have no waiters."""
         name = self.name(key)
         expected, ms = checked_put(value, ABSENT, ttl)
@@ -160,35 +153,34 @@ class Requests:
         own = b"%b:%b" % (tokens, nonce)
         lasts = b"%d" % math.ceil(seconds * 1000 + _LATER)
         # The scripts are sent in full: their replies come too late to be answered with them.
-        ticket = (b"EVAL", _TICKET.text, b"3", name, waiters, own, lasts, nonce, _LONGEST_TICKET)
-        block = (b"BLPOP", own, tokens, b"%.3f" % seconds)
-        put = Request((b"EVAL", _PUT.text, b"1", name, expected, ms, value), name, (value,))
-        return Wait(packed(ticket) + packed(block) + put.packet(), put, seconds)
+        ticket = packed((b"EVAL", _TICKET.text, b"3", name, waiters, own, lasts, nonce, _LONGEST_TICKET))
+        block = packed((b"BLPOP", own, tokens, b"%.3f" % seconds))
+        put = (b"EVAL", _PUT.text, b"1", name, expected, ms, value)
+        return Request(put, name, partial(_entry, value), before=ticket + block, replies=3, seconds=seconds)
 
-    def put_many(self, puts: Sequence[Put]) -> Request | None:
-        """Write all or none; None: they are on several nodes, or there are none."""
+    def put_many(self, puts: Sequence[Put]) -> Request[Sequence[Entry | None]] | None:
+        """Write all or none; None: they are on several nodes."""
         names = self._names([put.key for put in puts])
-        rules = [checked_put(put.value, put.version, put.ttl) for put in puts]
-        given = [part for rule, put in zip(rules, puts, strict=True) for part in (*rule, put.value)]
+        given = [part for put in puts for part in (*checked_put(put.value, put.version, put.ttl), put.value)]
         return self._many(_PUT, names, names, given, [put.value for put in puts])
 
-    def invalidate_many(self, removals: Sequence[Removal]) -> Request | None:
+    def invalidate_many(self, removals: Sequence[Removal]) -> Request[Sequence[Entry | None]] | None:
         """Remove each; None as for `put_many`."""
         names = self._names([removal.key for removal in removals])
         keys = [part for name in names for part in (name, *self._beside(name))]
         given = [checked_version(removal.version) for removal in removals]
         return self._many(_REMOVE, names, keys, given, [b""] * len(names))
 
-    def scan(self, prefix: str, cursor: bytes) -> Request:
-        """Look for the keys of one node that begin with `prefix`, from a cursor on."""
-        pattern = _GLOB.sub(rb"\\\1", self._prefix + _encoded(prefix)) + b"*"
-        return Request((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCANNED, b"TYPE", b"string"))
+    def scan(self, prefix: str, cursor: bytes) -> Request[tuple[bytes, set[str]]]:
+        """Look for keys of one node that begin with `prefix`, from a cursor on; give the next one, empty at the end."""
+        pattern = _GLOB.sub(rb"\\\1", self._prefix + (check_key(prefix) if prefix else b"")) + b"*"
+        command = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCANNED, b"TYPE", b"string")
+        return Request(command, b"", self._scanned)
 
-    def scanned(self, reply: Reply) -> tuple[bytes, list[str]]:
-        """Read the answer to `scan`: the next cursor, and keys without the store's prefix."""
+    def _scanned(self, reply: Reply) -> tuple[bytes, set[str]]:
         match reply:
             case [bytes(cursor), list(names)]:
-                return cursor, [key for key in map(self._key, names) if key]
+                return b"" if cursor == b"0" else cursor, {key for key in map(self._key, names) if key}
         raise StoreError("unexpected answer to SCAN")
 
     def stored_name(self, key: str) -> str:
@@ -201,14 +193,15 @@ class Requests:
             key = name.removeprefix(self._prefix).decode() if isinstance(name, bytes) else ""
         except UnicodeDecodeError:
             return ""
-        return key if len(key) <= _LONGEST_KEY else ""
+        return key if len(key) <= MAX_KEY else ""
 
     def _many(
         self, script: Script, names: list[bytes], keys: list[bytes], given: list[bytes], values: list[bytes]
-    ) -> Request | None:
-        if not names or (self._cluster and len({key_slot(name) for name in names}) > 1):
+    ) -> Request[Sequence[Entry | None]] | None:
+        if self._cluster and len({key_slot(name) for name in names}) > 1:
             return None
-        return Request((b"EVALSHA", script.digest, b"%d" % len(keys), *keys, *given), names[0], values, script)
+        command = (b"EVALSHA", script.digest, b"%d" % len(keys), *keys, *given)
+        return Request(command, (*names, b"")[0], partial(_entries, values), script)
 
     def _names(self, keys: list[str]) -> list[bytes]:
         if len(set(keys)) < len(keys):
@@ -217,9 +210,7 @@ class Requests:
 
     def name(self, key: str) -> bytes:
         """Give the bytes of the whole name of a key; raises ValueError for one that can be no key."""
-        if not 1 <= len(key) <= _LONGEST_KEY:
-            raise ValueError(f"a key must have 1 to {_LONGEST_KEY} characters, not {len(key)}")
-        return self._prefix + _encoded(key)
+        return self._prefix + check_key(key)
 
     def _beside(self, name: bytes) -> tuple[bytes, bytes]:
         """Give the names of a key's waiters and tokens, in its slot; the key itself, twice, where there can be none."""
@@ -232,24 +223,24 @@ class Requests:
         return name + b"\xffwaiters", name + b"\xfftokens"
 
 
-def run_id(reply: Reply, database: int) -> str | None:
-    """Read the answer to `WHO`; None: it does not say."""
-    found = _RUN.search(reply) if isinstance(reply, bytes) else None
-    return f"redis:{found[1].decode()}/{database}" if found else None
+def who(database: int) -> Request[str | None]:
+    """Ask a server for its run id; None: it does not say."""
+
+    def read(reply: Reply) -> str | None:
+        found = _RUN.search(reply) if isinstance(reply, bytes) else None
+        return f"redis:{found[1].decode()}/{database}" if found else None
+
+    return Request((b"INFO", b"server"), b"", read)
 
 
-def entry(request: Request, reply: Reply) -> Entry | None:
-    """Read what is under the key after a verb."""
-    return _entry(request.values[0], reply)
-
-
-def entries(request: Request, reply: Reply) -> list[Entry | None]:
+def _entries(values: list[bytes], reply: Reply) -> list[Entry | None]:
     """Read what is under each key after a verb."""
     replies = reply if isinstance(reply, list) else [reply]
-    return [_entry(value, each) for value, each in zip(request.values, replies, strict=True)]
+    return [_entry(value, each) for value, each in zip(values, replies, strict=True)]
 
 
 def _entry(value: bytes, reply: Reply) -> Entry | None:
+    """Read what is under a key after a verb; `value` was written if the reply is a version."""
     if isinstance(reply, int):
         if reply > 0:
             return Entry(value, reply)
@@ -262,11 +253,7 @@ def _entry(value: bytes, reply: Reply) -> Entry | None:
     return Entry(reply[ours.end() :], int(ours[1])) if ours[2] == b":" else None
 
 
-def _encoded(key: str) -> bytes:
-    try:
-        return key.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"the key contains a lone surrogate: {key!r}") from None
+_entry_there: Final = partial(_entry, b"")
 
 
 def checked_put(value: bytes, version: int, ttl: float) -> tuple[bytes, bytes]:

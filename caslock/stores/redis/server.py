@@ -11,7 +11,7 @@ import inspect
 import math
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import redis
 import redis.asyncio
@@ -24,14 +24,16 @@ from redis.retry import Retry
 from caslock.connections import LEAST
 from caslock.options import check_prefix, check_replicas, check_timeout
 from caslock.store import Traits
-from caslock.stores.redis.failures import REDIS, Dialect, Failures
+from caslock.stores.redis.failures import Dialect, Failures
 from caslock.stores.redis.wire import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from caslock.stores.redis.requests import Request
     from caslock.stores.redis.wire import Reply
 
+T = TypeVar("T")
 Untyped: TypeAlias = Any  # redis-py: its two APIs are used by one code here, and share no type
 Address: TypeAlias = tuple[str, int]
 
@@ -51,9 +53,7 @@ _LEFT_OUT: Final = ("retry_", "health_check_", "maint", "oss_cluster_", "orig_")
 class Server:
     """A primary, or the primaries of a cluster."""
 
-    def __init__(
-        self, client: Untyped, prefix: str, replicas: int, *, awaits: bool = False, dialect: Dialect = REDIS
-    ) -> None:
+    def __init__(self, client: Untyped, prefix: str, replicas: int, dialect: Dialect, *, awaits: bool = False) -> None:
         """Take the settings of the client; raises TypeError for another kind of client, ValueError for bad settings."""
         check_prefix(prefix)
         check_replicas(replicas)
@@ -109,11 +109,11 @@ class Server:
             return reply
         raise self.failures.too_few(self._replicas, acknowledged)
 
-    def definite(self, reply: Reply) -> Reply:
-        """Give a reply, or raise what an error of the server means."""
+    def answer(self, request: Request[T], reply: Reply) -> T:
+        """Read a reply, or raise what an error of the server means."""
         if isinstance(reply, Exception):
             raise self.failures.of(reply) from reply
-        return reply
+        return request.read(reply)
 
     def _settings(self, pool: Untyped) -> dict[str, Untyped]:
         """Give the settings of a pool's connections without its retries, its pings and what can stretch a timeout."""

@@ -5,28 +5,22 @@ An error quotes no more of a URL than the name of an option, and not even that i
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import re
-from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlencode, urlsplit
 
-import redis
-import redis.asyncio
-from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+from redis import exceptions
 
-from caslock.options import check_address, check_timeout, options_of
+from caslock.options import check_address, check_prefix, check_replicas, either, options_of
 
-_OURS: Final = ("prefix", "replicas")
-_NAME: Final = re.compile("[A-Za-z_]{2,40}")
-_KINDS: Final[tuple[Any, ...]] = (
-    redis.SSLConnection,
-    redis.UnixDomainSocketConnection,
-    redis.asyncio.SSLConnection,
-    redis.asyncio.UnixDomainSocketConnection,
-)
-_TIMEOUTS: Final = ("socket_timeout", "socket_connect_timeout")
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+_OBJECTS: Final = {"command_packer", "credential_provider", "event_dispatcher", "redis_connect_func", "retry"}
+"""Settings of redis-py that it would take from a URL, although text can't be one."""
+
 _SEVERAL: Final = "for a Cluster or Sentinel pass a client: RedisCluster or Sentinel.master_for"
 
 
@@ -34,14 +28,10 @@ class RedisURL(NamedTuple):
     """A URL, as redis-py reads it, and the options in it that are caslock's own."""
 
     url: str
-    prefix: str = ""
-    replicas: int = 0
-
-
-def unreadable(url: str) -> ValueError:
-    """Say that a URL can't be read, without the cause, which may quote part of a password."""
-    password = "percent-encode reserved characters in the password, and " if "@" in url else ""
-    return ValueError(f"invalid Redis URL: {password}check the scheme, host and options")
+    prefix: str
+    replicas: int
+    others: Mapping[str, str]
+    """The options that are redis-py's."""
 
 
 def read_url(url: str) -> RedisURL:
@@ -51,43 +41,39 @@ def read_url(url: str) -> RedisURL:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise unreadable(url) from None
+        raise _unreadable(url) from None
     if "@" in parts.path + parts.query + parts.fragment:  # of a password with a reserved character, as a rule
-        raise unreadable(url)
+        raise _unreadable(url)
     check_address(parts, "Redis", _SEVERAL)
     if parts.scheme != "unix" and not re.fullmatch(r"/?[0-9]*", unquote(parts.path)):
         raise ValueError("the path of a Redis URL is the number of a database, as in redis://localhost:6379/0")
-    given = options_of(parts.query)
-    for name, value in given.items():
-        _check(name, value, url)
-    if given.keys() & set(_OURS):
-        url = url.partition("?")[0] + "?" + urlencode([each for each in given.items() if each[0] not in _OURS])
-    return RedisURL(url, given.get("prefix", ""), int(given.get("replicas", 0)))
+    options = options_of(parts.query)
+    prefix, replicas = options.pop("prefix", ""), options.pop("replicas", "0")
+    if not all(options.values()) or options.keys() & _OBJECTS:
+        raise _unreadable(url)
+    if not re.fullmatch("-?[0-9]{1,9}", replicas):
+        raise ValueError("invalid Redis URL: check the option replicas, which is a number")
+    check_replicas(int(replicas))
+    return RedisURL(url.partition("?")[0] + "?" + urlencode(options), prefix, int(replicas), options)
 
 
-def _check(name: str, value: str, url: str) -> None:
-    if name not in _known():
-        if not _NAME.fullmatch(name):
-            raise unreadable(url)
-        close = difflib.get_close_matches(name.lower(), _known(), 1)
-        known = "see redis-py's Redis.from_url, and caslock's prefix and replicas"
-        raise ValueError(f"unknown option {name!r} in the Redis URL; {f'did you mean {close[0]}?' if close else known}")
-    parser: Any = int if name == "replicas" else URL_QUERY_ARGUMENT_PARSERS.get(name)
+def open_url(store: Callable[..., T], client: Callable[[str], object], url: str, prefix: str, replicas: int) -> T:
+    """Make a store of the client that redis-py makes of a URL."""
+    check_prefix(prefix)
+    check_replicas(replicas)
+    read = read_url(url)
+    prefix, replicas = either("prefix", read.prefix, prefix), either("replicas", read.replicas, replicas)
     try:
-        if parser is not None:
-            parser(value)
-    except (ValueError, TypeError):
-        raise ValueError(f"invalid value for option {name} of the Redis URL") from None
-    if name in _TIMEOUTS:
-        check_timeout(name, float(value))
+        return store(client(read.url), prefix=prefix, replicas=replicas)
+    except (ValueError, TypeError, exceptions.RedisError) as error:
+        if re.match("socket_", str(error)):  # our own: it shows the number only
+            raise
+        wrong = [name for name in read.others if name.isidentifier() and f"'{name}'" in str(error)]
+    raise _unreadable(url, *wrong)
 
 
-@cache
-def _known() -> frozenset[str]:
-    """Give the names of all options: ours, and those settings of redis-py's connections that are text or numbers."""
-    taken = {name for kind in _KINDS for each in kind.__mro__ for name in inspect.signature(each.__init__).parameters}
-    objects = {"self", "args", "kwargs", "retry", "path", "host", "port", "parser_class", "credential_provider"}
-    ours = {"max_connections", *_OURS}
-    return frozenset(
-        name for name in taken - objects | ours if not name.startswith(("orig_", "redis_connect", "maint"))
-    )
+def _unreadable(url: str, *options: str) -> ValueError:
+    """Say that a URL can't be read, without the cause, which may quote part of a password."""
+    password = "percent-encode reserved characters in the password, and " if "@" in url else ""
+    where = f"the option {options[0]}" if options else "the scheme, host and options"
+    return ValueError(f"invalid Redis URL: {password}check {where}")

@@ -10,19 +10,13 @@ Each script takes one key, because a proxy before several nodes refuses keys of 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from caslock.errors import StoreError
+from caslock.options import check_key
 from caslock.store import Entry
-from caslock.stores.redis.requests import (
-    FOREIGN,
-    LAST_VERSION,
-    Request,
-    Requests,
-    Script,
-    checked_put,
-    checked_version,
-)
+from caslock.stores.redis.requests import FOREIGN, LAST_VERSION, Request, Script, checked_put, checked_version
 
 if TYPE_CHECKING:
     from caslock.stores.redis.wire import Reply
@@ -35,25 +29,26 @@ _GONE: Final = re.compile(rb"[1-9][0-9]*!gone")
 class TairRequests:
     """The verbs as requests; they check their arguments, so a bad one is never sent."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, *, cluster: bool) -> None:
         """`prefix` is put before every key."""
-        self._name = Requests(prefix, cluster=False).name
+        del cluster  # every request has one key
+        self._prefix = prefix.encode()
 
-    def get(self, key: str) -> Request:
+    def get(self, key: str) -> Request[Entry | None]:
         """Read."""
-        name = self._name(key)
-        return Request((b"EXGET", name), name)
+        name = self._prefix + check_key(key)
+        return Request((b"EXGET", name), name, _entry_there)
 
-    def put(self, key: str, value: bytes, version: int, ttl: float) -> Request:
+    def put(self, key: str, value: bytes, version: int, ttl: float) -> Request[Entry | None]:
         """Write."""
-        name = self._name(key)
+        name = self._prefix + check_key(key)
         expected, ms = checked_put(value, version, ttl)
-        return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, script=_PUT)
+        return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, partial(entry, value), _PUT)
 
-    def invalidate(self, key: str, version: int) -> Request:
+    def invalidate(self, key: str, version: int) -> Request[Entry | None]:
         """Remove."""
-        name = self._name(key)
-        return Request((b"EVALSHA", _REMOVE.digest, b"1", name, checked_version(version)), name, script=_REMOVE)
+        name = self._prefix + check_key(key)
+        return Request((b"EVALSHA", _REMOVE.digest, b"1", name, checked_version(version)), name, _entry_there, _REMOVE)
 
 
 def entry(value: bytes, reply: Reply) -> Entry | None:
@@ -68,3 +63,6 @@ def entry(value: bytes, reply: Reply) -> Entry | None:
                 return None
             return Entry(there, version if 0 < version <= LAST_VERSION else FOREIGN)
     raise StoreError("the server has answered EXGET with something else than a value and a version")
+
+
+_entry_there: Final = partial(entry, b"")

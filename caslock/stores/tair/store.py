@@ -5,25 +5,15 @@ Waiters poll: what the module writes sends no notification.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import redis
 import redis.asyncio
 
-from caslock.closing import AsyncClosing, Closing
-from caslock.stores.redis.async_connections import AsyncConnections
-from caslock.stores.redis.cluster import AsyncCluster, Cluster
-from caslock.stores.redis.connections import Connections
 from caslock.stores.redis.failures import ADVICE, Dialect
-from caslock.stores.redis.server import Server
-from caslock.stores.redis.store import open_url
-from caslock.stores.tair.requests import TairRequests, entry
-
-if TYPE_CHECKING:
-    from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
-    from redis.cluster import RedisCluster
-
-    from caslock.store import Entry, Traits
+from caslock.stores.redis.url import open_url
+from caslock.stores.redis.verbs import AsyncRedisVerbs, RedisVerbs
+from caslock.stores.tair.requests import TairRequests
 
 _NO_MODULE: Final = "the server has no TairString; load the module, or use a redis:// URL, which needs none"
 _NO_PX: Final = "leases need an EXCAS with PX, as the open-source module has it; use that, or a redis:// URL"
@@ -41,98 +31,33 @@ _TAIR: Final = Dialect(
 )
 
 
-class TairStore(Closing):
+class TairStore(RedisVerbs[TairRequests]):
     """A `Store` on a server with TairString, for code that blocks; safe to share between threads and across a fork.
+
+    Its client and other arguments are those of `RedisStore`.  A server without TairString, or one whose EXCAS takes no
+    PX, is a `StoreError` at the first acquire.
 
     Versions, and so fences, are the server's wall clock in microseconds, or one more than the version before.  What
     `RedisStore` says about that clock is true here as well.
     """
 
-    def __init__(self, client: redis.Redis | RedisCluster, *, prefix: str = "", replicas: int = 0) -> None:
-        """Keep the entries where `client` points to; its kind and the arguments are those of `RedisStore`.
-
-        Nothing is sent yet.  A server without TairString, or one whose EXCAS takes no PX, is a `StoreError` at the
-        first acquire.
-        """
-        self._server = Server(client, prefix, replicas, dialect=_TAIR)
-        self._requests = TairRequests(prefix)
-        self._connections = Cluster(self._server) if self._server.nodes else Connections(self._server)
+    _dialect, _verbs = _TAIR, TairRequests
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
         """Open ``tair://`` or ``tairs://`` (TLS), which are else like the URLs of `RedisStore.from_url`."""
         return open_url(cls, redis.Redis.from_url, _as_redis(url), prefix, replicas)
 
-    @property
-    def traits(self) -> Traits:
-        """Versions only grow, so they are fences; the server ends leases by itself."""
-        return self._server.traits
 
-    def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
-        return entry(b"", self._server.definite(self._connections.ask(self._requests.get(key))))
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `Store.put_if_version`; a `ttl` of more than 100 years is a ValueError."""
-        request = self._requests.put(key, value, version, ttl)
-        return entry(value, self._server.definite(self._connections.ask(request)))
-
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`."""
-        return entry(b"", self._server.definite(self._connections.ask(self._requests.invalidate(key, version))))
-
-    def close(self) -> None:
-        """Close the idle connections; the next request opens one again."""
-        self._connections.close()
-
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"TairStore({self._server.traits.location!r})"
-
-
-class AsyncTairStore(AsyncClosing):
+class AsyncTairStore(AsyncRedisVerbs[TairRequests]):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
 
-    def __init__(self, client: redis.asyncio.Redis | AsyncRedisCluster, *, prefix: str = "", replicas: int = 0) -> None:
-        """See `TairStore`; `client` is a ``redis.asyncio.Redis`` or the ``RedisCluster`` of ``redis.asyncio``."""
-        self._server = Server(client, prefix, replicas, awaits=True, dialect=_TAIR)
-        self._requests = TairRequests(prefix)
-        self._connections: AsyncCluster[AsyncConnections] | AsyncConnections
-        if self._server.nodes:
-            self._connections = AsyncCluster(self._server, AsyncConnections)
-        else:
-            self._connections = AsyncConnections(self._server)
+    _dialect, _verbs = _TAIR, TairRequests
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
         """See `TairStore.from_url`."""
         return open_url(cls, redis.asyncio.Redis.from_url, _as_redis(url), prefix, replicas)
-
-    @property
-    def traits(self) -> Traits:
-        """See `TairStore.traits`."""
-        return self._server.traits
-
-    async def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
-        return entry(b"", self._server.definite(await self._connections.ask(self._requests.get(key))))
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `Store.put_if_version`; a `ttl` of more than 100 years is a ValueError."""
-        request = self._requests.put(key, value, version, ttl)
-        return entry(value, self._server.definite(await self._connections.ask(request)))
-
-    async def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`."""
-        return entry(b"", self._server.definite(await self._connections.ask(self._requests.invalidate(key, version))))
-
-    async def aclose(self) -> None:
-        """Close the idle connections of the running loop; the next request opens one again."""
-        await self._connections.close()
-
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"AsyncTairStore({self._server.traits.location!r})"
 
 
 def _as_redis(url: str) -> str:

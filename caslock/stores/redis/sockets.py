@@ -1,0 +1,120 @@
+"""The connections to one server, for code that blocks.
+
+redis-py connects and authenticates; requests then go straight to the connected socket, and hiredis reads the replies.
+One request per connection at a time.  A connection with an unread reply is closed, never reused.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from redis import exceptions
+
+from caslock.connections import LEAST, is_readable
+from caslock.fork import generation
+from caslock.stores.redis.connections import Connections
+from caslock.stores.redis.wire import MORE, PUSH, new_reader
+
+if TYPE_CHECKING:
+    from caslock.stores.redis.requests import Request
+    from caslock.stores.redis.server import Server, Untyped
+    from caslock.stores.redis.wire import Reply
+
+_CHUNK: Final = 16384
+
+
+class Connection:
+    """One connection."""
+
+    def __init__(self, connection: Untyped, server: Server, ends: float) -> None:
+        """Have redis-py connect by the moment `ends`."""
+        self.generation: int = generation()
+        self.used: float = monotonic()
+        self._connection, self._server, self._reader = connection, server, new_reader()
+        try:
+            connection.ends = ends
+            connection.connect()
+            self._socket: Untyped = connection._sock  # noqa: SLF001 - there is no other way to the socket
+            self.hurry(ends)
+        except BaseException:
+            connection.disconnect()
+            raise
+
+    async def ask(self, request: Request[Any], ends: float, wait: float) -> list[Reply]:
+        """See `Link.ask`; it never suspends."""
+        server, reader = self._server, self._reader
+        packet = request.packet() + server.acknowledge
+        self._socket.sendall(packet)
+        if len(packet) > _CHUNK:  # to send so much may have taken a while
+            self.hurry(ends)
+        self._receive()
+        replies: list[Reply] = []
+        count = request.replies + server.extra
+        while len(replies) < count:
+            reply = reader.gets()
+            if reply is MORE:
+                self.hurry(ends)
+                self._receive()
+            elif type(reply) is not PUSH:
+                replies.append(reply)
+                if wait and len(replies) == 1:
+                    ends += wait
+        return replies
+
+    def hurry(self, ends: float) -> None:
+        """Have the socket wait no longer than until `ends`.
+
+        As a rule it waits for the timeout: to set it anew for each request, to acquire and release takes 6 % longer.
+        """
+        self._hurried = True
+        self._socket.settimeout(max(ends - monotonic(), LEAST))
+
+    def relax(self) -> bool:
+        """Have it wait as a rule again; False: there is something left to read."""
+        if self._hurried:
+            self._hurried = False
+            self._socket.settimeout(self._server.timeout)
+        return not self._reader.has_data()
+
+    def is_quiet(self) -> bool:
+        """Tell whether it is open, and nothing has come in that was not asked for."""
+        return not self._reader.has_data() and not is_readable(self._socket.fileno())
+
+    def close(self) -> None:
+        """Close it for good."""
+        self._connection.disconnect()
+
+    def _receive(self) -> None:
+        data = self._socket.recv(_CHUNK)
+        if not data:
+            raise exceptions.ConnectionError("Connection closed by server.")
+        self._reader.feed(data)
+
+
+class Sockets(Connections[Connection]):
+    """The connections to one server."""
+
+    async def close(self) -> None:
+        """See `Connections.close`."""
+        self.changes += 1
+        self._idle.close()
+
+    def _ready(self, _request: Request[Any], within: float | None, /) -> Connection | None:
+        link = self._idle.take()
+        if link and within is not None:
+            link.hurry(link.used + within)
+        return link
+
+    async def _connect(self, _request: Request[Any], ends: float, /) -> Connection:
+        self.changes += 1
+        return Connection(self._new(), self._server, ends)
+
+    def _keep(self, link: Connection) -> None:
+        if link.relax():
+            self._idle.keep(link)
+        else:
+            link.close()
+
+    def _give_up(self, link: Connection, _error: BaseException, /) -> None:
+        link.close()
