@@ -10,6 +10,7 @@ from caslock.errors import (
     NotAcquired,
     NotHeld,
     OutcomeUnknown,
+    StaleFence,
     StoreError,
     StoreUnavailable,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "Record",
     "Removal",
     "Retry",
+    "StaleFence",
     "Store",
     "StoreError",
     "StoreUnavailable",

@@ -44,6 +44,27 @@ class OutcomeUnknown(StoreUnavailable):
     """
 
 
+class StaleFence(CaslockError):  # noqa: N818 - named by the outcome
+    """The protected resource refused a write, because a later holder of the lock has already written to it.
+
+    Nothing of the write was applied.  The holder has lost its lock, whether it has learned so or not.  Raised by the
+    guards in `caslock.fencing`, never by a lock.
+    """
+
+    def __init__(self, resource: str, fence: int, seen: int) -> None:
+        """Name the resource, the fence of the write, and the larger one that the resource has seen."""
+        super().__init__(resource, fence, seen)  # as pickle calls it
+        self.resource = resource
+        self.fence = fence
+        self.seen = seen
+
+    def __str__(self) -> str:
+        return (
+            f"{self.resource} refused the write with fence {self.fence}: "
+            f"a later holder has already written with fence {self.seen}"
+        )
+
+
 def told(error: BaseException) -> str:
     """Return the text of an error with its notes."""
     return " ".join([str(error) or repr(error), *getattr(error, "__notes__", ())])

@@ -68,6 +68,11 @@ def put(store: MemoryStore, key: str = "k", value: bytes = b"v", version: int = 
     return entry.version
 
 
+def test_versions_are_as_large_as_those_of_servers() -> None:
+    """They are microseconds since 1970, which is more than 32 bits: a column too small for fences fails in a test."""
+    assert 2**50 < put(MemoryStore()) < 2**53
+
+
 def test_a_stale_version_neither_removes_nor_overwrites(store: MemoryStore) -> None:
     """A client that returns with the version of an earlier tenure changes nothing, and is shown who holds the key."""
     stale = put(store)
@@ -297,12 +302,12 @@ def test_only_a_removal_of_that_key_wakes(store: MemoryStore, clock: Clock) -> N
 @pytest.mark.parametrize("native", [False, True])
 def test_where_nothing_is_there_it_puts_at_once(store: MemoryStore, clock: Clock, native: bool) -> None:  # noqa: FBT001 - a parameter
     """Where nothing ever stood, or it was removed or has expired, nobody waits."""
-    wait, begun = waits(store, native=native), time.monotonic()
-    assert wait("k", 20) == (b"mine", 1)
-    assert store.invalidate("k", 1) is None
-    assert wait("k", 20) == (b"mine", 2)
+    wait, begun, before = waits(store, native=native), time.monotonic(), put(store, "another")
+    assert wait("k", 20) == (b"mine", before + 1)
+    assert store.invalidate("k", before + 1) is None
+    assert wait("k", 20) == (b"mine", before + 2)
     clock.now += 11
-    assert wait("k", 20) == (b"mine", 3)
+    assert wait("k", 20) == (b"mine", before + 3)
     assert time.monotonic() - begun < 10
     assert not store._lines
 
@@ -310,12 +315,12 @@ def test_where_nothing_is_there_it_puts_at_once(store: MemoryStore, clock: Clock
 @pytest.mark.parametrize("native", [False, True])
 def test_after_its_timeout_it_puts_where_nothing_is_there(store: MemoryStore, clock: Clock, native: bool) -> None:  # noqa: FBT001 - a parameter
     """The end of a lease wakes nobody, but a waiter that has waited through it puts."""
-    put(store)
+    first = put(store)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(waits(store, native=native), "k", 0.1)
         until(lambda: store._lines)
         clock.now += 11
-        assert waiting.result(20) == (b"mine", 2)
+        assert waiting.result(20) == (b"mine", first + 1)
     assert not store._lines
 
 
