@@ -1,6 +1,6 @@
 """For tests: the contract of a store, and stores whose requests fail as planned.
 
-`StoreContract` needs pytest; nothing else does.
+`StoreContract` and the fixtures of `caslock.testing.plugin` need pytest; nothing else does.
 """
 
 from functools import cache
@@ -23,6 +23,7 @@ from caslock.testing.faults import (
     unsent,
     wake_early,
 )
+from caslock.testing.store_for_tests import AsyncStoreForTests, StoreForTests
 
 if TYPE_CHECKING:
     from caslock.testing.contract import StoreContract
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncFaultyStore",
+    "AsyncStoreForTests",
     "Fault",
     "FaultyStore",
     "Request",
     "StoreContract",
+    "StoreForTests",
     "StoreServer",
     "duplicate",
     "echo",

@@ -13,7 +13,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -23,7 +23,7 @@ from caslock.store import ABSENT
 from caslock.testing.drive import done
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from caslock.store import (
         AsyncStore,
@@ -215,6 +215,21 @@ class Faults:
     def down(self) -> None:
         """Lose every request from now on, until `heal`."""
         self.on("any", range(1, 1_000_000), lose_request)
+
+    @contextmanager
+    def unavailable(self, *, sent: bool = True) -> Iterator[None]:
+        """Answer no request in this block; with ``sent=False``, none can even be sent, and its caller knows that.
+
+        Nothing waits for an answer: what takes a request timeout at a server fails at once.
+        """
+        plan = _Plan("any", range(1, 1_000_000), lose_request if sent else unsent, "fault")
+        with self._mutex:
+            self._plans.append(plan)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._plans = [other for other in self._plans if other is not plan]
 
     def heal(self) -> None:
         """Forget all plans; what is under way stays under way."""
