@@ -453,12 +453,12 @@ class Process:
 
 
 def _family(pid: int) -> list[int]:
-    """Name a process and its children: PostgreSQL has one for each connection."""
+    """Name a process and its descendants: PostgreSQL has one for each connection, our emulator of Tair has a Redis."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:  # it is gone, or this is not Linux
         children = ""
-    return [pid, *map(int, children.split())]
+    return [pid, *(member for child in children.split() for member in _family(int(child)))]
 
 
 def _signal(pids: list[int], number: int) -> None:

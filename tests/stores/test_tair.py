@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import socket
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ from caslock.stores.tair import AsyncTairStore, TairStore
 from caslock.stores.tair.requests import entry as read_entry
 from caslock.testing.proxy import FaultProxy
 from tests.locations import fresh, until
-from tests.servers import HOST, TAIR_EMULATOR, free_port, tair_module
+from tests.servers import HOST, REDIS, TAIR_EMULATOR, free_port, missing, private, tair_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,6 +141,21 @@ def test_the_module_was_tried_too(tair: Kind) -> None:
     """The real module is tested where it is named; a skip of this test says that only the emulator was."""
     if tair is TAIR_EMULATOR and tair_module() is None:
         pytest.skip(f"only an emulator of TairString was tested: {tair.variable} names the module (a URL or its file)")
+
+
+def test_the_redis_behind_the_emulator_ends_with_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing that the emulator has started outlives it."""
+    if not any(map(shutil.which, REDIS.binaries)):
+        missing(REDIS)
+    folder = tmp_path_factory.mktemp("tair")
+
+    def accepts() -> bool:
+        with socket.socket(socket.AF_UNIX) as connection:
+            return connection.connect_ex(str(folder / "redis.sock")) == 0
+
+    with private(TAIR_EMULATOR, folder):
+        assert accepts()
+    assert until(lambda: not accepts())
 
 
 def test_a_value_is_a_tairstring_with_a_ttl(store: Store, admin: redis.Redis, key: str) -> None:
