@@ -60,7 +60,9 @@ def verify(*arguments: str, cwd: Path) -> tuple[int, str, str]:
     return process.returncode, output, errors
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis", "memcached"])
+@pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("redis", marks=pytest.mark.long), pytest.param("memcached", marks=pytest.mark.long)]
+)
 def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Contract and torture pass, the report is sound JSON, the picture is one, and no key is left or touched."""
     with opened(kind, request) as location:
@@ -204,13 +206,14 @@ def from_url(url):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("Plain", ""),
-        pytest.param("LeaksClientErrors", "which is no StoreUnavailable", marks=pytest.mark.long),
-        pytest.param("RetriesByItself", "does the client below retry by itself?", marks=pytest.mark.long),
-        pytest.param("NeverSaysUnsent", "no connection was made, and sent is True", marks=pytest.mark.long),
+        ("LeaksClientErrors", "which is no StoreUnavailable"),
+        ("RetriesByItself", "does the client below retry by itself?"),
+        ("NeverSaysUnsent", "no connection was made, and sent is True"),
     ],
 )
 def test_the_proxy_is_put_before_any_server_that_a_url_names(
@@ -234,6 +237,7 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
     assert any("wins several keys;" in line and "(the store has no put_many" in line for line in not_tried)
 
 
+@pytest.mark.long
 def test_a_store_without_fences_passes_and_the_report_says_what_was_skipped(tmp_path: Path) -> None:
     """Where versions do not grow, the laws of fences are skipped, and named as not tried; all others are tried."""
     code, output, errors = verify("--store", "tests.fenceless:fenceless_file", "--seconds", "6", cwd=tmp_path)
@@ -273,6 +277,7 @@ def test_a_broken_store_of_your_own_fails_with_the_reason(tmp_path: Path) -> Non
     assert output.splitlines()[-1].startswith("FAIL: the contract is broken: a lease lasts for its ttl")
 
 
+@pytest.mark.long
 def test_a_sound_store_of_your_own_passes_and_a_terminal_sees_it_live(tmp_path: Path) -> None:
     """The same with a sound one: its requests are counted and troubled where it is used.
 
@@ -313,7 +318,7 @@ def test_wrong_arguments_are_refused(arguments: list[str], tmp_path: Path) -> No
     assert "Usage: caslock verify" in errors
 
 
-@pytest.mark.parametrize("phase", ["contract", "torture"])
+@pytest.mark.parametrize("phase", ["contract", pytest.param("torture", marks=pytest.mark.long)])
 def test_an_interrupt_leaves_nothing_behind(
     phase: str, new_redis: Callable[..., Server], tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
