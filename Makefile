@@ -11,7 +11,8 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input
 .NOTPARALLEL:
 .PHONY: help demo test prove quick mutate pythons bench servers check lint types clean
 
-PYTEST = $(RUN) -m pytest --numprocesses=auto --dist=loadgroup
+PYTEST = $(RUN) -m pytest
+BOTH = --numprocesses=auto  # workers for tests that compute, and for those that wait: see tests/turns.py
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. A good minute on two cores.
 QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_connect test_ends test_examples \
     test_fork_and_signals test_holds test_import test_layers test_lock test_lock_order test_multilock test_queue \
@@ -26,13 +27,13 @@ demo: $(VENV)/.demo  ## show double bookings without the lock, and none with it;
 	@$(RUN) examples/booking.py $(ARGS)
 
 test: servers $(VENV)/.dev  ## run the tests against real servers (ARGS goes to pytest)
-	@$(PYTEST) -m "not long" $(ARGS)
+	@$(PYTEST) $(BOTH) -m "not long" $(ARGS)
 
 prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, torture, other libraries, benchmarks
-	@$(PYTEST) -m long $(ARGS)
+	@$(PYTEST) $(BOTH) -m long $(ARGS)
 
 quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (a good minute)
-	@$(PYTEST) $(ARGS) $(QUICK)
+	@$(PYTEST) --numprocesses=logical $(ARGS) $(QUICK)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
 	@$(RUN) -m tests.mutation $(ARGS)

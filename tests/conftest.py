@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol
@@ -12,6 +13,7 @@ import redis
 
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
+from tests import turns
 from tests.locations import KINDS, Place, opened
 from tests.servers import (
     MEMCACHED,
@@ -29,7 +31,32 @@ from tests.servers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
+
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Have workers for tests that wait with ``-n auto``, but not with ``-n logical``."""
+    if config.getoption("numprocesses") == "logical" or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist decides
+    return turns.PROCESSORS + turns.LANES
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Send each test to the next worker that is free, but those that wait to workers of their own."""
+    return turns.scheduling()(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout's: no test is late because it waits here
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run no more tests at one time than there are processors, beside those that wait."""
+    session: str | None = getattr(item.config, "workerinput", {}).get("testrunuid")
+    with contextlib.nullcontext() if session is None or turns.waits(item.nodeid) else turns.turn(session):
+        return (yield)
 
 
 LONGEST: Final = ("test_torture.py", "test_verify.py")

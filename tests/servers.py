@@ -367,7 +367,7 @@ def absent(line: str) -> NoReturn:
 def free_port() -> int:
     """Find a free loopback port; until this process ends, no other process of these tests is given the same."""
     for port in random.sample(PORTS, len(PORTS)):
-        if port not in _ours and _locked(port):
+        if port not in _ours and lock_byte(port):
             with contextlib.suppress(OSError), socket.socket() as probe:
                 probe.bind((HOST, port))
                 _ours.add(port)
@@ -379,18 +379,24 @@ _ours: Final = set[int]()
 """The ports that this process has been given."""
 
 
-def _locked(port: int) -> bool:
+def lock_byte(number: int) -> bool:
     """Lock the byte of that number in a file that all processes of these tests share; False if another has it."""
     if sys.platform != "win32":
         try:
-            fcntl.lockf(_ports_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            fcntl.lockf(_shared_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
         except OSError:
             return False
     return True
 
 
+def unlock_byte(number: int) -> None:
+    """Let another process lock that byte; the end of this one does, too."""
+    if sys.platform != "win32":
+        fcntl.lockf(_shared_file(), fcntl.LOCK_UN, 1, number)
+
+
 @functools.cache
-def _ports_file() -> int:
+def _shared_file() -> int:
     return os.open(Path(tempfile.gettempdir(), f"caslock-test-ports-{os.getuid()}"), os.O_RDWR | os.O_CREAT, 0o600)
 
 
