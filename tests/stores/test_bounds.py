@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TIMEOUT = 0.6
+TIMEOUT = 0.8
 """Seconds that a request may take."""
 
-SLACK = 0.55
+SLACK = 0.75
 """Seconds that a busy machine may add.  A second request timeout would be more."""
 
 Settings = Any  # of redis-py and pymemcache
@@ -258,9 +258,10 @@ def test_a_wait_at_a_server_that_is_stopped(tried: Tried, server: Server, *, col
 def test_many_tasks_at_a_server_that_is_stopped(spare_redis: Server, *, cold: bool) -> None:
     """A thousand tasks that ask at once, and a thousand later, end within one timeout each: no queue comes on top."""
     server = spare_redis
+    timeout, slack = 2.5 * TIMEOUT, 2.2 * SLACK  # two thousand errors take their time, too
 
     async def main() -> list[float]:
-        store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout={TIMEOUT}&socket_connect_timeout={TIMEOUT}")
+        store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout={timeout}&socket_connect_timeout={timeout}")
 
         async def ask(number: int, later: float) -> float:
             await asyncio.sleep(later)
@@ -273,13 +274,13 @@ def test_many_tasks_at_a_server_that_is_stopped(spare_redis: Server, *, cold: bo
             await asyncio.gather(*(store.get("k") for _ in range(2000)))
         server.pause()
         try:
-            times = [ask(number, 0.0 if number % 2 else TIMEOUT / 2) for number in range(2000)]
+            times = [ask(number, 0.0 if number % 2 else timeout / 2) for number in range(2000)]
             return await asyncio.gather(*times)
         finally:
             server.resume()
             await store.aclose()
 
-    assert max(asyncio.run(main())) < TIMEOUT + 2 * SLACK  # two thousand errors take their time, too
+    assert max(asyncio.run(main())) < timeout + slack
 
 
 def test_a_request_that_waited_for_a_connection_was_not_sent(spare_redis: Server) -> None:
