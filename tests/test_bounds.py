@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from caslock.stores.memory import MemoryStore
     from tests.servers import Server
 
-REQUEST: Final = 0.4
+REQUEST: Final = 0.6
 """Seconds of one request timeout in these tests."""
 
-SLACK: Final = 0.35
+SLACK: Final = 0.55
 """Seconds that a busy machine and the ends of waits at Redis (which looks ten times a second) may add."""
 
 TTL: Final = 20.0
@@ -120,7 +120,9 @@ def _memcached(server: Server) -> Iterator[Hanging]:
             store.close()
 
 
-@pytest.fixture(params=["sqlite", "redis", "memcached"])
+@pytest.fixture(
+    params=[pytest.param("sqlite", marks=pytest.mark.long), "redis", pytest.param("memcached", marks=pytest.mark.long)]
+)
 def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hanging]:
     """Return each location in turn."""
     with (
