@@ -130,4 +130,5 @@ def _leaves(scene: Scene, faulty: AnyFaultyStore, theirs: AnyHold) -> None:
 
     again = scene.play.hook(leave)
     faulty.before("put_when_absent", 1, again)
+    faulty.before("wait_while", 1, again)
     faulty.before("put_if_version", 2, again)
