@@ -1,6 +1,7 @@
 """Every store keeps the contract of a store, and the laws of locks hold on it, against its real server.
 
-Each is tested with a client that has its library's defaults, and with one that is made from a URL.
+Each is tested with a client that has its library's defaults, and with one that is made from a URL.  `make test` tries
+the contract on each, and the laws, which depend little on the store, on some; `make prove` tries them on the others.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ class TestRedis(LockContract, StoreContract):
     """A client which would repeat a request ten times by itself, beside one from a URL."""
 
     covers: ClassVar = RedisStore
+    proved = ("asyncio",)
 
     @pytest.fixture
     def store(self, redis_server: Server) -> Iterator[RedisStore]:
@@ -155,6 +157,7 @@ class TestTair(LockContract, StoreContract):
     """A client which would repeat a request ten times by itself, beside one from a URL."""
 
     covers: ClassVar = TairStore
+    proved = ("blocking", "asyncio")
 
     @pytest.fixture
     def store(self, tair_server: Server) -> Iterator[TairStore]:
@@ -185,6 +188,7 @@ class TestAsyncTair(LockContract, StoreContract):
 
     covers: ClassVar = AsyncTairStore
     apis = ("asyncio",)
+    proved = ("asyncio",)
 
     @pytest.fixture
     def store(self, tair_server: Server) -> Iterator[AsyncTairStore]:
@@ -210,6 +214,7 @@ class TestMemcached(LockContract, StoreContract):
     """A client whose `add` would get no reply by default, beside one from a URL."""
 
     covers: ClassVar = MemcachedStore
+    proved = ("asyncio",)
 
     @pytest.fixture
     def store(self, memcached_server: Server) -> Iterator[MemcachedStore]:
@@ -343,6 +348,7 @@ class TestWatchingMemory(NoServer, LockContract, StoreContract):
     """A store that is watched: it has `wait_while` and `list`."""
 
     covers: ClassVar = None
+    proved = ("asyncio",)
 
     @pytest.fixture
     def store(self) -> WatchingMemory:

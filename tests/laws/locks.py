@@ -40,10 +40,14 @@ class LockContract(Waiters, SeveralKeys, Owners, Trials, Holders):
     apis: ClassVar[tuple[str, ...]] = ("blocking", "asyncio")
     """The APIs that the store serves: a `Store` both, an `AsyncStore` only asyncio."""
 
+    proved: ClassVar[tuple[str, ...]] = ()
+    """Those of them with which only `make prove` tries the laws: they depend little on the store."""
+
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run every scenario with every API."""
         if "caslock_scene" in metafunc.fixturenames:
-            metafunc.parametrize("caslock_scene", self.apis, indirect=True)
+            apis = [pytest.param(api, marks=pytest.mark.long if api in self.proved else ()) for api in self.apis]
+            metafunc.parametrize("caslock_scene", apis, indirect=True)
 
     @pytest.fixture
     def another_store(self, store: Store | AsyncStore) -> Store | AsyncStore:
