@@ -176,7 +176,9 @@ def noting(told: Told) -> Callable[[Holding], object]:
     return lambda hold: told.append((hold.key, clock.now()))
 
 
-@pytest.mark.parametrize("kind", [DistantBatches, DistantCluster, Distant])
+@pytest.mark.parametrize(
+    "kind", [DistantBatches, *(pytest.param(k, marks=pytest.mark.long) for k in (DistantCluster, Distant))]
+)
 def test_many_leases_are_renewed_in_time(kind: type[Distant]) -> None:
     """1,000 leases of 3.6 s on a store 2 ms away: none is lost, none is renewed later than at half of it.
 
@@ -199,7 +201,7 @@ def test_many_leases_are_renewed_in_time(kind: type[Distant]) -> None:
         hold.ensure_held()
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_many_async_leases_are_renewed_in_time(*, native: bool) -> None:
     """The same for asyncio, with a native store and with one that blocks."""
     requests: list[int] = []

@@ -238,6 +238,7 @@ def docker(tmp_path: Path, new_redis: NewServer, new_memcached: NewServer) -> It
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere containers have neither our network nor our folders")
+@pytest.mark.long
 def test_a_container_serves_what_a_binary_does(docker: Engine, tmp_path: Path) -> None:
     """In containers, Redis has its sockets, certificates and replicas, restarts and freezes; all are removed."""
     test = """
@@ -262,6 +263,7 @@ test_replica = test_redis.test_a_replica_refuses_and_is_left
     assert not docker.containers
 
 
+@pytest.mark.long
 def test_an_image_that_can_not_be_had_skips(docker: Engine, tmp_path: Path) -> None:
     """Where Docker answers and can't get the image, that is said, and it is no error."""
     docker.images = [REDIS.image]
@@ -271,6 +273,7 @@ def test_an_image_that_can_not_be_had_skips(docker: Engine, tmp_path: Path) -> N
     assert f"Docker can not get {MEMCACHED.image}" in output
 
 
+@pytest.mark.long
 def test_containers_of_a_killed_run_are_removed_by_the_next(docker: Engine, tmp_path: Path) -> None:
     """Without the reaper, a run removes the containers of those that are no more, and no others."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:

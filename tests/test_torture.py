@@ -313,6 +313,7 @@ def test_the_keys_of_multilocks_have_to_be_free_at_the_end(tmp_path: Path, monke
 
 
 @unix
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("factory", "threads", "who"), [(hangs, 2, "worker1/0 worker1/1 worker2/0"), (stops, 1, "worker1 worker2")]
 )

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.long  # `make check` does the same
 @pytest.mark.timeout(300)  # without a cache mypy reads the whole package first
 def test_mypy_says_of_programs_what_it_should() -> None:
     """Each line of `tests/types` gets the errors that it names, and no others."""

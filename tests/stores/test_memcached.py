@@ -1022,6 +1022,7 @@ def test_a_put_after_a_removal_did_not_prevent_it(store: MemcachedStore, key: st
     assert removals > 1_000
 
 
+@pytest.mark.long
 def test_a_server_that_was_stopped_shortens_no_lease(new_memcached: NewServer, open_store: OpenStore) -> None:
     """What is written as the server goes on after a stop lasts for all of its ttl, though its clock was behind.
 
