@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
-
-from redis import exceptions
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from caslock.fork import generation
 from caslock.loop_end import before_the_loop_ends
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
 
     from caslock.stores.redis.requests import Request
     from caslock.stores.redis.server import Address, Server
+
+T = TypeVar("T")
 
 
 class Pipelines(Connections[Pipeline]):
@@ -50,46 +50,42 @@ class Pipelines(Connections[Pipeline]):
         for _ in range(2):  # a transport closes its socket in the next turn of the loop
             await asyncio.sleep(0)
 
-    def _ready(self, request: Request[Any], _within: float | None, /) -> Pipeline | None:
+    def _ready(self, request: Request[Any], now: float, _within: float | None, /) -> Pipeline | None:
         if not request.seconds:
-            return self._shared if self._shared and self._shared.is_usable(monotonic()) else None
-        while (link := self._idle.take()) and not link.is_usable(link.used):
+            return self._shared if self._shared and self._shared.is_usable(now) else None
+        while (link := self._idle.take()) and not link.is_usable(now):
             link.close()
         return link
 
     async def _connect(self, request: Request[Any], ends: float, /) -> Pipeline:
-        if request.seconds:
-            return await self._open(ends, shared=False)
-        while True:
-            if self._opening is None or self._opening.done():
-                self._opening = asyncio.create_task(self._open_shared())
-                # If nobody waits for it any more, asyncio would complain that nobody has looked at its error.
-                self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
-            opening = self._opening
-            await asyncio.wait([opening], timeout=ends - monotonic())
-            if not opening.done():
-                raise TimeoutError
-            # If the store was closed meanwhile, or this attempt began before our time did, there is time for another.
-            if not opening.cancelled() and (not isinstance(opening.exception(), TOO_LATE) or monotonic() >= ends):
-                link = opening.result()
-                if link.closed:
-                    raise exceptions.ConnectionError("Connection closed by server.")
-                return link
+        async with asyncio.timeout(ends - monotonic()):
+            if request.seconds:
+                return await self._open(shared=False)
+            while True:
+                opening = self._opening
+                if opening is None or opening.done():
+                    opening = self._opening = asyncio.create_task(self._open(shared=True))
+                    # If nobody waits for it any more, asyncio would complain that nobody has looked at its error.
+                    opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+                await asyncio.wait([opening])
+                # If the store was closed meanwhile, or this attempt began before our time did, there is another.
+                if not opening.cancelled() and not isinstance(opening.exception(), TOO_LATE):
+                    opening.result().check()
+                    return opening.result()
 
-    async def _open_shared(self) -> Pipeline:
-        self._shared = await self._open(monotonic() + self._server.patience, shared=True)
-        return self._shared
-
-    async def _open(self, ends: float, *, shared: bool) -> Pipeline:
-        self.changes += 1
+    async def _open(self, *, shared: bool) -> Pipeline:
+        self._changes += 1
         connection = self._new()
         try:
-            async with asyncio.timeout(ends - monotonic()):
+            async with asyncio.timeout(self._server.patience):
                 await connection.connect()
-            return Pipeline(connection, self._server.acknowledge, shared=shared)
+            link = Pipeline(connection, self._server.acknowledge, shared=shared)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
+        if shared:
+            self._shared = link
+        return link
 
     def _keep(self, link: Pipeline) -> None:
         if self._ending:
@@ -111,32 +107,21 @@ class Pipelines(Connections[Pipeline]):
         self._shared = None
 
 
-class _OfOneLoop(Protocol):
-    generation: int
-
-
-N = TypeVar("N", bound=_OfOneLoop)
-
-
-class Loops(Generic[N]):
+class Loops(Generic[T]):
     """What each event loop has of its own."""
 
-    def __init__(self, make: Callable[[], N]) -> None:
+    def __init__(self, make: Callable[[], T]) -> None:
         """Have nothing yet."""
         self._make = make
-        self._loops: dict[asyncio.AbstractEventLoop, N] = {}
-        self._inherited: list[N] = []  # the parent's: neither used, nor closed, nor collected as garbage
+        # What a forked child inherits stays in here: it is neither used, nor closed, nor collected as garbage.
+        self._loops: dict[tuple[int, asyncio.AbstractEventLoop], T] = {}
 
-    def here(self) -> N:
+    def here(self) -> T:
         """Give what the running loop has."""
-        loop = asyncio.get_running_loop()
-        found = self._loops.get(loop)
-        if found is None or found.generation != generation():
-            for other, theirs in list(self._loops.items()):
-                if theirs.generation != generation():
-                    self._inherited.append(theirs)
-                elif not other.is_closed():
-                    continue
-                self._loops.pop(other, None)
-            found = self._loops[loop] = self._make()
+        here = mine, _ = generation(), asyncio.get_running_loop()
+        found = self._loops.get(here)
+        if found is None:
+            for theirs in [each for each in self._loops if each[0] == mine and each[1].is_closed()]:
+                self._loops.pop(theirs, None)
+            found = self._loops[here] = self._make()
         return found

@@ -12,6 +12,7 @@ from redis.crc import key_slot
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
 from caslock.stores.redis.connections import Connections
+from caslock.stores.redis.failures import FAILOVER
 from caslock.stores.redis.requests import Request
 from caslock.stores.redis.server import Address
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from caslock.stores.redis.server import Server
     from caslock.stores.redis.wire import Reply
 
+T = TypeVar("T")
 N = TypeVar("N", bound=Connections[Any])
 
 _MOST_HOPS: Final = 5
@@ -39,7 +41,7 @@ class Cluster(Generic[N]):
         self._silent = set[Address]()
         """The nodes that gave no answer when they were last asked for the map."""
 
-    async def ask(self, request: Request[Any]) -> Reply:
+    async def ask(self, request: Request[T]) -> T:
         """Find the node of a request's key, and what it answers: one request timeout, and one more to load the map."""
         slot = key_slot(request.name)
         if self._stale or slot not in self._slots:
@@ -53,25 +55,30 @@ class Cluster(Generic[N]):
         for _ in range(_MOST_HOPS):
             node, within = self._node(address), ends - monotonic()
             try:
-                reply = await (node.wait if asked.seconds else node.ask)(asked, within)
-            except StoreError as error:  # the node may be gone, or a replica by now: the others know
-                self._stale = self._stale or error.__cause__ is not None  # none: it was we who could not wait
-                raise
-            if isinstance(reply, exceptions.MovedError):
-                address = self._slots[slot] = _address(reply, address)
-                self._stale = True
-                asked = request
-            elif isinstance(reply, exceptions.AskError):
-                address, asked = _address(reply, address), request.asking()
-            elif isinstance(reply, exceptions.TryAgainError) and request.alone() != request:
-                request = asked = request.alone()
-            else:
-                return reply
+                return await (node.wait if asked.seconds else node.ask)(asked, within)
+            except StoreError as error:
+                why = error.__cause__
+                if isinstance(why, exceptions.MovedError):
+                    address = self._slots[slot] = _address(why, address)
+                    self._stale = True
+                    asked = request
+                elif isinstance(why, exceptions.AskError):
+                    address, asked = _address(why, address), request.asking()
+                elif isinstance(why, exceptions.TryAgainError) and request.alone() != request:
+                    request = asked = request.alone()
+                else:  # the node may be gone, or a replica by now: the others know
+                    self._stale |= isinstance(why, FAILOVER) or (
+                        isinstance(error, StoreUnavailable) and why is not None
+                    )
+                    raise
         self._stale = True
         turning = exceptions.ClusterDownError(f"slot {slot} is being migrated, and the nodes redirect to each other")
         raise self._server.failures.of(turning, sent=False)
 
     wait = ask
+
+    async def server_id(self) -> None:
+        """Do nothing: a cluster has no name of its own."""
 
     async def nodes(self) -> list[N]:
         """Give all nodes that have slots."""
@@ -97,7 +104,7 @@ class Cluster(Generic[N]):
             share = left if address == addresses[-1] else left / 2  # the others need some of it, too
             request = Request((b"CLUSTER", b"SLOTS"), b"", partial(_slots, address))
             try:
-                self._slots = self._server.answer(request, await self._node(address).ask(request, share))
+                self._slots = await self._node(address).ask(request, share)
             except StoreError as error:
                 if isinstance(error, StoreUnavailable):
                     self._silent.add(address)

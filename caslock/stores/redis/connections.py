@@ -12,29 +12,30 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from redis import exceptions
 
 from caslock.connections import Connection, IdleConnections
+from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
 from caslock.stores.redis.failures import FAILOVER, TOO_LATE
+from caslock.stores.redis.requests import Request, who
 from caslock.stores.redis.server import LATE, MOST_WAITING, SLEEP, Address, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable
 
-    from caslock.stores.redis.requests import Request
     from caslock.stores.redis.wire import Reply
 
 
 class Link(Connection, Protocol):
     """A connection to a Redis."""
 
-    async def ask(self, request: Request[Any], ends: float, wait: float) -> list[Reply]:
+    def ask(self, request: Request[Any], ends: float, wait: float) -> Awaitable[list[Reply]]:
         """Send a request, and give all its replies, that of the replicas last, by the moment `ends`.
 
         After the first reply the others may take `wait` seconds longer.
         """
 
 
-T = TypeVar("T")
 L = TypeVar("L", bound=Link)
+T = TypeVar("T")
 
 
 class Connections(ABC, Generic[L]):
@@ -47,17 +48,18 @@ class Connections(ABC, Generic[L]):
         self._waiting: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's
         self._sleeps_until = 0.0
         self.generation: int = generation()
-        self.changes: int = 0
-        """Counts connections: the next one may lead to another server than the last."""
+        self._changes = 0  # of connections: the next one may lead to another server than the last
+        self._known: tuple[int, str | None] = -1, None  # the server, and how many changes there were before
 
-    async def ask(self, request: Request[Any], within: float | None = None) -> Reply:
-        """Give the server's answer, which may be its error; raises what means that there is none.
+    async def ask(self, request: Request[T], within: float | None = None) -> T:
+        """Ask the server, and read its answer; raises what an error of the server means, or that there is no answer.
 
         That takes `within` seconds at most, or else the socket timeout (where it has to connect, the longer of both).
         """
         server, link = self._server, None
         try:
-            link, now = self._ready(request, within), monotonic()
+            now = monotonic()
+            link = self._ready(request, now, within)
             ends = now + (within if within is not None else server.timeout if link else server.patience)
             link = link or await self._connect(request, ends)
             wait = request.seconds and request.seconds + max(now + LATE - ends, 0.0)
@@ -71,19 +73,21 @@ class Connections(ABC, Generic[L]):
             if not isinstance(error, Exception):
                 raise
             if not isinstance(error, TOO_LATE):  # after a restart or a failover, the others are dead as well
-                self.changes += 1
+                self._changes += 1
                 self._idle.close()
             raise server.failures.of(error, sent=link is not None) from error
         self._keep(link)
-        if wait:
-            refused = next((each for each in replies[:2] if isinstance(each, Exception)), None)
-            if refused and not isinstance(refused, exceptions.MovedError):  # as for want of the right to block
-                self._sleeps_until = monotonic() + SLEEP
-        elif isinstance(reply, exceptions.NoScriptError) and request.script:
+        if wait and _refused(*replies[:2]):
+            self._sleeps_until = monotonic() + SLEEP
+        if not isinstance(reply, Exception):
+            if server.replicas:
+                server.check(replies[-1])
+            return request.read(reply)
+        if isinstance(reply, exceptions.NoScriptError) and request.script:
             return await self.ask(request.in_full(), ends - monotonic())
-        return server.checked(reply, replies[-1])
+        raise server.failures.of(reply) from reply
 
-    async def wait(self, request: Request[Any], within: float | None = None) -> Reply:
+    async def wait(self, request: Request[T], within: float | None = None) -> T:
         """Do the same for a request that waits; ``StoreUnavailable(sent=False)``, at once: it can't wait."""
         waiting, place = self._waiting.setdefault(generation(), set()), object()
         if len(waiting) >= MOST_WAITING or monotonic() < self._sleeps_until:
@@ -94,6 +98,18 @@ class Connections(ABC, Generic[L]):
         finally:
             waiting.discard(place)
 
+    async def server_id(self) -> str | None:
+        """Give the run id of the server, and the database; None: it does not say."""
+        if self._changes != self._known[0]:
+            try:
+                found = await self.ask(who(self._server.database))
+            except StoreUnavailable:
+                raise
+            except StoreError:  # the user may not ask
+                found = None
+            self._known = self._changes, found
+        return self._known[1]
+
     async def nodes(self) -> list[Self]:
         """Give the connections to each server that has keys."""
         return [self]
@@ -103,7 +119,7 @@ class Connections(ABC, Generic[L]):
         """Close what is idle; the next request opens one again."""
 
     @abstractmethod
-    def _ready(self, request: Request[Any], within: float | None, /) -> L | None:
+    def _ready(self, request: Request[Any], now: float, within: float | None, /) -> L | None:
         """Give an open connection, if there is one."""
 
     @abstractmethod
@@ -119,11 +135,7 @@ class Connections(ABC, Generic[L]):
         """Take back that of a request that was not."""
 
 
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        found: T = done.value
-        return found
-    raise RuntimeError("a blocking connection suspended")
+def _refused(ticket: Reply, token: Reply) -> bool:
+    """Tell whether the server has refused to let us wait, as for want of the right to block; a moved slot is none."""
+    reply = ticket if isinstance(ticket, Exception) else token
+    return isinstance(reply, Exception) and not isinstance(reply, exceptions.MovedError)

@@ -28,7 +28,7 @@ _NO_PASSWORD: Final = re.compile("NOAUTH|Authentication required|HELLO must be c
 ADVICE: Final = {
     "OutOfMemory": "free memory or raise its maxmemory; releases still work",
     "ReadOnly": "connect to the primary, not to a replica",
-    "Authentication": "check the user and the password",
+    "Authentication|WRONGPASS": "check the user and the password",
     "NoPermission": (
         "grant the user eval, evalsha, get, set, del and time on the keys (and wait, with replicas); waiting also "
         "needs blpop, rpush, zadd, zcard, zpopmin, zremrangebyscore and pexpire on names that begin with a key"
@@ -54,7 +54,7 @@ class Dialect(NamedTuple):
     scheme: str
     """The scheme of its URLs; with an "s", over TLS."""
     advice: Mapping[str, str]
-    """What to do about a refusal, by a part of its text."""
+    """What to do about a refusal, by a pattern of its text."""
 
 
 REDIS: Final = Dialect("redis", ADVICE)
@@ -75,9 +75,8 @@ class Failures:
 
     def too_few(self, replicas: int, acknowledged: object) -> StoreUnavailable:
         """Say that fewer replicas have acknowledged a request than were to."""
-        count = self._masked(str(acknowledged))
-        told = f"only {count} of {replicas} replicas" if isinstance(acknowledged, int) else f"no replicas ({count})"
-        error = StoreUnavailable(f"{self._location} may have applied the request, but {told} acknowledged it")
+        told = f"only {self._masked(str(acknowledged))} of {replicas} replicas acknowledged it"
+        error = StoreUnavailable(f"{self._location} may have applied the request, but {told}")
         error.__cause__ = acknowledged if isinstance(acknowledged, Exception) else None
         return error
 
@@ -96,17 +95,15 @@ class Failures:
         elif isinstance(reply, _REFUSED) and _NO_PASSWORD.search(text):
             failed = StoreError(f"{self._location} requires a password: put it in the URL or the client")
         elif isinstance(reply, _REFUSED):
-            say = next(
-                (say for word, say in self._advice.items() if word in text), "check its configuration and its log"
-            )
+            say = _found(self._advice, text) or "check its configuration and its log"
             failed = StoreError(f"{self._location} refused the request ({text}): {say}")
         elif sent:
             failed = StoreUnavailable(f"{self._location} did not answer ({text})", sent=True)
         else:
             tls = "TLS " * self._location.startswith(f"{self._scheme}s")
-            hint = next((say for sign, say in _HINTS.items() if re.search(sign, tls + text)), "").format(self._scheme)
-            told = f"{self._location} is unreachable ({self._masked(_reason(reply))}){hint and ': '}{hint}"
-            failed = StoreUnavailable(told, sent=False)
+            told = f"{self._location} is unreachable ({self._masked(_reason(reply))})"
+            hint = _found(_HINTS, tls + text).format(self._scheme)
+            failed = StoreUnavailable(f"{told}: {hint}" if hint else told, sent=False)
         failed.__cause__ = error
         return failed
 
@@ -114,6 +111,10 @@ class Failures:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return re.sub(r",? with args beginning with.*", "", text, flags=re.DOTALL)  # how Redis repeats a refused AUTH
+
+
+def _found(table: Mapping[str, str], text: str) -> str:
+    return next((say for pattern, say in table.items() if re.search(pattern, text)), "")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -20,20 +20,11 @@ from caslock.fork import generation
 from caslock.stores.redis.wire import MORE, PUSH, new_reader
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from caslock.stores.redis.requests import Request
     from caslock.stores.redis.server import Untyped
     from caslock.stores.redis.wire import Reply
-
-
-class _Answer:
-    """The replies to one request."""
-
-    __slots__ = ("count", "ends", "promise", "replies", "wait")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, count: int, ends: float, wait: float = 0.0) -> None:
-        self.promise: asyncio.Future[list[Reply]] = loop.create_future()
-        self.replies: list[Reply] = []
-        self.count, self.ends, self.wait = count, ends, wait
 
 
 class Pipeline(asyncio.Protocol):
@@ -51,49 +42,53 @@ class Pipeline(asyncio.Protocol):
         self._transport: Untyped = self._writer.transport
         self._transport.set_protocol(self)
         self._reader = new_reader()
-        self._answers = deque[_Answer]()
+        self._promises: deque[tuple[asyncio.Future[list[Reply]], float]] = deque()  # each with its end
         self._unsent: list[bytes] = []
         self._acknowledge = acknowledge
-        self._acknowledgement: _Answer | None = None  # of what is not sent yet
+        self._acknowledged: asyncio.Future[list[Reply]] | None = None  # of what is not sent yet
         self._timer: asyncio.TimerHandle | None = None
         self._rings = math.inf  # when the timer does: no later than the time of any request is over
-        self._retired = self.closed = False
+        self._retired = self._closed = False
 
-    async def ask(self, request: Request[Any], ends: float, wait: float) -> list[Reply]:
+    def ask(self, request: Request[Any], ends: float, wait: float) -> Awaitable[list[Reply]]:
         """See `Link.ask`."""
-        if not self._answers and not self._acknowledge:  # nobody else asks
+        if not self._promises and not self._acknowledge:  # nobody else asks
             self._transport.write(request.packet())
         else:
             if not self._unsent:
                 self._loop.call_soon(self._flush)
             self._unsent.append(request.packet())
-        answer = _Answer(self._loop, request.replies, ends, wait)
-        self._answers.append(answer)
-        if ends < self._rings:
-            self._set_timer(ends)
-        if not self._acknowledge:
-            return await answer.promise
-        acknowledgement = self._acknowledgement = self._acknowledgement or _Answer(self._loop, 1, ends)
-        # It is for all who have asked in this turn of the loop: none of them may cancel it.
-        return await answer.promise + await asyncio.shield(acknowledgement.promise)
+        first = self._expect(ends)
+        if request.replies == 1 and not self._acknowledge:
+            return first
+        promises = [first, *[self._expect(ends + wait) for _ in range(request.replies - 1)]]
+        if self._acknowledge:  # for all who have asked in this turn of the loop: none of them may cancel it
+            self._acknowledged = self._acknowledged or self._loop.create_future()
+            promises.append(asyncio.shield(self._acknowledged))
+        return _all(promises)
+
+    def check(self) -> None:
+        """Raise the error of a closed connection if it is closed by now."""
+        if self._closed:
+            raise exceptions.ConnectionError("Connection closed by server.")
 
     def is_usable(self, now: float) -> bool:
         """Tell whether it is open; if it was idle for a while, by asking the kernel."""
-        if self._retired or self.closed or (now - self.used > RESTED and not self._answers and not self.is_quiet()):
+        if self._retired or self._closed or (now - self.used > RESTED and not self._promises and not self.is_quiet()):
             return False
         self.used = now
         return True
 
     def is_quiet(self) -> bool:
         """Tell whether it is open, and nothing has come in that was not asked for."""
-        if self.closed or self._transport.is_closing() or self._reader.has_data():
+        if self._closed or self._transport.is_closing() or self._reader.has_data():
             return False
         return not is_readable(self._transport.get_extra_info("socket").fileno())
 
     def retire(self) -> None:
         """Close it as soon as nobody waits for a reply."""
         self._retired = True
-        if all(answer.promise.done() for answer in self._answers):
+        if all(promise.done() for promise, _ in self._promises):
             self.close()
 
     def close(self) -> None:
@@ -105,53 +100,53 @@ class Pipeline(asyncio.Protocol):
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not MORE:
-                if type(reply) is not PUSH:
-                    self._receive(reply)
+                if type(reply) is PUSH:
+                    continue
+                if not self._promises:
+                    raise exceptions.InvalidResponse("the server sent a reply that was not asked for")  # noqa: TRY301
+                promise, _ = self._promises.popleft()
+                if not promise.done():
+                    promise.set_result([reply])
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
                 raise
-        if self._retired and not self._answers:
+        if self._retired and not self._promises:
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell all who wait."""
         self._fail(exc or exceptions.ConnectionError("Connection closed by server."))
 
-    def _receive(self, reply: Reply) -> None:
-        if not self._answers:
-            raise exceptions.InvalidResponse("the server sent a reply that was not asked for")
-        answer = self._answers[0]
-        answer.replies.append(reply)
-        if len(answer.replies) < answer.count:
-            answer.ends, answer.wait = answer.ends + answer.wait, 0.0
-            return
-        self._answers.popleft()
-        if not answer.promise.done():
-            answer.promise.set_result(answer.replies)
+    def _expect(self, ends: float) -> asyncio.Future[list[Reply]]:
+        promise: asyncio.Future[list[Reply]] = self._loop.create_future()
+        self._promises.append((promise, ends))
+        if ends < self._rings:
+            self._set_timer(ends)
+        return promise
 
     def _fail(self, error: BaseException) -> None:
-        self.closed = True
+        self._closed = True
         self._transport.abort()
         if self._timer is not None:
             self._timer.cancel()
         told = error if isinstance(error, Exception) else exceptions.ConnectionError("an interrupt closed it")
-        unanswered = [*self._answers, *([self._acknowledgement] if self._acknowledgement else [])]
-        self._answers.clear()
+        promises = [promise for promise, _ in self._promises]
+        self._promises.clear()
         self._unsent.clear()
-        for answer in unanswered:
-            if not answer.promise.done():
-                answer.promise.set_exception(told)
-                answer.promise.exception()  # so that asyncio does not complain of those that nobody awaits
+        for promise in [*promises, self._acknowledged]:
+            if promise is not None and not promise.done():
+                promise.set_exception(told)
+                promise.exception()  # so that asyncio does not complain of those that nobody awaits
 
     def _flush(self) -> None:
         packets, self._unsent = self._unsent, []
         if not packets:  # it has failed meanwhile
             return
-        if self._acknowledgement:
+        if self._acknowledged:
             packets.append(self._acknowledge)
-            self._answers.append(self._acknowledgement)
-            self._acknowledgement = None
+            self._promises.append((self._acknowledged, self._promises[-1][1]))
+            self._acknowledged = None
         self._transport.write(b"".join(packets))
 
     def _set_timer(self, when: float) -> None:
@@ -162,9 +157,13 @@ class Pipeline(asyncio.Protocol):
 
     def _ring(self) -> None:
         self._rings, self._timer = math.inf, None
-        if self._answers:
-            ends = min(answer.ends for answer in self._answers)
+        if self._promises:
+            ends = min(ends for _, ends in self._promises)
             if ends <= monotonic():
                 self._fail(TimeoutError())
             else:
                 self._set_timer(ends)
+
+
+async def _all(promises: list[asyncio.Future[list[Reply]]]) -> list[Reply]:
+    return [reply for promise in promises for reply in await promise]

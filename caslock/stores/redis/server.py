@@ -28,9 +28,8 @@ from caslock.stores.redis.failures import Dialect, Failures
 from caslock.stores.redis.wire import packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
-    from caslock.stores.redis.requests import Request
     from caslock.stores.redis.wire import Reply
 
 T = TypeVar("T")
@@ -57,7 +56,8 @@ class Server:
         """Take the settings of the client; raises TypeError for another kind of client, ValueError for bad settings."""
         check_prefix(prefix)
         check_replicas(replicas)
-        self._replicas, self._awaits = replicas, awaits
+        self._awaits = awaits
+        self.replicas: int = replicas
         kind, cluster = (redis.asyncio.Redis, AsyncRedisCluster) if awaits else (redis.Redis, RedisCluster)
         self.nodes: list[Address] = []
         """Those of a cluster that the client was told of; none: it is no cluster."""
@@ -85,8 +85,6 @@ class Server:
         wait = (b"WAIT", b"%d" % replicas, b"%d" % math.ceil(self.timeout * 500))  # ms: half the timeout
         self.acknowledge: bytes = packed(wait) if replicas else b""
         """What follows requests, and has a reply of its own; nothing without replicas."""
-        self.extra = 1 if replicas else 0
-        """How many replies that is."""
 
     def opener(self, address: Address | None = None) -> Callable[[], Untyped]:
         """Give the maker of connections to a node, or to the only server there is."""
@@ -94,26 +92,17 @@ class Server:
         if address:
             settings["host"], settings["port"] = address
         if hasattr(self._pool, "sentinel_manager"):
-            settings["connection_pool"] = _Primary(self._discover_async if self._awaits else self._discover)
+            settings["connection_pool"] = _Primary(self._discover if self._awaits else lambda: run(self._discover()))
         if self._awaits:
             settings["socket_timeout"] = None  # ours replaces it: Python 3.11 can lose a cancellation in redis-py's
         else:
             kind = _timely(kind, settings["socket_timeout"], settings["socket_connect_timeout"])
         return partial(kind, **settings)
 
-    def checked(self, reply: Reply, acknowledged: Reply) -> Reply:
-        """Give a reply, or raise `StoreUnavailable` if fewer replicas have acknowledged the request than were to."""
-        if not self._replicas or isinstance(reply, Exception):
-            return reply
-        if isinstance(acknowledged, int) and acknowledged >= self._replicas:
-            return reply
-        raise self.failures.too_few(self._replicas, acknowledged)
-
-    def answer(self, request: Request[T], reply: Reply) -> T:
-        """Read a reply, or raise what an error of the server means."""
-        if isinstance(reply, Exception):
-            raise self.failures.of(reply) from reply
-        return request.read(reply)
+    def check(self, acknowledged: Reply) -> None:
+        """Raise `StoreUnavailable` if fewer replicas have acknowledged a request than were to."""
+        if not isinstance(acknowledged, int) or acknowledged < self.replicas:
+            raise self.failures.too_few(self.replicas, acknowledged)
 
     def _settings(self, pool: Untyped) -> dict[str, Untyped]:
         """Give the settings of a pool's connections without its retries, its pings and what can stretch a timeout."""
@@ -123,31 +112,19 @@ class Server:
             settings[name] = _TIMEOUT if given is None else check_timeout(name, given)
         return settings | {"retry": self._retry, "decode_responses": False}
 
-    def _discover(self) -> Address:
+    async def _discover(self) -> Address:
         """Ask the Sentinels where the primary is, over connections that live no longer than that."""
-        sentinel = self._sentinel()
-        try:
-            found: Address = sentinel.discover_master(self._pool.service_name)
-        finally:
-            for client in sentinel.sentinels:
-                client.close()
-        return found
-
-    async def _discover_async(self) -> Address:
-        sentinel = self._sentinel()
-        try:
-            found: Address = await sentinel.discover_master(self._pool.service_name)
-        finally:
-            for client in sentinel.sentinels:
-                await client.aclose()
-        return found
-
-    def _sentinel(self) -> Untyped:
         sentinel = copy.copy(self._pool.sentinel_manager)
         # Each has a share of the time, so that the next one is asked when the first does not answer.
         share = self.patience / (len(sentinel.sentinels) + 1)
         sentinel.sentinels = [self._asking_once(client, share) for client in sentinel.sentinels]
-        return sentinel
+        try:
+            found = sentinel.discover_master(self._pool.service_name)
+            address: Address = await found if self._awaits else found
+        finally:
+            for client in sentinel.sentinels:
+                await client.aclose() if self._awaits else client.close()
+        return address
 
     def _asking_once(self, client: Untyped, share: float) -> Untyped:
         pool = client.connection_pool
@@ -155,6 +132,16 @@ class Server:
         for name in ("socket_timeout", "socket_connect_timeout"):
             settings[name] = min(settings[name], share)
         return type(client).from_pool(type(pool)(connection_class=pool.connection_class, **settings))
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        found: T = done.value
+        return found
+    raise RuntimeError("a blocking connection suspended")
 
 
 class _Primary:

@@ -50,7 +50,7 @@ class Connection:
             self.hurry(ends)
         self._receive()
         replies: list[Reply] = []
-        count = request.replies + server.extra
+        count = request.replies + bool(server.replicas)
         while len(replies) < count:
             reply = reader.gets()
             if reply is MORE:
@@ -97,17 +97,17 @@ class Sockets(Connections[Connection]):
 
     async def close(self) -> None:
         """See `Connections.close`."""
-        self.changes += 1
+        self._changes += 1
         self._idle.close()
 
-    def _ready(self, _request: Request[Any], within: float | None, /) -> Connection | None:
+    def _ready(self, _request: Request[Any], now: float, within: float | None, /) -> Connection | None:
         link = self._idle.take()
         if link and within is not None:
-            link.hurry(link.used + within)
+            link.hurry(now + within)
         return link
 
     async def _connect(self, _request: Request[Any], ends: float, /) -> Connection:
-        self.changes += 1
+        self._changes += 1
         return Connection(self._new(), self._server, ends)
 
     def _keep(self, link: Connection) -> None:

@@ -1,25 +1,138 @@
-"""The two stores.  Every verb is one request; `requests` says what is kept in Redis.
+"""The stores over the connections of Redis.  Every verb is one request; `requests` says what is kept in Redis.
 
 Needs Redis 6.2 or newer, Valkey, or a server that speaks as they do, and redis-py 6 with hiredis.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
-from caslock.stores.redis.async_connections import Pipelines
-from caslock.stores.redis.connections import run
-from caslock.stores.redis.requests import FOREIGN, Requests, who
+import redis
+import redis.asyncio
+
+from caslock.closing import AsyncClosing, Closing
+from caslock.stores.redis.async_connections import Loops, Pipelines
+from caslock.stores.redis.cluster import Cluster
+from caslock.stores.redis.failures import REDIS, Dialect
+from caslock.stores.redis.requests import FOREIGN, Requests
+from caslock.stores.redis.server import Server, run
 from caslock.stores.redis.sockets import Sockets
-from caslock.stores.redis.verbs import AsyncRedisVerbs, RedisVerbs
+from caslock.stores.redis.url import open_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from caslock.store import Entry, Put, Removal
+    from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
+    from redis.cluster import RedisCluster
+
+    from caslock.store import Entry, Put, Removal, Traits
+
+T = TypeVar("T")
 
 
-class RedisStore(RedisVerbs[Requests]):
+class RedisVerbs(Closing):
+    """The three verbs for code that blocks; safe to share between threads and across a fork."""
+
+    _dialect: ClassVar[Dialect] = REDIS
+    _verbs: ClassVar[type[Requests]] = Requests
+
+    def __init__(self, client: redis.Redis | RedisCluster, *, prefix: str = "", replicas: int = 0) -> None:
+        """Store entries on the server of `client`, using its settings but separate connections without retries.
+
+        `client` is standalone, of ``Sentinel.master_for``, or a ``RedisCluster``.  If it has no timeout, 2 s is used,
+        as for a URL; a client that redis-py 8 makes has 5 s by default.  `prefix` is prepended to every key.  With
+        `replicas` = n, an answer counts only when n replicas have acknowledged, within half the socket timeout, what
+        its connection has written.  Fewer acknowledgements raise `StoreUnavailable`; a write stays on the primary.
+        (WAIT makes it less likely that a failover loses a lock; it is no guarantee.)
+
+        A verb ends within the client's `socket_timeout`.  If it has to connect, it ends within the longer of that and
+        `socket_connect_timeout`, Sentinel's answer included.  Loading a Cluster's map may take as long again.
+        (Resolving a host name is not bounded: that is up to the system's resolver.)
+
+        Raises TypeError for any other client and ValueError for a bad argument, before anything is sent.
+        """
+        self._server = server = Server(client, prefix, replicas, self._dialect)
+        self._requests = self._verbs(prefix, cluster=bool(server.nodes))
+        self._connections: Cluster[Sockets] | Sockets = Cluster(server, Sockets) if server.nodes else Sockets(server)
+
+    @classmethod
+    def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
+        """Open ``redis://``, ``rediss://`` or ``unix://``, with redis-py's query parameters (``?socket_timeout=1``).
+
+        ``?prefix=`` and ``?replicas=`` say the same as the arguments.  Raises ValueError for a malformed
+        or ambiguous URL.
+        """
+        return open_url(cls, redis.Redis.from_url, url, prefix, replicas)
+
+    @property
+    def traits(self) -> Traits:
+        """Versions only grow, so they are fences; the server ends leases by itself."""
+        return self._server.traits
+
+    def get(self, key: str) -> Entry | None:
+        """See `Store.get`."""
+        return run(self._connections.ask(self._requests.get(key)))
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`; a `ttl` of more than 100 years is a ValueError."""
+        return run(self._connections.ask(self._requests.put(key, value, version, ttl)))
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `Store.invalidate`."""
+        return run(self._connections.ask(self._requests.invalidate(key, version)))
+
+    def close(self) -> None:
+        """Close the idle connections; the next request opens one again."""
+        run(self._connections.close())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._server.traits.location!r})"
+
+
+class AsyncRedisVerbs(AsyncClosing):
+    """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
+
+    _dialect: ClassVar[Dialect] = REDIS
+    _verbs: ClassVar[type[Requests]] = Requests
+
+    def __init__(self, client: redis.asyncio.Redis | AsyncRedisCluster, *, prefix: str = "", replicas: int = 0) -> None:
+        """See `RedisVerbs`; `client` is a ``redis.asyncio.Redis`` or the ``RedisCluster`` of ``redis.asyncio``."""
+        self._server = server = Server(client, prefix, replicas, self._dialect, awaits=True)
+        self._requests = self._verbs(prefix, cluster=bool(server.nodes))
+        self._connections: Loops[Cluster[Pipelines] | Pipelines]
+        self._connections = Loops(lambda: Cluster(server, Pipelines) if server.nodes else Pipelines(server))
+
+    @classmethod
+    def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
+        """See `RedisVerbs.from_url`."""
+        return open_url(cls, redis.asyncio.Redis.from_url, url, prefix, replicas)
+
+    @property
+    def traits(self) -> Traits:
+        """See `RedisVerbs.traits`."""
+        return self._server.traits
+
+    async def get(self, key: str) -> Entry | None:
+        """See `Store.get`."""
+        return await self._connections.here().ask(self._requests.get(key))
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`; a `ttl` of more than 100 years is a ValueError."""
+        return await self._connections.here().ask(self._requests.put(key, value, version, ttl))
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `Store.invalidate`."""
+        return await self._connections.here().ask(self._requests.invalidate(key, version))
+
+    async def aclose(self) -> None:
+        """Close the idle connections of the running loop; the next request opens one again."""
+        await self._connections.here().close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._server.traits.location!r})"
+
+
+class RedisStore(RedisVerbs):
     """A `Store` on Redis primaries, for code that blocks; safe to share between threads and across a fork.
 
     Versions, and so fences, are the server's wall clock in microseconds, or one more than the version before.  Fences
@@ -29,39 +142,29 @@ class RedisStore(RedisVerbs[Requests]):
     back prolongs them.  Let the servers' clocks slew, as chrony and ntpd do once they run.
     """
 
-    _verbs = Requests
-    _known: tuple[int, str | None] = -1, None  # which server it is, and when it was asked
-
     def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `QueueingStore.put_when_absent`: on a connection of its own, at most 32 for each server and process."""
         request = self._requests.put_when_absent(key, value, ttl, timeout)
         if request is None:
             raise self._server.failures.cannot_wait()
-        return self._server.answer(request, run(self._connections.wait(request)))
+        return run(self._connections.wait(request))
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
         """See `BatchingStore.put_many`: in a Cluster, the keys must have one slot, as ``{tag}a`` and ``{tag}b`` do."""
         request = self._requests.put_many(puts)
-        return None if request is None else self._ask(request)
+        return None if request is None else run(self._connections.ask(request))
 
     def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
         """See `BatchingStore.invalidate_many`, and `put_many`."""
         request = self._requests.invalidate_many(removals)
-        return None if request is None else self._ask(request)
+        return None if request is None else run(self._connections.ask(request))
 
     def identify(self) -> str | None:
         """See `IdentifiedStore.identify`: the run id of the primary and the database; of a Cluster, None.
 
         None also where the user may not ask for INFO.
         """
-        here = self._connections
-        if not isinstance(here, Sockets):
-            return None
-        if here.changes != self._known[0]:
-            request = who(self._server.database)
-            found = request.read(run(here.ask(request)))
-            self._known = here.changes, found
-        return self._known[1]
+        return run(self._connections.server_id())
 
     def stored_name(self, key: str) -> str:
         """See `IdentifiedStore.stored_name`."""
@@ -73,8 +176,7 @@ class RedisStore(RedisVerbs[Requests]):
         for node in run(self._connections.nodes()):
             cursor = b"0"
             while cursor:
-                request = self._requests.scan(prefix, cursor)
-                cursor, keys = self._server.answer(request, run(node.ask(request)))
+                cursor, keys = run(node.ask(self._requests.scan(prefix, cursor)))
                 for key in keys - seen:
                     found = self.get(key)
                     if found and found.version != FOREIGN:
@@ -82,39 +184,29 @@ class RedisStore(RedisVerbs[Requests]):
                 seen |= keys
 
 
-class AsyncRedisStore(AsyncRedisVerbs[Requests]):
+class AsyncRedisStore(AsyncRedisVerbs):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
-
-    _verbs = Requests
-    _known: tuple[object, str | None] = None, None  # which server it is, and when it was asked
 
     async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `RedisStore.put_when_absent`: at most 32 for each server and loop."""
         request = self._requests.put_when_absent(key, value, ttl, timeout)
         if request is None:
             raise self._server.failures.cannot_wait()
-        return self._server.answer(request, await self._connections.here().wait(request))
+        return await self._connections.here().wait(request)
 
     async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
         """See `RedisStore.put_many`."""
         request = self._requests.put_many(puts)
-        return None if request is None else await self._ask(request)
+        return None if request is None else await self._connections.here().ask(request)
 
     async def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
         """See `RedisStore.put_many`."""
         request = self._requests.invalidate_many(removals)
-        return None if request is None else await self._ask(request)
+        return None if request is None else await self._connections.here().ask(request)
 
     async def identify(self) -> str | None:
         """See `RedisStore.identify`."""
-        here = self._connections.here()
-        if not isinstance(here, Pipelines):
-            return None
-        if (here, here.changes) != self._known[0]:
-            request = who(self._server.database)
-            found = request.read(await here.ask(request))
-            self._known = (here, here.changes), found
-        return self._known[1]
+        return await self._connections.here().server_id()
 
     def stored_name(self, key: str) -> str:
         """See `IdentifiedStore.stored_name`."""
@@ -126,8 +218,7 @@ class AsyncRedisStore(AsyncRedisVerbs[Requests]):
         for node in await self._connections.here().nodes():
             cursor = b"0"
             while cursor:
-                request = self._requests.scan(prefix, cursor)
-                cursor, keys = self._server.answer(request, await node.ask(request))
+                cursor, keys = await node.ask(self._requests.scan(prefix, cursor))
                 for key in keys - seen:
                     found = await self.get(key)
                     if found and found.version != FOREIGN:

@@ -14,9 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from caslock.errors import StoreError
-from caslock.options import check_key
 from caslock.store import Entry
-from caslock.stores.redis.requests import FOREIGN, LAST_VERSION, Request, Script, checked_put, checked_version
+from caslock.stores.redis.requests import FOREIGN, LAST_VERSION, Request, Requests, Script, checked_put, checked_version
 
 if TYPE_CHECKING:
     from caslock.stores.redis.wire import Reply
@@ -26,28 +25,23 @@ _REMOVE: Final = Script("remove.lua", "caslock.stores.tair")
 _GONE: Final = re.compile(rb"[1-9][0-9]*!gone")
 
 
-class TairRequests:
-    """The verbs as requests; they check their arguments, so a bad one is never sent."""
-
-    def __init__(self, prefix: str, *, cluster: bool) -> None:
-        """`prefix` is put before every key."""
-        del cluster  # every request has one key
-        self._prefix = prefix.encode()
+class TairRequests(Requests):
+    """The three verbs as requests."""
 
     def get(self, key: str) -> Request[Entry | None]:
         """Read."""
-        name = self._prefix + check_key(key)
+        name = self.name(key)
         return Request((b"EXGET", name), name, _entry_there)
 
     def put(self, key: str, value: bytes, version: int, ttl: float) -> Request[Entry | None]:
         """Write."""
-        name = self._prefix + check_key(key)
+        name = self.name(key)
         expected, ms = checked_put(value, version, ttl)
         return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, partial(entry, value), _PUT)
 
     def invalidate(self, key: str, version: int) -> Request[Entry | None]:
         """Remove."""
-        name = self._prefix + check_key(key)
+        name = self.name(key)
         return Request((b"EVALSHA", _REMOVE.digest, b"1", name, checked_version(version)), name, _entry_there, _REMOVE)
 
 

@@ -11,8 +11,8 @@ import redis
 import redis.asyncio
 
 from caslock.stores.redis.failures import ADVICE, Dialect
+from caslock.stores.redis.store import AsyncRedisVerbs, RedisVerbs
 from caslock.stores.redis.url import open_url
-from caslock.stores.redis.verbs import AsyncRedisVerbs, RedisVerbs
 from caslock.stores.tair.requests import TairRequests
 
 _NO_MODULE: Final = "the server has no TairString; load the module, or use a redis:// URL, which needs none"
@@ -31,7 +31,7 @@ _TAIR: Final = Dialect(
 )
 
 
-class TairStore(RedisVerbs[TairRequests]):
+class TairStore(RedisVerbs):
     """A `Store` on a server with TairString, for code that blocks; safe to share between threads and across a fork.
 
     Its client and other arguments are those of `RedisStore`.  A server without TairString, or one whose EXCAS takes no
@@ -49,7 +49,7 @@ class TairStore(RedisVerbs[TairRequests]):
         return open_url(cls, redis.Redis.from_url, _as_redis(url), prefix, replicas)
 
 
-class AsyncTairStore(AsyncRedisVerbs[TairRequests]):
+class AsyncTairStore(AsyncRedisVerbs):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
 
     _dialect, _verbs = _TAIR, TairRequests
