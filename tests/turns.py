@@ -27,6 +27,8 @@ WAITING: Final = (
     "tests/stores/test_redis_cluster.py::test_nodes_that_are_stopped",
     "tests/stores/test_redis_wait.py::",
     "tests/test_bounds.py::",
+    "tests/test_contract_bites.py::",
+    "tests/test_faults_bite.py::",
     "tests/test_server_contract_bites.py::",
     *(f"::{name}" for name in vars(ServerContract) if name.startswith("test_")),
 )
