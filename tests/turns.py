@@ -13,13 +13,22 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from caslock.testing.server_contract import ServerContract
+from caslock.testing import StoreContract
 from tests.servers import lock_byte, unlock_byte
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xdist.scheduler import LoadScopeScheduling
+
+SERVERS: Final = [
+    name
+    for part in StoreContract.__mro__
+    if part.__name__ == "ServerContract"
+    for name in vars(part)
+    if name.startswith("test_")
+]
+"""The tests of what a store does when its server fails."""
 
 WAITING: Final = (
     "tests/stores/test_bounds.py::",
@@ -30,7 +39,7 @@ WAITING: Final = (
     "tests/test_contract_bites.py::",
     "tests/test_faults_bite.py::",
     "tests/test_server_contract_bites.py::",
-    *(f"::{name}" for name in vars(ServerContract) if name.startswith("test_")),
+    *(f"::{name}" for name in SERVERS),
 )
 """What is in the ids of tests that wait most of the time, as a rule for a server that does not answer."""
 
