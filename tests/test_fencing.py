@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import stat
 import subprocess
@@ -327,6 +328,9 @@ WAITING = {
 }
 
 
+AT_ONCE = {"postgresql": "SET lock_timeout = '1s'", "mysql": "SET innodb_lock_wait_timeout = 1"}
+
+
 def waits(rows: Rows) -> bool:
     """Return whether a transaction waits for another one."""
     if rows.engine.dialect.name == "mysql":
@@ -353,6 +357,21 @@ def test_a_writer_waits_for_the_transaction_of_another(served_rows: Rows, fence:
         else:
             other.result(10)
     assert (rows.read(), rows.fence()) == (("Ada", 6) if fence == 5 else ("Bob", 7))
+
+
+def test_new_rows_do_not_wait_for_each_other(served_rows: Rows) -> None:
+    """In READ COMMITTED, two transactions insert different rows at the same time.
+
+    In REPEATABLE READ, MySQL locks the gap where it finds no row: both wait, and one ends in a deadlock.
+    """
+    engine = served_rows.engine.execution_options(isolation_level="READ COMMITTED")
+    with engine.connect() as first, engine.connect() as second:
+        second.execute(sa.text(AT_ONCE[engine.dialect.name]))
+        write_row(first, served_rows.table, {"id": 42}, {"guest": "Ada"}, fence=5)
+        write_row(second, served_rows.table, {"id": 43}, {"guest": "Bob"}, fence=6)
+        second.commit()
+        first.commit()
+        assert len(first.execute(sa.select(served_rows.table)).all()) == 2
 
 
 def test_a_transaction_that_began_before_the_later_holder_sees_its_fence(served_rows: Rows) -> None:
@@ -479,6 +498,24 @@ def test_values_are_bytes_and_numbers_too(redis_server: Server) -> None:
 
 
 # Files.
+
+
+WITHOUT_LOCKS = """
+import os, sys
+sys.modules["fcntl"] = None
+from caslock.fencing import write_file
+try:
+    write_file("room.txt", b"Ada", fence=5)
+except NotImplementedError as error:
+    print(error, os.listdir())
+"""
+
+
+def test_without_file_locks_nothing_is_written(tmp_path: Path) -> None:
+    """On Windows, the error says what is missing."""
+    command, environment = [sys.executable, "-c", WITHOUT_LOCKS], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("write_file needs flock, which this system does not have []\n", "")
 
 
 def test_a_file_keeps_its_mode_and_its_link(tmp_path: Path) -> None:

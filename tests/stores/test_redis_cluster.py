@@ -19,7 +19,8 @@ from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.cluster import ClusterNode, RedisCluster
 from redis.crc import key_slot
 
-from caslock.errors import StoreError, StoreUnavailable
+from caslock.errors import StaleFence, StoreError, StoreUnavailable
+from caslock.fencing import write_value, write_value_async
 from caslock.store import ABSENT, WOKEN, Entry, Put, Removal
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from tests.servers import HOST, REDIS, absent, free_port, private
@@ -404,3 +405,22 @@ def test_nodes_that_are_stopped_cost_two_timeouts(nodes: Nodes, new: New, *, war
         for server in nodes.servers:
             server.resume()
         until(lambda: all(nodes.agreed(number) for number in range(3)))
+
+
+def test_a_guarded_value_lives_on_the_node_of_its_slot(nodes: Nodes) -> None:
+    """`caslock.fencing.write_value` works on clusters, by clients of both APIs, and with a hash tag or without."""
+
+    async def write(name: str, fence: int) -> None:
+        async with AsyncRedisCluster(host=HOST, port=nodes.servers[0].port) as client:
+            await write_value_async(client, name, "Bob", fence=fence)
+
+    client = RedisCluster(host=HOST, port=nodes.servers[0].port)
+    with contextlib.closing(client):
+        for name in ("room:1", "room:2", "room:3", "room:4", "{room}:5"):
+            write_value(client, name, "Ada", fence=5)
+            asyncio.run(write(name, 6))
+            with pytest.raises(StaleFence):
+                write_value(client, name, "Ada", fence=5)
+            with pytest.raises(StaleFence):
+                asyncio.run(write(name, 4))
+            assert nodes.admins[nodes.owner(name)].hget(name, "value") == b"Bob"
