@@ -64,11 +64,11 @@ def write_row(
     row = and_(*(table.c[name] == value for name, value in key.items()))
     seen = func.coalesce(table.c[column], 0)  # NULL, where the column was added to rows without a default
     change = update(table).where(row, seen <= fence).values({**(values or {}), column: fence})
-    found = select(seen).where(row).with_for_update()  # also reads what is newer than the snapshot of the transaction
     for tries_left in reversed(range(_TRIES)):
         if connection.execute(change).rowcount == 1:
             return
-        there = connection.execute(found).scalar_one_or_none()
+        # For update, to read also what is newer than the snapshot of the transaction.
+        there = connection.execute(select(seen).where(row).with_for_update()).scalar_one_or_none()
         if there is not None and there > fence:
             raise StaleFence(f"{table.fullname} {dict(key)}", fence, there)
         try:
