@@ -12,13 +12,11 @@ import difflib
 import re
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
-from caslock.options import options_of
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
 
     import redis.asyncio
     from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
@@ -50,14 +48,29 @@ if TYPE_CHECKING:
 _BLOCKING: Final = "caslock.stores"
 _ASYNCIO: Final = "caslock.async_stores"
 
-# scheme -> (module of caslock.stores; the extra; its clients; the class by group)
-_REDIS: Final = ("redis", "redis", ("redis",), {_BLOCKING: "RedisStore", _ASYNCIO: "AsyncRedisStore"})
-_TAIR: Final = ("tair", "tair", ("redis",), {_BLOCKING: "TairStore", _ASYNCIO: "AsyncTairStore"})
-_MEMCACHED: Final = ("memcached", "memcached", ("pymemcache",), {_BLOCKING: "MemcachedStore"})
+
+class _Kind(NamedTuple):
+    """The stores of a scheme."""
+
+    module: str  # of caslock.stores
+    classes: Mapping[str, str]  # by group
+    extra: str = ""
+    clients: tuple[str, ...] = ()  # the packages that they need
+    takes: tuple[str, ...] = ()  # the settings that they have
+
+
+_MEMORY: Final = _Kind("memory", {_BLOCKING: "MemoryStore", _ASYNCIO: "AsyncMemoryStore"})
+_SQLITE: Final = _Kind("sqlite", {_BLOCKING: "SQLiteStore"})
+_PRIMARY: Final = ("prefix", "replicas")
+_REDIS: Final = _Kind("redis", {_BLOCKING: "RedisStore", _ASYNCIO: "AsyncRedisStore"}, "redis", ("redis",), _PRIMARY)
+_TAIR: Final = _Kind("tair", {_BLOCKING: "TairStore", _ASYNCIO: "AsyncTairStore"}, "tair", ("redis",), _PRIMARY)
+_MEMCACHED: Final = _Kind("memcached", {_BLOCKING: "MemcachedStore"}, "memcached", ("pymemcache",), ("prefix",))
 _SQL: Final = {_BLOCKING: "SQLStore", _ASYNCIO: "AsyncSQLStore"}
-_POSTGRESQL: Final = ("sql", "postgresql", ("sqlalchemy", "psycopg"), _SQL)
-_MYSQL: Final = ("sql", "mysql", ("sqlalchemy", "pymysql", "asyncmy"), _SQL)
-_SERVERS: Final = {
+_POSTGRESQL: Final = _Kind("sql", _SQL, "postgresql", ("sqlalchemy", "psycopg"))
+_MYSQL: Final = _Kind("sql", _SQL, "mysql", ("sqlalchemy", "pymysql", "asyncmy"))
+_OWN: Final = {
+    "memory": _MEMORY,
+    "sqlite": _SQLITE,
     **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
     **dict.fromkeys(("tair", "tairs"), _TAIR),
     "memcached": _MEMCACHED,
@@ -66,11 +79,7 @@ _SERVERS: Final = {
         ("mysql", "mysql+pymysql", "mysql+asyncmy", "mariadb", "mariadb+pymysql", "mariadb+asyncmy"), _MYSQL
     ),
 }
-_TAKES: Final = {
-    "memcached": ("prefix",),
-    **dict.fromkeys(("redis", "rediss", "unix", "tair", "tairs"), ("prefix", "replicas")),
-}
-_OWN: Final = ("memory", "sqlite", *_SERVERS)
+_CLIENTS: Final = {"redis": _REDIS, "pymemcache": _MEMCACHED, "sqlalchemy": _POSTGRESQL}
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HIDDEN: Final = re.compile("pass|pwd|user|secret|token|auth|cred|key", re.IGNORECASE)
@@ -121,18 +130,15 @@ def _make(target: Any, settings: dict[str, Any], *groups: str) -> Any:  # noqa: 
     if match is None:  # It is not quoted in the error, because it may contain a password.
         raise ValueError("a store URL must begin with a scheme, as in redis://localhost:6379/0 or sqlite:///locks.db")
     scheme, rest = match[1].lower(), target[match.end() :]
-    if scheme in _OWN:
-        _refuse(settings, _TAKES.get(scheme, ()), f"{scheme}://")
-    if scheme == "memory":
-        return _memory(rest, groups[0])
-    if scheme == "sqlite":
-        return _sqlite(rest)
+    own = _OWN.get(scheme)
+    if own:
+        _refuse(settings, own, f"{scheme}://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
-    if scheme in _SERVERS and "@" in rest[len(authority) :]:
+    if own and own.clients and "@" in rest[len(authority) :]:
         # Most likely the password has a slash, and the client would take its beginning for a host and show it.
         raise ValueError(f"percent-encode / ? # @ in user name, password and options of a {scheme}:// URL (/ as %2F)")
     for group in groups:
-        factory = _server(scheme, group) if scheme in _SERVERS else _plugin(scheme, group)
+        factory = _load(scheme, own, group) if own else _plugin(scheme, group)
         if factory is not None:
             return _call(partial(factory, **settings), target, scheme)
     known = sorted({*_OWN, *(point for group in groups for point in _points(group))})
@@ -142,86 +148,46 @@ def _make(target: Any, settings: dict[str, Any], *groups: str) -> Any:  # noqa: 
 
 
 def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # noqa: ANN401 - see _Factory
-    modules = [kind.__module__ for kind in type(client).__mro__]
-    if any(module.startswith("redis.") for module in modules):
-        from caslock.stores.redis import AsyncRedisStore, RedisStore  # noqa: PLC0415 - only what is asked for
-
-        if not any(module.startswith("redis.asyncio.") for module in modules):
-            return RedisStore(client, **settings)  # type: ignore[arg-type] # which it checks
-        if group == _BLOCKING:
-            raise TypeError(f"a {type(client).__module__} client is for asyncio: use connect_async, or a redis.Redis")
-        return AsyncRedisStore(client, **settings)  # type: ignore[arg-type] # which it checks
-    if any(module.startswith("pymemcache.") for module in modules):
-        from caslock.stores.memcached import MemcachedStore  # noqa: PLC0415 - only what is asked for
-
-        _refuse(settings, _TAKES["memcached"], "memcached")
-        return MemcachedStore(client, **settings)
-    if any(module.startswith("sqlalchemy.") for module in modules):
-        from caslock.stores.sql import AsyncSQLStore, SQLStore  # noqa: PLC0415 - only what is asked for
-
-        _refuse(settings, (), "a database")
-        if group == _ASYNCIO and type(client).__name__ == "AsyncEngine":
-            return AsyncSQLStore(client)  # type: ignore[arg-type] # which it checks
-        return SQLStore(client)  # type: ignore[arg-type] # which it checks
-    known = "redis-py, pymemcache or SQLAlchemy client"
-    raise TypeError(f"expected a URL (str) or a {known}, not {type(client).__name__}")
+    modules = [kind.__module__.split(".") for kind in type(client).__mro__]
+    kind = next((_CLIENTS[names[0]] for names in modules if names[0] in _CLIENTS), None)
+    if kind is None:
+        known = "redis-py, pymemcache or SQLAlchemy client"
+        raise TypeError(f"expected a URL (str) or a {known}, not {type(client).__name__}")
+    awaits = any("asyncio" in names for names in modules)
+    if awaits and group == _BLOCKING:
+        raise TypeError(f"a {type(client).__module__} client is for asyncio: use connect_async")
+    _refuse(settings, kind, f"a store on {kind.clients[0]}")
+    store = getattr(import_module(f"caslock.stores.{kind.module}"), kind.classes[_ASYNCIO if awaits else _BLOCKING])
+    return store(client, **settings)
 
 
-def _refuse(settings: dict[str, Any], taken: tuple[str, ...], what: str) -> None:
-    for name in settings:
-        if name not in taken:
-            there = "Redis and Tair do" if name == "replicas" else "Redis, Tair and memcached do"
-            raise ValueError(f"{what} has no {name}; only {there}")
+def _refuse(settings: dict[str, Any], kind: _Kind, what: str) -> None:
+    for name in settings.keys() - kind.takes:
+        there = "Redis and Tair do" if name == "replicas" else "Redis, Tair and memcached do"
+        raise ValueError(f"{what} has no {name}; only {there}")
 
 
-def _memory(rest: str, group: str) -> AsyncClosableStore | ClosableStore:
-    from caslock.stores.memory import AsyncMemoryStore, MemoryStore  # noqa: PLC0415 - only what is asked for
-
-    if rest:
-        raise ValueError("memory:// creates a new store each time and takes no name or options")
-    return AsyncMemoryStore() if group == _ASYNCIO else MemoryStore()
-
-
-def _sqlite(rest: str) -> ClosableStore:
-    from caslock.stores.sqlite import SQLiteStore  # noqa: PLC0415 - only what is asked for
-
-    if not rest.startswith("/"):
-        raise ValueError("the URL of a file is sqlite:///relative/path.db or sqlite:////absolute/path.db")
-    path, _, query = rest[1:].partition("?")
-    options = options_of(query)
-    try:
-        timeout = float(options.pop("timeout", "5"))
-    except ValueError:
-        raise ValueError("the timeout of a sqlite:// URL must be a number of seconds") from None
-    if options:
-        raise ValueError(f"a sqlite:// URL takes ?timeout= only, not {', '.join(sorted(options))}")
-    return SQLiteStore(unquote(path, errors="surrogateescape"), timeout=timeout)
-
-
-def _server(scheme: str, group: str) -> _Factory | None:
-    name, extra, clients, classes = _SERVERS[scheme]
-    if group not in classes:
+def _load(scheme: str, kind: _Kind, group: str) -> _Factory | None:
+    if group not in kind.classes:
         return None
     try:
-        for client in clients:
+        for client in kind.clients:
             import_module(client)
-        module = import_module(f"caslock.stores.{name}")
+        module = import_module(f"caslock.stores.{kind.module}")
     except ImportError as error:
         client = (error.name or "").partition(".")[0]
-        if client not in clients:
+        if client not in kind.clients:
             raise
-        message = f"{scheme}:// needs the package {client}, or a newer version of it: pip install 'caslock[{extra}]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
-    factory: _Factory = getattr(module, classes[group]).from_url
+        needs = f"{scheme}:// needs the package {client}, or a newer version of it"
+        raise ModuleNotFoundError(f"{needs}: pip install 'caslock[{kind.extra}]'", name=error.name) from error
+    factory: _Factory = getattr(module, kind.classes[group]).from_url
     return factory
 
 
 def _plugin(scheme: str, group: str) -> _Factory | None:
     load = _points(group).get(scheme)
-    if load is None:
-        return None
-    target = load()
-    factory: _Factory = getattr(target, "from_url", target)
+    target = load and load()
+    factory: _Factory | None = getattr(target, "from_url", target)
     return factory
 
 
@@ -236,8 +202,7 @@ def _call(factory: _Factory, url: str, scheme: str) -> Any:  # noqa: ANN401 - se
     try:
         return factory(url)
     except Exception as error:
-        told = " ".join(f"{link} {link!r}" for link in _chain(error)).casefold()
-        if not any(secret in told for secret in secrets):
+        if not any(secret in _told(error).casefold() for secret in secrets):
             raise
         kind = type(error).__name__
     # Raised outside of the except block, so that the error with the secret is not its context.
@@ -255,12 +220,5 @@ def _secrets(url: str) -> set[str]:
     return {form.casefold() for text in texts for form in (text, unquote(text)) if form}
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen = list[BaseException]()
-    links = [error]
-    while links:
-        link = links.pop()
-        if link is not None and link not in seen:
-            seen.append(link)
-            links += [link.__cause__, link.__context__]
-    return iter(seen)
+def _told(error: BaseException | None) -> str:
+    return "" if error is None else f"{error} {error!r} {_told(error.__cause__ or error.__context__)}"

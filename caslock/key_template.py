@@ -8,7 +8,7 @@ import string
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from caslock.keys import PLAIN, bounded, part_text, quoted
-from caslock.local.settings import key_of
+from caslock.options import check_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ class KeyTemplate:
                     f"key {key!r}: put a sign such as ':' before {{{field.name}}}, or different values make one key"
                 )
                 raise ValueError(message)
-        key_of(key)
+        check_key(key)
 
     def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
         """Return the key of a call; raises TypeError if the function does not take these arguments."""

@@ -17,7 +17,7 @@ _PORTS: Final = range(1, 65_536)
 
 
 def check_key(key: str) -> bytes:
-    """Give a key as UTF-8; raises TypeError for what is no str, ValueError for one of another length or no Unicode."""
+    """Give a key as UTF-8; raises TypeError for what is no str, ValueError if it has another length or a surrogate."""
     if not isinstance(key, str):
         raise TypeError(f"key must be a str, not {type(key).__name__}")
     if not 1 <= len(key) <= MAX_KEY:
@@ -58,13 +58,25 @@ def check_address(parts: SplitResult, kind: str, several: str) -> None:
         raise ValueError(f"the port of a {kind} URL must be a number from 1 to {_PORTS[-1]}")
 
 
-def check_timeout(name: str, value: object) -> float:
-    """Give a timeout in seconds; raises TypeError for what is no number, ValueError for one that no socket can use."""
+def check_timeout(name: str, value: object, *, or_zero: bool = False) -> float:
+    """Give a timeout in seconds; raises TypeError for what is no number, ValueError for one that no socket can use.
+
+    `or_zero` allows 0.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
-    if not 0 < value <= LONGEST:
-        raise ValueError(f"{name} must be a number of seconds above 0 and at most {LONGEST}, not {value!r}")
+    if not 0 < value <= LONGEST and not (or_zero and value == 0):
+        least = "of 0 or more" if or_zero else "above 0"
+        raise ValueError(f"{name} must be a number of seconds {least} and at most {LONGEST}, not {value!r}")
     return float(value)
+
+
+def seconds_of(text: str, kind: str) -> float:
+    """Read the timeout of a URL; raises ValueError for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"the timeout of {kind} URL must be a number of seconds") from None
 
 
 def check_prefix(prefix: object) -> None:

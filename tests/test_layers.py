@@ -43,8 +43,8 @@ LADDER = (
 
 MAY_IMPORT = {own: set(LADDER[:rung]) for rung, own in enumerate(LADDER)}
 MAY_IMPORT["stores"] = set()  # the package itself; its stores:
-OF_A_STORE = {"errors", "store", "closing", "fork"}
-OF_A_CLIENT = OF_A_STORE | {"connections", "options"}
+OF_A_STORE = {"errors", "store", "closing", "fork", "options"}
+OF_A_CLIENT = OF_A_STORE | {"connections"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
 STORES["sql"] = STORES["redis"]
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis

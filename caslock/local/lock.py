@@ -10,7 +10,6 @@ from caslock.local.multi import Holds, MultiState, given_keys, given_locks
 from caslock.local.settings import (
     MAX_NOTE_BYTES,
     callback,
-    key_of,
     lease_time,
     least_hold,
     no_settings,
@@ -24,6 +23,7 @@ from caslock.local.settings import (
     waiting,
 )
 from caslock.local.with_blocks import WithBlocks
+from caslock.options import check_key
 from caslock.protocol.attempt import Retry
 from caslock.protocol.lease import NEVER
 
@@ -139,7 +139,8 @@ class SingleLock(LockObject, Generic[S, H]):
             retry=retries(retry),
             poll=callback("poll", poll),
         )
-        self._state = LockState(runtime, key_of(key), settings)
+        check_key(key)
+        self._state = LockState(runtime, key, settings)
         self._timeout = waiting(timeout)
         self._blocks: WithBlocks[Any] = WithBlocks()
 

@@ -23,7 +23,6 @@ class Several(Protocol):
     def __contains__(self, key: object, /) -> bool: ...
 
 
-MAX_KEY: Final = 1024
 MAX_OWNER_BYTES: Final = 512
 MAX_NOTE_BYTES: Final = 1024
 MAX_RETRY: Final = 100
@@ -199,17 +198,6 @@ def suspends(verb: object) -> bool:
     """Whether a function is an ``async def`` (as `inspect` has it, which takes 10 ms to import)."""
     code = getattr(verb, "__code__", None)
     return bool(getattr(code, "co_flags", 0) & _COROUTINE)
-
-
-def key_of(key: str) -> str:
-    """Check a key."""
-    if not isinstance(key, str):
-        message = f"key must be a str, not {type(key).__name__}"
-        raise TypeError(message)
-    if not 1 <= len(key) <= MAX_KEY:
-        message = f"key must be 1 to {MAX_KEY:,} characters long, not {len(key):,}"
-        raise ValueError(message)
-    return _encodable("key", key)
 
 
 def owner_name(owner: str | None) -> str | None:

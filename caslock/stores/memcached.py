@@ -27,7 +27,7 @@ from caslock.closing import Closing
 from caslock.connections import LEAST, IdleConnections, is_readable, reason
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
-from caslock.options import check_address, check_prefix, check_timeout, options_of
+from caslock.options import check_address, check_key, check_prefix, check_timeout, either, options_of, seconds_of
 from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ _SLOW: Final = 0.1  # seconds; a server that answers a put later may have been s
 _TICK: Final = 0.02  # seconds after which its clock has been set again
 _PAUSE: Final = 0.05  # seconds between two looks at a server that has only just started
 _OF_AGE: Final = 4  # `uptime` starts at 2 and counts ticks of whole seconds: at 4, more than one second has gone by
-_LONGEST_KEY: Final = 1024
 _LONGEST_TTL: Final = 30 * 24 * 3600 - 2  # the server takes an exptime of more than 30 days for a date
 _HEAD: Final = re.compile(rb"([^\r\n]*)\r\n(?:EN|VA (\d+) c(\d+))\r\n")
 
@@ -120,13 +119,8 @@ class MemcachedStore(Closing):
         parts = urlsplit(url)
         check_address(parts, "memcached", "a lock lives in one")
         options = options_of(parts.query)
-        try:
-            timeout = float(options.pop("timeout", "5"))
-        except ValueError:
-            raise ValueError("the timeout of a memcached URL must be a number of seconds") from None
-        if prefix and options.get("prefix"):
-            raise ValueError("give the prefix in the URL or as an argument, not both")
-        prefix = options.pop("prefix", "") or prefix
+        timeout = seconds_of(options.pop("timeout", "5"), "a memcached")
+        prefix = either("prefix", options.pop("prefix", ""), prefix)
         host, path = parts.hostname, unquote(parts.path).removesuffix("/")
         if parts.scheme != "memcached" or bool(host) == path.startswith("/") or "@" in parts.netloc or options:
             raise ValueError(
@@ -402,9 +396,8 @@ def _question(name: bytes) -> bytes:
 
 def name_of(key: str, prefix: bytes) -> bytes:
     """Encode a key so that no two share a name, none is too long, and none can hold a command."""
-    if not 1 <= len(key) <= _LONGEST_KEY:
-        raise ValueError(f"a key has 1 to {_LONGEST_KEY} characters, not {len(key)}")
-    name = quote(key, safe=":", errors="surrogatepass").encode()
+    check_key(key)
+    name = quote(key, safe=":").encode()
     if len(name) > (room := 250 - len(prefix)):
         digest = b"%%-%b" % hashlib.sha256(name).hexdigest().encode()  # quote never makes "%-": no plain key does
         name = name[: room - len(digest)] + digest

@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from uuid import uuid4
 
 from caslock.closing import AsyncClosing, Closing
@@ -52,6 +52,13 @@ class MemoryStore(Closing):
         self._last = time.time_ns() // 1000  # as large as on servers: a column too small for fences fails in tests
         self._begin()
         _stores.add(self)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Create an empty store: ``memory://``."""
+        if url.partition("://")[2]:
+            raise ValueError("memory:// creates a new store each time and takes no name or options")
+        return cls()
 
     def get(self, key: str) -> Entry | None:
         """Read the entry under `key`."""
@@ -204,6 +211,11 @@ class AsyncMemoryStore(AsyncClosing):
     def __init__(self, memory: MemoryStore | None = None) -> None:
         """Serve `memory`; None makes a new one."""
         self.memory: MemoryStore = MemoryStore() if memory is None else memory
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """See `MemoryStore.from_url`."""
+        return cls(MemoryStore.from_url(url))
 
     @property
     def traits(self) -> Traits:

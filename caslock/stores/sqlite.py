@@ -20,11 +20,13 @@ import weakref
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+from urllib.parse import unquote
 
 from caslock.closing import Closing
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import at_fork, generation
+from caslock.options import check_key, check_timeout, options_of, seconds_of
 from caslock.store import ABSENT, Entry, Put, Traits
 
 if TYPE_CHECKING:
@@ -38,7 +40,6 @@ _now: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-_LONGEST: Final = 86_400
 _BRIEF: Final = 0.1  # seconds to wait for the verbs of other threads where the timeout is 0
 _PROMPT: Final = 0.98  # of the timeout: with as much left, the connection's own wait is not shortened
 _SKIP: Final = 2**32  # more versions than a power failure can take back: those not yet synced from the log to the disk
@@ -96,10 +97,8 @@ class SQLiteStore(Closing):
         name = os.fspath(path)
         if name in ("", ":memory:"):
             raise ValueError(f"{name!r} would be private to this store: use MemoryStore, or memory://")
-        if not 0 <= timeout <= _LONGEST:
-            raise ValueError(f"timeout must be from 0 to {_LONGEST} seconds, not {timeout!r}")
         self._path = Path(name).resolve()
-        self._timeout = timeout
+        self._timeout = check_timeout("timeout", timeout, or_zero=True)
         self._patience = timeout or _BRIEF  # with other threads of this process
         self._boot = ""
         self._cursor: sqlite3.Cursor | None = None
@@ -112,33 +111,53 @@ class SQLiteStore(Closing):
         with _forking:
             _stores.add(self)
 
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Name the file by ``sqlite:///relative.db`` or ``sqlite:////absolute/path.db``; ``?timeout=5``.
+
+        ``%`` and ``?`` in the path are written as ``%25`` and ``%3F``.  Raises ValueError for anything else.
+        """
+        path, _, query = url.partition("://")[2].partition("?")
+        if not path.startswith("/"):
+            raise ValueError("the URL of a file is sqlite:///relative/path.db or sqlite:////absolute/path.db")
+        options = options_of(query)
+        timeout = seconds_of(options.pop("timeout", "5"), "a sqlite://")
+        if options:
+            raise ValueError(f"a sqlite:// URL takes ?timeout= only, not {', '.join(sorted(options))}")
+        return cls(unquote(path[1:], errors="surrogateescape"), timeout=timeout)
+
     def get(self, key: str) -> Entry | None:
         """Read the entry under `key`; takes no write lock."""
-        return self._request(partial(self._get, _checked(key)))
+        check_key(key)
+        return self._request(partial(self._get, key))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """Write `value` for `ttl` seconds, counted from when the write lock is taken, if the entry has `version`."""
-        return self._request(partial(self._put, _checked(key), value, version, ttl))
+        check_key(key)
+        return self._request(partial(self._put, key, value, version, ttl))
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """Remove the entry under `key` if it has exactly `version`, otherwise read it."""
-        return self._request(partial(self._remove, _checked(key), version))
+        check_key(key)
+        return self._request(partial(self._remove, key, version))
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None]:
         """Write all of them if every one finds its version, otherwise none, in one transaction."""
         for put in puts:
-            _checked(put.key)
+            check_key(put.key)
         return self._request(partial(self._put_many, puts)) if puts else []
 
     def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None]:
         """Remove each entry that has the version named for it, in one transaction."""
         for removal in removals:
-            _checked(removal.key)
+            check_key(removal.key)
         return self._request(partial(self._remove_many, removals))
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """Give each key that begins with `prefix`, and its entry, as of this moment."""
-        return iter(self._request(partial(self._list, _checked(prefix))))
+        if prefix:
+            check_key(prefix)
+        return iter(self._request(partial(self._list, prefix)))
 
     def identify(self) -> str:
         """See `IdentifiedStore.identify`: the device and the number of the file, whatever its names."""
@@ -331,14 +350,6 @@ class SQLiteStore(Closing):
             return StoreUnavailable(f"{self._path} can't be read or written: {error}")
         reason = "it is a directory; name a file" if self._path.is_dir() else _REASONS.get(code)
         return StoreError(f"{self._path}: {error}" + (f" ({reason})" if reason else ""))
-
-
-def _checked(key: str) -> str:
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"the key contains a lone surrogate: {key!r}") from None
-    return key
 
 
 def _is_owned(mutex: threading.RLock) -> bool:

@@ -279,9 +279,9 @@ def test_an_entry_lives_its_ttl(store: MemcachedStore, key: str) -> None:
 def test_bad_arguments_never_reach_the_server(key: str, open_store: OpenStore) -> None:
     """Keys, values and ttls beyond the contract are a ValueError before any I/O."""
     store = open_store(f"memcached://{HOST}:1")
-    for bad in ("", "k" * 1025):
+    for bad in ("", "k" * 1025, "\ud83d\udd12"):
         for verb in (store.get, lambda k: store.invalidate(k, 1), lambda k: store.put_if_version(k, b"", ABSENT, 1)):
-            with pytest.raises(ValueError, match="1 to 1024"):
+            with pytest.raises(ValueError, match="1 to 1,024|lone surrogate"):
                 verb(bad)
     with pytest.raises(ValueError, match="4096"):
         store.put_if_version(key, b"x" * 4097, ABSENT, 1)
@@ -352,8 +352,8 @@ def nasty_keys() -> list[str]:
             "a v c\r\nmn",
             "a noreply",
         ),
-        *("\0", "a\0", "a\0b", "\n", "\r", "\t", "\x7f", "\u0085", "\u00a0", "\u2028", "\ufeff", "\ud800", "\udfff"),
-        *("\U0001f512", "\ud83d\udd12", "\U0001f512" * 1024, "\0" * 1024, "k" * 1024, "k" * 1023, "k" * 1023 + "l"),
+        *("\0", "a\0", "a\0b", "\n", "\r", "\t", "\x7f", "\u0085", "\u00a0", "\u2028", "\ufeff"),
+        *("\U0001f512", "\U0001f512" * 1024, "\0" * 1024, "k" * 1024, "k" * 1023, "k" * 1023 + "l"),
         *(
             "k" * 249,
             "k" * 250,
@@ -364,7 +364,7 @@ def nasty_keys() -> list[str]:
             "k" * 184 + "\u00e9" * 67,
         ),
     ]
-    alphabet = [chr(c) for c in range(0x180)] + list("%%%%%%25-\r\n  aaaa\u2028\U0001f512\ud800")
+    alphabet = [chr(c) for c in range(0x180)] + list("%%%%%%25-\r\n  aaaa\u2028\U0001f512")
     keys += ["".join(rng.choices(alphabet, k=rng.choice([1, 2, 3, 9, 80, 249, 250, 251, 1024]))) for _ in range(3000)]
     return list(dict.fromkeys(keys))
 

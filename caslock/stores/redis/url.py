@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 
 from redis import exceptions
 
-from caslock.options import check_address, check_prefix, check_replicas, either, options_of
+from caslock.options import check_address, either, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,20 +53,17 @@ def read_url(url: str) -> RedisURL:
         raise _unreadable(url)
     if not re.fullmatch("-?[0-9]{1,9}", replicas):
         raise ValueError("invalid Redis URL: check the option replicas, which is a number")
-    check_replicas(int(replicas))
     return RedisURL(url.partition("?")[0] + "?" + urlencode(options), prefix, int(replicas), options)
 
 
 def open_url(store: Callable[..., T], client: Callable[[str], object], url: str, prefix: str, replicas: int) -> T:
     """Make a store of the client that redis-py makes of a URL."""
-    check_prefix(prefix)
-    check_replicas(replicas)
     read = read_url(url)
     prefix, replicas = either("prefix", read.prefix, prefix), either("replicas", read.replicas, replicas)
     try:
         return store(client(read.url), prefix=prefix, replicas=replicas)
     except (ValueError, TypeError, exceptions.RedisError) as error:
-        if re.match("socket_", str(error)):  # our own: it shows the number only
+        if re.match("(socket_(connect_)?timeout|prefix|replicas) must be", str(error)):  # our own: it shows no secret
             raise
         wrong = [name for name in read.others if name.isidentifier() and f"'{name}'" in str(error)]
     raise _unreadable(url, *wrong)
