@@ -23,6 +23,7 @@ from caslock import (
     OutcomeUnknown,
     StaleFence,
     StoreUnavailable,
+    locked,
 )
 from caslock.fencing import FenceGuard
 from caslock.testing import AsyncStoreForTests, StoreForTests
@@ -126,6 +127,43 @@ def test_a_loss_lets_a_late_write_be_tested(caslock_store: StoreForTests) -> Non
             pass
         with guard.admit("k", hold.fence):
             raise AssertionError
+
+
+def test_a_lease_inside_a_function_is_lost(caslock_store: StoreForTests) -> None:
+    """Where the test cannot get at the hold, the key says whose lease it is."""
+    fences: list[int] = []
+
+    @locked(caslock_store, "job:{number}")
+    def work(number: int) -> None:
+        with pytest.raises(NotHeld, match="no lock of this store holds 'job:2'"):
+            caslock_store.lose("job:2")
+        caslock_store.lose(f"job:{number}").release()
+        fences.append(number)
+
+    with pytest.raises(LockLost):
+        work(1)
+    assert fences == [1]
+    with pytest.raises(NotHeld), caslock_store.make_busy("job:1"):
+        caslock_store.lose("job:1")
+
+
+def test_all_holds_of_a_shared_owner_are_lost(caslock_store: StoreForTests) -> None:
+    """The key is taken away from its owner, however many locks have it."""
+    holds = [held(Lock(caslock_store, "k", owner="orders")) for _ in range(2)]
+    caslock_store.lose("k")
+    assert [hold.lost for hold in holds] == [True, True]
+
+
+def test_a_lease_inside_a_coroutine_is_lost(caslock_async_store: AsyncStoreForTests) -> None:
+    """The same in asyncio."""
+
+    @locked(caslock_async_store, "job")
+    async def work() -> None:
+        caslock_async_store.lose("job")
+        await asyncio.sleep(20)
+
+    with pytest.raises(LockLost):
+        asyncio.run(asyncio.wait_for(work(), 15))
 
 
 def test_one_key_of_several_is_lost(caslock_store: StoreForTests) -> None:

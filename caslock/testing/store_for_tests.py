@@ -11,13 +11,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from caslock.blocking import Hold, Lock
-from caslock.errors import CaslockError, NotAcquired
+from caslock.errors import CaslockError, NotAcquired, NotHeld
+from caslock.local import clock
 from caslock.local.hold import Holding
+from caslock.local.shared import shared_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore
 
 if TYPE_CHECKING:
     from caslock.aio import AsyncHold
+    from caslock.protocol.attempt import Attempt
 
 _NOTE: Final = "another holder, as the test has planned"
 _PATIENCE: Final = 5.0  # seconds for an `on_lost` to return
@@ -42,8 +45,8 @@ class _ForTests:
             raise NotAcquired(f"{key!r} is held already: take it away from its holder by lose(hold)")
         return other
 
-    def lose(self, hold: Hold | AsyncHold) -> Hold:
-        """End the lease of `hold`, and let another owner hold the key, as after a pause longer than the lease.
+    def lose(self, held: Hold | AsyncHold | str) -> Hold:
+        """End the lease of a hold, and let another owner hold the key, as after a pause longer than the lease.
 
         The holder learns of it in all the usual ways, at once.  A blocking one has learned of it when this returns: its
         ``on_lost`` has been called.  A task that holds an `AsyncLock` learns of it while it next waits: ``on_lost`` is
@@ -51,24 +54,25 @@ class _ForTests:
 
         Returns the hold of the other owner, which has the larger fence.  It is held until it is released.
 
+        Args:
+            held: a hold, or the key that a lock of this store holds, where the test cannot get at the hold.
+
         Raises:
-            LockLost, NotHeld: `hold` is not held any more.
+            LockLost, NotHeld: the hold has ended, or no lock of this store holds the key.
             TimeoutError: the ``on_lost`` of a blocking holder has not returned within 5 s.
             ValueError, TypeError: it is the hold of another store, or no hold, such as a `MultiHold`.
 
         """
-        if not isinstance(hold, Holding):
-            raise TypeError(f"expected the hold of one key, not {type(hold).__name__}; a MultiHold has them by key")
-        if hold._state.runtime.home is not self:
-            raise ValueError(f"this hold of {hold.key!r} is of another store")
-        hold.ensure_held()
+        attempts = self._holding(held) if isinstance(held, str) else [self._attempt_of(held)]
+        key = attempts[0].key
         for _ in range(_TRIES):
-            Lock(self.memory, hold.key).force_release()
-            other = self._acquired(hold.key)
+            Lock(self.memory, key).force_release()
+            other = self._acquired(key)
             if other is not None:
-                _end_lease(hold)
+                for attempt in attempts:
+                    _end_lease(attempt)
                 return other
-        raise NotAcquired(f"{hold.key!r} was acquired by others each time that it was taken away")
+        raise NotAcquired(f"{key!r} was acquired by others each time that it was taken away")
 
     def end(self) -> None:
         """Release what the other owners still hold."""
@@ -77,6 +81,21 @@ class _ForTests:
                 with suppress(CaslockError):
                     other.release()
 
+    def _attempt_of(self, hold: Hold | AsyncHold) -> Attempt:
+        if not isinstance(hold, Holding):
+            raise TypeError(f"expected the hold of one key, not {type(hold).__name__}; a MultiHold has them by key")
+        if hold._attempt.runtime.home is not self:
+            raise ValueError(f"this hold of {hold.key!r} is of another store")
+        hold.ensure_held()
+        return hold._attempt
+
+    def _holding(self, key: str) -> list[Attempt]:
+        inside = shared_of(self).queue(key).inside(clock.now())
+        attempts = [attempt for attempt in inside if attempt.levels and not attempt.ending]
+        if not attempts:
+            raise NotHeld(f"no lock of this store holds {key!r}")
+        return attempts
+
     def _acquired(self, key: str) -> Hold | None:
         other = Lock(self.memory, key, note=_NOTE).acquire(timeout=0)
         if other is not None:
@@ -84,17 +103,16 @@ class _ForTests:
         return other
 
 
-def _end_lease(hold: Hold | AsyncHold) -> None:
+def _end_lease(attempt: Attempt) -> None:
     """Let a lease end now; whoever waits for its end to report the loss is woken."""
-    attempt, runtime = hold._attempt, hold._state.runtime
     lease, task = attempt.lease, attempt.by
 
     def end() -> None:
-        lease.deadline = lease.due = min(lease.deadline, runtime.now())
-        runtime.watch(attempt)
+        lease.deadline = lease.due = min(lease.deadline, clock.now())
+        attempt.runtime.watch(attempt)
 
     if isinstance(task, asyncio.Task):
-        lease.deadline = min(lease.deadline, runtime.now())
+        lease.deadline = min(lease.deadline, clock.now())
         task.get_loop().call_soon_threadsafe(end)
         return
     told = threading.Event()
