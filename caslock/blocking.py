@@ -18,7 +18,8 @@ from caslock.local.hold import Holding
 from caslock.local.lock import SeveralLocks, SingleLock
 from caslock.local.multi import Holds
 from caslock.local.settings import Own, wait_time
-from caslock.local.threads import mend, run, running_task, thread_runtime
+from caslock.local.threads import mend, running_task, thread_runtime
+from caslock.local.workers import run
 from caslock.store import Store
 
 if TYPE_CHECKING:

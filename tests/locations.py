@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import redis
 import redis.asyncio
 from pymemcache.client.base import Client
 
 from caslock import StoreUnavailable
+from caslock.local.shared import shared_of
 from caslock.protocol import record
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import pytest
 
     from caslock import AsyncStore, Entry, Record, Store
+    from caslock.local.workers import Workers
     from tests.servers import Server
 
 KINDS: Final = ("memory", "sqlite", "redis", "memcached")
@@ -92,7 +94,7 @@ class Place:
     def close(self) -> None:
         """Close what was opened."""
         for store in self._opened:
-            getattr(store, "close", lambda: None)()
+            close_when_clean(store)
 
 
 @contextlib.contextmanager
@@ -131,6 +133,13 @@ def until(happened: Callable[[], object], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.002)
     return True
+
+
+def close_when_clean(store: object) -> None:
+    """Close a blocking store once nothing is left to clean up in the background: that would open a connection again."""
+    workers = cast("Workers | None", shared_of(store)._parts.get("clean-ups"))
+    assert workers is None or until(lambda: not workers._jobs and workers._idle == len(workers._threads))
+    getattr(store, "close", lambda: None)()
 
 
 class Watched:

@@ -30,13 +30,12 @@ from caslock import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from caslock.local import tasks as task_runtime
 from caslock.protocol.record import MAX_HOLDS
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.faults import FaultyStore
-from tests.locations import fresh, until
+from tests.locations import close_when_clean, fresh, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -80,7 +79,7 @@ def _sqlite(path: Path) -> Iterator[Hanging]:
     finally:
         blocker.close()
         for store in stores:
-            store.close()
+            close_when_clean(store)
 
 
 @contextlib.contextmanager
@@ -101,7 +100,7 @@ def _redis(server: Server) -> Iterator[Hanging]:
     finally:
         server.resume()
         for store in stores:
-            store.close()
+            close_when_clean(store)
 
 
 @contextlib.contextmanager
@@ -117,7 +116,7 @@ def _memcached(server: Server) -> Iterator[Hanging]:
     finally:
         server.resume()
         for store in stores:
-            store.close()
+            close_when_clean(store)
 
 
 @pytest.fixture(
@@ -163,9 +162,8 @@ async def timed_await(call: Callable[[], Awaitable[object]]) -> Ended:
 
 
 async def background_ends() -> None:
-    """Wait for what this loop does in the background; a loop of another test may have left something for ever."""
-    loop = asyncio.get_running_loop()
-    if background := {task for task in task_runtime._background if task.get_loop() is loop}:
+    """Wait for the clean-ups of this loop; nothing else of the test runs any more."""
+    if background := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(background, timeout=10)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -15,43 +14,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 
-SUBINTERPRETER = """
-import sys
-sys.path[:0] = [{root!r}]
-import threading
-from caslock import Lock
-from caslock.stores.memory import MemoryStore
-
-class Slow(MemoryStore):
-    def put_many(self, puts):
-        renewing.set()
-        threading.Event().wait(0.2)
-        return super().put_many(puts)
-
-renewing, store = threading.Event(), Slow()
-holds = [Lock(store, str(number), ttl=1.5).acquire() for number in range(3)]
-if {renews}:
-    assert renewing.wait(5)
-"""
-
-RUN_IT = """
-import sys
-try:
-    import _interpreters as interpreters
-except ImportError:
-    interpreters = None
-for kind in ("legacy", "isolated") if interpreters else ("legacy",):
-    if interpreters:
-        interpreter = interpreters.create(kind)
-        failure = interpreters.exec(interpreter, sys.argv[1])
-        assert failure is None, failure
-        interpreters.destroy(interpreter)
-    else:
-        import _testcapi
-        assert _testcapi.run_in_subinterp(sys.argv[1]) == 0
-print("went on")
-"""
-
 
 def run(*arguments: str) -> str:
     """Run Python with warnings shown, and return what it has written."""
@@ -59,16 +21,6 @@ def run(*arguments: str) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
-
-
-@pytest.mark.skipif(
-    sys.version_info < (3, 13) and importlib.util.find_spec("_testcapi") is None,
-    reason="this Python was built without _testcapi, which alone can end a subinterpreter before Python 3.13",
-)
-@pytest.mark.parametrize("renews", [False, True])
-def test_a_subinterpreter_that_holds_locks_can_end(*, renews: bool) -> None:
-    """Its threads are ended before it is, also while they renew: one that ran on would abort the process."""
-    assert run("-c", RUN_IT, SUBINTERPRETER.format(root=str(ROOT), renews=renews)) == "went on\n"
 
 
 AT_EXIT = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -13,7 +14,7 @@ from caslock.protocol.exchange import LONGEST_PAUSE, read, write_surely
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import NOTHING, Observed, Record
 from caslock.protocol.renew import keep
-from caslock.protocol.withdraw import FIRST_PAUSE, LONGEST_WAIT, settle_later
+from caslock.protocol.withdraw import FIRST_PAUSE, LONGEST_WAIT, Unsettled, settle_later
 from caslock.store import ABSENT, Entry
 from tests.scripted import OURS, PATIENCE, STAMP, START, TAKES, TTL, Scripted, an_attempt, held, lost, run
 
@@ -157,7 +158,7 @@ def calls_of_settling(script: Scripted, *answers: BaseException | None) -> list[
         if answer is not None:
             raise answer
 
-    run(settle_later(cast("Runtime", script), settle, 20.0))
+    run(settle_later(cast("Runtime", script), deque([Unsettled(settle, START + 20.0)])))
     return made
 
 
@@ -173,6 +174,22 @@ def test_what_gets_no_answer_is_settled_later() -> None:
 def test_any_answer_settles_it(answer: Exception | None) -> None:
     """A refusal is an answer, too."""
     assert len(calls_of_settling(Scripted(), lost(), lost(), answer)) == 3
+
+
+def test_one_clean_up_asks_for_all_until_the_store_answers() -> None:
+    """Many acquires that got no answer do not multiply the requests to a store that hangs; then all are cleaned up."""
+    script, tried, hangs = Scripted(), list[tuple[int, float]](), 3
+
+    def clean_up(number: int) -> Unsettled:
+        async def settle(_limit: float) -> None:
+            tried.append((number, script.now() - START))
+            if len(tried) <= hangs:
+                raise lost()
+
+        return Unsettled(settle, START + (1.0 if number == 4 else 20.0))
+
+    run(settle_later(cast("Runtime", script), deque(map(clean_up, range(5)))))
+    assert tried == [(0, 0.25), (1, 0.75), (2, 1.75), (3, 3.75), (0, 3.75), (1, 3.75), (2, 3.75)]
 
 
 def test_a_record_that_is_seen_has_the_fence_of_its_tenure() -> None:

@@ -24,8 +24,8 @@ import tenacity  # noqa: F401 - so that no interrupt strikes in its import, but 
 
 from caslock import ABSENT, AsyncLock, Hold, Lock, LockLost, MultiHold, MultiLock, NotHeld
 from caslock import fork as process
+from caslock.local import shared
 from caslock.local import thread_renewer as renewer
-from caslock.local import workers
 from caslock.local.shared import shared_of
 from caslock.protocol.lease import NEVER
 from caslock.stores.memory import MemoryStore
@@ -304,7 +304,7 @@ def test_a_child_starts_threads_though_another_thread_of_its_parent_was_about_to
     looking, forked = threading.Event(), threading.Event()
 
     def look() -> None:
-        with workers._guard:
+        with shared._guard:
             looking.set()
             forked.wait(30)
 
@@ -324,31 +324,6 @@ def test_a_child_starts_threads_though_another_thread_of_its_parent_was_about_to
         finally:
             forked.set()
     thread.join()
-
-
-def test_two_threads_of_a_child_lose_no_job_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given two threads that both find the parent's threads gone, the jobs of both run."""
-    late, done = threading.Event(), threading.Event()
-    begun = threading.Event()
-
-    class Slow(workers.Workers):
-        def _begin(self) -> None:
-            if threading.current_thread().name == "slow":
-                begun.set()
-                late.wait(0.5)
-            super()._begin()
-
-    own, ran = Slow("test", 1), list[str]()
-    monkeypatch.setattr(workers, "generation", lambda: -1)
-    slow = threading.Thread(target=own.do, args=(lambda: ran.append("slow"),), name="slow")
-    slow.start()
-    begun.wait()
-    own.do(lambda: done.wait(10))  # the only thread is busy
-    own.do(lambda: ran.append("fast"))
-    late.set()
-    slow.join()
-    done.set()
-    assert until(lambda: sorted(ran) == ["fast", "slow"])
 
 
 LIBRARIES = ("/caslock/", "/redis/", "/pymemcache/")
@@ -553,7 +528,7 @@ def test_an_interrupt_as_the_renewer_starts_raises_in_no_thread(monkeypatch: pyt
     def left_over() -> bool:
         threads = {thread for thread in threading.enumerate() if "renewer" in thread.name} - before
         last = renewer._renewer  # a hold that another test has left behind may keep it alive
-        return len(threads) > (last is not None and last.schedule.next < NEVER)
+        return len(threads) > (last is not None and last._schedule.next < NEVER)
 
     assert until(lambda: not left_over(), TTL + 5)
     assert raised == []

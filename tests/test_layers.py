@@ -15,7 +15,7 @@ PROTOCOL = (
 )
 LOCAL = (
     *("clock", "log", "settings", "with_blocks", "hold", "loss", "queue", "shared", "lock_state", "multi", "lock"),
-    *("schedule", "workers", "settler", "thread_renewer", "threads", "task_renewer", "tasks"),
+    *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "tasks"),
 )
 GROUND = ("errors", "store", "closing", "fork", "connections", "loop_end", "options")
 LADDER = (
@@ -52,7 +52,7 @@ STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 for own in PROTOCOL:
     MAY_IMPORT[f"protocol.{own}"] -= {"closing", "connections", "fork", "loop_end", "options"}
 for own in ("task_renewer", "tasks"):  # threads and tasks are siblings, and so are the two APIs
-    MAY_IMPORT[f"local.{own}"] -= {"local.settler", "local.thread_renewer", "local.threads"}
+    MAY_IMPORT[f"local.{own}"] -= {"local.thread_renewer", "local.threads"}
 MAY_IMPORT["aio"] -= {"blocking", "local.thread_renewer", "local.threads"}
 MAY_IMPORT["fencing"] = {"errors", "fencing"}  # it guards resources, and knows no lock
 MAY_IMPORT["connect"] = {"errors", "options", "store", "stores"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import threading
 import time
 from functools import partial
@@ -23,17 +24,16 @@ from caslock import (
     connect_async,
 )
 from caslock.local import clock
-from caslock.local.schedule import Lateness, Queue
+from caslock.local.schedule import MOST_RENEWING, MOST_TOGETHER, Renewals
 from caslock.local.shared import shared_of
-from caslock.local.workers import Workers
-from caslock.protocol.runtime import Runtime
+from caslock.local.workers import Workers, run
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing import FaultyStore, duplicate, late, lose_reply, lose_request, unsent
 from tests.locations import fresh
 from tests.locations import until as eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
     from caslock import Entry, Hold, Traits
@@ -564,60 +564,26 @@ def test_an_on_lost_that_would_have_to_be_awaited_is_an_error_in_the_log(caplog:
         assert error.startswith(f"on_lost of lock {key!r} returned a coroutine")
 
 
-def test_a_warning_precedes_a_loss(caplog: pytest.LogCaptureFixture) -> None:
-    """While the store does not answer, a WARNING says that renewals are late, once, before the leases end."""
-    store = DistantBatches()
-    holds = [held(Lock(store, f"key {number}", ttl=0.9)) for number in range(3)]
-    store.gate.clear()
-    assert eventually(lambda: "are late" in caplog.text or holds[0].lost)
-    assert not any(hold.lost for hold in holds)
-    assert eventually(lambda: caplog.text.count("was lost") == 3)
-    assert caplog.text.count("are late") == 1
-    store.gate.set()
-
-
-def test_a_warning_counts_nothing_that_it_has_not_seen() -> None:
-    """The warning names the location, the lock whose lease ends first, when that is, and what may be the cause."""
-    holds = [held(Lock(MemoryStore(), f"key {number}", auto_renew=False)) for number in range(2)]
-    for hold, end in zip(holds, (9.0, 4.0), strict=True):
-        hold._attempt.lease.deadline = end
-    (warning,) = Lateness().warnings([("memory://x", hold._attempt) for hold in holds], now=2.5)
-    assert warning == (
-        "renewals at memory://x are late: the lease of lock 'key 1' ends in 1.5 s. "
-        "The store is slow or does not answer, or this process is overloaded."
-    )
-
-
-def test_an_async_warning_precedes_a_loss(caplog: pytest.LogCaptureFixture) -> None:
-    """The same for asyncio."""
-
-    async def main() -> None:
-        store = DistantBatches()
-        hold = await AsyncLock(store, "key", ttl=0.9).acquire()
-        assert hold is not None
-        store.gate.clear()
-        async with asyncio.timeout(3):
-            while "are late" not in caplog.text:
-                assert not hold.lost
-                await asyncio.sleep(0.01)
-        assert not hold.lost
-        store.gate.set()
-
-    asyncio.run(main())
-
-
-def test_the_nearest_deadline_comes_first() -> None:
-    """Of the leases that are due, those that end first are renewed first."""
-    store, queue = MemoryStore(), Queue[Runtime]()
-    holds = [held(Lock(store, f"key {number}", auto_renew=False)) for number in range(5)]
-    ends = [5.0, 2.0, 4.0, 1.0, 3.0]
+@pytest.mark.parametrize("batches", [True, False])
+def test_the_nearest_deadline_comes_first(*, batches: bool) -> None:
+    """Of the leases that are due, those that end first are renewed first, together where the store can do that."""
+    memory, started = MemoryStore(), list["Coroutine[object, object, None]"]()
+    store = DistantBatches(memory=memory) if batches else Distant(memory=memory)
+    keys = [f"key {number}" for number in range(MOST_TOGETHER + 2)]
+    holds = [held(Lock(store, key, auto_renew=False)) for key in keys]
+    ends = random.Random(1).sample(range(1, len(keys) + 1), len(keys))
     for hold, end in zip(holds, ends, strict=True):
-        hold._attempt.lease.deadline, hold._attempt.lease.due = clock.now() + end, 0.0
-        queue.add(hold._attempt, hold._state.runtime, alone=end in (2.0, 5.0))
-    batches = []
-    while batch := queue.take(clock.now()):
-        batches.append([round(attempt.lease.deadline - clock.now()) for attempt, _ in batch])
-    assert batches == [[1], [2], [3, 4], [5]]
+        hold._attempt.lease.deadline = clock.now() + end
+    renewals = Renewals(lambda coroutine, _: started.append(coroutine), lambda _: None, batches=batches)
+    renewals.add([hold._attempt for hold in holds])
+    store.requests.clear()
+    run(started.pop(0))
+    in_order = [key for _, key in sorted(zip(ends, keys, strict=True))]
+    cut = MOST_TOGETHER if batches else 1
+    assert store.requests == [in_order[first : first + cut] for first in range(0, len(keys), cut)]
+    for each in started:
+        run(each)
+    assert len(started) == 1 if batches else len(started) == MOST_RENEWING - 1
 
 
 def test_a_forgotten_hold_is_not_renewed() -> None:

@@ -308,7 +308,6 @@ class LockState:
         """Release the last level of an attempt."""
         attempt = hold._attempt
         try:
-            self.runtime.unwatch(attempt)
             if self._queue.waiting:
                 self._queue.name_successor(attempt, self.runtime.now())
             await release.release(self.runtime, attempt, limit, removed)
@@ -332,7 +331,6 @@ class LockState:
         """Release a hold in the background: its own release got no answer, or was not tried."""
         attempt = hold._attempt
         attempt.ending = True
-        self.runtime.unwatch(attempt)
         self._forget(attempt)
         self.runtime.later(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
 

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, TypeVar
 
 from caslock.local.log import log_error, warn
+from caslock.protocol.withdraw import location_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound="Holding")
 
 
-def warn_of_loss(attempt: Attempt, location: str) -> None:
-    """Log that a lease at `location` was lost, and why."""
+def warn_of_loss(attempt: Attempt) -> None:
+    """Log that a lease was lost, where, and why."""
+    location = location_of(attempt.runtime)
     where = "" if location in attempt.lease.lost else f" at {location}"
     warn(f"lock {attempt.key!r}{where} was lost: {attempt.lease.lost}")
 

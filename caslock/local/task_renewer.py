@@ -1,24 +1,26 @@
-"""Renewals of asyncio locks: each event loop has one timer for all its leases, and a few tasks for each store."""
+"""Renewals and clean-ups of asyncio locks: each event loop has one timer for all its leases, and a few tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from caslock.local import clock
-from caslock.local.log import warn
 from caslock.local.loss import warn_of_loss
-from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Lateness, Queue, Schedule
+from caslock.local.schedule import Renewals, Schedule
 from caslock.loop_end import before_the_loop_ends
-from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
+from caslock.protocol.withdraw import settle_later
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine
 
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.runtime import Runtime
+    from caslock.protocol.withdraw import Unsettled
 
 
 def renewer_of(loop: asyncio.AbstractEventLoop) -> LoopRenewer:
@@ -29,27 +31,27 @@ def renewer_of(loop: asyncio.AbstractEventLoop) -> LoopRenewer:
     return renewer
 
 
-# Weakly: the loop keeps a renewer alive by its timer while there is a lease to renew.
+# Weakly: the loop keeps a renewer alive by its timer and tasks while there is something to do.
 _renewers: weakref.WeakValueDictionary[asyncio.AbstractEventLoop, LoopRenewer] = weakref.WeakValueDictionary()
 
 
-def notice(attempt: Attempt, location: str) -> None:
+def notice(attempt: Attempt) -> None:
     """Report a loss, once, in the event loop of the attempt's task; if that is closed, in the log only."""
     task = attempt.by
     try:
         if isinstance(task, asyncio.Task):
-            task.get_loop().call_soon_threadsafe(tell, attempt, location)
+            task.get_loop().call_soon_threadsafe(tell, attempt)
     except RuntimeError:
         if attempt.lease.tell() is not None:
-            warn_of_loss(attempt, location)
+            warn_of_loss(attempt)
 
 
-def tell(attempt: Attempt, location: str) -> None:
+def tell(attempt: Attempt) -> None:
     """Report a loss, once."""
     calls = attempt.lease.tell()
     if calls is None:
         return
-    warn_of_loss(attempt, location)
+    warn_of_loss(attempt)
     for call in calls:
         try:
             call()
@@ -64,101 +66,66 @@ class LoopRenewer:
     """Knows when each lease of one event loop is due, and when it ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.schedule: Schedule[Runtime] = Schedule()
+        self._loop = loop
+        self._schedule = Schedule()
         self._timer: asyncio.TimerHandle | None = None
-        self._lateness = Lateness()
-        self._renewals: dict[object, Renewals] = {}  # by what their runtimes share
+        self._renewals: weakref.WeakKeyDictionary[object, Renewals] = weakref.WeakKeyDictionary()  # by `shared`
+        self._unsettled: dict[object, deque[Unsettled]] = {}  # by `shared`; each has a task
+        self._tasks = set[asyncio.Task[None]]()  # the loop itself refers to tasks only weakly
+        self._ended = False
         self._end = before_the_loop_ends(self.end)
 
-    def watch(self, attempt: Attempt, runtime: Runtime) -> None:
+    def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end."""
-        if self.schedule.add(attempt, runtime):
-            self._ring_at(attempt.lease.due)
+        if self._schedule.add(attempt):
+            self._set_timer()
+
+    def settle(self, runtime: Runtime, unsettled: Unsettled) -> None:
+        """Run a clean-up until the store has answered it."""
+        if runtime.shared in self._unsettled:
+            self._unsettled[runtime.shared].append(unsettled)
+        else:
+            later = self._unsettled[runtime.shared] = deque([unsettled])
+            self._start(settle_later(runtime, later), partial(self._unsettled.pop, runtime.shared))
 
     async def end(self) -> None:
-        """Stop renewing: a renewal under way when the loop closes would be left half done."""
-        self._ring_at(NEVER)
-        self.schedule = Schedule()
-        renewals, self._renewals = self._renewals, {}
-        await asyncio.gather(*(each.end() for each in renewals.values()))
-
-    def forget(self, shared: object) -> None:
-        """Drop the renewals of a store, as none is due."""
-        self._renewals.pop(shared, None)
-
-    def _ring_at(self, when: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        self.schedule.wakes = when
-        if when < NEVER:
-            self._timer = self.loop.call_later(max(0.0, when - clock.now()), self._ring)
-
-    def _ring(self) -> None:
-        now = clock.now()
-        due = self.schedule.look(now)
-        self._ring_at(self.schedule.next)  # first: what follows may raise
-        for attempt in due.over:
-            attempt.lose(attempt.lease.end("renewed"))
-        for ready in due.by_store():
-            shared = ready[0][1].shared
-            if shared not in self._renewals:
-                self._renewals[shared] = Renewals(self, shared)
-            self._renewals[shared].add(ready)
-        for text in self._lateness.warnings(
-            [(runtime.store.traits.location, attempt) for attempt, runtime in due.late], now
-        ):
-            warn(text)
-
-
-class Renewals:
-    """The tasks of one event loop that renew the leases on one store."""
-
-    def __init__(self, renewer: LoopRenewer, shared: object) -> None:
-        self._renewer, self._shared = renewer, shared
-        self._queue: Queue[Runtime] = Queue()
-        self._tasks = set[asyncio.Task["list[Attempt]"]]()  # the loop itself refers to tasks only weakly
-        self._ended = False
-
-    def add(self, ready: Sequence[tuple[Attempt, Runtime]], *, alone: bool = False) -> None:
-        """Renew these leases; `alone`: each in a request of its own."""
-        alone = alone or ready[0][1].batching is None
-        for attempt, runtime in ready:
-            self._queue.add(attempt, runtime, alone=alone)
-        self._go_on(MOST_RENEWING if alone else MOST_BATCHES)
-
-    async def end(self) -> None:
-        """Cancel what is under way."""
+        """Stop: a renewal or clean-up under way when the loop closes would be left half done."""
         self._ended = True
+        self._set_timer()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _go_on(self, most: int) -> None:
-        while len(self._tasks) < most and (batch := self._queue.take(clock.now())):
-            self._renew(batch, most)
-        if not self._tasks:
-            self._renewer.forget(self._shared)
-
-    def _renew(self, batch: Sequence[tuple[Attempt, Runtime]], most: int) -> None:
-        runtime = batch[0][1]
-        task = self._renewer.loop.create_task(renew.keep(runtime, [attempt for attempt, _ in batch]))
+    def _start(self, coroutine: Coroutine[object, object, None], done: Callable[[], object]) -> None:
+        if self._is_over:
+            coroutine.close()
+            return
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: done())
 
-        def done(task: asyncio.Task[list[Attempt]]) -> None:
-            self._tasks.discard(task)
-            if self._ended:
-                return
-            for attempt, own in batch:
-                if not (attempt.ending or attempt.lease.lost):
-                    self._renewer.watch(attempt, own)
-            error = None if task.cancelled() else task.exception()
-            if error is not None:
-                message = f"a renewal at {runtime.store.traits.location} raised an exception"
-                self._renewer.loop.call_exception_handler({"message": message, "exception": error})
-            elif not task.cancelled() and task.result():
-                self.add([(attempt, runtime) for attempt in task.result()], alone=True)
-            self._go_on(most)
+    @property
+    def _is_over(self) -> bool:
+        return self._ended or self._loop.is_closed()
 
-        task.add_done_callback(done)
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        when = self._schedule.next
+        if when < NEVER and not self._is_over:
+            self._timer = self._loop.call_later(max(0.0, when - clock.now()), self._ring)
+
+    def _ring(self) -> None:
+        due = self._schedule.look(clock.now())
+        self._set_timer()  # first: what follows may raise
+        for attempt in due.over:
+            attempt.lose(attempt.lease.end("renewed"))
+        for attempts in due.by_store():
+            runtime = attempts[0].runtime
+            renewals = self._renewals.get(runtime.shared)
+            if renewals is None:
+                renewals = Renewals(self._start, self.watch, batches=runtime.batching is not None)
+                self._renewals[runtime.shared] = renewals
+            renewals.add(attempts)

@@ -14,9 +14,9 @@ from caslock.local import clock
 from caslock.local.schedule import MOST_RENEWING
 from caslock.local.settings import check_store, suspends
 from caslock.local.shared import Shared, shared_of
-from caslock.local.task_renewer import LoopRenewer, notice, renewer_of
+from caslock.local.task_renewer import notice, renewer_of
 from caslock.local.workers import Workers
-from caslock.protocol.withdraw import settle_later
+from caslock.protocol.withdraw import Unsettled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -74,7 +74,6 @@ class TaskRuntime:
             self.renewing.store = _InThreads(shared, "task renewals", MOST_RENEWING)
             if self.batching is not None:
                 self.renewing.batching = cast("AsyncBatchingStore", self.renewing.store)
-        self._renewer: LoopRenewer | None = None  # of the loop of the last hold
 
     now: staticmethod[[], float] = staticmethod(clock.now)
 
@@ -104,18 +103,8 @@ class TaskRuntime:
             raise cancelled
 
     def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
-        """Run it in a task of its own."""
-        task = asyncio.ensure_future(self._settle(settle, seconds))
-        _background.add(task)  # the loop itself refers to tasks only weakly
-        task.add_done_callback(_background.discard)
-
-    async def _settle(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
-        await settle_later(self, settle, seconds)
-        # If the store was closed meanwhile, the clean-up has opened a connection again.
-        if (aclose := getattr(self.home, "aclose", None)) is not None:
-            await aclose()
-        elif (close := getattr(self.home, "close", None)) is not None:
-            await asyncio.to_thread(close)
+        """Run it in the one task of the running loop that does so for this store."""
+        renewer_of(asyncio.get_running_loop()).settle(self, Unsettled(settle, self.now() + seconds))
 
     def me(self) -> object:
         """Return the task that runs."""
@@ -135,21 +124,9 @@ class TaskRuntime:
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end."""
-        loop = asyncio.get_running_loop()
-        renewer = self._renewer
-        if renewer is None or renewer.loop is not loop:
-            renewer = self._renewer = renewer_of(loop)
-        renewer.watch(attempt, self.renewing)
+        renewer_of(asyncio.get_running_loop()).watch(attempt)
 
-    def unwatch(self, attempt: Attempt) -> None:
-        """Stop renewing the lease: it is being released."""
-        renewer = self._renewer  # of another loop than the attempt's, it does no harm
-        if renewer is not None:
-            renewer.schedule.drop(attempt)
-
-    def notice(self, attempt: Attempt) -> None:
-        """Report the loss of the attempt, once, in its event loop."""
-        notice(attempt, self.store.traits.location)
+    notice = staticmethod(notice)
 
 
 def task_runtime(store: object) -> TaskRuntime:
@@ -190,9 +167,6 @@ class TaskMutex:
 
     async def __aexit__(self, *error: object) -> None:
         self.release()
-
-
-_background: set[asyncio.Task[None]] = set()
 
 
 class TaskEvent:
@@ -238,11 +212,12 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 class _InThreads:
     """A blocking store as asyncio sees it: each verb in a thread of the store's own, as the loop's may all be busy."""
 
-    __slots__ = ("_store", "_workers")
+    __slots__ = ("_new_workers", "_purpose", "_shared", "_store")
 
     def __init__(self, shared: Shared, purpose: str, most: int) -> None:
         self._store = cast("Store", shared.store)
-        self._workers = shared.part(purpose, partial(Workers, f"caslock-{purpose.replace(' ', '-')}", most))
+        self._shared, self._purpose = shared, purpose
+        self._new_workers = partial(Workers, f"caslock-{purpose.replace(' ', '-')}", most)
 
     @property
     def traits(self) -> Traits:
@@ -273,7 +248,8 @@ class _InThreads:
         patience = QUEUE_SHARE * self._store.traits.request_timeout
         busy = loop.call_later(patience, _drop, future, unsent, self._store.traits.location)
         future.add_done_callback(lambda _: busy.cancel())
-        self._workers.do(partial(_answer, loop, future, unsent, partial(verb, *args, **kwargs)))
+        workers = self._shared.part(self._purpose, self._new_workers)  # a forked child has others
+        workers.do(partial(_answer, loop, future, unsent, partial(verb, *args, **kwargs)))
         return future
 
 

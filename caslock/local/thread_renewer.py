@@ -10,21 +10,19 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from caslock.fork import at_fork
 from caslock.local import clock
-from caslock.local.log import warn
 from caslock.local.loss import warn_of_loss
-from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, MOST_TOGETHER, Due, Lateness, Queue, Schedule
-from caslock.local.workers import LINGER, Workers, closing, report, run_safely, start
-from caslock.protocol import renew
+from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due, Renewals, Schedule
+from caslock.local.workers import LINGER, Workers, report, run, run_safely, start
 from caslock.protocol.lease import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
-    from caslock.local.threads import ThreadRuntime
+    from caslock.local.shared import Shared
     from caslock.protocol.attempt import Attempt
 
 
@@ -36,156 +34,107 @@ _renewer: ThreadRenewer | None = None
 _tellers = Workers("caslock-on-lost", MOST_TELLING)
 
 
-def watch(runtime: ThreadRuntime, attempt: Attempt) -> None:
+def watch(attempt: Attempt) -> None:
     """Renew the lease when it is due, and report its end."""
-    renewer = _renewer
-    if renewer is not None and not renewer.schedule.add(attempt, runtime):
-        return  # the uncontended path takes no lock
-    _watch_earlier(runtime, attempt)
-
-
-def _watch_earlier(runtime: ThreadRuntime, attempt: Attempt) -> None:
     global _renewer  # noqa: PLW0603 - there is one for the process
     with _guard:
         if _renewer is None:
             renewer = ThreadRenewer()
-            if start(renewer.keep, "caslock-renewer", renewer.wake) is None:
+            if start(renewer.run, "caslock-renewer") is None:
                 return  # at interpreter exit nothing is renewed
             _renewer = renewer
-        if _renewer.schedule.add(attempt, runtime):
-            _renewer.wake()
+        _renewer.add(attempt)
 
 
-def unwatch(runtime: ThreadRuntime, attempt: Attempt) -> None:
-    """Stop renewing the lease: it is being released."""
-    del runtime
-    renewer = _renewer
-    if renewer is not None:
-        renewer.schedule.drop(attempt)
-
-
-def notice(runtime: ThreadRuntime, attempt: Attempt) -> None:
+def notice(attempt: Attempt) -> None:
     """Report a loss, once, in threads that do nothing else."""
     with _guard:
         calls = attempt.lease.tell()
     if calls is not None:
-        _tellers.do(partial(_tell, attempt, runtime.store.traits.location, calls))
+        _tellers.do(partial(_tell, attempt, calls))
 
 
-def _tell(attempt: Attempt, location: str, calls: Sequence[Callable[[], object]]) -> None:
-    run_safely(partial(warn_of_loss, attempt, location))
+def _tell(attempt: Attempt, calls: Sequence[Callable[[], object]]) -> None:
+    run_safely(partial(warn_of_loss, attempt))
     for call in calls:
         run_safely(call)
 
 
 class ThreadRenewer:
-    """The thread that knows when each lease is due, and when it ends; `_guard` guards its sleep and its end."""
+    """The thread that knows when each lease is due, and when it ends."""
 
     def __init__(self) -> None:
-        """Begin with no lease."""
-        self.schedule: Schedule[ThreadRuntime] = Schedule()
+        self._schedule = Schedule()
         self._alarm = threading.Condition(_guard)
-        self._lateness = Lateness()
 
-    def wake(self) -> None:
-        """Make it look at once."""
-        with self._alarm:
+    def add(self, attempt: Attempt) -> None:
+        """Look at `attempt` when it is due; `_guard` has to be taken."""
+        if self._schedule.add(attempt):
             self._alarm.notify()
 
-    def keep(self) -> None:
+    def run(self) -> None:
         """Run until there is no lease."""
         while True:
             try:
                 due = self._next()
                 if due is None:
                     return
-                self._act(due)
+                _act(due)
                 del due  # or an abandoned hold stays alive until the next look, and is renewed again
             except BaseException:  # noqa: BLE001 - whatever is wrong with one lease, the others are still renewed
                 report()
                 time.sleep(0.1)
 
-    def _next(self) -> Due[ThreadRuntime] | None:
+    def _next(self) -> Due | None:
         """Sleep until something is due; None: there is no lease, and there was none a while ago."""
         global _renewer  # noqa: PLW0603 - it ends
-        schedule, idle = self.schedule, False
+        idle = False
         with _guard:
             while True:
-                schedule.wakes = NEVER  # a thread that adds an attempt from here on waits for the guard
                 now = clock.now()
-                due = schedule.look(now)
+                due = self._schedule.look(now)
                 if any(due):
-                    schedule.wakes = schedule.next
                     return due
-                empty = schedule.next == NEVER
-                if closing() or (empty and idle):
+                wait = self._schedule.next - now
+                empty = wait == NEVER
+                if empty and idle:
                     if _renewer is self:  # an interrupt may have kept it from being set
                         _renewer = None
                     return None
                 idle = empty
-                schedule.wakes = now + LINGER if empty else schedule.next
-                self._alarm.wait(min(schedule.wakes - now, threading.TIMEOUT_MAX))
-
-    def _act(self, due: Due[ThreadRuntime]) -> None:
-        for attempt in due.over:
-            attempt.lose(attempt.lease.end("renewed"))
-        for ready in due.by_store():
-            ready[0][1].shared.part("renewals", Renewals).add(ready)
-        if due.late:
-            late = [(runtime.store.traits.location, attempt) for attempt, runtime in due.late]
-            for text in self._lateness.warnings(late, clock.now()):
-                _tellers.do(partial(warn, text))
+                self._alarm.wait(LINGER if empty else min(wait, threading.TIMEOUT_MAX))
 
 
-class Renewals(Workers):
-    """The threads that renew the leases on one blocking store."""
+def _act(due: Due) -> None:
+    for attempt in due.over:
+        attempt.lose(attempt.lease.end("renewed"))
+    for attempts in due.by_store():
+        runtime = attempts[0].runtime
+        begin = partial(_renewals, batches=runtime.batching is not None)
+        cast("Shared", runtime.shared).part("renewals", begin).add(attempts)
 
-    def __init__(self) -> None:
-        """Start nothing yet."""
-        super().__init__("caslock-renewals", MOST_RENEWING)
-        self._queue: Queue[ThreadRuntime] = Queue()
-        self._renewing = 0
 
-    def add(self, ready: Sequence[tuple[Attempt, ThreadRuntime]], *, alone: bool = False) -> None:
-        """Renew these leases; `alone`: each in a request of its own."""
-        alone = alone or ready[0][1].batching is None
-        jobs, most = (len(ready), MOST_RENEWING) if alone else (-(-len(ready) // MOST_TOGETHER), MOST_BATCHES)
-        with self._guard:
-            for attempt, runtime in ready:
-                self._queue.add(attempt, runtime, alone=alone)
-            jobs = max(0, min(jobs, most - self._renewing))
-            self._renewing += jobs
-        for _ in range(jobs):
-            self.do(self._renew_all)
+def _renewals(*, batches: bool) -> Renewals:
+    threads = Workers("caslock-renewals", MOST_RENEWING + MOST_BATCHES)
 
-    def _renew_all(self) -> None:
-        while True:
-            with self._guard:
-                batch = self._queue.take(clock.now())
-                if not batch:
-                    self._renewing -= 1
-                    return
-            self._renew(batch)
+    def start(coroutine: Coroutine[object, object, None], done: Callable[[], object]) -> None:
+        def job() -> None:
+            try:
+                run(coroutine)
+            finally:
+                done()
 
-    def _renew(self, batch: Sequence[tuple[Attempt, ThreadRuntime]]) -> None:
-        runtime = batch[0][1]
-        alone: list[Attempt] = []
-        try:
-            alone = runtime.run(renew.keep(runtime, [attempt for attempt, _ in batch]))
-        except BaseException:  # noqa: BLE001 - a store may raise anything; the lease is due again soon
-            report()
-        for attempt, own in batch:
-            if not (attempt.ending or attempt.lease.lost):
-                watch(own, attempt)
-        if alone:
-            self.add([(attempt, runtime) for attempt in alone], alone=True)
+        threads.do(job)
+
+    return Renewals(start, watch, batches=batches)
 
 
 def _forget_parent() -> None:
     """A forked child has none of its parent's threads, and keeps none of its holds."""
-    global _guard, _renewer  # noqa: PLW0603 - the guard may be locked in the parent at this moment
+    global _guard, _renewer, _tellers  # noqa: PLW0603 - the guard may be locked in the parent at this moment
     _guard = threading.RLock()
     _renewer = None
+    _tellers = Workers("caslock-on-lost", MOST_TELLING)
 
 
 at_fork(after_in_child=_forget_parent)

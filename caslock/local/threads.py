@@ -10,15 +10,16 @@ import sys
 import threading
 import time
 from _thread import RLock
+from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from caslock.local import clock
 from caslock.local.settings import check_store, suspends
-from caslock.local.settler import Settler
 from caslock.local.shared import Shared, shared_of
-from caslock.local.thread_renewer import notice, unwatch, watch
-from caslock.protocol.withdraw import settled
+from caslock.local.thread_renewer import notice, watch
+from caslock.local.workers import Workers, run
+from caslock.protocol.withdraw import Unsettled, settle_later
 
 if TYPE_CHECKING:
     import asyncio
@@ -40,19 +41,6 @@ if TYPE_CHECKING:
         Traits,
         WatchingStore,
     )
-
-T = TypeVar("T")
-
-
-def run(coroutine: Coroutine[object, object, T]) -> T:
-    """Run a coroutine that never suspends to its end."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return] # typeshed gives StopIteration.value as Any
-    coroutine.close()
-    message = "a store for the blocking API must not suspend: is it an AsyncStore?"
-    raise RuntimeError(message)
 
 
 def running_task() -> asyncio.Task[object] | None:
@@ -107,6 +95,11 @@ class ThreadRuntime:
 
     now: staticmethod[[], float] = staticmethod(clock.now)
 
+    @property
+    def renewing(self) -> ThreadRuntime:
+        """The same: renewals have threads of their own."""
+        return self
+
     async def sleep(self, seconds: float) -> None:
         """Block the thread."""
         time.sleep(seconds)  # noqa: ASYNC251 - these coroutines block by design
@@ -116,10 +109,12 @@ class ThreadRuntime:
         await work()
 
     def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
-        """Run it in the one thread that settles for this store, unless the interpreter ends."""
+        """Run it in the one thread that does so for this store, unless the interpreter ends."""
         if not sys.is_finalizing():
-            settler = self.shared.part("settler", partial(Settler, self.home))
-            settler.add(lambda: run(settled(self, settle)), seconds)
+            unsettled = self.shared.part("unsettled", deque[Unsettled])
+            unsettled.append(Unsettled(settle, self.now() + seconds))
+            cleaner = self.shared.part("clean-ups", partial(Workers, "caslock-clean-up", 1))
+            cleaner.do(lambda: run(settle_later(self, unsettled)), here=False)
 
     def me(self) -> object:
         """Return an object of the thread: unlike its name and number, it is never reused."""
@@ -134,11 +129,7 @@ class ThreadRuntime:
         del attempt
         return False
 
-    notice, watch, unwatch = notice, watch, unwatch
-
-    def run(self, coroutine: Coroutine[object, object, T]) -> T:
-        """Run a coroutine of the protocol to its end."""
-        return run(coroutine)
+    notice, watch = staticmethod(notice), staticmethod(watch)
 
     mutex = ThreadMutex
 

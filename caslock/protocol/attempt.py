@@ -19,7 +19,7 @@ from caslock.store import ABSENT
 if TYPE_CHECKING:
     from caslock.protocol.contention import Contention
     from caslock.protocol.hand_over import HandOver
-    from caslock.protocol.runtime import Event, Mutex, Runtime, Scheduled
+    from caslock.protocol.runtime import Event, Mutex, Runtime
 
 
 class Retry(NamedTuple):
@@ -127,7 +127,7 @@ class Attempt:
         self.left_in_time: bool = False  # a release of it got no answer, and was sent before the deadline
         self.woken: bool = False  # our removal woke a waiter of another process
         self.settled: bool = True  # False while a clean-up is unfinished
-        self.scheduled: Scheduled | None = None  # used by the renewer only
+        self.scheduled: float = NEVER  # when the renewer looks at it next
 
     @property
     def runtime(self) -> Runtime:

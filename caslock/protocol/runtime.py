@@ -51,14 +51,6 @@ class Mutex(Protocol):
         ...
 
 
-class Scheduled(Protocol):
-    """A look at a lease at a later time."""
-
-    def cancel(self) -> None:
-        """Cancel it."""
-        ...
-
-
 class Runtime(Protocol):
     """What runs the protocol for one store."""
 
@@ -92,6 +84,11 @@ class Runtime(Protocol):
         """The same store, if it can apply several requests as one."""
         ...
 
+    @property
+    def renewing(self) -> Runtime:
+        """What renews in the background: it never waits for requests of acquires and releases."""
+        ...
+
     def now(self) -> float:
         """Seconds on a clock that never goes back."""
         ...
@@ -105,7 +102,7 @@ class Runtime(Protocol):
         ...
 
     def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
-        """Run `settle` in the background until the store has answered it, for `seconds` at most; see `settle_later`."""
+        """Run `settle` in the background until the store has answered it, for `seconds` at most: see `settle_later`."""
         ...
 
     def me(self) -> object:
@@ -125,11 +122,7 @@ class Runtime(Protocol):
         ...
 
     def watch(self, attempt: Attempt) -> None:
-        """Renew the lease when it is due, and report its end."""
-        ...
-
-    def unwatch(self, attempt: Attempt) -> None:
-        """Stop renewing the lease: it is being released."""
+        """Renew the lease when it is due, and report its end, until the attempt is `ending`."""
         ...
 
     def notice(self, attempt: Attempt) -> None:

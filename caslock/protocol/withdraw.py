@@ -14,6 +14,7 @@ from caslock.protocol.writes import FREE_TTL
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Awaitable, Callable
 
     from caslock.protocol.attempt import Attempt
@@ -122,26 +123,36 @@ def _said(error: BaseException) -> str:
     return str(error).rstrip(".")
 
 
-async def settled(runtime: Runtime, settle: Callable[[float], Awaitable[object]]) -> bool:
-    """Run `settle` once; False if the store gave no answer, so that it has to be run again."""
-    try:
-        await settle(runtime.now() + runtime.store.traits.request_timeout)
-    except StoreUnavailable:
-        return False
-    except CaslockError:
-        pass
-    return True
+class Unsettled(NamedTuple):
+    """A clean-up that the store has not answered."""
+
+    settle: Callable[[float], Awaitable[object]]
+    """Sends its requests; none begins at or after the moment that it is given."""
+    ends: float
 
 
-async def settle_later(runtime: Runtime, settle: Callable[[float], Awaitable[object]], seconds: float) -> None:
-    """Run `settle` with growing pauses until the store has answered it, for `seconds` at most."""
-    ends = runtime.now() + seconds
+async def settle_later(runtime: Runtime, unsettled: deque[Unsettled]) -> None:
+    """Run clean-ups until the store has answered each of them, or its time is over; others may be added meanwhile.
+
+    While the store does not answer, one of them is tried, with growing pauses.  After an answer, all are run at once.
+    """
     pause = FIRST_PAUSE
-    while runtime.now() + pause < ends:
+    while unsettled:
         await runtime.sleep(pause)
         pause = min(2 * pause, LONGEST_WAIT)
-        if await settled(runtime, settle):
-            return
+        while unsettled:
+            settle, ends = tried = unsettled.popleft()
+            now = runtime.now()
+            if now >= ends:
+                continue
+            try:
+                await settle(now + runtime.store.traits.request_timeout)
+            except StoreUnavailable:
+                unsettled.append(tried)
+                break
+            except CaslockError:
+                pass
+            pause = FIRST_PAUSE
 
 
 async def step_back(runtime: Runtime, attempt: Attempt) -> None:

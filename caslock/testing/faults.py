@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.local.threads import run
+from caslock.local.workers import run
 from caslock.store import ABSENT
 from caslock.testing.drive import done
 

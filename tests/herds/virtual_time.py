@@ -166,7 +166,7 @@ class Process:
         """Connect to the server; without `wakes` as to a store that has no `put_when_absent`."""
         self._timeline = timeline
         self._server = server
-        self.store = self.home = self
+        self.store = self.home = self.renewing = self
         self.shared = Shared(self)
         self.queueing = self if wakes else None
         self.watching = None
@@ -228,9 +228,6 @@ class Process:
 
     def watch(self, attempt: Attempt) -> None:
         """No lease lasts until it is renewed."""
-
-    def unwatch(self, attempt: Attempt) -> None:
-        """See `watch`."""
 
     def notice(self, attempt: Attempt) -> None:
         """See `watch`."""

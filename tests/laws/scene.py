@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar, cast
 
 from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock
 from caslock.blocking import Hold, Lock, MultiHold, MultiLock
-from caslock.local.threads import run
+from caslock.local.workers import run
 from caslock.protocol.record import Record, decode
 from caslock.testing.drive import done, is_async, on_loop
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore

@@ -37,7 +37,7 @@ TESTS: Final = tuple(
 )
 """What concerns the rules and needs no server: of tests for every store those with memory."""
 
-ELSEWHERE: Final = "not redis and not memcached and not sqlite and not subinterpreter and not of_the_suites"
+ELSEWHERE: Final = "not redis and not memcached and not sqlite and not of_the_suites"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -202,6 +202,8 @@ class Run:
             if who == "time":
                 self.judge.waits()
             happen(self, who, what)
+        for process in self.processes:
+            process.forget_ending()
         self.judge.changed()
         self.judge.beliefs()
         if self.late:

@@ -5,11 +5,12 @@ Clients of one process share its store object, and so its local queues.  Each pr
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from caslock.local.shared import Shared
-from caslock.protocol.withdraw import settle_later
+from caslock.protocol.withdraw import Unsettled, settle_later
 from caslock.store import ABSENT, Put, Traits
 from tests import protocol_functions as protocol
 from tests.simulator.store import Request
@@ -117,6 +118,7 @@ class Runtime:
         self.alive = True
         self.stopped_until = 0.0
         self.home: object = self
+        self.renewing = self
         self.shared = Shared(self)
         self.store = self
         self.queueing = self if plan.queueing else None
@@ -199,7 +201,7 @@ class Runtime:
 
         async def go() -> None:
             await Wait(self.now())
-            await settle_later(self, settle, seconds)
+            await settle_later(self, deque([Unsettled(settle, self.now() + seconds)]))
 
         self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False))
 
@@ -228,11 +230,13 @@ class Runtime:
         elif type(flow.waits) is Wait:  # else it is visiting, and looks itself
             flow.waits.until = due
 
-    def unwatch(self, attempt: Attempt) -> None:
-        """Stop renewing the lease: it is being released."""
-        flow = self.renewers.pop(attempt, None)
-        if flow is not None and type(flow.waits) is Wait:
-            self.run.drop(flow)
+    def forget_ending(self) -> None:
+        """Stop renewing what is being released, as the renewer of each API does when it looks again."""
+        for attempt, flow in list(self.renewers.items()):
+            if attempt.ending:
+                del self.renewers[attempt]
+                if type(flow.waits) is Wait:
+                    self.run.drop(flow)
 
     def notice(self, attempt: Attempt) -> None:
         """Report a loss, once."""
