@@ -883,6 +883,28 @@ def test_a_connection_that_nobody_waits_for_fails_in_silence(new_redis: NewServe
     assert asyncio.run(main()) == []
 
 
+def test_an_acknowledgement_that_nobody_waits_for_fails_in_silence(new_redis: NewServer) -> None:
+    """The server freezes before it has answered, and asyncio complains of nothing."""
+    server = new_redis()
+
+    async def main() -> list[dict[str, Any]]:
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+        store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout=0.2&replicas=1")
+        with pytest.raises(StoreUnavailable, match="replicas"):
+            await store.get("k")
+        server.pause()
+        with pytest.raises(StoreUnavailable, match="did not answer"):
+            await store.get("k")
+        server.resume()
+        await store.aclose()
+        del store
+        gc.collect()
+        return complaints
+
+    assert asyncio.run(main()) == []
+
+
 SHA = "3f4261b542d2102c96f9b711dba3840fe75aa284"
 
 

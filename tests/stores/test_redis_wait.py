@@ -18,7 +18,7 @@ import redis.asyncio
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, AsyncQueueingStore, Entry, QueueingStore
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
-from caslock.stores.redis.server import MOST_WAITING
+from caslock.stores.redis.connections import MOST_WAITING
 from tests.servers import HOST, free_port
 
 if TYPE_CHECKING:

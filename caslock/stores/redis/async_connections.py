@@ -27,6 +27,7 @@ class Pipelines(Connections[Pipeline]):
     def __init__(self, server: Server, address: Address | None = None) -> None:
         """See `Connections`."""
         super().__init__(server, address)
+        self._generation = generation()
         self._shared: Pipeline | None = None
         self._opening: asyncio.Task[Pipeline] | None = None
         self._ending = False
@@ -34,7 +35,7 @@ class Pipelines(Connections[Pipeline]):
 
     async def end(self) -> None:
         """Close all connections as the loop ends; one that is used after that is not kept."""
-        if self.generation != generation():  # a forked child closes no connection of its parent
+        if self._generation != generation():  # a forked child closes no connection of its parent
             return
         self._ending = True
         await asyncio.sleep(0)  # what else ends with the loop withdraws its requests

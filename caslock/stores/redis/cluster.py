@@ -10,7 +10,6 @@ from redis import exceptions
 from redis.crc import key_slot
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.fork import generation
 from caslock.stores.redis.connections import Connections
 from caslock.stores.redis.failures import FAILOVER
 from caslock.stores.redis.requests import Request
@@ -33,7 +32,6 @@ class Cluster(Generic[N]):
 
     def __init__(self, server: Server, new_node: Callable[[Server, Address], N]) -> None:
         """Know the nodes that the client was told of; open nothing yet."""
-        self.generation: int = generation()
         self._server, self._new_node = server, new_node
         self._nodes: dict[Address, N] = {}
         self._slots: dict[int, Address] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from redis import exceptions
 
@@ -16,12 +16,22 @@ from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
 from caslock.stores.redis.failures import FAILOVER, TOO_LATE
 from caslock.stores.redis.requests import Request, who
-from caslock.stores.redis.server import LATE, MOST_WAITING, SLEEP, Address, Server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from caslock.stores.redis.server import Address, Server
     from caslock.stores.redis.wire import Reply
+
+
+MOST_WAITING: Final = 32
+"""Connections on which a store's waiters may block at one time, in one process or loop, for each server."""
+
+_LATE: Final = 0.5
+"""Seconds that Redis has at least to end a wait, even if the timeout is shorter: it checks ten times a second."""
+
+_SLEEP: Final = 1.0
+"""Seconds after a refused wait in which no other is tried: its caller sleeps, as it would at a store without waits."""
 
 
 class Link(Connection, Protocol):
@@ -47,7 +57,6 @@ class Connections(ABC, Generic[L]):
         self._idle: IdleConnections[L] = IdleConnections()
         self._waiting: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's
         self._sleeps_until = 0.0
-        self.generation: int = generation()
         self._changes = 0  # of connections: the next one may lead to another server than the last
         self._known: tuple[int, str | None] = -1, None  # the server, and how many changes there were before
 
@@ -62,7 +71,7 @@ class Connections(ABC, Generic[L]):
             link = self._ready(request, now, within)
             ends = now + (within if within is not None else server.timeout if link else server.patience)
             link = link or await self._connect(request, ends)
-            wait = request.seconds and request.seconds + max(now + LATE - ends, 0.0)
+            wait = request.seconds and request.seconds + max(now + _LATE - ends, 0.0)
             replies = await link.ask(request, ends, wait)
             reply = replies[request.replies - 1]
             if isinstance(reply, FAILOVER):
@@ -78,7 +87,7 @@ class Connections(ABC, Generic[L]):
             raise server.failures.of(error, sent=link is not None) from error
         self._keep(link)
         if wait and _refused(*replies[:2]):
-            self._sleeps_until = monotonic() + SLEEP
+            self._sleeps_until = monotonic() + _SLEEP
         if not isinstance(reply, Exception):
             if server.replicas:
                 server.check(replies[-1])

@@ -62,10 +62,9 @@ class Pipeline(asyncio.Protocol):
         if request.replies == 1 and not self._acknowledge:
             return first
         promises = [first, *[self._expect(ends + wait) for _ in range(request.replies - 1)]]
-        if self._acknowledge:  # for all who have asked in this turn of the loop: none of them may cancel it
-            self._acknowledged = self._acknowledged or self._loop.create_future()
-            promises.append(asyncio.shield(self._acknowledged))
-        return _all(promises)
+        if self._acknowledge and self._acknowledged is None:
+            self._acknowledged = self._loop.create_future()
+        return _all(promises, self._acknowledged)
 
     def check(self) -> None:
         """Raise the error of a closed connection if it is closed by now."""
@@ -165,5 +164,10 @@ class Pipeline(asyncio.Protocol):
                 self._set_timer(ends)
 
 
-async def _all(promises: list[asyncio.Future[list[Reply]]]) -> list[Reply]:
-    return [reply for promise in promises for reply in await promise]
+async def _all(
+    promises: list[asyncio.Future[list[Reply]]], acknowledged: asyncio.Future[list[Reply]] | None
+) -> list[Reply]:
+    replies = [reply for promise in promises for reply in await promise]
+    if acknowledged:  # it is for all who have asked in the same turn of the loop: none of them may cancel it
+        replies += await asyncio.shield(acknowledged)
+    return replies

@@ -36,15 +36,6 @@ T = TypeVar("T")
 Untyped: TypeAlias = Any  # redis-py: its two APIs are used by one code here, and share no type
 Address: TypeAlias = tuple[str, int]
 
-MOST_WAITING: Final = 32
-"""Connections on which a store's waiters may block at one time, in one process or loop, for each server."""
-
-LATE: Final = 0.5
-"""Seconds that Redis has at least to end a wait, even if the timeout is shorter: it checks ten times a second."""
-
-SLEEP: Final = 1.0
-"""Seconds after a refused wait in which no other is tried: its caller sleeps, as it would at a store without waits."""
-
 _TIMEOUT: Final = 2.0  # seconds, where the client sets none
 _LEFT_OUT: Final = ("retry_", "health_check_", "maint", "oss_cluster_", "orig_")  # settings
 
