@@ -20,14 +20,15 @@ from redis.retry import Retry
 
 from caslock.errors import StoreUnavailable
 from caslock.store import ABSENT, Entry, Traits
-from caslock.testing import StoreContract, StoreServer, server_contract, trial
+from caslock.testing import StoreContract, StoreServer, life_contract, server_contract, trial
 from caslock.testing.drive import driven
 from caslock.testing.life_contract import LifeContract
 from caslock.testing.server_contract import ServerContract
-from caslock.testing.steps import Clients
+from caslock.testing.steps import Clients, in_a_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
 
     from caslock.store import AsyncStore, Store
     from tests.servers import Server
@@ -540,6 +541,20 @@ def test_a_store_that_fails_badly_is_found_out(
     monkeypatch.setattr(trial, "RECONNECT", 4.0)
     why = {test: verdict(wrong.make, redis_server, test) for test in ALL}
     assert {test for test in ALL if why[test] and not why[test].startswith(SKIPPED)} == wrong.tests, why
+
+
+def test_a_parent_that_comes_late_still_asks_at_the_same_time_as_its_child(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a child could have its answers before its parent asks at all, and would share unseen."""
+
+    def late(act: Callable[[], None]) -> Future[None]:
+        time.sleep(0.5)
+        return in_a_thread(act)
+
+    monkeypatch.setattr(life_contract, "in_a_thread", late)
+    assert verdict(Plain, redis_server, FORKED) == ""
+    assert verdict(SharesWithItsChildren, redis_server, FORKED) != ""
 
 
 def test_all_of_the_contract_of_a_server_is_on_trial() -> None:

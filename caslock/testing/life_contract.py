@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from caslock.testing.steps import Clients
 
 TIMES: Final = 50
-"""How often parent and child ask at the same time."""
+"""How often parent and child ask at least, and until the other is half through."""
 
 PATIENCE: Final = 20.0
 """Seconds in which both have done so."""
@@ -45,12 +45,14 @@ class LifeContract:
             pytest.skip("there is no fork here")
         assert mine.get(key) is None  # so that there is a connection to inherit
         reader, writer = os.pipe()
+        (childs, tell_childs), (parents, tell_parents) = os.pipe(), os.pipe()  # tell that it is half through
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not use
             child = os.fork()
         if child == 0:
             try:
-                _ask_again_and_again(mine, f"{key}:child")
+                os.close(tell_parents)
+                _ask_again_and_again(mine, f"{key}:child", tell_childs, parents)
                 os.write(writer, b"right")
             except BaseException as error:  # noqa: BLE001 - it is told to the parent
                 os.write(writer, repr(error).encode()[:4000])
@@ -58,13 +60,15 @@ class LifeContract:
                 os._exit(0)
         try:
             os.close(writer)
-            outcome = in_a_thread(lambda: _ask_again_and_again(mine, f"{key}:parent"))
+            os.close(tell_childs)
+            outcome = in_a_thread(lambda: _ask_again_and_again(mine, f"{key}:parent", tell_parents, childs))
             ready, _, _ = select.select([reader], [], [], PATIENCE)
             said = os.read(reader, 4000) if ready else b"nothing"
             outcome.result(PATIENCE)
             assert said == b"right", f"the child has said: {said.decode(errors='replace')}"
         finally:
-            os.close(reader)
+            for pipe in (reader, childs, parents):
+                os.close(pipe)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -91,11 +95,19 @@ async def _close_twice(store: AsyncClosableStore) -> None:
     await store.aclose()
 
 
-def _ask_again_and_again(store: Store, key: str) -> None:
-    """Put, read and remove, each time under another key, and be sure of every answer."""
-    for number in range(TIMES):
-        name, value = f"{key}:{number}", f"{os.getpid()} {number}".encode()
-        entry = put(store, name, value)
-        time.sleep(0)  # so that two processes on one processor take turns
-        assert store.get(name) == entry
-        remove(store, name, entry.version)
+def _ask_again_and_again(store: Store, key: str, tell: int, heard: int) -> None:
+    """Put, read and remove, each time under another key, and be sure of every answer.
+
+    Go on until the other process has told that it is half through, or has ended; so both ask at the same time.
+    """
+    number, end = 0, time.monotonic() + PATIENCE / 2
+    with os.fdopen(tell, "wb", buffering=0) as half_through:
+        while number < TIMES or not (time.monotonic() > end or select.select([heard], [], [], 0)[0]):
+            name, value = f"{key}:{number}", f"{os.getpid()} {number}".encode()
+            entry = put(store, name, value)
+            time.sleep(0)  # so that two processes on one processor take turns
+            assert store.get(name) == entry
+            remove(store, name, entry.version)
+            number += 1
+            if number == TIMES // 2:
+                half_through.write(b".")
