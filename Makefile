@@ -5,7 +5,7 @@ ARGS ?=
 SERVERS ?=
 VENV ?= .venv
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input --no-compile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
