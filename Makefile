@@ -33,7 +33,7 @@ prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, tor
 	@$(PYTEST) $(BOTH) -m long $(ARGS)
 
 quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (a good minute)
-	@$(PYTEST) --numprocesses=logical $(ARGS) $(QUICK)
+	@$(PYTEST) --numprocesses=logical -m "not long" $(ARGS) $(QUICK)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
 	@$(RUN) -m tests.mutation $(ARGS)

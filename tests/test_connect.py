@@ -493,6 +493,7 @@ def script() -> None:
 """
 
 
+@pytest.mark.long
 def test_what_connect_gives_can_be_closed_for_the_type_checker(tmp_path: Path) -> None:
     """A FastAPI lifespan that closes the store of `connect_async` passes mypy --strict."""
     (tmp_path / "lifespan.py").write_text(LIFESPAN)
