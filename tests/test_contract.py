@@ -86,6 +86,7 @@ class TestSQLite(NoServer, LockContract, StoreContract):
     """Two connections to one file."""
 
     covers: ClassVar = SQLiteStore
+    proved = ("asyncio",)
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[SQLiteStore]:
@@ -372,6 +373,7 @@ class TestFencelessMemory(NoServer, LockContract, StoreContract):
     """Versions that never repeat and do not grow; it waits and batches."""
 
     covers: ClassVar = None
+    proved = ("asyncio",)
 
     @pytest.fixture
     def store(self) -> Fenceless:

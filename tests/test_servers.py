@@ -161,6 +161,7 @@ def test_no_other_process_is_given_the_same_port() -> None:
     assert "RuntimeError: no free port" in done.stderr
 
 
+@pytest.mark.long
 def test_environment_wins(new_redis: NewServer, tmp_path: Path) -> None:
     """A URL in CASLOCK_TEST_REDIS is taken before any binary, and that server is not ours to stop."""
     ours = new_redis()
@@ -174,6 +175,7 @@ def test_stop(redis_server): redis_server.restart()
     assert listens(ours.port)
 
 
+@pytest.mark.long
 def test_started_servers_end_with_the_session(tmp_path: Path, new_redis: NewServer) -> None:
     """When pytest has ended, so have the servers that it started."""
     new_redis()  # skips where there is none
@@ -214,6 +216,7 @@ def until(condition: object) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_missing_servers_skip_on_a_desk(tmp_path: Path) -> None:
     """Without binaries, Docker and URLs, the tests are skipped, with one line that says how to get the server."""
     code, output = run_pytest(tmp_path, NEED_BOTH, PATH="", DOCKER_HOST=CLOSED)

@@ -1021,6 +1021,7 @@ def test_a_wall_clock_goes_wrong() -> None:
 
 
 @unix
+@pytest.mark.long
 def test_the_command_line_prints_the_report(tmp_path: Path) -> None:
     """``python -m tests.torture URL`` ends with 0, prints its figures, and leaves other keys alone."""
     url = f"sqlite:///{tmp_path}/locks.db"

@@ -35,6 +35,8 @@ WAITING: Final = (
     "tests/stores/test_memcached.py::",  # many wait until a server is old enough
     "tests/stores/test_redis_cluster.py::test_nodes_that_are_stopped",
     "tests/stores/test_redis_wait.py::",
+    "tests/stores/test_sql.py::",
+    "tests/stores/test_tair.py::",
     "tests/test_bounds.py::",
     "tests/test_contract_bites.py::",
     "tests/test_faults_bite.py::",
@@ -45,7 +47,7 @@ WAITING: Final = (
 
 PROCESSORS: Final = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
-LANES: Final = min(max(PROCESSORS // 2, 1), 8) if sys.platform != "win32" else 0
+LANES: Final = min(PROCESSORS, 8) if sys.platform != "win32" else 0
 """Workers for tests that wait."""
 
 FIRST: Final = 1 << 16
