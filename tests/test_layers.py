@@ -14,7 +14,7 @@ PROTOCOL = (
     *("hand_over", "withdraw", "acquire", "renew", "release", "batch"),
 )
 LOCAL = (
-    *("clock", "log", "settings", "with_blocks", "hold", "loss", "queue", "shared", "lock_state", "multi", "lock"),
+    *("clock", "settings", "with_blocks", "hold", "loss", "queue", "shared", "lock_state", "multi", "lock"),
     *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "tasks"),
 )
 GROUND = ("errors", "store", "closing", "fork", "connections", "loop_end", "options")

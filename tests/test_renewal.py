@@ -344,6 +344,39 @@ def test_an_async_loss_is_reported_at_the_deadline_while_the_store_hangs() -> No
     asyncio.run(main())
 
 
+def test_the_end_of_a_shorter_lease_is_reported_while_its_extension_hangs(pool: ThreadPoolExecutor) -> None:
+    """Within 0.1 s of the new deadline, which counts from the request, and not from its answer."""
+    store, told = Distant(), Told()
+    hold = held(Lock(store, "key", ttl=30, on_lost=noting(told)))
+    store.gate.clear()
+    extending = pool.submit(hold.extend, 0.5)
+    assert eventually(lambda: hold.remaining() < 1)
+    deadline = hold._attempt.lease.deadline
+    assert eventually(lambda: told, 3)
+    assert 0 <= told[0][1] - deadline < 0.1
+    store.gate.set()
+    with pytest.raises(LockLost):
+        extending.result()
+
+
+def test_the_end_of_a_shorter_async_lease_is_reported_while_its_extension_hangs() -> None:
+    """The same for asyncio."""
+
+    async def main() -> None:
+        store, told = Distant(), Told()
+        hold = await AsyncLock(store, "key", ttl=30, on_lost=noting(told)).acquire()
+        assert hold is not None
+        store.gate.clear()
+        extending = asyncio.create_task(hold.extend(0.5))
+        await asyncio.sleep(0.8)
+        assert [0 <= moment - hold._attempt.lease.deadline < 0.1 for _, moment in told] == [True]
+        store.gate.set()
+        with pytest.raises(LockLost):
+            await extending
+
+    asyncio.run(main())
+
+
 @pytest.fixture(params=["redis", "memcached"])
 def server(request: pytest.FixtureRequest) -> Server:
     """Return a server of each kind that may be paused."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, TypeVar
 
-from caslock.local.log import log_error, warn
 from caslock.protocol.withdraw import location_of
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable
 
     from caslock.local.hold import Holding
@@ -21,7 +21,7 @@ def warn_of_loss(attempt: Attempt) -> None:
     """Log that a lease was lost, where, and why."""
     location = location_of(attempt.runtime)
     where = "" if location in attempt.lease.lost else f" at {location}"
-    warn(f"lock {attempt.key!r}{where} was lost: {attempt.lease.lost}")
+    _logger().warning("lock %r%s was lost: %s", attempt.key, where, attempt.lease.lost)
 
 
 def call_on_lost(on_lost: Callable[[H], object], hold: H) -> None:
@@ -32,8 +32,14 @@ def call_on_lost(on_lost: Callable[[H], object], hold: H) -> None:
     try:
         result = on_lost(hold)
     except Exception:  # noqa: BLE001 - a callback may raise whatever it likes
-        log_error(f"the on_lost callback of lock {hold.key!r} raised an exception")
+        _logger().exception("the on_lost callback of lock %r raised an exception", hold.key)
         return
     if isinstance(result, Coroutine):  # of an `async def` in a functools.partial, for example
         result.close()
-        log_error(f"on_lost of lock {hold.key!r} returned a coroutine, which was not run: use a plain function")
+        _logger().error("on_lost of lock %r returned a coroutine, which was not run: use a plain function", hold.key)
+
+
+def _logger() -> logging.Logger:
+    import logging  # noqa: PLC0415 - it takes longer to import than all of caslock, and is seldom needed
+
+    return logging.getLogger("caslock")

@@ -57,7 +57,12 @@ def _renewal(runtime: Runtime, attempt: Attempt, ttl: float | None) -> Record | 
     check(runtime, attempt)
     now = runtime.now()
     attempt.writes.forget_dead(now)
-    return attempt.next_record(lease.record, lease.version) if lease.ask(ttl, now) else None
+    deadline = lease.deadline
+    if not lease.ask(ttl, now):
+        return None
+    if lease.deadline < deadline:  # the lease ends earlier from now on, even if the store does not answer
+        runtime.watch(attempt)
+    return attempt.next_record(lease.record, lease.version)
 
 
 def _renewed(runtime: Runtime, attempt: Attempt, observed: Observed, before: int) -> bool:
