@@ -56,9 +56,6 @@ class IdleConnections(Generic[C]):
         self._stack: deque[C] = deque()
         self._inherited: list[C] = []  # the parent's: neither used, nor closed, nor collected as garbage
 
-    def __len__(self) -> int:
-        return len(self._stack)
-
     def take(self) -> C | None:
         """Take the one used last that is still good; None: there is none."""
         while True:

@@ -534,7 +534,7 @@ def test_another_server_at_the_port(
         f"redis://{cache}": "speaks memcached, not Redis",
         f"rediss://{cache}": "does not speak TLS; use redis://",
         f"rediss://{server}?socket_timeout=0.3&socket_connect_timeout=0.3": "if not, use redis://",
-        f"memcached://{server}": "speaks Redis, not memcached",
+        f"memcached://{server}": "is it a memcached without TLS, and not another server",
         f"memcached://{web_server}": "is it a memcached without TLS",
     }
     for url, sentence in sentences.items():

@@ -262,9 +262,9 @@ class MemcachedStore(Closing):
                 raise StoreError(
                     f"{location} does not speak the memcached text protocol without authentication ({problem!r})"
                 ) from problem
-            raise StoreUnavailable(
-                f"{location} is unreachable ({reason(problem)}){_hint(problem)}", sent=False
-            ) from problem
+            other = isinstance(problem, MemcacheUnknownError | MemcacheUnexpectedCloseError | ConnectionResetError)
+            hint = ": is it a memcached without TLS, and not another server? check the host and port" if other else ""
+            raise StoreUnavailable(f"{location} is unreachable ({reason(problem)}){hint}", sent=False) from problem
 
     def _open(self, ends: float) -> _Connection:
         """Connect, and learn which start of the server this is and whether locks are safe with it."""
@@ -412,17 +412,6 @@ def terms_of(size: int, ttl: float) -> bytes:
         raise ValueError(f"memcached keeps an entry for more than 0 and up to {_LONGEST_TTL} seconds, not {ttl}")
     # The server's clock lags by up to a second and may leap by two: exptime T lives between T-2 and T seconds.
     return b" 0 %d %d" % (math.ceil(ttl) + 2, size)
-
-
-def _hint(problem: Exception) -> str:
-    """Say what to do about a connection that could not be opened."""
-    told = problem.args[0] if isinstance(problem, MemcacheUnknownError) and problem.args else b""
-    if isinstance(told, bytes) and told.startswith((b"-", b"HTTP", b"<")):
-        kind = "Redis" if told.startswith(b"-") else "HTTP"
-        return f": that port speaks {kind}, not memcached; check the host and port"
-    if isinstance(problem, MemcacheUnexpectedCloseError | ConnectionResetError):
-        return ": it closed the connection; is it a memcached without TLS?"
-    return ""
 
 
 def _location(server: tuple[str, int] | str, prefix: bytes) -> str:

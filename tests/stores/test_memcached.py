@@ -647,7 +647,7 @@ def test_a_restart_costs_one_request(
 
     with ThreadPoolExecutor(5) as pool:
         list(pool.map(together, range(5)))
-    assert len(store._idle) > 1
+    assert len(store._idle._stack) > 1
     server.restart()
     with pytest.raises(StoreUnavailable) as caught:
         store.get("k")

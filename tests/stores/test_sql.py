@@ -152,7 +152,7 @@ def test_an_uncontended_cycle_is_two_statements(database: Database, store: Store
 def test_hostile_keys_and_values_reach_the_table_as_they_are(database: Database, store: Store) -> None:
     """Keys are compared byte for byte: no collation, no padding, no trimming; statements are never made of them."""
     salt = fresh()
-    hostile = [key for key in KEYS if len(key) < 500] + ["ä", "a\u0308", "\ud800", "%s", "%(x)s", ":name"]
+    hostile = [key for key in KEYS if len(key) < 500] + ["ä", "a\u0308", "%s", "%(x)s", ":name"]
     entries = {salt + key: put(store, salt + key, VALUES[number % len(VALUES)]) for number, key in enumerate(hostile)}
     for key, entry in entries.items():
         assert store.get(key) == entry
@@ -168,8 +168,8 @@ def test_no_two_keys_have_one_name() -> None:
     assert len(set(names)) == len(names)
     assert max(map(len, names)) <= 255
     assert [b"\xff" in name for name in names] == [len(key.encode()) > 255 for key in keys]
-    for key in ("", "k" * 1025):
-        with pytest.raises(ValueError, match="1 to 1024 characters"):
+    for key in ("", "k" * 1025, "\ud800"):
+        with pytest.raises(ValueError, match=r"1 to 1,024 characters|lone surrogate"):
             name_of(key)
 
 

@@ -33,6 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.schema import CreateTable
 
+from caslock.options import MAX_KEY, check_key
 from caslock.store import ABSENT, MAX_VALUE, Entry
 from caslock.stores.sql.failures import is_forbidden, is_missing, is_there
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, CursorResult, Executable
     from sqlalchemy.types import TypeEngine
 
-_LONGEST_KEY: Final = 1024
 _LONGEST_NAME: Final = 255  # bytes; every InnoDB row format can index as many
 _HEAD: Final = 190  # bytes of a longer key that begin its name
 _LONGEST_TTL: Final = 100 * 366 * 24 * 3600
@@ -60,7 +60,7 @@ _table: Final = Table(
     "caslock",
     metadata,
     Column("name", _bytes(_LONGEST_NAME), primary_key=True, comment="the key in UTF-8, or its beginning and a digest"),
-    Column("long_key", _bytes(4 * _LONGEST_KEY), comment="the key, where it is too long for a name"),
+    Column("long_key", _bytes(4 * MAX_KEY), comment="the key, where it is too long for a name"),
     Column("value", _bytes(MAX_VALUE), nullable=False),
     Column("version", BigInteger, nullable=False, autoincrement=False, comment="counts the puts into this row"),
     Column("expires", BigInteger, nullable=False, comment="microseconds since 1970 by the server's clock; 0: removed"),
@@ -163,10 +163,10 @@ class Verbs:
 
     def list(self, prefix: str) -> Generator[Request, Reply, list[tuple[str, Entry]]]:
         """See `ListingStore.list`."""
-        begins = prefix.encode(errors="surrogatepass")
+        begins = check_key(prefix) if prefix else b""
         answer = yield self._list, {"length": len(begins), "prefix": begins}
         entries = [(bytes(key), Entry(bytes(value), version)) for key, value, version in answer.rows]
-        return [(key.decode(errors="surrogatepass"), entry) for key, entry in entries]
+        return [(key.decode(), entry) for key, entry in entries]
 
     def identify(self) -> Generator[Request, Reply, str | None]:
         """See `IdentifiedStore.identify`."""
@@ -210,9 +210,7 @@ def with_table(verb: Generator[Request, Reply, _T]) -> Generator[Request, Reply,
 
 def name_of(key: str) -> tuple[bytes, bytes | None]:
     """Give the name of a key's row, and the key in bytes if it is too long to be the name."""
-    if not 1 <= len(key) <= _LONGEST_KEY:
-        raise ValueError(f"a key has 1 to {_LONGEST_KEY} characters, not {len(key)}")
-    name = key.encode(errors="surrogatepass")
+    name = check_key(key)
     if len(name) <= _LONGEST_NAME:
         return name, None
     # No UTF-8 has the byte 0xff, so no key is the name of another.
