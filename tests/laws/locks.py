@@ -26,6 +26,8 @@ from tests.laws.trials import Trials
 from tests.laws.waiters import Waiters
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from caslock.store import AsyncStore, Store
 
 PLAYS: Final[dict[str, type[Play]]] = {"blocking": Blocking, "asyncio": Asyncio}
@@ -57,9 +59,11 @@ class LockContract(Waiters, SeveralKeys, Owners, Trials, Holders):
     @pytest.fixture
     def caslock_scene(
         self, request: pytest.FixtureRequest, store: Store | AsyncStore, another_store: Store | AsyncStore
-    ) -> Scene:
+    ) -> Iterator[Scene]:
         """Make the scene for one API."""
         play = PLAYS[request.param]()
         if is_async(store) and isinstance(play, Blocking):
             pytest.skip('an AsyncStore has no blocking API: set apis = ("asyncio",)')
-        return Scene(play, store, another_store, f"locks:{uuid4().hex}")
+        scene = Scene(play, store, another_store, f"locks:{uuid4().hex}")
+        yield scene
+        scene.end()

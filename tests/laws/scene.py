@@ -15,6 +15,7 @@ from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock
 from caslock.blocking import Hold, Lock, MultiHold, MultiLock
 from caslock.local.workers import run
 from caslock.protocol.record import Record, decode
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.drive import done, is_async, on_loop
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore
 
@@ -206,13 +207,25 @@ class Scene:
         """Set the scene."""
         self.play = play
         self.store = store
-        self.another = play.faulty(another) if another is store else another
+        self._wrapped = list[AnyFaultyStore]()
+        self.another = self._wrap(another) if another is store else another
         self.key = key
         self.traits = store.traits
 
+    def _wrap(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
+        self._wrapped.append(self.play.faulty(store, plain=plain))
+        return self._wrapped[-1]
+
+    def end(self) -> None:
+        """Let what is still cleaned up in the background find an empty place, and not open a closed store again."""
+        memory = MemoryStore()
+        for faulty in self._wrapped:
+            faulty.heal()
+            faulty.store = AsyncMemoryStore(memory) if isinstance(faulty, AsyncFaultyStore) else memory
+
     def faulty(self, *, plain: bool = False) -> AnyFaultyStore:
         """One client's store, with faults to be planned; `plain`: without what it can do beyond the three verbs."""
-        return self.play.faulty(self.store, plain=plain)
+        return self._wrap(self.store, plain=plain)
 
     def lock(
         self, store: Store | AsyncStore | None = None, key: str | None = None, **settings: Unpack[Settings[AnyHold]]
@@ -226,7 +239,7 @@ class Scene:
 
     def rival(self, key: str | None = None, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
         """Another client's lock."""
-        return self.lock(self.play.faulty(self.another), key, **settings)
+        return self.lock(self._wrap(self.another), key, **settings)
 
     async def holder(self, key: str | None = None) -> Record | None:
         """Who holds the key, as the store has it."""
