@@ -14,6 +14,7 @@ from caslock.errors import (
     StoreError,
     StoreUnavailable,
 )
+from caslock.observer import LockEvent, Observer, log_long_waits, observe
 from caslock.protocol.attempt import Retry
 from caslock.protocol.record import Record
 from caslock.store import (
@@ -66,11 +67,13 @@ __all__ = [
     "IdentifiedStore",
     "ListingStore",
     "Lock",
+    "LockEvent",
     "LockLost",
     "MultiHold",
     "MultiLock",
     "NotAcquired",
     "NotHeld",
+    "Observer",
     "OutcomeUnknown",
     "Put",
     "QueueingStore",
@@ -87,6 +90,8 @@ __all__ = [
     "connect_async",
     "key",
     "locked",
+    "log_long_waits",
+    "observe",
 ]
 
 _LATER = {

@@ -291,7 +291,7 @@ def test_a_wait_at_the_store_is_bounded_when_the_server_hangs(hanging: Hanging, 
 
 def test_a_hand_over_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a waiter in the local queue whose first put is sent by the releaser, both return within their bounds."""
-    key, timeout, store = fresh(), 1.0, hanging.store()
+    key, timeout, store = fresh(), 2.5 * REQUEST, hanging.store()
     hold = held(Lock(store, key, ttl=TTL).acquire())
     waiter = Lock(store, key, ttl=TTL)
     waiting = pool.submit(timed, lambda: waiter.acquire(timeout=timeout))
@@ -354,7 +354,7 @@ def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging
 
 def test_several_keys_are_bounded_together_when_the_server_hangs(hanging: Hanging) -> None:
     """Given ten keys, MultiLock has the bounds of one: its release, its acquire, and giving back what it had."""
-    store, keys, timeout = hanging.store(), [fresh(f"key{number}") for number in range(10)], 1.0
+    store, keys, timeout = hanging.store(), [fresh(f"key{number}") for number in range(10)], 2.5 * REQUEST
     held(Lock(store, fresh()).acquire()).release()
     holds = MultiLock(store, keys, ttl=TTL).acquire()
     assert holds is not None
@@ -377,7 +377,7 @@ def test_what_a_multi_lock_could_not_give_back_is_released_in_the_background(
     """Given a MultiLock that has one key and waits for the other, a hang leaves the one key only for a while."""
     store, free, taken = hanging.store(), fresh("a"), fresh("b")
     theirs = held(Lock(hanging.store(), taken, ttl=TTL).acquire())
-    waiting = pool.submit(timed, lambda: MultiLock(store, [free, taken], ttl=TTL).acquire(timeout=1.0))
+    waiting = pool.submit(timed, lambda: MultiLock(store, [free, taken], ttl=TTL).acquire(timeout=2.5 * REQUEST))
     assert until(lambda: Lock(store, free).locked())
     hanging.hang()
     ended = waiting.result()

@@ -26,6 +26,8 @@ EXTRAS = (
     "click",
     "rich",
     "platformdirs",
+    "prometheus_client",
+    "opentelemetry",
 )
 
 SCRIPT = f"""

@@ -14,10 +14,10 @@ PROTOCOL = (
     *("hand_over", "withdraw", "acquire", "renew", "release", "batch"),
 )
 LOCAL = (
-    *("clock", "settings", "with_blocks", "hold", "loss", "queue", "shared", "lock_state", "multi", "lock"),
+    *("clock", "settings", "with_blocks", "hold", "reports", "queue", "shared", "lock_state", "multi", "lock"),
     *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "tasks"),
 )
-GROUND = ("errors", "store", "closing", "fork", "connections", "loop_end", "options")
+GROUND = ("errors", "store", "closing", "fork", "connections", "loop_end", "options", "observer")
 LADDER = (
     *GROUND,
     *(f"protocol.{name}" for name in PROTOCOL),
@@ -33,6 +33,7 @@ LADDER = (
         "connect",
         "fencing",
         "__init__",
+        "observers",
         "testing",
         "verify",
         "cli",
@@ -50,7 +51,7 @@ STORES["sql"] = STORES["redis"]
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""
 for own in PROTOCOL:
-    MAY_IMPORT[f"protocol.{own}"] -= {"closing", "connections", "fork", "loop_end", "options"}
+    MAY_IMPORT[f"protocol.{own}"] -= {"closing", "connections", "fork", "loop_end", "options", "observer"}
 for own in ("task_renewer", "tasks"):  # threads and tasks are siblings, and so are the two APIs
     MAY_IMPORT[f"local.{own}"] -= {"local.thread_renewer", "local.threads"}
 MAY_IMPORT["aio"] -= {"blocking", "local.thread_renewer", "local.threads"}

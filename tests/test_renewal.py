@@ -23,7 +23,7 @@ from caslock import (
     connect,
     connect_async,
 )
-from caslock.local import clock
+from caslock.local import clock, reports
 from caslock.local.schedule import MOST_RENEWING, MOST_TOGETHER, Renewals
 from caslock.local.shared import shared_of
 from caslock.local.workers import Workers, run
@@ -470,10 +470,10 @@ def test_a_store_that_hangs_takes_no_other_stores_leases() -> None:
 
     async def main() -> None:
         hanging, other, told = Distant(), Distant(), Told()
-        held_there = await AsyncLock(hanging, "held", ttl=0.9, on_lost=noting(told)).acquire()
-        held_here = await AsyncLock(other, "held", ttl=0.9, on_lost=noting(told)).acquire()
+        held_there = await AsyncLock(hanging, "held", ttl=1.5, on_lost=noting(told)).acquire()
+        held_here = await AsyncLock(other, "held", ttl=1.5, on_lost=noting(told)).acquire()
         acquires = hanging_acquires(hanging)
-        await asyncio.sleep(2)
+        await asyncio.sleep(2.5)
         assert not told
         assert held_there is not None
         assert held_here is not None
@@ -529,7 +529,7 @@ def test_a_loss_is_reported_once_by_every_means(how: str, caplog: pytest.LogCapt
     assert eventually(lambda: told, 1)
     wait(0.2)
     assert len(told) == 1
-    warnings = [record.getMessage() for record in caplog.records if record.name == "caslock"]
+    warnings = [record.getMessage() for record in caplog.records if "was lost" in record.getMessage()]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"lock 'key' at {store.traits.location} was lost: ")
 
@@ -562,7 +562,7 @@ def test_an_async_loss_is_reported_once_by_every_means(how: str, caplog: pytest.
     asyncio.run(main())
     assert time.monotonic() - began < 3
     assert len(told) == 1
-    warnings = [record.getMessage() for record in caplog.records if record.name == "caslock"]
+    warnings = [record.getMessage() for record in caplog.records if "was lost" in record.getMessage()]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"lock 'key' at {store.traits.location} was lost: ")
 
@@ -595,6 +595,60 @@ def test_an_on_lost_that_would_have_to_be_awaited_is_an_error_in_the_log(caplog:
     gc.collect()  # a coroutine that was not closed would warn here
     for key, error in zip(("async", "blocking"), errors(), strict=True):
         assert error.startswith(f"on_lost of lock {key!r} returned a coroutine")
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was warned about lately."""
+    monkeypatch.setattr(reports, "_warned", {})
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_warning_precedes_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+    """While the store does not answer, a WARNING says that renewals are late, once, before the leases end."""
+    store = DistantBatches()
+    holds = [held(Lock(store, f"key {number}", ttl=0.9)) for number in range(3)]
+    store.gate.clear()
+    assert eventually(lambda: "are late" in caplog.text or holds[0].lost)
+    assert not any(hold.lost for hold in holds)
+    assert eventually(lambda: caplog.text.count("was lost") == 3)
+    assert caplog.text.count("are late") == 1
+    store.gate.set()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_warning_counts_nothing_that_it_has_not_seen(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning names the location, the lock whose lease ends first, when that is, and what may be the cause."""
+    store = MemoryStore()
+    holds = [held(Lock(store, f"key {number}", auto_renew=False)) for number in range(2)]
+    for hold, left in zip(holds, (9.004, 4.004), strict=True):
+        hold._attempt.lease.deadline = clock.now() + left
+    for _ in range(2):
+        reports.warn_of_late_renewals([hold._attempt for hold in holds])
+    (message,) = caplog.messages
+    assert message == (
+        f"renewals at {store.traits.location} are late: the lease of lock 'key 1' ends in 4 s. "
+        "The store is slow or does not answer, or this process is overloaded."
+    )
+
+
+@pytest.mark.usefixtures("quiet")
+def test_an_async_warning_precedes_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+    """The same for asyncio."""
+
+    async def main() -> None:
+        store = DistantBatches()
+        hold = await AsyncLock(store, "key", ttl=0.9).acquire()
+        assert hold is not None
+        store.gate.clear()
+        async with asyncio.timeout(3):
+            while "are late" not in caplog.text:
+                assert not hold.lost
+                await asyncio.sleep(0.01)
+        assert not hold.lost
+        store.gate.set()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("batches", [True, False])

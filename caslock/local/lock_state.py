@@ -14,10 +14,11 @@ import time
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar, cast
 
+from caslock import observer
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
 from caslock.fork import at_fork, generation
 from caslock.local.hold import Holding
-from caslock.local.loss import call_on_lost
+from caslock.local.reports import call_on_lost, event_of
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt, First, Retry, Terms
 from caslock.protocol.exchange import read
@@ -211,8 +212,10 @@ class LockState:
         began = self.runtime.now()
         if since is None:
             attempt.limit = NEVER if timeout is None else began + timeout
+        queued = False
         try:
             if not entered and not self._queue.enter(attempt, began):
+                queued = True
                 timeout = await self._turn(attempt, began, timeout, since)
             if not await acquire.acquire(self.runtime, attempt, timeout, self.settings.poll, observed):
                 raise NotAcquired(self._busy(attempt, self._waited(began, since)))  # noqa: TRY301 - undone below, as whatever else happens
@@ -221,11 +224,27 @@ class LockState:
             raise
         except BaseException as error:
             await self.undo(attempt, error)
+            if isinstance(error, NotAcquired):
+                self._tell_outcome(attempt, "busy", since or began, queued=queued, reason=str(error))
             raise
+        self._tell_outcome(attempt, "acquired", since or began, queued=queued)
         return hold
 
+    def _tell_outcome(
+        self, attempt: Attempt, name: str, since: float, *, queued: bool = False, reason: str = ""
+    ) -> None:
+        """Tell observers and the log how an acquire has ended that began at the moment `since`."""
+        if observer.listens():
+            if attempt.limit > since and (queued or attempt.contention is not None):  # one try does not wait
+                self._tell(attempt, "waited", since)
+            self._tell(attempt, name, since, reason)
+
+    def _tell(self, attempt: Attempt, name: str, since: float, reason: str = "") -> None:
+        if observer.listens():
+            observer.tell(name, event_of(attempt, self.runtime.now() - since, reason))
+
     async def settle(
-        self, attempt: Attempt, make: Callable[[LockState, Attempt], H], observed: Observed | None
+        self, attempt: Attempt, make: Callable[[LockState, Attempt], H], observed: Observed | None, since: float
     ) -> H | None:
         """Acquire in one try after a put that was sent with others; after None, call `undo` or `step_back`.
 
@@ -234,12 +253,14 @@ class LockState:
         try:
             if not await acquire.acquire(self.runtime, attempt, 0.0, self.settings.poll, observed):
                 return None
-            return self._hold(attempt, make)
+            hold = self._hold(attempt, make)
         except GeneratorExit:
             raise
         except BaseException as error:
             await self.undo(attempt, error)
             raise
+        self._tell_outcome(attempt, "acquired", since)
+        return hold
 
     def _hold(self, attempt: Attempt, make: Callable[[LockState, Attempt], H]) -> H:
         hold = make(self, attempt)
@@ -326,6 +347,8 @@ class LockState:
             self._forget(attempt)
             if attempt.lease.record is None:
                 attempt.levels.clear()
+                if not attempt.lease.lost:
+                    self._tell(attempt, "released", attempt.lease.began)
 
     def release_later(self, hold: Holding) -> None:
         """Release a hold in the background: its own release got no answer, or was not tried."""
@@ -415,6 +438,8 @@ class LockState:
             if attempt.levels and attempt.lease.fence == broken.fence:
                 attempt.lose("this process called force_release()")
         self._queue.inside(self.runtime.now())
+        location = self.runtime.store.traits.location
+        observer.warn(f"lock {self.key!r} at {location} was released by force; it was held by {broken}")
         return self._told(broken, broken.fence)
 
 

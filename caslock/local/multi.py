@@ -318,7 +318,7 @@ class _Several(Generic[H]):
         """Make holds of what was put together; where a put got no answer, that may fail."""
         for state in group:
             attempt = self.attempts.pop(state)
-            hold = await state.settle(attempt, self._make, answers.get(attempt))
+            hold = await state.settle(attempt, self._make, answers.get(attempt), self._began)
             if hold is None:
                 self.attempts[state] = attempt
                 await self._let_go(self._states.index(state))

@@ -12,6 +12,7 @@ import weakref
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from caslock.local.reports import Renewed
 from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
 
@@ -32,6 +33,9 @@ MOST_RENEWING: Final = 16
 TOGETHER: Final = 1 / 120
 """Part of a lease by which a renewal may come earlier, so that it travels together with others."""
 
+LATE: Final = 1 / 3
+"""Part of a lease: when no more is left and its renewal has not succeeded, a warning says so."""
+
 _MOST_DEAD: Final = 1000
 
 _numbers = count()  # heaps compare them, and never attempts
@@ -43,6 +47,8 @@ class Due(NamedTuple):
     over: list[Attempt]
     """Their leases have ended."""
     renew: list[Attempt]
+    late: list[Attempt]
+    """Their renewals were due long ago, and have not succeeded."""
 
     def by_store(self) -> Iterable[list[Attempt]]:
         """Return what is to be renewed, grouped by store."""
@@ -53,10 +59,10 @@ class Due(NamedTuple):
 
 
 class Schedule:
-    """When to look at each attempt next: when its renewal is due, and then at the end of its lease."""
+    """When to look at each attempt next: when its renewal is due, when that is late, and at the end of its lease."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, weakref.ref[Attempt]]] = []
+        self._heap: list[_Entry] = []
         self._most = _MOST_DEAD
 
     @property
@@ -75,36 +81,48 @@ class Schedule:
 
     def look(self, now: float) -> Due:
         """Return what is due at the moment `now`, which the caller has just read from the clock."""
-        due = Due([], [])
+        due = Due([], [], [])
         while self.next <= now:
             entry = heapq.heappop(self._heap)
             attempt = _awaited(entry)
             if attempt is None:
                 continue
-            if now >= attempt.lease.deadline:
+            deadline = attempt.lease.deadline
+            if now >= deadline:
                 due.over.append(attempt)
-            elif _moment(attempt) > now:  # it has been renewed meanwhile
+            elif _moment(attempt) > now and not entry.asked:  # it has been renewed meanwhile
                 self._at(_moment(attempt), attempt)
             else:
-                due.renew.append(attempt)
-                self._at(attempt.lease.deadline, attempt)
+                if not entry.asked:
+                    due.renew.append(attempt)
+                late = deadline - LATE * attempt.lease.ttl
+                if now >= late:
+                    due.late.append(attempt)
+                self._at(late if now < late else deadline, attempt, asked=True)
         if len(self._heap) > self._most:  # a short hold leaves an entry behind
             self._heap = [entry for entry in self._heap if _awaited(entry)]
             heapq.heapify(self._heap)
             self._most = max(_MOST_DEAD, 2 * len(self._heap))
         return due
 
-    def _at(self, when: float, attempt: Attempt) -> None:
+    def _at(self, when: float, attempt: Attempt, *, asked: bool = False) -> None:
         # In this order: after an interrupt between the two, the earlier entry still counts.
-        heapq.heappush(self._heap, (when, next(_numbers), weakref.ref(attempt)))
+        heapq.heappush(self._heap, _Entry(when, next(_numbers), weakref.ref(attempt), asked))
         attempt.scheduled = when
 
 
-def _awaited(entry: tuple[float, int, weakref.ref[Attempt]]) -> Attempt | None:
+class _Entry(NamedTuple):
+    when: float
+    number: int
+    attempt: weakref.ref[Attempt]
+    asked: bool
+    """Its renewal was asked for."""
+
+
+def _awaited(entry: _Entry) -> Attempt | None:
     """Return the attempt of an entry; None if it is held no longer, or another entry has replaced this one."""
-    when, _, reference = entry
-    attempt = reference()
-    return attempt if attempt is not None and attempt.scheduled == when and _is_held(attempt) else None
+    attempt = entry.attempt()
+    return attempt if attempt is not None and attempt.scheduled == entry.when and _is_held(attempt) else None
 
 
 def _is_held(attempt: Attempt) -> bool:
@@ -178,6 +196,7 @@ class Renewals:
 
     async def _renew(self, batch: Sequence[Attempt]) -> None:
         singly: list[Attempt] = []
+        renewed = Renewed(batch)
         try:
             singly = await renew.keep(batch[0].runtime.renewing, batch)
         finally:  # after a failure they are due again soon
@@ -185,3 +204,4 @@ class Renewals:
                 if _is_held(attempt):
                     self._watch(attempt)
             self._singly.add(singly)
+        renewed.report()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from caslock.local import clock
-from caslock.local.loss import warn_of_loss
+from caslock.local.reports import warn_of_late_renewals, warn_of_loss
 from caslock.local.schedule import Renewals, Schedule
 from caslock.loop_end import before_the_loop_ends
 from caslock.protocol.lease import NEVER
@@ -129,3 +129,4 @@ class LoopRenewer:
                 renewals = Renewals(self._start, self.watch, batches=runtime.batching is not None)
                 self._renewals[runtime.shared] = renewals
             renewals.add(attempts)
+        warn_of_late_renewals(due.late)

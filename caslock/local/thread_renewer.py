@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from caslock.fork import at_fork
 from caslock.local import clock
-from caslock.local.loss import warn_of_loss
+from caslock.local.reports import warn_of_late_renewals, warn_of_loss
 from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due, Renewals, Schedule
 from caslock.local.workers import LINGER, Workers, report, run, run_safely, start
 from caslock.protocol.lease import NEVER
@@ -112,6 +112,8 @@ def _act(due: Due) -> None:
         runtime = attempts[0].runtime
         begin = partial(_renewals, batches=runtime.batching is not None)
         cast("Shared", runtime.shared).part("renewals", begin).add(attempts)
+    if due.late:
+        _tellers.do(partial(warn_of_late_renewals, due.late))
 
 
 def _renewals(*, batches: bool) -> Renewals:

@@ -1,0 +1,100 @@
+"""Reports what happens to leases in the background: to the log, to observers, and to the user's `on_lost`."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from caslock.observer import LockEvent, listens, log_error, tell, warn
+from caslock.protocol.lease import NEVER
+from caslock.protocol.withdraw import location_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from caslock.local.hold import Holding
+    from caslock.protocol.attempt import Attempt
+
+H = TypeVar("H", bound="Holding")
+
+QUIET: Final = 10.0
+"""Seconds between two warnings of one kind about one location."""
+
+
+def event_of(attempt: Attempt, seconds: float, reason: str = "") -> LockEvent:
+    """Return what an observer is told of `attempt`."""
+    traits = attempt.runtime.store.traits
+    fence = attempt.lease.fence if traits.fences and attempt.lease.fence else None
+    return LockEvent(attempt.key, attempt.owner, traits.location, fence, seconds, reason)
+
+
+def warn_of_loss(attempt: Attempt) -> None:
+    """Log that a lease was lost, where, and why; tell the observers."""
+    lost, location = attempt.lease.lost, location_of(attempt.runtime)
+    where = "" if location in lost else f" at {location}"
+    warn(f"lock {attempt.key!r}{where} was lost: {lost}")
+    tell("lost", event_of(attempt, attempt.runtime.now() - attempt.lease.began, lost))
+
+
+def warn_of_late_renewals(attempts: Iterable[Attempt]) -> None:
+    """Log that leases have not been renewed in time, and that the first of them ends soon."""
+    for attempt in sorted(attempts, key=lambda attempt: attempt.lease.deadline):
+        location, left = location_of(attempt.runtime), attempt.lease.deadline - attempt.runtime.now()
+        if not _warned_lately(f"late {location}", attempt.runtime.now()):
+            warn(
+                f"renewals at {location} are late: the lease of lock {attempt.key!r} ends in {left:.3g} s. "
+                "The store is slow or does not answer, or this process is overloaded."
+            )
+
+
+class Renewed:
+    """What a renewal of several leases has done to each of them."""
+
+    def __init__(self, attempts: Iterable[Attempt]) -> None:
+        """Note how they are before it."""
+        self._before = [(attempt, attempt.lease.deadline, attempt.writes.count) for attempt in attempts]
+
+    def report(self) -> None:
+        """Tell the observers of each; log a failure."""
+        for attempt, deadline, count in self._before:
+            if attempt.ending or attempt.lease.lost:
+                continue
+            now = attempt.runtime.now()
+            left = attempt.lease.deadline - now
+            if attempt.lease.deadline > deadline:
+                if listens():
+                    tell("renewed", event_of(attempt, left))
+            elif attempt.writes.count > count:  # it was sent
+                location = location_of(attempt.runtime)
+                if not _warned_lately(f"failed {location}", now):
+                    warn(
+                        f"the lease of lock {attempt.key!r} at {location} could not be renewed; "
+                        f"this is tried again until it ends, in {left:.3g} s"
+                    )
+                tell("renewal_failed", event_of(attempt, left))
+
+
+def _warned_lately(what: str, now: float) -> bool:
+    """Whether a warning was logged in the last `QUIET` seconds; if not, note that it is logged now."""
+    if now < _warned.get(what, -NEVER) + QUIET:
+        return True
+    _warned[what] = now
+    return False
+
+
+_warned: dict[str, float] = {}
+
+
+def call_on_lost(on_lost: Callable[[H], object], hold: H) -> None:
+    """Call the user's `on_lost`; no caller could catch its exception, so that is logged, with its traceback.
+
+    SystemExit and the like are left to what runs this thread or event loop.
+    """
+    try:
+        result = on_lost(hold)
+    except Exception:  # noqa: BLE001 - a callback may raise whatever it likes
+        log_error(f"the on_lost callback of lock {hold.key!r} raised an exception")
+        return
+    if isinstance(result, Coroutine):  # of an `async def` in a functools.partial, for example
+        result.close()
+        log_error(f"on_lost of lock {hold.key!r} returned a coroutine, which was not run: use a plain function")

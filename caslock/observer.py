@@ -1,0 +1,142 @@
+"""Tells what happens to the locks of this process: to observers (for metrics and traces), and to the log.
+
+The logger ``caslock`` has a WARNING for each lost lease, failed renewal and forced release, an INFO for each long wait
+(see `log_long_waits`), and a DEBUG for each acquire and release.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+DEBUG: Final = 10
+INFO: Final = 20
+WARNING: Final = 30
+"""As in `logging`, which takes longer to import than all of caslock, and may never be needed."""
+
+
+class LockEvent(NamedTuple):
+    """What has happened to one lock."""
+
+    key: str
+    owner: str
+    location: str
+    """Of the store; without its password."""
+    fence: int | None
+    """None if the key is not held, or the store has no fences."""
+    seconds: float
+    """What it measures depends on the event: see `Observer`."""
+    reason: str = ""
+    """Why the lease was lost, the renewal has failed, or the key could not be acquired."""
+
+
+class Observer:
+    """Is told what happens to all locks of this process, once it was given to `observe`.  Subclass it.
+
+    The methods are called where it happens: by the thread or task that acquires or releases, or by one that renews
+    leases.  They must return at once, and must not use the lock.  An exception is logged as an ERROR, and does not
+    concern the lock.
+    """
+
+    def waited(self, event: LockEvent) -> None:
+        """An acquire had to wait for ``seconds``, as the key was in use; `acquired` or `busy` follows."""
+
+    def acquired(self, event: LockEvent) -> None:
+        """A key was acquired, ``seconds`` after the call.  A re-entry is no event."""
+
+    def busy(self, event: LockEvent) -> None:
+        """A key was not acquired, as somebody else held it for all of the timeout, ``seconds``."""
+
+    def renewed(self, event: LockEvent) -> None:
+        """A lease was renewed in the background, and lasts for ``seconds`` from now."""
+
+    def renewal_failed(self, event: LockEvent) -> None:
+        """A renewal in the background has failed; it is repeated while the lease lasts, for ``seconds`` from now."""
+
+    def lost(self, event: LockEvent) -> None:
+        """A lease was lost, ``seconds`` after the key was acquired.  Each loss is told once."""
+
+    def released(self, event: LockEvent) -> None:
+        """A key was released by its holder, ``seconds`` after it was acquired."""
+
+
+NAMES: Final = ("waited", "acquired", "busy", "renewed", "renewal_failed", "lost", "released")
+
+_observers: list[Observer] = []
+_long_wait = 10.0
+_logger: logging.Logger | None = None
+
+
+def observe(observer: Observer) -> Callable[[], None]:
+    """Tell `observer` from now on what happens to the locks of this process; returns a function that ends that.
+
+    Raises TypeError if it lacks a method of `Observer`.
+    """
+    missing = [name for name in NAMES if not callable(getattr(observer, name, None))]
+    if missing or isinstance(observer, type):
+        kind = f"the class {observer.__name__}" if isinstance(observer, type) else type(observer).__name__
+        raise TypeError(
+            f"expected an instance of a subclass of caslock.Observer, not {kind}"
+            + (f", which lacks {', '.join(missing)}" if missing else "")
+        )
+    _observers.append(observer)
+    return lambda: _forget(observer)
+
+
+def _forget(observer: Observer) -> None:
+    _observers[:] = [each for each in _observers if each is not observer]
+
+
+def log_long_waits(seconds: float) -> None:
+    """Log an INFO whenever an acquire has waited for more than `seconds` (at first 10), whether it then succeeded."""
+    global _long_wait  # noqa: PLW0603 - a setting of the process, as the logger is
+    if isinstance(seconds, bool) or not seconds >= 0:
+        raise ValueError(f"seconds must be 0 or more, not {seconds!r}")
+    _long_wait = seconds
+
+
+def listens() -> bool:
+    """Whether an observer, or the log at a level below WARNING, wants to know of anything."""
+    return bool(_observers) or ("logging" in sys.modules and _log().isEnabledFor(INFO))
+
+
+def _log() -> logging.Logger:
+    global _logger  # noqa: PLW0603 - looking it up takes ten times as long
+    if _logger is None:
+        import logging  # noqa: PLC0415 - see `WARNING`
+
+        _logger = logging.getLogger("caslock")
+    return _logger
+
+
+def tell(name: str, event: LockEvent) -> None:
+    """Tell the observers, and the log."""
+    for observer in tuple(_observers):
+        try:
+            getattr(observer, name)(event)
+        except Exception:  # noqa: BLE001 - an observer may raise whatever it likes
+            log_error(f"the observer {type(observer).__name__} raised an exception")
+    if name in _TEXTS and "logging" in sys.modules and (name != "waited" or event.seconds > _long_wait):
+        level, text = _TEXTS[name]
+        _log().log(level, text, event.key, event.location, event.seconds)
+
+
+_TEXTS: Final = {
+    "acquired": (DEBUG, "lock %r at %s was acquired after %.3g s"),
+    "released": (DEBUG, "lock %r at %s was released after %.3g s"),
+    "waited": (INFO, "waited for lock %r at %s for %.3g s"),
+}
+
+
+def warn(text: str) -> None:
+    """Log a WARNING."""
+    _log().warning("%s", text)
+
+
+def log_error(text: str) -> None:
+    """Log an ERROR, with the traceback of the exception that is handled, if any."""
+    _log().error("%s", text, exc_info=sys.exc_info()[0] is not None)

@@ -1,0 +1,1 @@
+"""Observers for metrics and traces; each needs an extra: ``prometheus`` or ``otel``."""
