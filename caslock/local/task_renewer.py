@@ -102,8 +102,12 @@ class LoopRenewer:
             return
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: done())
+
+        def ended(task: asyncio.Task[None]) -> None:  # it refers to us: until then we stay the renewer of the loop
+            self._tasks.discard(task)
+            done()
+
+        task.add_done_callback(ended)
 
     @property
     def _is_over(self) -> bool:

@@ -1,0 +1,126 @@
+"""Clean-ups in the background ask a store that gives no answer rarely, close no store, and outlive no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import AsyncLock, Lock, StoreUnavailable
+from caslock.protocol import record
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.locations import fresh, until
+
+if TYPE_CHECKING:
+    from caslock import Entry
+
+
+class Silent(MemoryStore):
+    """Applies each request and gives no answer, while it hangs; once closed, it is closed for good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs = True
+        self.closed = False
+        self.reads: list[str] = []
+
+    def get(self, key: str) -> Entry | None:
+        self.reads.append(key)
+        entry = super().get(key)
+        self._answer()
+        return entry
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        entry = super().put_if_version(key, value, version, ttl)
+        self._answer()
+        return entry
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        entry = super().invalidate(key, version)
+        self._answer()
+        return entry
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _answer(self) -> None:
+        assert not self.closed
+        if self.hangs:
+            raise StoreUnavailable("no answer")
+
+
+def is_held(store: Silent, key: str) -> bool:
+    """Look at the record without asking the store for an answer."""
+    entry = MemoryStore.get(store, key)
+    return entry is not None and not record.decode(entry.value).free
+
+
+def test_a_clean_up_closes_no_store() -> None:
+    """Given an acquire without an answer, its record is removed in the background, and the store stays open."""
+    store, key = Silent(), fresh()
+    with pytest.raises(StoreUnavailable):
+        Lock(store, key).acquire(timeout=0)
+    assert is_held(store, key)
+    store.hangs = False
+    assert until(lambda: not is_held(store, key))
+    with Lock(store, fresh()):
+        assert not store.closed
+
+
+def test_many_tasks_that_get_no_answer_ask_as_often_as_one() -> None:
+    """Given 100 acquires of one loop without an answer, one task cleans up for all, and the store stays open."""
+    store, keys = Silent(), [fresh() for _ in range(100)]
+
+    async def main() -> None:
+        acquires = (AsyncLock(store, key).acquire(timeout=0) for key in keys)
+        ends = await asyncio.gather(*acquires, return_exceptions=True)
+        assert all(isinstance(end, StoreUnavailable) for end in ends)
+        store.reads.clear()
+        assert len(asyncio.all_tasks()) == 2
+        while len(store.reads) < 2:  # noqa: ASYNC110 - the store does not tell
+            await asyncio.sleep(0.01)
+        assert len(store.reads) < 5
+        store.hangs = False
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=10)
+        assert not any(is_held(store, key) for key in keys)
+        async with AsyncLock(store, fresh()):
+            assert not store.closed
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize("renews", [False, True])
+def test_a_closed_loop_is_not_kept_alive(*, renews: bool) -> None:
+    """Given a loop that is closed while a lease is held or renewed in it, nothing of caslock refers to it any more."""
+
+    class Slow(AsyncMemoryStore):
+        async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            if version:
+                renewing.append(True)
+                await asyncio.sleep(60)
+            return await super().put_if_version(key, value, version, ttl)
+
+    def run_a_loop() -> weakref.ref[asyncio.AbstractEventLoop]:
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda *_: None)  # of a task that is still pending
+        loop.run_until_complete(main())
+        loop.close()
+        return weakref.ref(loop)
+
+    async def main() -> None:
+        assert await AsyncLock(store, fresh(), ttl=0.6).acquire()
+        async with asyncio.timeout(5):
+            while renews and not renewing:  # noqa: ASYNC110 - the store notes it
+                await asyncio.sleep(0.01)
+
+    store, renewing = Slow(), list[bool]()
+    lock = AsyncLock(store, fresh())
+    closed = run_a_loop()
+    gc.collect()
+    assert closed() is None
+    assert lock.key
+    assert bool(renewing) == renews
