@@ -54,6 +54,7 @@ class IdleConnections(Generic[C]):
     def __init__(self) -> None:
         # A deque's append and pop are atomic: there is no lock that a fork could copy in use.
         self._stack: deque[C] = deque()
+        self._most = MOST_IDLE
         self._inherited: list[C] = []  # the parent's: neither used, nor closed, nor collected as garbage
 
     def take(self) -> C | None:
@@ -74,10 +75,17 @@ class IdleConnections(Generic[C]):
 
     def keep(self, connection: C) -> None:
         """Give back a connection that has read its last reply."""
-        if len(self._stack) < MOST_IDLE:
-            self._stack.append(connection)
-        else:
+        if len(self._stack) >= self._most:
             connection.close()
+            return
+        self._stack.append(connection)
+        if not self._most:  # the store was closed at this moment
+            self.close()
+
+    def end(self) -> None:
+        """Close all, and keep none from now on: a clean-up that asks a closed store leaves nothing open."""
+        self._most = 0
+        self.close()
 
     def close(self) -> None:
         """Close all: what has ended one connection has probably ended them all."""

@@ -24,8 +24,8 @@ A store keeps one value under each key, and gives each write a version.  It need
 
 8. A connection is closed and never reused after any BaseException, because a late reply would answer the next request.
 9. A forked child uses no connection of its parent.
-10. ``close()`` (for asyncio ``aclose()``) closes the connections; a later request opens new ones.  It may be called
-    twice, and ``with`` (``async with``) calls it.  So does a clean-up in the background, once it has ended.
+10. ``close()`` (for asyncio ``aclose()``) closes the connections.  It may be called twice, and ``with`` calls it.  A
+    later request, such as that of a clean-up in the background, opens a new one, and should leave none open.
 
 `caslock.testing.StoreContract` tests all of this.  Everything below `AsyncStore` is optional: `WatchingStore`,
 `QueueingStore`, `BatchingStore`, `ListingStore` and `IdentifiedStore`.

@@ -181,8 +181,8 @@ class MemcachedStore(Closing):
         return self._name(key).decode()
 
     def close(self) -> None:
-        """Close the idle connections.  A later request opens a new one."""
-        self._idle.close()
+        """Close the idle connections.  A later request opens a new one, and closes it."""
+        self._idle.end()
 
     def __repr__(self) -> str:
         return f"MemcachedStore({self.traits.location!r})"
@@ -233,7 +233,7 @@ class MemcachedStore(Closing):
         """Close a connection with an unread reply, which would answer the next request; raises what an error means."""
         connection.close()
         if isinstance(problem, Exception):
-            self.close()  # what has ended one connection has probably ended them all
+            self._idle.close()  # what has ended one connection has probably ended them all
             raise StoreUnavailable(f"{self.traits.location} did not answer ({problem})") from problem
 
     def _judge(self, verdict: bytes, entry: Entry | None, version: int) -> Entry | None:

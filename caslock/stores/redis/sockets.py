@@ -98,7 +98,7 @@ class Sockets(Connections[Connection]):
     async def close(self) -> None:
         """See `Connections.close`."""
         self._changes += 1
-        self._idle.close()
+        self._idle.end()
 
     def _ready(self, _request: Request[Any], now: float, within: float | None, /) -> Connection | None:
         link = self._idle.take()

@@ -82,7 +82,7 @@ class RedisVerbs(Closing):
         return run(self._connections.ask(self._requests.invalidate(key, version)))
 
     def close(self) -> None:
-        """Close the idle connections; the next request opens one again."""
+        """Close the idle connections.  A later request opens one, and closes it."""
         run(self._connections.close())
 
     def __repr__(self) -> str:

@@ -46,6 +46,7 @@ class SQLStore(Closing):
         self._verbs = Verbs(self._target.backend)
         self._failures = Failures(self._target.location, self._target.secrets)
         self._engines: dict[int, Engine] = {}  # those of a parent are neither used, nor closed, nor collected
+        self._closed = False
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
 
     @classmethod
@@ -81,7 +82,8 @@ class SQLStore(Closing):
         return key
 
     def close(self) -> None:
-        """Close the idle connections; the next request opens one again."""
+        """Close the idle connections.  A later request opens one, and closes it."""
+        self._closed = True
         engine = self._engines.pop(generation(), None)
         if engine is not None:
             engine.dispose()
@@ -118,6 +120,8 @@ class SQLStore(Closing):
                 if self._engines.get(generation()) is not engine:
                     connection.invalidate()  # the store was closed meanwhile, and its pool is gone
                 connection.close()
+                if self._closed:
+                    self.close()
         except Exception as error:
             raise self._failures.of(error, sent=sent) from error
 
