@@ -13,7 +13,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input --no
 
 PYTEST = $(RUN) -m pytest
 BOTH = --numprocesses=auto  # workers for tests that compute, and for those that wait: see tests/turns.py
-# What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. A good minute on two cores.
+# What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Two minutes on two cores.
 QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_connect test_ends test_examples \
     test_fork_and_signals test_holds test_import test_layers test_lock test_lock_order test_multilock test_queue \
     test_renewal test_tasks stores/test_memory stores/test_sqlite)) \
@@ -32,7 +32,7 @@ test: servers $(VENV)/.dev  ## run the tests against real servers (ARGS goes to 
 prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, torture, other libraries, benchmarks
 	@$(PYTEST) $(BOTH) -m long $(ARGS)
 
-quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (a good minute)
+quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (two minutes)
 	@$(PYTEST) --numprocesses=logical -m "not long" $(ARGS) $(QUICK)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
