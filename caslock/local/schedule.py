@@ -88,17 +88,19 @@ class Schedule:
             if attempt is None:
                 continue
             deadline = attempt.lease.deadline
+            late = deadline - LATE * attempt.lease.ttl
             if now >= deadline:
                 due.over.append(attempt)
-            elif _moment(attempt) > now and not entry.asked:  # it has been renewed meanwhile
+            elif entry.asked and now >= late:
+                due.late.append(attempt)
+                self._at(deadline, attempt, asked=True)
+            elif entry.asked or _moment(attempt) > now:  # it has been renewed meanwhile
                 self._at(_moment(attempt), attempt)
             else:
-                if not entry.asked:
-                    due.renew.append(attempt)
-                late = deadline - LATE * attempt.lease.ttl
+                due.renew.append(attempt)
+                self._at(late if now < late else deadline, attempt, asked=True)
                 if now >= late:
                     due.late.append(attempt)
-                self._at(late if now < late else deadline, attempt, asked=True)
         if len(self._heap) > self._most:  # a short hold leaves an entry behind
             self._heap = [entry for entry in self._heap if _awaited(entry)]
             heapq.heapify(self._heap)
