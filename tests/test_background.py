@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caslock import AsyncLock, Lock, StoreUnavailable
+from caslock.local import thread_renewer
+from caslock.local.task_renewer import renewer_of
 from caslock.protocol import record
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.locations import fresh, until
@@ -90,6 +92,26 @@ def test_many_tasks_that_get_no_answer_ask_as_often_as_one() -> None:
             assert not store.closed
 
     asyncio.run(main())
+
+
+def test_short_holds_leave_nothing_behind() -> None:
+    """Given thousands of holds that were released at once, their renewals are forgotten long before they are due."""
+
+    async def main() -> None:
+        store = AsyncMemoryStore()
+        for _ in range(2500):
+            async with AsyncLock(store, "key"):
+                await asyncio.sleep(0)
+        assert len(renewer_of(asyncio.get_running_loop())._schedule._heap) < 1100
+
+    asyncio.run(main())
+    with Lock(MemoryStore(), "kept"):
+        for _ in range(2500):
+            with Lock(MemoryStore(), "key"):
+                pass
+        renewer = thread_renewer._renewer
+        assert renewer is not None
+        assert until(lambda: len(renewer._schedule._heap) < 1100, 2)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")

@@ -67,22 +67,21 @@ class Schedule:
 
     @property
     def next(self) -> float:
-        """When to look next."""
+        """When to look next: at once if most of what is scheduled may be dead."""
+        if len(self._heap) > self._most:
+            return 0.0
         return self._heap[0][0] if self._heap else NEVER
 
     def add(self, attempt: Attempt) -> bool:
-        """Look at `attempt` when it is due, and at no other time; returns whether `next` has become earlier.
-
-        It also returns True if most of what is scheduled may be dead.
-        """
+        """Look at `attempt` when it is due, and at no other time; returns whether `next` has become earlier."""
         before = self.next
         self._at(_moment(attempt), attempt)
-        return self.next < before or len(self._heap) > self._most
+        return self.next < before
 
     def look(self, now: float) -> Due:
         """Return what is due at the moment `now`, which the caller has just read from the clock."""
         due = Due([], [], [])
-        while self.next <= now:
+        while self._heap and self._heap[0][0] <= now:
             entry = heapq.heappop(self._heap)
             attempt = _awaited(entry)
             if attempt is None:
