@@ -537,12 +537,12 @@ def test_an_interrupt_as_the_renewer_starts_raises_in_no_thread(monkeypatch: pyt
 @pytest.mark.parametrize("act", ["acquire", "re-enter", "release", "release the inner one"])
 def test_an_interrupted_lock_can_be_used_again(act: str) -> None:
     """KeyboardInterrupt at each moment of acquire and release: the same object can be had again within a lease."""
-    store = MemoryStore()
-    other = held(Lock(store, fresh(), ttl=TTL))  # so that the renewer is there
+    store, ttl = MemoryStore(), 2 * TTL
+    other = held(Lock(store, fresh(), ttl=ttl))  # so that the renewer is there
     locks: list[Lock] = []
 
     def prepare() -> Callable[[], object]:
-        lock = Lock(store, fresh(), ttl=TTL)
+        lock = Lock(store, fresh(), ttl=ttl)
         locks.append(lock)
         if act == "acquire":
             return lambda: lock.acquire(timeout=0)
@@ -555,7 +555,7 @@ def test_an_interrupted_lock_can_be_used_again(act: str) -> None:
 
     moments = list(every_moment(prepare))
     locks.pop()  # it got through
-    time.sleep(TTL + 0.2)
+    time.sleep(ttl + 0.2)
 
     def usable(lock: Lock) -> bool:
         for _ in range(4):  # whatever is left of it in this thread goes

@@ -10,7 +10,7 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 import tenacity
@@ -26,11 +26,15 @@ from caslock import (
     NotAcquired,
     NotHeld,
     OutcomeUnknown,
+    StoreError,
     StoreUnavailable,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_request, raising
 from tests.locations import Address, Place, Watched, fresh, observed, opened, until
+
+if TYPE_CHECKING:
+    from caslock import Entry
 
 T = TypeVar("T")
 
@@ -532,3 +536,25 @@ def test_a_multi_lock_says_what_it_is(memory: MemoryStore) -> None:
     assert repr(lock) == "<MultiLock of 'a', 'b'>"
     with lock as holds:
         assert "remaining" in repr(holds)
+
+
+def test_a_lost_key_that_could_not_be_given_back_is_an_unknown_outcome(pool: ThreadPoolExecutor) -> None:
+    """Its renewals and its release are refused while it waits for another key: nobody can say that nothing is left."""
+
+    class Refusing(MemoryStore):
+        full = False
+
+        def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            if self.full:
+                raise StoreError("out of memory")
+            return super().put_if_version(key, value, version, ttl)
+
+    store = Refusing()
+    for key in ("a", "b"):
+        Lock(store, key, ttl=30).acquire()
+    Lock(store, "a").force_release()  # so that a release of "a" writes a free record
+    waiting = pool.submit(MultiLock(store, ["a", "b"], ttl=0.4, timeout=0.8).acquire)
+    assert until(lambda: (holder := Lock(store, "a").holder()) is not None and holder.ttl < 1, 2)
+    store.full = True
+    with pytest.raises(OutcomeUnknown, match="'a'"):
+        waiting.result()

@@ -175,11 +175,10 @@ class MultiState(Generic[H, M]):
             stuck: list[CaslockError] = []
             limit = several.limit + self._runtime.store.traits.request_timeout
             await self._runtime.finish(partial(_roll_back, several.attempts, several.taken, error, stuck, limit))
-            unsure = [trouble for trouble in stuck if isinstance(trouble, StoreError)]
+            unsure = [told(trouble) for trouble in stuck if isinstance(trouble, StoreError)]
+            unsure += [_left_behind(hold) for hold in several.taken if hold._attempt.lease.record is not None]
             if unsure and isinstance(error, NotAcquired):
-                message = (
-                    f"could not acquire all keys, and those acquired may not have been released: {told(unsure[0])}"
-                )
+                message = f"could not acquire all keys, and those acquired may not have been released: {unsure[0]}"
                 raise OutcomeUnknown(message) from error
             raise
         held = self._gather(several.taken)
@@ -387,6 +386,11 @@ async def _roll_back(
             hold._state.release_later(hold)
             with _noting(failure, stuck):
                 raise _being_released(hold)
+
+
+def _left_behind(hold: Holding) -> str:
+    lost, ttl = hold._attempt.loss, hold._attempt.lease.ttl
+    return f"{lost}; its record expires within {ttl:g} s"
 
 
 def _being_released(hold: Holding) -> StoreUnavailable:
