@@ -25,7 +25,7 @@ from tests.locations import Place, fresh, observed, until
 from tests.watching import WatchingMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from caslock import Store
     from caslock.store import Entry
@@ -125,6 +125,18 @@ def test_a_hand_over_is_one_request(location: Place, pool: ThreadPoolExecutor) -
     assert observed(store, key) is None
 
 
+def put_to_sleep(
+    monkeypatch: pytest.MonkeyPatch, store: object, sleep: Callable[[float], Coroutine[object, object, None]]
+) -> None:
+    """Have the locks of `store` call `sleep` in place of sleeping; what other tests left in the background sleeps."""
+    really = ThreadRuntime.sleep
+
+    async def either(runtime: ThreadRuntime, seconds: float) -> None:
+        await (sleep(seconds) if runtime.home is store else really(runtime, seconds))
+
+    monkeypatch.setattr(ThreadRuntime, "sleep", either)
+
+
 @pytest.mark.parametrize(("plain", "verbs"), [(False, "pppppiwpppppiwi"), (True, "pppppisppppppispi")])
 def test_hand_overs_in_a_row_are_bounded_in_number(
     memory: MemoryStore, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, *, plain: bool, verbs: str
@@ -138,11 +150,11 @@ def test_hand_overs_in_a_row_are_bounded_in_number(
     store, key = FaultyStore(memory, plain=plain), fresh()
     asleep: list[float] = []
 
-    async def sleep(_runtime: ThreadRuntime, seconds: float) -> None:
+    async def sleep(seconds: float) -> None:
         asleep.append(seconds)
         store.get(key)
 
-    monkeypatch.setattr(ThreadRuntime, "sleep", sleep)
+    put_to_sleep(monkeypatch, store, sleep)
     first = held(Lock(store, key))
     theirs = {"poll": lambda _state: ENOUGH}  # between tries, and this is before one
     waiting = [in_line(pool, store, key, lambda: held(Lock(store, key, **theirs)).release()) for _ in range(12)]  # type: ignore[arg-type] # of several types
@@ -220,10 +232,10 @@ def test_an_attempt_that_polls_stays_away_the_longer_the_longer_its_process_had_
     """Others look less and less often while the key does not become free: after 2 s, 5 ms would be too short."""
     store, key, asleep = FaultyStore(memory, plain=True), fresh(), list[float]()
 
-    async def sleep(_runtime: ThreadRuntime, seconds: float) -> None:
+    async def sleep(seconds: float) -> None:
         asleep.append(seconds)
 
-    monkeypatch.setattr(ThreadRuntime, "sleep", sleep)
+    put_to_sleep(monkeypatch, store, sleep)
     monkeypatch.setattr(random, "uniform", lambda _low, high: high)
     lock = Lock(store, key)
     if seen:
@@ -763,7 +775,7 @@ def test_an_attempt_that_polls_backs_off_only_while_one_tenure_lasts(
     store, key = FaultyStore(memory, plain=True), fresh()
     holds, asleep = [held(Lock(memory, key))], list[float]()
 
-    async def sleep(_runtime: ThreadRuntime, seconds: float) -> None:
+    async def sleep(seconds: float) -> None:
         asleep.append(seconds)
         if len(asleep) == 20:
             raise KeyError
@@ -771,7 +783,7 @@ def test_an_attempt_that_polls_backs_off_only_while_one_tenure_lasts(
             holds.pop().release()
             holds.append(held(Lock(memory, key)))
 
-    monkeypatch.setattr(ThreadRuntime, "sleep", sleep)
+    put_to_sleep(monkeypatch, store, sleep)
     with pytest.raises(KeyError):
         Lock(store, key).acquire(timeout=ENOUGH)
     assert (max(asleep) <= 0.006) is moves  # 5 ms, and 1 for the one process that has had it
