@@ -102,7 +102,7 @@ class Pipeline(asyncio.Protocol):
                 if type(reply) is PUSH:
                     continue
                 if not self._promises:
-                    raise exceptions.InvalidResponse("the server sent a reply that was not asked for")  # noqa: TRY301
+                    raise exceptions.InvalidResponse("the server sent a reply that was not asked for")  # noqa: TRY301 - ends it as any error does
                 promise, _ = self._promises.popleft()
                 if not promise.done():
                     promise.set_result([reply])

@@ -226,7 +226,7 @@ async def _open_later(connect: Callable[..., Any], options: dict[str, Any]) -> A
 def _connection_of_pymysql() -> Any:  # noqa: ANN401 - a class without types
     from pymysql.connections import Connection  # noqa: PLC0415 - an optional package
 
-    class CaslockConnection(Connection):  # type: ignore[misc, unused-ignore]
+    class CaslockConnection(Connection):  # type: ignore[misc, unused-ignore] # PyMySQL has no types
         """Makes the context of TLS once.  PyMySQL makes one for each connection, in 30 ms of a processor."""
 
         _plain: Any = None
