@@ -102,7 +102,7 @@ def test_short_holds_leave_nothing_behind() -> None:
         for _ in range(2500):
             async with AsyncLock(store, "key"):
                 await asyncio.sleep(0)
-        assert len(renewer_of(asyncio.get_running_loop())._schedule._heap) < 1100
+        assert len(renewer_of(asyncio.get_running_loop())._schedule) < 1100
 
     asyncio.run(main())
     with Lock(MemoryStore(), "kept"):
@@ -111,7 +111,7 @@ def test_short_holds_leave_nothing_behind() -> None:
                 pass
         renewer = thread_renewer._renewer
         assert renewer is not None
-        assert until(lambda: len(renewer._schedule._heap) < 1100, 2)
+        assert until(lambda: len(renewer._schedule) < 1100, 2)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")

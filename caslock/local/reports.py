@@ -10,7 +10,7 @@ from caslock.protocol.lease import NEVER
 from caslock.protocol.withdraw import location_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from caslock.local.hold import Holding
     from caslock.protocol.attempt import Attempt
@@ -50,13 +50,15 @@ def warn_of_late_renewals(attempts: Iterable[Attempt]) -> None:
 class Renewed:
     """What a renewal of several leases has done to each of them."""
 
-    def __init__(self, attempts: Iterable[Attempt]) -> None:
+    def __init__(self, attempts: Sequence[Attempt]) -> None:
         """Note how they are before it."""
-        self._before = [(attempt, attempt.lease.deadline, attempt.writes.count) for attempt in attempts]
+        self._attempts = attempts
+        self._deadlines = [attempt.lease.deadline for attempt in attempts]
+        self._counts = [attempt.writes.count for attempt in attempts]
 
     def report(self) -> None:
         """Tell the observers of each; log a failure."""
-        for attempt, deadline, count in self._before:
+        for attempt, deadline, count in zip(self._attempts, self._deadlines, self._counts, strict=True):
             if attempt.ending or attempt.lease.lost:
                 continue
             now = attempt.runtime.now()

@@ -10,7 +10,7 @@ import heapq
 import threading
 import weakref
 from itertools import count
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from caslock.local.reports import Renewed
 from caslock.protocol import renew
@@ -62,15 +62,21 @@ class Schedule:
     """When to look at each attempt next: when its renewal is due, when that is late, and at the end of its lease."""
 
     def __init__(self) -> None:
-        self._heap: list[_Entry] = []
+        self._looks: list[_Look] = []  # a heap
+        self._attempts: dict[_Look, list[weakref.ref[Attempt]]] = {}
+        self._size = 0
         self._most = _MOST_DEAD
+
+    def __len__(self) -> int:
+        """Return how many attempts it refers to; a short hold is forgotten some time after its end."""
+        return self._size
 
     @property
     def next(self) -> float:
         """When to look next: at once if most of what is scheduled may be dead."""
-        if len(self._heap) > self._most:
+        if self._size > self._most:
             return 0.0
-        return self._heap[0][0] if self._heap else NEVER
+        return self._looks[0][0] if self._looks else NEVER
 
     def add(self, attempt: Attempt) -> bool:
         """Look at `attempt` when it is due, and at no other time; returns whether `next` has become earlier."""
@@ -81,49 +87,58 @@ class Schedule:
     def look(self, now: float) -> Due:
         """Return what is due at the moment `now`, which the caller has just read from the clock."""
         due = Due([], [], [])
-        while self._heap and self._heap[0][0] <= now:
-            entry = heapq.heappop(self._heap)
-            attempt = _awaited(entry)
-            if attempt is None:
-                continue
-            deadline = attempt.lease.deadline
-            late = deadline - LATE * attempt.lease.ttl
-            if now >= deadline:
-                due.over.append(attempt)
-            elif entry.asked and now >= late:
-                due.late.append(attempt)
-                self._at(deadline, attempt, asked=True)
-            elif entry.asked or _moment(attempt) > now:  # it has been renewed meanwhile
-                self._at(_moment(attempt), attempt)
-            else:
-                due.renew.append(attempt)
-                self._at(late if now < late else deadline, attempt, asked=True)
-                if now >= late:
-                    due.late.append(attempt)
-        if len(self._heap) > self._most:  # a short hold leaves an entry behind
-            self._heap = [entry for entry in self._heap if _awaited(entry)]
-            heapq.heapify(self._heap)
-            self._most = max(_MOST_DEAD, 2 * len(self._heap))
+        while self._looks and self._looks[0][0] <= now:
+            when, asked = look = heapq.heappop(self._looks)
+            references = self._attempts.pop(look, ())
+            self._size -= len(references)
+            for reference in references:
+                attempt = _awaited(reference, when)
+                if attempt is not None:
+                    self._look_at(attempt, now, due, asked=asked)
+        if self._size > self._most:
+            self._forget_dead()
         return due
 
+    def _look_at(self, attempt: Attempt, now: float, due: Due, *, asked: bool) -> None:
+        lease = attempt.lease
+        late = _together(lease.deadline - LATE * lease.ttl, lease.ttl)
+        if now >= lease.deadline:
+            due.over.append(attempt)
+        elif asked and now >= late:
+            due.late.append(attempt)
+            self._at(lease.deadline, attempt, asked=True)
+        elif asked or _moment(attempt) > now:  # it has been renewed meanwhile
+            self._at(_moment(attempt), attempt)
+        else:
+            due.renew.append(attempt)
+            self._at(late if now < late else lease.deadline, attempt, asked=True)
+            if now >= late:
+                due.late.append(attempt)
+
     def _at(self, when: float, attempt: Attempt, *, asked: bool = False) -> None:
-        # In this order: after an interrupt between the two, the earlier entry still counts.
-        heapq.heappush(self._heap, _Entry(when, next(_numbers), weakref.ref(attempt), asked))
+        # In this order: after an interrupt between the two, an earlier look still counts.
+        look = when, asked
+        if look not in self._attempts:
+            heapq.heappush(self._looks, look)
+        self._attempts.setdefault(look, []).append(weakref.ref(attempt))
+        self._size += 1
         attempt.scheduled = when
 
+    def _forget_dead(self) -> None:
+        alive = {look: [each for each in of_it if _awaited(each, look[0])] for look, of_it in self._attempts.items()}
+        self._attempts = {look: references for look, references in alive.items() if references}
+        self._looks = sorted(self._attempts)  # a sorted list is a heap
+        self._size = sum(map(len, self._attempts.values()))
+        self._most = max(_MOST_DEAD, 2 * self._size)
 
-class _Entry(NamedTuple):
-    when: float
-    number: int
-    attempt: weakref.ref[Attempt]
-    asked: bool
-    """Its renewal was asked for."""
+
+_Look: TypeAlias = tuple[float, bool]  # when, and whether the renewal has been asked for
 
 
-def _awaited(entry: _Entry) -> Attempt | None:
-    """Return the attempt of an entry; None if it is held no longer, or another entry has replaced this one."""
-    attempt = entry.attempt()
-    return attempt if attempt is not None and attempt.scheduled == entry.when and _is_held(attempt) else None
+def _awaited(reference: weakref.ref[Attempt], when: float) -> Attempt | None:
+    """Return the attempt to look at; None: it is held no longer, or another look has replaced this one."""
+    attempt = reference()
+    return attempt if attempt is not None and attempt.scheduled == when and _is_held(attempt) else None
 
 
 def _is_held(attempt: Attempt) -> bool:
@@ -131,9 +146,14 @@ def _is_held(attempt: Attempt) -> bool:
 
 
 def _moment(attempt: Attempt) -> float:
-    """When to renew the lease: leases of one length that are due shortly after each other get the same moment."""
-    due = attempt.lease.due
-    return due - due % (attempt.lease.ttl * TOGETHER) if due < attempt.lease.deadline else due
+    """When to renew the lease."""
+    lease = attempt.lease
+    return _together(lease.due, lease.ttl) if lease.due < lease.deadline else lease.due
+
+
+def _together(when: float, ttl: float) -> float:
+    """Return the same moment for leases of one length that are due shortly after each other."""
+    return when - when % (ttl * TOGETHER)
 
 
 class Renewals:

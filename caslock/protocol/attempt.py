@@ -190,13 +190,9 @@ class Attempt:
         ttl = max(asked, observed.ttl) if others else asked
         holds = (*others, self.hold_id)
         known = set(observed.holds) <= set(holds)  # False: we drop an id that a late write added
-        return observed._replace(
-            holds=holds,
-            ttl=ttl,
-            write=self.writes.next_id(),
-            fence=fence_of(observed, version),
-            quarantine=observed.quarantine if known else FREE_TTL,
-        )
+        fence, quarantine = fence_of(observed, version), observed.quarantine if known else FREE_TTL
+        fields = (observed.owner, holds, ttl, self.writes.next_id(), fence, quarantine, *observed[6:])
+        return _new(Record, fields)
 
     def _tenure(self, quarantine: float) -> Record:
         """Begin a tenure: its fence will be the version."""

@@ -33,20 +33,20 @@ async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
     """Renew; the attempt's mutex has to be taken."""
     for _ in range(PASSES):
         lease, before = attempt.lease, attempt.writes.count
-        record = _renewal(runtime, attempt, ttl)
+        record = _renewal(runtime, attempt, ttl, runtime.now())
         if record is None:
             return
         # A release that waits for this renewal waits for one request: after a failure, the next renewal goes on.
         limit = min(lease.deadline, runtime.now() + runtime.store.traits.request_timeout)
         observed = await write_surely(runtime, attempt, lease.version, record, limit)
-        if _renewed(runtime, attempt, observed, before):
+        if _renewed(runtime, attempt, observed, before, runtime.now()):
             lease.ttl = lease.ttl if ttl is None else ttl  # what the store has accepted: the renewals go on with it
             return
     message = f"lock {attempt.key!r} could not be renewed: its record kept changing; gave up after {PASSES} tries"
     raise StoreUnavailable(message)
 
 
-def _renewal(runtime: Runtime, attempt: Attempt, ttl: float | None) -> Record | None:
+def _renewal(runtime: Runtime, attempt: Attempt, ttl: float | None, now: float) -> Record | None:
     """Return the record to write at the version known; None: there is nothing to renew (any more).
 
     The attempt's mutex has to be taken: an extension that we have waited for may have changed the ttl.
@@ -54,8 +54,7 @@ def _renewal(runtime: Runtime, attempt: Attempt, ttl: float | None) -> Record | 
     lease = attempt.lease
     if attempt.ending or lease.record is None:
         return None
-    check(runtime, attempt)
-    now = runtime.now()
+    _check(attempt, now)
     attempt.writes.forget_dead(now)
     deadline = lease.deadline
     if not lease.ask(ttl, now):
@@ -65,13 +64,13 @@ def _renewal(runtime: Runtime, attempt: Attempt, ttl: float | None) -> Record | 
     return attempt.next_record(lease.record, lease.version)
 
 
-def _renewed(runtime: Runtime, attempt: Attempt, observed: Observed, before: int) -> bool:
+def _renewed(runtime: Runtime, attempt: Attempt, observed: Observed, before: int, now: float) -> bool:
     """Apply the answer to a renewal; whether it shows a write of ours after number `before`.  Raises `LockLost`."""
     record = observed.record
-    check(runtime, attempt)  # a loss is final: it may have been reported, and another attempt let in
+    _check(attempt, now)  # a loss is final: it may have been reported, and another attempt let in
     if record is None or not attempt.is_in(record) or observed.fence != attempt.lease.fence:
         raise attempt.lose(who_holds(runtime, record))
-    attempt.holds_with(record, observed.version, runtime.now())
+    attempt.holds_with(record, observed.version, now)
     return attempt.writes.includes(record, before)
 
 
@@ -148,11 +147,12 @@ class Renewal(NamedTuple):
 def _renewals(runtime: Runtime, attempts: list[Attempt]) -> list[Renewal]:
     """Return what to write for each that still has to be renewed."""
     renewals: list[Renewal] = []
+    now = runtime.now()
     for attempt in attempts:
         with suppress(LockLost):
-            record = _renewal(runtime, attempt, None)
+            record = _renewal(runtime, attempt, None, now)
             if record is not None:
-                value = sent(attempt, attempt.lease.version, record, runtime.now())
+                value = sent(attempt, attempt.lease.version, record, now)
                 renewals.append(Renewal(attempt, record, value))
     return renewals
 
@@ -162,17 +162,22 @@ def _not_renewed(
 ) -> list[Attempt]:
     """Apply the answers, and return the attempts that were not written because another of the request had lost."""
     left: list[Attempt] = []
+    now = runtime.now()
     for (attempt, record, value), entry in zip(renewals, answers, strict=True):
         with suppress(LockLost):
-            if not _renewed(runtime, attempt, answered(attempt, record, value, entry), before[attempt]):
+            if not _renewed(runtime, attempt, answered(attempt, record, value, entry), before[attempt], now):
                 left.append(attempt)
     return left
 
 
 def check(runtime: Runtime, attempt: Attempt) -> None:
     """Raise `LockLost` unless the lease still counts as held."""
+    _check(attempt, runtime.now())
+
+
+def _check(attempt: Attempt, now: float) -> None:
     lease = attempt.lease
-    if lease.lost or runtime.now() >= lease.deadline:
+    if lease.lost or now >= lease.deadline:
         raise attempt.lose(lease.end("renewed"))
 
 
