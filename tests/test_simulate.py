@@ -103,6 +103,7 @@ def test_every_kind_of_fault_happens() -> None:
         )
         seen["woken"] += story.count("[is woken]")
         seen["together"] += story.count(" + l=")
+        seen["full"] += story.count("[refused: full]")
     struck = {"lose", "lose reply", "late", "twice", "slow", "refuse", "unsent", "cancel", "abandon", "kill", "restart"}
     struck |= {
         "end",
@@ -110,6 +111,7 @@ def test_every_kind_of_fault_happens() -> None:
         "lands",
         "woken for nothing",
         "forgets",
+        "full",
         "handed over",
         "woken",
         "together",

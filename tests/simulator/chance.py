@@ -18,6 +18,8 @@ TENSE = 0.3
 
 _STOPS = ("0.5", "2", "12")  # seconds
 
+_FULL = ("0.5", "4", "15")  # seconds
+
 
 def simulate(seed: int) -> int:
     """Run one seed; returns the number of steps, raises `Violation` with the story."""
@@ -58,12 +60,12 @@ def _trouble(run: Run, chance: random.Random) -> bool:
     elif lot < 0.95:
         count = min(len(run.moments(every=True)), 3)
         found = ("time", f"stall {chance.randint(1, count)}") if count else None
-    elif lot < 0.99:
+    elif lot < 0.98:
         process = chance.choice(run.processes)
-        what = "kill" if lot > 0.98 else f"stop {chance.choice(_STOPS)}"
+        what = "kill" if lot > 0.97 else f"stop {chance.choice(_STOPS)}"
         found = (process.name, what) if process.alive else None
     else:
-        found = ("store", chance.choice(("restart", "forget")))
+        found = ("store", chance.choice(("restart", "forget", f"full {chance.choice(_FULL)}")))
     if found is None or not _allowed(found[1], run):
         return False
     run.do(*found)
@@ -99,4 +101,4 @@ def _race(run: Run, chance: random.Random) -> Choice | None:
 
 
 def _allowed(what: str, run: Run) -> bool:
-    return what in run.plan.faults or what.split(maxsplit=1)[0] in {"race", "stall", "stop"} & run.plan.faults
+    return what in run.plan.faults or what.split(maxsplit=1)[0] in {"race", "stall", "stop", "full"} & run.plan.faults

@@ -148,4 +148,4 @@ def _faults(run: Run) -> Iterator[Choice]:
         yield from ((flow.name, what) for what in faults(flow) if what in allowed)
     if "kill" in allowed:
         yield from ((process.name, "kill") for process in run.processes if process.alive)
-    yield from (("store", what) for what in ("restart", "forget") if what in allowed)
+    yield from (("store", what) for what in ("restart", "full 15", "forget") if what.split()[0] in allowed)

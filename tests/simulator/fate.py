@@ -10,8 +10,9 @@ from tests.simulator.outage import abandon
 from tests.simulator.waits import Answered, Asking, Cancelled, Lined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from caslock.store import Entry
     from tests.simulator.run import Run
     from tests.simulator.runtime import Flow
 
@@ -71,8 +72,8 @@ def _go(run: Run, flow: Flow, asking: Asking, what: str = "go") -> None:
     answer = run.apply(request, flow.client)
     if what == "twice":  # the copy comes at once: nothing below repeats a request after its answer
         answer = run.apply(request, flow.client)
-    run.note(flow, what, asking, arrives=True, answer=answer)
-    run.resume(flow, answer)
+    run.note(flow, "refused: full" if answer is None else what, asking, arrives=True, answer=answer)
+    _answer(run, flow, answer)
 
 
 def _slow(run: Run, flow: Flow, asking: Asking) -> None:
@@ -120,6 +121,10 @@ _REQUEST: Final[dict[str, Callable[[Run, Flow, Asking], None]]] = {
 }
 
 
+def _answer(run: Run, flow: Flow, answer: Sequence[Entry | None] | None) -> None:
+    run.resume(flow, answer, StoreError("out of memory") if answer is None else None)
+
+
 def _unanswered(run: Run, flow: Flow) -> None:
     flow.client.silent += 1
     run.resume(flow, None, StoreUnavailable("no answer"))
@@ -131,7 +136,7 @@ def _reply(run: Run, flow: Flow, answered: Answered, what: str) -> None:
         _unanswered(run, flow)
     else:
         run.note(flow, "the reply comes", answered, answer=answered.answer)
-        run.resume(flow, answered.answer)
+        _answer(run, flow, answered.answer)
 
 
 def _in_line(run: Run, flow: Flow, lined: Lined, what: str) -> None:
@@ -154,7 +159,7 @@ def _in_line(run: Run, flow: Flow, lined: Lined, what: str) -> None:
         flow.waits = Answered(lined, answer)
         return
     run.note(flow, how, lined, answer=answer)
-    run.resume(flow, answer)
+    _answer(run, flow, answer)
 
 
 def _cancel(run: Run, flow: Flow) -> None:

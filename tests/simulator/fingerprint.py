@@ -96,6 +96,7 @@ class _Print:
                 self.of(run.judge.fences.get(key, {}).get(lease.tenure))
         for key, line in run.store.lines.items():
             self.of([key, *((lined.get(id(waiter), "dead"), waiter.woken) for waiter in line)])
+        self.of(max(run.store.full_until, run.now))
         for late in run.late:
             self.of((late.name, late.request, late.dies))
 

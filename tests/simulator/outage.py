@@ -19,6 +19,9 @@ def happen(run: Run, who: str, what: str) -> None:
     """Let it happen to the time, the store, a late request or a process."""
     if who == "time":
         _pass(run, what)
+    elif who == "store" and what.startswith("full "):
+        run.tell("", f"the store is full for {what.removeprefix('full ')} s")
+        run.store.full_until = run.now + float(what.removeprefix("full "))
     elif who == "store":
         _restart(run, forgetting=what == "forget")
     elif who.startswith("late "):

@@ -20,8 +20,8 @@ CROWD_KEYS: Final = ("k", "l", "m", "n")
 
 FAULTS: Final = frozenset({
     "lose", "lose reply", "late", "twice", "slow", "refuse", "unsent",  # of a request
-    "full", "woken for nothing",  # of one that waits at the store
-    "cancel", "end", "race", "abandon", "kill", "stop", "stall", "restart", "forget",
+    "woken for nothing",  # of one that waits at the store
+    "cancel", "end", "race", "abandon", "kill", "stop", "stall", "restart", "full", "forget",
 })  # fmt: skip
 """All that may go wrong.
 
@@ -30,8 +30,11 @@ slow; it is refused, or never leaves.  A program is cancelled (a thread: interru
 clean-up after it; its event loop ends, which cancels even what is shielded from that; between two lines of a thread
 another one takes a step (``race``).  The event loop of a client is closed and its coroutines with it (``abandon``); a
 process is killed, or stopped for a while; time passes although something could happen (``stall``).  The store drops
-all connections (``restart``), or all entries (``forget``).
+all connections (``restart``), refuses every put for a while, for want of memory (``full``), or drops all entries
+(``forget``).
 """
+
+_UNANSWERED: Final = ("lose", "lose reply", "late", "slow")
 
 KEEPING: Final = 1 / 6
 """Share of the seeds in which somebody has a `min_hold`."""
@@ -216,7 +219,9 @@ def _faults(chance: random.Random) -> frozenset[str]:
     kind = chance.random()
     if kind < 0.5:
         return frozenset(chance.sample(sorted(FAULTS), chance.randint(1, 5)))
-    return FAULTS if kind < 0.65 else FAULTS - {"forget"}
+    if kind < 0.6:
+        return frozenset({"full", "stall", *chance.sample(_UNANSWERED, 2)})
+    return FAULTS if kind < 0.7 else FAULTS - {"forget"}
 
 
 def _client(chance: random.Random, name: str, process: int, does: Sequence[Deed], *, several: bool) -> ClientPlan:

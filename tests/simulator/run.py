@@ -165,6 +165,7 @@ class Run:
                 found.add(flow.client.process.real(flow.waits.until))
         if every:
             found.update(lease.ends for lease in self.store.leases.values())
+            found.add(self.store.full_until)
             for client in self.clients:
                 found.update(client.process.real(hold._attempt.lease.deadline) for hold in client.holding)
         if not self.flows:
@@ -230,6 +231,7 @@ class Run:
 
     def finish(self) -> None:
         """Without any more faults, come to an end, and check that every process can have every key then."""
+        self.store.full_until = 0.0
         self._drain()
         self.judge.ended()
         keys = sorted({state.key for state in self.states})
@@ -255,8 +257,8 @@ class Run:
         while self.go_on():
             self.check_length()
 
-    def apply(self, request: Request, client: Client) -> list[Entry | None]:
-        """Apply a request."""
+    def apply(self, request: Request, client: Client) -> list[Entry | None] | None:
+        """Apply a request, unless the store refuses it."""
         self.judge.sent(request)
         return self.store.apply(request, self.now, client)
 

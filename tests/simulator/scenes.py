@@ -16,6 +16,9 @@ FAULTS: Final = frozenset({"late", "slow", "refuse", "unsent", "woken for nothin
 RACES: Final = frozenset({"race", "cancel", "late"})
 """The faults of a search where threads race at every line."""
 
+FULL: Final = frozenset({"full", "late"})
+"""The faults of a search where the store has no memory."""
+
 TTL: Final = 3.0
 
 _ONE: Final = (Round(0.0, 5.0, (Stay(0.5),)),)
@@ -33,6 +36,8 @@ _BRIEF_WAIT: Final = (Round(0.0, 5.0),)
 _WANTS: Final = (Round(0.0, None),)
 _SHORT: Final = (Round(0.0, None, (Stay(0.02),)),)
 _WAITS: Final = (Round(0.0, 2.0),)
+_WAITS_LONG: Final = (Round(0.0, 4.5),)
+_VERY_LONG: Final = (Round(0.0, 5.0, (Stay(6.0),)),)
 
 
 def _client(
@@ -100,6 +105,9 @@ SCENES: Final = {
     "two processes of one owner": _scene(_client("A", 0, _LONG, owner="us"), _client("B", 1, _ONE, owner="us")),
     "two processes, two keys": _scene(
         _client("A", 0, _ONE, keys=KEYS), _client("B", 1, _ONE, keys=KEYS), batching=True
+    ),
+    "two keys of a full store": _scene(
+        _client("A", 0, _WAITS_LONG, keys=KEYS), _client("B", 1, _VERY_LONG, keys=KEYS[1:]), faults=FULL
     ),
     "MultiLocks and a Lock, handed over": _scene(
         _client("A", 0, _WANTS, keys=("k", "l")),

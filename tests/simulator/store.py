@@ -73,12 +73,15 @@ class SimulatedStore:
         self.last = FIRST_VERSION
         self.tenures = 0
         self.tenure_of: dict[int, int] = {}  # by version
+        self.full_until = 0.0
         self._early = early
 
-    def apply(self, request: Request, now: float, sender: Client) -> list[Entry | None]:
-        """Apply the request, and return what is there then, for each part."""
+    def apply(self, request: Request, now: float, sender: Client) -> list[Entry | None] | None:
+        """Apply the request, and return what is there then, for each part; None: it is refused, for want of memory."""
         parts = request.parts
         if request.verb in {"put", "wait"}:
+            if now < self.full_until:
+                return None
             observed = [self.observed(part.key, now) for part in parts]
             expected = [lease.entry.version if lease else ABSENT for lease in observed]
             if all(part.version == version for part, version in zip(parts, expected, strict=True)):

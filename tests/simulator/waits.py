@@ -73,7 +73,7 @@ class Answered(Asking):
 
     __slots__ = ("answer",)
 
-    def __init__(self, asking: Asking, answer: Sequence[Entry | None]) -> None:
+    def __init__(self, asking: Asking, answer: Sequence[Entry | None] | None) -> None:
         """Send `answer`."""
         super().__init__(asking.request)
         self.answer = answer
