@@ -16,7 +16,7 @@
 11. No contenders wait for each other until a lease ends while all of them are alive, and none waits in a local queue
     for nobody.
 12. Within the `min_hold` of an acquire that has succeeded, nobody else gets the key, and it is not free: except after
-    the end of the lease, a `force_release`, or an error of the release.
+    the end of the lease or of the holder's event loop, a `force_release`, or an error of the release.
 
 With clocks that differ by more than the margin, 2 to 9 are promised, and not 1.  A store that forgets is not promised
 to exclude earlier holders (1), nor to remember what has failed (3, 4).  Those holders learn of their loss by their next
