@@ -535,11 +535,12 @@ def test_a_dead_server_costs_one_connect(api: Api) -> None:
 
 
 def test_a_timeout_is_always_set(api: Api) -> None:
-    """Two seconds, where the client sets none."""
+    """Two seconds where the client sets none, and as long for a connection as for an answer."""
     opened = {
         api.open("redis://h"): (2, 2),
         api.on(api.module.Redis(socket_timeout=None, socket_connect_timeout=None)): (2, 2),
-        api.open("redis://h?socket_timeout=0.5"): (0.5, 2),
+        api.open("redis://h?socket_timeout=0.5"): (0.5, 0.5),
+        api.open("redis://h?socket_connect_timeout=0.5"): (2, 0.5),
         api.open("redis://h", socket_timeout=7, socket_connect_timeout=1): (7, 1),
     }
     for store, timeouts in opened.items():

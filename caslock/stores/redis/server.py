@@ -98,9 +98,10 @@ class Server:
     def _settings(self, pool: Untyped) -> dict[str, Untyped]:
         """Give the settings of a pool's connections without its retries, its pings and what can stretch a timeout."""
         settings = {name: setting for name, setting in pool.connection_kwargs.items() if not name.startswith(_LEFT_OUT)}
-        for name in ("socket_timeout", "socket_connect_timeout"):
+        timeout = _TIMEOUT
+        for name in ("socket_timeout", "socket_connect_timeout"):  # the second is the first if it is not set
             given = settings.get(name)
-            settings[name] = _TIMEOUT if given is None else check_timeout(name, given)
+            settings[name] = timeout = timeout if given is None else check_timeout(name, given)
         return settings | {"retry": self._retry, "decode_responses": False}
 
     async def _discover(self) -> Address:
