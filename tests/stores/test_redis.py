@@ -1014,7 +1014,7 @@ def test_replicas_must_acknowledge(api: Api, new_redis: NewServer) -> None:
     with redis.Redis.from_url(server.url) as admin, contextlib.ExitStack() as stack:
         replica = new_redis("--replicaof", HOST, str(server.port))
         until(lambda: admin.info("replication")["connected_slaves"] == 1)
-        until(lambda: admin.wait(1, 100) == 1)
+        until(lambda: admin.set("written", 1) and admin.wait(1, 100) == 1)  # with no write, it would wait for nothing
         admin.script_flush()
         second = put(store, "k", b"b", entry.version)
         copy = stack.enter_context(redis.Redis.from_url(replica.url))

@@ -72,7 +72,8 @@ class Connections(ABC, Generic[L]):
             ends = now + (within if within is not None else server.timeout if link else server.patience)
             link = link or await self._connect(request, ends)
             wait = request.seconds and request.seconds + max(now + _LATE - ends, 0.0)
-            replies = await link.ask(request, ends, wait)
+            # In full, or the replicas would be waited for twice if a script is unknown.
+            replies = await link.ask(request.in_full() if server.replicas else request, ends, wait)
             reply = replies[request.replies - 1]
             if isinstance(reply, FAILOVER):
                 raise reply  # noqa: TRY301 - no open connection is used again

@@ -46,7 +46,7 @@ class RedisVerbs(Closing):
         (WAIT makes it less likely that a failover loses a lock; it is no guarantee.)
 
         A verb ends within the client's `socket_timeout`.  If it has to connect, it ends within the longer of that and
-        `socket_connect_timeout` (as long as `socket_timeout` if the client does not set it), Sentinel's answer included.
+        `socket_connect_timeout`, which is as long if the client does not set it; Sentinel's answer is included.
         Loading a Cluster's map may take as long again.
         (Resolving a host name is not bounded: that is up to the system's resolver.)
 
