@@ -36,13 +36,24 @@ def test_show_says_who_holds_a_key(url: str, store: ClosableStore) -> None:
     """Owner, process, note and fence, also as JSON; and status 1 when nobody does."""
     assert caslock("show", "key", store=url) == (1, "nobody\n", "")
     code, output, _ = caslock("show", "key", "--json", store=url)
-    assert (code, json.loads(output)) == (1, {"key": "key", "held": False})
+    assert (code, json.loads(output)) == (1, {"key": "key", "held": False, "kept": False})
     with Lock(store, "key", owner="me", note="why", ttl=60) as hold:
         code, output, _ = caslock("show", "key", store=url)
         assert code == 0
         assert all(told in output for told in ("me", "why", str(os.getpid()), str(hold.fence)))
         told = json.loads(caslock("show", "key", "--json", store=url)[1])
         assert (told["owner"], told["note"], told["fence"], told["ttl"]) == ("me", "why", hold.fence, 60)
+        assert (told["held"], told["kept"]) == (True, False)
+
+
+def test_a_key_that_is_kept_by_min_hold_is_not_held(url: str, store: ClosableStore) -> None:
+    """Its holder has released it, and nobody can have it: not held, but kept; and the status of a key that is taken."""
+    with Lock(store, "key", min_hold=60):
+        pass
+    code, output, _ = caslock("show", "key", "--json", store=url)
+    told = json.loads(output)
+    assert (code, told["held"], told["kept"]) == (0, False, True)
+    assert [told] == json.loads(caslock("list", "--json", store=url)[1])
 
 
 def test_list_has_the_held_keys_of_a_prefix(url: str, store: ClosableStore) -> None:

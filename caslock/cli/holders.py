@@ -32,12 +32,13 @@ def holders(store: Store, prefix: str) -> Iterator[tuple[str, int, Record]]:
 
 
 def told(key: str, record: Record | None) -> dict[str, object]:
-    """Return what --json prints of a key."""
+    """Return what --json prints of a key; one that is kept by ``min_hold`` is not held any more."""
     if record is None:
-        return {"key": key, "held": False}
+        return {"key": key, "held": False, "kept": False}
     return {
         "key": key,
-        "held": True,
+        "held": not record.kept,
+        "kept": record.kept,
         "owner": record.owner,
         "fence": record.fence,
         "since": record.since_iso,
