@@ -153,7 +153,7 @@ def test_who_keeps_the_key_is_told(memory: MemoryStore) -> None:
     assert holder.kept
     assert (holder.owner, holder.note, holder.fence) == (lock.owner, "nightly report", fence)
     assert lock.locked()
-    assert "has released it, and keeps it from others for 60.6 s from then (min_hold)" in str(holder)
+    assert "has released it, and keeps it from others for 60.6 s after the release (min_hold)" in str(holder)
     with (
         pytest.raises(NotAcquired, match=r"is held by .* which has released it, and keeps it"),
         Lock(memory, key, timeout=0),

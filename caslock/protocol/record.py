@@ -93,7 +93,7 @@ class Record(NamedTuple):
             return f"an unknown owner (caslock did not write the value {self.note})"
         note = f" ({self.note})" if self.note else ""
         if self.kept:
-            ends = f"which has released it, and keeps it from others for {self.ttl:.3g} s from then (min_hold)"
+            ends = f"which has released it, and keeps it from others for {self.ttl:.3g} s after the release (min_hold)"
             return f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since_iso}, {ends}"
         return (
             f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since_iso}, "
