@@ -123,3 +123,16 @@ def test_what_can_not_be_asked_has_its_own_status() -> None:
     assert "is unreachable" in errors
     assert "hidden" not in errors
     assert os.environ.get("CASLOCK_STORE") is None
+
+
+def test_the_store_is_named_as_in_the_other_commands(tmp_path: Path) -> None:
+    """``--store`` and ``CASLOCK_STORE`` name it, too; the argument goes before the latter, and not with the former."""
+    named, other = f"sqlite:///{tmp_path}/named.db", f"sqlite:///{tmp_path}/other.db"
+    for arguments in (["--store", named], [named]):
+        code, output, errors = caslock("doctor", *arguments, store=other)
+        assert (code, errors) == (0, "")
+        assert "named.db answers in" in output
+    assert "named.db answers in" in caslock("doctor", store=named)[1]
+    code, output, errors = caslock("doctor", named, "--store", other)
+    assert (code, output) == (2, "")
+    assert "name one store, by URL or by --store" in errors

@@ -157,6 +157,14 @@ def test_what_can_not_be_reached_is_said_in_one_line(url: str, tmp_path: Path) -
     assert len(errors.splitlines()) == 1
 
 
+def test_the_option_store_takes_a_url_too(tmp_path: Path) -> None:
+    """``--store URL`` means the same as in the other commands."""
+    port = free_port()
+    code, output, errors = verify("--store", f"redis://127.0.0.1:{port}/0", "--seconds", "1", cwd=tmp_path)
+    assert (code, output) == (2, "")
+    assert f"redis://127.0.0.1:{port}/0 is unreachable" in errors
+
+
 def test_a_missing_client_is_said_in_one_line(tmp_path: Path) -> None:
     """If the client library is missing, the error names the command that installs it."""
     (tmp_path / "redis").mkdir()

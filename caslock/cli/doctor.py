@@ -8,10 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 
 from caslock.cli.finding import STATUS, Finding, Severity, danger, note, warning
 from caslock.cli.holders import print_json
-from caslock.cli.which_store import default_url, json_option, opened
+from caslock.cli.which_store import default_url, json_option, opened, store_option
 from caslock.errors import StoreError, StoreUnavailable, told
 
 if TYPE_CHECKING:
@@ -24,16 +25,20 @@ _KEY: Final = "caslock-doctor"
 
 
 @click.command("doctor")
-@click.argument("url", envvar="CASLOCK_STORE", default="")
+@click.argument("named", metavar="[URL]", default="")
+@store_option
 @json_option
-def command(url: str, *, as_json: bool) -> int:
+@click.pass_context
+def command(context: click.Context, named: str, url: str | None, *, as_json: bool) -> int:
     """Look at a store: how fast it answers, what its settings mean for locks, and what to set.
 
-    It reads only.  Without URL, it looks at $CASLOCK_STORE, or at your own SQLite file.
+    It reads only.  URL is the same as --store URL.
 
     Exit status: 0 nothing, or notes; 1 warnings; 3 danger; 2 the store could not be asked.
     """
-    url = url or default_url()
+    if named and url and context.get_parameter_source("url") is not ParameterSource.ENVIRONMENT:
+        raise click.UsageError("name one store, by URL or by --store")
+    url = named or url or default_url()
     with opened(url) as store:
         trip, findings = examined(store, url)
         location = store.traits.location

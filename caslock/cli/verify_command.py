@@ -7,7 +7,13 @@ import click
 
 @click.command("verify")
 @click.argument("url", default="")
-@click.option("--store", "factory", default="", metavar="MODULE:FACTORY", help="In place of a URL: makes your store.")
+@click.option(
+    "--store",
+    "factory",
+    default="",
+    metavar="URL|MODULE:FACTORY",
+    help="In place of URL: the same, or what makes your store.",
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 86_400, min_open=True),
@@ -27,6 +33,8 @@ def command(url: str, factory: str, seconds: float, seed: int | None, *, as_json
 
     Exit status: 0 passed, 1 a law was broken, 2 not tried.
     """
+    if "://" in factory and not url:
+        url, factory = factory, ""
     if bool(url) == bool(factory):
         raise click.UsageError("name a store by its URL, or by --store module:factory")
     from caslock.cli.verify import verify  # noqa: PLC0415 - not for `--help`
