@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pytest
 import redis
@@ -426,6 +426,12 @@ def test_what_does_not_fit_the_table_is_refused(tmp_path: Path) -> None:
         for name in ("id", "fence"):
             with pytest.raises(ValueError, match="values must not contain"):
                 write_row(connection, rooms, key, {name: 9}, fence=5)
+        pairs: tuple[Any, ...] = (42, "id", [("id", 42)], {rooms.c.id: 42})
+        for wrong in pairs:
+            with pytest.raises(TypeError, match="key must be a mapping of column names"):
+                write_row(connection, rooms, wrong, fence=5)
+            with pytest.raises(TypeError, match="values must be a mapping of column names"):
+                write_row(connection, rooms, key, wrong, fence=5)
         with pytest.raises(TypeError, match="must be a Table"):
             write_row(connection, "rooms", key, fence=5)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="must be an AsyncConnection, not Connection"):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sqlalchemy import BigInteger, Column, Connection, Integer, Table, and_, exc, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from caslock.errors import StaleFence
 from caslock.fencing.fence import checked
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _TRIES: Final = 3
 _NO_SAVEPOINT: Final = ("mysql", "mariadb", "sqlite")
@@ -109,6 +107,8 @@ def _check(
     kind = table.c[column].type
     if isinstance(kind, Integer) and not isinstance(kind, BigInteger):
         raise TypeError(f"column {table.fullname}.{column} must be BIGINT, because fences need more than 32 bits")
+    _check_columns("key", key, "{'id': 42}")
+    _check_columns("values", values, "{'guest': 'Ada'}")
     primary = sorted(part.key for part in table.primary_key)
     if not primary or sorted(key) != primary:
         raise ValueError(f"key must name the primary key of {table.fullname}, {primary}, not {sorted(key)}")
@@ -118,6 +118,14 @@ def _check(
         )
     if connection.dialect.name != "sqlite" and _commits_each_statement(connection):
         raise ValueError("connection must be in a transaction, and not in AUTOCOMMIT mode")
+
+
+def _check_columns(name: str, columns: object, example: str) -> None:
+    wrong = [type(columns).__name__]
+    if isinstance(columns, Mapping):
+        wrong = [f"one of {type(each).__name__}" for each in columns if not isinstance(each, str)]
+    if wrong:
+        raise TypeError(f"{name} must be a mapping of column names, such as {example}, not {wrong[0]}")
 
 
 def _commits_each_statement(connection: Connection) -> bool:
