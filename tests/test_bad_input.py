@@ -353,6 +353,16 @@ def test_locks_must_be_locks_of_the_same_api(
         kind([one(STORE, "a"), other(STORE, "b")])
 
 
+@pytest.mark.parametrize("kind", [MultiLock, AsyncMultiLock])
+@pytest.mark.parametrize(("arguments", "told"), [((STORE,), "None"), ((STORE, None), "None"), ((STORE, 5), "5")])
+def test_keys_that_are_missing_are_asked_for(
+    kind: Callable[..., Making], arguments: tuple[object, ...], told: str
+) -> None:
+    """A store without keys, or with what is no list of them: the error is about the keys, not about the store."""
+    with pytest.raises(TypeError, match=rf"^keys must be a list such as \['room:42'\], not {told}$"):
+        kind(*arguments)
+
+
 @pytest.mark.parametrize(("kind", "one"), [(MultiLock, Lock), (AsyncMultiLock, AsyncLock)])
 def test_one_lock_is_not_several(kind: Callable[..., Making], one: Callable[..., Making]) -> None:
     """A single lock in place of several is a TypeError."""

@@ -417,11 +417,19 @@ def given_keys(keys: Iterable[str]) -> list[str]:
     if isinstance(keys, str):
         message = f"keys must be a list such as [{keys!r}], not the string {keys!r}"
         raise TypeError(message)
+    if not isinstance(keys, Iterable):
+        raise _no_keys(keys)
     return list(keys)
 
 
+def _no_keys(keys: object) -> TypeError:
+    return TypeError(f"keys must be a list such as ['room:42'], not {keys!r}")
+
+
 def given_locks(locks: object, kind: type[L]) -> list[L]:
-    """Check that locks were given."""
+    """Check that locks were given, and not a store without keys."""
+    if hasattr(locks, "put_if_version"):
+        raise _no_keys(None)
     given: list[object] = list(locks) if isinstance(locks, Iterable) else []
     found = [lock for lock in given if isinstance(lock, kind)]
     if not isinstance(locks, Iterable) or len(found) != len(given):
