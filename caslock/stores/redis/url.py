@@ -21,6 +21,9 @@ T = TypeVar("T")
 _OBJECTS: Final = {"command_packer", "credential_provider", "event_dispatcher", "redis_connect_func", "retry"}
 """Settings of redis-py that it would take from a URL, although text can't be one."""
 
+_TIMEOUTS: Final = {"timeout": "socket_timeout", "connect_timeout": "socket_connect_timeout"}
+"""Options that URLs of other stores have, and those of redis-py that mean the same."""
+
 _SEVERAL: Final = "for a Cluster or Sentinel pass a client: RedisCluster or Sentinel.master_for"
 
 
@@ -73,4 +76,6 @@ def _unreadable(url: str, *options: str) -> ValueError:
     """Say that a URL can't be read, without the cause, which may quote part of a password."""
     password = "percent-encode reserved characters in the password, and " if "@" in url else ""
     where = f"the option {options[0]}" if options else "the scheme, host and options"
+    if options and options[0] in _TIMEOUTS:
+        where += f": Redis has {_TIMEOUTS[options[0]]}"
     return ValueError(f"invalid Redis URL: {password}check {where}")
