@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
-from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, told
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, told
 from caslock.local.hold import Holding
 from caslock.local.lock import SeveralLocks, SingleLock
 from caslock.local.multi import Holds
@@ -275,8 +275,8 @@ class _Block(Generic[T]):
         try:
             await self.held.release()
         except Exception as trouble:
-            if error is None or (ours_alone and isinstance(trouble, CaslockError)):
-                raise trouble from error
+            if error is None or (ours_alone and isinstance(trouble, (LockLost, StoreError))):
+                raise
             error.add_note(told(trouble))
         if ours_alone:
             keys = ", ".join(repr(attempt.key) for attempt in self._attempts if attempt.lease.lost)

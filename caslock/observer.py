@@ -1,7 +1,7 @@
 """Tells what happens to the locks of this process: to observers (for metrics and traces), and to the log.
 
-The logger ``caslock`` has a WARNING for each lost lease, failed renewal and forced release, an INFO for each long wait
-(see `log_long_waits`), and a DEBUG for each acquire and release.
+The logger ``caslock`` has a WARNING for each lost lease and forced release, and for failed renewals (at most one in ten
+seconds for each store), an INFO for each long wait (see `log_long_waits`), and a DEBUG for each acquire and release.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LockEvent(NamedTuple):
     seconds: float
     """What it measures depends on the event: see `Observer`."""
     reason: str = ""
-    """Why the lease was lost, the renewal has failed, or the key could not be acquired."""
+    """Why the lease was lost, or the key could not be acquired."""
 
 
 class Observer:

@@ -882,6 +882,43 @@ def test_a_loop_that_ended_while_it_held_blocks_no_other_for_longer_than_a_lease
     asyncio.run(again())
 
 
+def test_the_cause_of_a_failed_release_is_kept(memory: MemoryStore) -> None:
+    """The exit of a block raises what the release raises, with the client's exception as its cause."""
+
+    class ClientError(Exception):
+        pass
+
+    class Cut(AsyncMemoryStore):
+        async def invalidate(self, key: str, version: int) -> Entry | None:
+            raise StoreUnavailable("cut") from ClientError(key, version)
+
+        async def get(self, key: str) -> Entry | None:
+            raise StoreUnavailable("cut") from ClientError(key)
+
+    async def main() -> None:
+        with pytest.raises(StoreUnavailable) as caught:
+            async with AsyncLock(Cut(memory), fresh(), retry=(0, 0)):
+                pass
+        assert isinstance(caught.value.__cause__, ClientError)
+
+    asyncio.run(main())
+
+
+def test_a_loss_that_the_block_has_seen_is_raised_at_its_exit() -> None:
+    """A block that releases, and goes on after the `LockLost` of that, still ends with `LockLost`."""
+
+    async def main() -> None:
+        lock = AsyncLock(AsyncMemoryStore(), fresh())
+        with pytest.raises(LockLost):
+            async with lock as hold:
+                await lock.force_release()
+                with contextlib.suppress(LockLost):
+                    await hold.release()
+                await asyncio.sleep(5)
+
+    asyncio.run(main())
+
+
 class Renewing(AsyncMemoryStore):
     """Keeps each renewal until it is told to go on."""
 

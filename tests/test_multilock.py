@@ -30,7 +30,7 @@ from caslock import (
     StoreUnavailable,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_request, raising
+from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_reply, lose_request, raising
 from tests.locations import Address, Place, Watched, fresh, observed, opened, until
 
 if TYPE_CHECKING:
@@ -536,6 +536,21 @@ def test_a_multi_lock_says_what_it_is(memory: MemoryStore) -> None:
     assert repr(lock) == "<MultiLock of 'a', 'b'>"
     with lock as holds:
         assert "remaining" in repr(holds)
+
+
+def test_a_release_that_gave_no_answer_in_time_is_no_loss(memory: MemoryStore) -> None:
+    """All replies to it are lost before the deadline: after it, a second release says what it says for one key."""
+    store, keys = FaultyStore(memory), [fresh(), fresh()]
+    holds = MultiLock(store, keys, ttl=0.3, retry=(0, 0)).acquire()
+    assert holds is not None
+    store.on("any", range(1, 20), lose_reply)
+    with pytest.raises(StoreUnavailable):
+        holds.release()
+    store.heal()
+    assert until(lambda: all(hold.lost for hold in holds))
+    others = [Lock(store, key).acquire(timeout=1) for key in keys]
+    assert all(others)
+    holds.release()
 
 
 def test_a_lost_key_that_could_not_be_given_back_is_an_unknown_outcome(pool: ThreadPoolExecutor) -> None:

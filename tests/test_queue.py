@@ -219,17 +219,18 @@ def test_a_long_block_is_followed_by_a_hand_over_in_one_request(
     assert [request.verb for request in store.log] == ["put_if_version"] * len(waiting) + ["invalidate"]
 
 
-@pytest.mark.parametrize(("seen", "longest"), [(True, 0.4), (False, 0.2)])
+@pytest.mark.parametrize(("seen", "block", "longest"), [(True, 2.0, 0.4), (False, 2.0, 0.2), (True, 20.0, 0.5)])
 def test_an_attempt_that_polls_stays_away_the_longer_the_longer_its_process_had_the_key(
     memory: MemoryStore,
     pool: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
     passed: list[float],
-    longest: float,
     *,
+    block: float,
+    longest: float,
     seen: bool,
 ) -> None:
-    """Others look less and less often while the key does not become free: after 2 s, 5 ms would be too short."""
+    """Others look less and less often while the key does not become free, but always twice a second."""
     store, key, asleep = FaultyStore(memory, plain=True), fresh(), list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -245,13 +246,38 @@ def test_an_attempt_that_polls_stays_away_the_longer_the_longer_its_process_had_
 
     def work() -> None:
         with Lock(store, key):
-            passed.append(2.0)
+            passed.append(block)
 
     waiting = [in_line(pool, store, key, work) for _ in range(2)]
     first.release()
     for one in waiting:
         one.result(timeout=ENOUGH)
     assert asleep == [pytest.approx(longest, rel=0.2)]
+
+
+def test_a_pause_that_nobody_has_taken_is_forgotten(
+    memory: MemoryStore, pool: ThreadPoolExecutor, passed: list[float]
+) -> None:
+    """Whoever comes when nobody has the key, or wants it, makes no pause for what was before, nor does the next one."""
+    store, key = FaultyStore(memory, plain=True), fresh()
+    first = held(Lock(store, key))
+    second = in_line(pool, store, key, lambda: held(Lock(store, key)))
+    first.release()
+    hold = second.result(timeout=ENOUGH)
+    impatient = in_line(pool, store, key, lambda: Lock(store, key, timeout=5).acquire())
+    passed.append(4.0)  # so long a row is over
+
+    def outlast() -> None:
+        passed.append(2.0)
+        impatient.result(timeout=ENOUGH)
+
+    store.before("invalidate", 1, outlast)
+    hold.release()
+    assert impatient.result() is None
+    queue = shared_of(store).queue(key)
+    assert queue._pause == pytest.approx(0.5, rel=0.2)
+    with Lock(store, key):
+        assert queue._pause == 0
 
 
 def test_a_process_that_has_woken_another_lets_it_go_first(

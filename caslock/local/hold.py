@@ -78,7 +78,7 @@ class Holding:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease has ended or is known to be taken away.  Not updated after a release."""
+        """Whether the lease has ended or is known to be taken away.  After a release it says nothing."""
         lease = self._attempt.lease
         return bool(lease.lost) or self._inherited or self._state.runtime.now() >= lease.deadline
 

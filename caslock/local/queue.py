@@ -12,6 +12,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from caslock.protocol.contention import LONGEST_PAUSE
 from caslock.protocol.hand_over import HandOver
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class LocalQueue:
         """Go in, unless somebody else is inside or waits; always `leave` afterwards."""
         with self._guard:
             if not self._inside and not self.waiting:
-                self._row = 0
+                self._row, self._pause = 0, 0.0
                 self._inside = [weakref.ref(attempt)]
                 if self._yields_until:
                     attempt.yields = PAUSE_SECONDS if now < self._yields_until else 0.0
@@ -138,6 +139,7 @@ class LocalQueue:
             seen = now < self._others_until
             if self._row >= ROW or lasted >= (ROW_SECONDS if seen else LONG_ROW_SECONDS):
                 self._pause = max(PAUSE_SECONDS, lasted * (PAUSE_SHARE if seen else UNSEEN_SHARE))
+                self._pause = min(self._pause, LONGEST_PAUSE)
                 return
             successor = self.waiting[0]
             successor.promise = attempt.hand_over = HandOver(successor)

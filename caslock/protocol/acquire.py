@@ -46,7 +46,7 @@ async def acquire(
     """
     now = runtime.now()
     limit = NEVER if timeout is None else now + timeout
-    if attempt.writes.count or attempt.yields:
+    if attempt.writes.count or attempt.yields or attempt.promise is not None:
         observed = await _resume(runtime, attempt, poll, limit, observed)
         now = runtime.now()
     if observed is None:  # one request when nobody contends, with as few function calls as can be

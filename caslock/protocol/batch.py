@@ -73,12 +73,12 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
         entries = await runtime.batching.invalidate_many([Removal(each.key, each.lease.version) for each in attempts])
     except BaseException as error:
         for attempt, early in zip(attempts, in_time, strict=True):
-            attempt.left_in_time = early and may_have_landed(error)
+            attempt.left_in_time |= early and may_have_landed(error)
         if isinstance(error, StoreError):
             return {}
         raise
     removed: dict[Attempt, Observed] = {}
     for attempt, early, entry in zip(attempts, in_time, entries or [], strict=entries is not None):
         removed[attempt] = observed = answered(attempt, None, b"", entry)
-        attempt.left_in_time = early and observed.record is None
+        attempt.left_in_time |= early and observed.record is None
     return removed

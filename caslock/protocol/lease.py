@@ -76,8 +76,7 @@ class Lease:
             return
         end = landed.at + landed.ttl  # the ttl counts from before the request
         self.deadline = end - margin(landed.ttl)
-        renews = self.auto_renew and end < self.began + self.max_hold
-        self.due = landed.at + landed.ttl / 3 if renews else self.deadline
+        self.due = self._next_renewal(landed.at, landed.ttl)
 
     def forget(self) -> None:
         """Note that we do not hold the key, while still trying: a later success is another tenure."""
@@ -92,8 +91,13 @@ class Lease:
         if self.asked <= 0:
             return False
         self.deadline = min(self.deadline, now + self.asked - margin(self.asked))
-        self.due = min(self.due, self.deadline)
+        self.due = min(self.due, self._next_renewal(now, self.asked))
         return True
+
+    def _next_renewal(self, sent: float, ttl: float) -> float:
+        """When to renew a lease of `ttl` seconds that was asked for at `sent`; the deadline: no more."""
+        renews = self.auto_renew and sent + ttl < self.began + self.max_hold
+        return sent + ttl / 3 if renews else self.deadline
 
     def end(self, missing: str) -> str:
         """Return why the lease has ended: it was not `missing` ("renewed") in time, or was to be renewed no more."""

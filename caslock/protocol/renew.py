@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
-    """Replace the lease by one of `ttl` seconds from now (None: the ttl that was asked for last).
+    """Replace the lease by one of `ttl` seconds from now (None: the ttl that was accepted last).
 
     Raises `LockLost` when we do not hold the key any more, and `StoreError` when that could not be learned: the
     deadline then stays what it was, or is earlier.

@@ -174,9 +174,9 @@ async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit
     after `limit`, except the first.
     """
     for number in count():
+        if number and runtime.now() >= limit:
+            break
         if number >= PASSES:  # many co-holders are leaving at once
-            if runtime.now() >= limit:
-                break
             await runtime.sleep(random.uniform(0.0, 0.005))  # noqa: S311 - a pause is no secret
         writes, (version, record) = attempt.writes, observed
         # A late request of ours that expects what is there now may arrive, unless we win that version before it does.

@@ -62,4 +62,5 @@ class Writes:
     def forget_dead(self, now: float) -> None:
         """Drop the writes that are too old to be in flight."""
         if self.in_flight:
-            self.in_flight = {each: write for each, write in self.in_flight.items() if write.at > now - FREE_TTL}
+            in_flight = list(self.in_flight.items())  # a copy, as above
+            self.in_flight = {each: write for each, write in in_flight if write.at > now - FREE_TTL}

@@ -176,6 +176,10 @@ class Judge:
         if hold.key in self.least and self.least[hold.key][0]._attempt is hold._attempt:
             del self.least[hold.key]
 
+    def abandoned(self, client: Client) -> None:
+        """Note that an event loop has ended: its Lock objects know that its holds are lost, and may acquire again."""
+        self.least = {key: kept for key, kept in self.least.items() if kept[0]._attempt.by is not client}
+
     def failed(self, client: Client, error: BaseException) -> None:
         """Check a failure."""
         run = self._run

@@ -95,8 +95,7 @@ def abandon(run: Run, client: Client) -> None:
     """Close the event loop of a client: its coroutines are gone, and waiters of the same process notice."""
     run.tell(client.name, "its event loop is closed")
     client.alive = False
-    for hold in client.holding:
-        run.judge.not_released(hold)  # its Lock object knows that it is lost, and may acquire again
+    run.judge.abandoned(client)
     client.holding = client.attempts = ()
     client.entered.clear()
     for flow in [flow for flow in run.flows.values() if flow.client is client]:
