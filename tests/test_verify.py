@@ -23,6 +23,7 @@ from caslock.stores.memory import MemoryStore
 from caslock.verify import PREFIX, Plan
 from caslock.verify.cleanup import remove_keys
 from caslock.verify.prefixed import PrefixedStore
+from caslock.verify.processes import last_words
 from tests.locations import opened
 from tests.servers import free_port
 
@@ -316,6 +317,47 @@ def test_a_store_that_can_not_be_made_is_said_in_one_line(name: str, tmp_path: P
     (tmp_path / "my_store.py").write_text(BROKEN)
     code, output, errors = verify("--store", name, "--seconds", "1", cwd=tmp_path)
     assert (code, output, len(errors.splitlines())) == (2, "", 1), errors
+
+
+DIES = """
+import sys
+from caslock.stores.sqlite import SQLiteStore
+
+class Dies(SQLiteStore):
+    def put_if_version(self, key, value, version, ttl):
+        if sys.argv[0] == "-c":
+            raise RuntimeError("no luck\\nwith this key")
+        return super().put_if_version(key, value, version, ttl)
+
+def make():
+    return Dies("locks.db")
+"""
+
+
+@pytest.mark.long
+def test_a_worker_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    """The report has the last line of the worker's traceback, and no key, for a worker has none."""
+    (tmp_path / "my_store.py").write_text(DIES)
+    code, output, errors = verify("--store", "my_store:make", "--seconds", "1", cwd=tmp_path)
+    assert code == 1, (output, errors)
+    deaths = re.findall(r"^BROKEN law +worker died, at [0-9.]+: (.*)$", output, re.MULTILINE)
+    assert deaths, output
+    assert any(re.match(r"worker\d+ ended with status 1: RuntimeError: no luck", death) for death in deaths), deaths
+    assert re.search(r"^FAIL: .*; the first: worker died, at [0-9.]+: worker\d+ ended", output, re.MULTILINE)
+
+
+def test_the_last_words_of_a_worker_name_each_error() -> None:
+    """Of tracebacks, the lines that name the errors, each once; without any, the last line, if there is one."""
+
+    def said(error: str) -> str:
+        call = """  File "store.py", line 8, in put\n    answer()\n    ^^^^^^^^\n"""
+        return f"Exception in thread 1:\nTraceback (most recent call last):\n{call}{error}\na note\n"
+
+    every = "".join(map(said, ("RuntimeError: no luck\nwith this key", "RuntimeError: no luck", "a.LockLost: over")))
+    assert last_words(f"ready\n{every}") == "RuntimeError: no luck; a.LockLost: over"
+    assert last_words(said(said("ValueError: one"))) == "ValueError: one"
+    assert last_words("ready\nSegmentation fault\n\n") == "Segmentation fault"
+    assert last_words("") == ""
 
 
 @pytest.mark.parametrize("arguments", [[], ["redis://h", "--store", "a:b"], ["redis://h", "--seconds", "0"]])

@@ -175,8 +175,8 @@ def _lines(contract: ContractResult, outcome: Outcome) -> Iterator[str]:
         yield f"{'not tried':18} {line}"
     for sentence, why in contract.broken:
         yield f"{'BROKEN contract':18} {sentence}: {' '.join(why.split())}"
-    for law, at, key, text in report.violations:
-        yield f"{'BROKEN law':18} {law}, key {key}, at {at:.4f}: {' '.join(text.split())}"
+    for violation in report.violations:
+        yield f"{'BROKEN law':18} {violation}"
 
 
 def _ms(seconds: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from caslock.verify.history import History
     from caslock.verify.plan import Plan
+
+_ERROR: Final = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:: .*)?$", re.MULTILINE)
+"""The line of a traceback that names an error.  The tracebacks of several threads may be mixed."""
 
 MOST_SAID: Final = 1_000
 """Characters of a dead worker's last words."""
@@ -146,14 +150,22 @@ class Processes:
     def collect_dead(self) -> None:
         """Keep what those have said that have died by themselves."""
         for process in [process for process in self.running if process.child.poll() not in (None, 0)]:
-            said = self._log(process).read_text(errors="replace").strip()
-            self.deaths.append(f"{process.name} ended by {process.child.returncode}: {said[-MOST_SAID:]}")
+            said = last_words(self._log(process).read_text(errors="replace"))
+            code = process.child.returncode
+            how = f"with status {code}" if code > 0 else f"by signal {-code}"
+            self.deaths.append(f"{process.name} ended {how}: {said}")
             _reap(process)
             self.running.remove(process)
 
     def all_done(self) -> bool:
         """Whether all have ended."""
         return all(process.child.poll() is not None for process in self.running)
+
+
+def last_words(said: str) -> str:
+    """Give the lines that name an error; else the last line of all that was said."""
+    errors = dict.fromkeys(_ERROR.findall(said)) or said.strip().splitlines()[-1:]
+    return "; ".join(errors)[:MOST_SAID]
 
 
 def _tell(process: Process, message: object) -> None:

@@ -90,8 +90,7 @@ class Report:
         """Why it did not pass; else an empty text."""
         if self.broken:
             laws = ", ".join(f"{law} ({times})" for law, times in self.broken.items())
-            law, at, key, text = self.violations[0]
-            return f"{laws}; the first: {law} of {key} at {at:.4f}: {text}"
+            return f"{laws}; the first: {self.violations[0]}"
         return "" if self.sections else "no lock was ever acquired"
 
     def to_dict(self) -> dict[str, object]:

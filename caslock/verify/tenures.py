@@ -33,7 +33,13 @@ class Violation(NamedTuple):
     law: str
     at: float
     key: str
+    """Empty where it is not about a key."""
     text: str
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        where = f", key {self.key}" if self.key else ""
+        return f"{self.law}{where}, at {self.at:.4f}: {' '.join(self.text.split())}"
 
 
 @dataclass
