@@ -319,6 +319,45 @@ def test_a_store_that_can_not_be_made_is_said_in_one_line(name: str, tmp_path: P
     assert (code, output, len(errors.splitlines())) == (2, "", 1), errors
 
 
+APART = """
+import sys
+from caslock.stores.memory import MemoryStore
+from caslock.stores.sqlite import SQLiteStore
+
+ONE = MemoryStore()
+
+def one_each():
+    return MemoryStore()
+
+def one_in_each_process():
+    return ONE
+
+def one_in_this_process():
+    if sys.argv[0] == "-c":
+        raise OSError("no such place\\nfrom here")
+    return SQLiteStore("locks.db")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("one_each", "two stores of my_store:one_each do not see each other's entries: "),
+        ("one_in_each_process", "a store of my_store:one_in_each_process in another process does not see the entries"),
+        (
+            "one_in_this_process",
+            "my_store:one_in_this_process gave no store in another process: OSError: no such place",
+        ),
+    ],
+)
+def test_a_factory_whose_stores_do_not_share_their_entries_is_not_tried(name: str, told: str, tmp_path: Path) -> None:
+    """They would exclude nobody: exit 2, and one line that says so, before anything runs."""
+    (tmp_path / "my_store.py").write_text(APART)
+    code, output, errors = verify("--store", f"my_store:{name}", "--seconds", "1", cwd=tmp_path)
+    assert (code, output, len(errors.splitlines())) == (2, "", 1), errors
+    assert errors.startswith(f"caslock verify: {told}")
+
+
 DIES = """
 import sys
 from caslock.stores.sqlite import SQLiteStore

@@ -17,6 +17,7 @@ from caslock.cli.progress import Progress
 from caslock.connect import connect
 from caslock.errors import StoreError
 from caslock.verify import Plan, locations, torture
+from caslock.verify.sharing import check_sharing
 from caslock.verify.signals import Interrupts
 from caslock.verify.timeline import timeline
 
@@ -89,6 +90,8 @@ def _verify(plan: Plan, picture: str, interrupts: Interrupts) -> tuple[ContractR
         raise NotTried(f"the directory of {picture} does not exist")
     with _not_tried():
         locations.close(locations.reach(plan, write=True))
+        if plan.factory:
+            check_sharing(plan)
     findings = _examined(plan)
     with Progress() as progress:
 
