@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import AsyncLock, Lock, StoreUnavailable
+from caslock import AsyncHold, AsyncLock, Hold, Lock, StoreUnavailable
 from caslock.local import thread_renewer
 from caslock.local.task_renewer import renewer_of
 from caslock.protocol import record
@@ -17,6 +18,8 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.locations import fresh, until
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from caslock import Entry
 
 
@@ -112,6 +115,57 @@ def test_short_holds_leave_nothing_behind() -> None:
         renewer = thread_renewer._renewer
         assert renewer is not None
         assert until(lambda: len(renewer._schedule) < 1100, 2)
+
+
+def test_a_hold_that_another_loop_extends_is_still_renewed() -> None:
+    """Its own event loop renews it, and reports its loss."""
+    store, key, told = AsyncMemoryStore(), fresh(), list[AsyncHold]()
+
+    async def main() -> None:
+        hold = await AsyncLock(store, key, ttl=0.6, on_lost=told.append).acquire()
+        assert hold is not None
+        await asyncio.sleep(0.13)  # when this renewal is due differs from when the first was
+        await asyncio.to_thread(asyncio.run, hold.extend())
+        await asyncio.sleep(1.2)
+        assert not hold.lost
+        await AsyncLock(store, key).force_release()
+        async with asyncio.timeout(5):
+            while not told:  # noqa: ASYNC110 - the callback is a plain function
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_a_hold_without_a_thread_is_renewed_once_there_can_be_one(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An acquire when no thread can be started says so; the next one that can start it has both leases renewed."""
+    monkeypatch.setattr(thread_renewer, "_renewer", None)
+    key = fresh()
+    with monkeypatch.context() as without:
+        without.setattr(thread_renewer, "start", lambda _target, _name: None)
+        hold = Lock(memory, key, ttl=0.6).acquire()
+    assert hold is not None
+    assert [key in record.getMessage() for record in caplog.records if "no thread" in record.getMessage()] == [True]
+    with Lock(memory, fresh()):
+        deadline = hold._attempt.lease.deadline
+        assert until(lambda: hold._attempt.lease.deadline > deadline + 0.6, 3)
+    hold.release()
+
+
+def test_callbacks_that_hang_delay_no_reports_of_other_stores(pool: ThreadPoolExecutor) -> None:
+    """Each store has threads of its own for them."""
+    gate, told = threading.Event(), list[Hold]()
+    hanging, other = MemoryStore(), MemoryStore()
+    for _ in range(thread_renewer.MOST_TELLING + 2):
+        key = fresh()
+        assert Lock(hanging, key, on_lost=lambda _hold: gate.wait(20)).acquire()
+        Lock(hanging, key).force_release()
+    key = fresh()
+    assert Lock(other, key, on_lost=told.append).acquire()
+    pool.submit(Lock(other, key).force_release).result()
+    assert until(lambda: told, 2)
+    gate.set()
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")

@@ -34,7 +34,9 @@ from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_reply, lo
 from tests.locations import Address, Place, Watched, fresh, observed, opened, until
 
 if TYPE_CHECKING:
-    from caslock import Entry
+    from collections.abc import Sequence
+
+    from caslock import Entry, Removal
 
 T = TypeVar("T")
 
@@ -551,6 +553,38 @@ def test_a_release_that_gave_no_answer_in_time_is_no_loss(memory: MemoryStore) -
     others = [Lock(store, key).acquire(timeout=1) for key in keys]
     assert all(others)
     holds.release()
+
+
+def test_the_release_of_many_lost_keys_at_a_hanging_store_is_bounded() -> None:
+    """It ends within three request timeouts, however many keys there are, and says that they are lost."""
+
+    class Hanging(MemoryStore):
+        hangs = False
+
+        def invalidate(self, key: str, version: int) -> Entry | None:
+            self._wait()
+            return super().invalidate(key, version)
+
+        def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None]:
+            self._wait()
+            return super().invalidate_many(removals)
+
+        def _wait(self) -> None:
+            if self.hangs:
+                time.sleep(0.2)
+                raise StoreUnavailable("no answer")
+
+    store = Hanging()
+    store.traits = store.traits._replace(request_timeout=0.2)
+    holds = MultiLock(store, [fresh() for _ in range(10)], ttl=0.3, auto_renew=False).acquire()
+    assert holds is not None
+    store.hangs = True
+    assert until(lambda: holds.remaining() == 0)
+    began = time.monotonic()
+    with pytest.raises(LockLost):
+        holds.release()
+    assert time.monotonic() - began < 3 * 0.2
+    store.hangs = False
 
 
 def test_a_lost_key_that_could_not_be_given_back_is_an_unknown_outcome(pool: ThreadPoolExecutor) -> None:

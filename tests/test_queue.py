@@ -19,6 +19,7 @@ from caslock.local import clock
 from caslock.local import queue as local_queue
 from caslock.local.shared import shared_of
 from caslock.local.threads import ThreadRuntime
+from caslock.protocol.hand_over import HandOver
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_reply, lose_request, raising, unsent
 from tests.locations import Place, fresh, observed, until
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from caslock import Store
+    from caslock.protocol.record import Observed
     from caslock.store import Entry
     from caslock.testing.faults import Fault
 
@@ -632,6 +634,27 @@ def test_a_release_without_an_answer_that_should_hand_over(memory: MemoryStore, 
     assert not first._is_open
     left = observed(memory, key)
     assert left is None or left.free
+
+
+def test_an_interrupt_as_the_successor_is_told(
+    memory: MemoryStore, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It learns at once that nobody will tell it: it does not wait for its patience to end."""
+    key = fresh()
+    hold = held(Lock(memory, key, ttl=30))
+    waiting = in_line(pool, memory, key, lambda: held(Lock(memory, key)))
+    settle, calls = HandOver.settle, list[object]()
+
+    def interrupted(self: HandOver, outcome: Observed | None = None) -> None:
+        calls.append(self)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        settle(self, outcome)
+
+    monkeypatch.setattr(HandOver, "settle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hold.release()
+    waiting.result(timeout=2).release()
 
 
 def test_a_lease_that_is_handed_over_is_renewed(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:

@@ -120,7 +120,7 @@ class Holds(Generic[H_co]):
             except GeneratorExit:
                 raise
             except BaseException as error:  # noqa: BLE001 - raised once the rest is released
-                hangs = hangs or isinstance(error, StoreUnavailable)
+                hangs = hangs or any(isinstance(each, StoreUnavailable) for each in (error, error.__cause__))
                 failure = _worse(failure, error)
         if failure is not None:
             raise failure
@@ -348,7 +348,13 @@ def _stored_name(state: LockState) -> str:
 
 async def _server(runtime: Runtime) -> str:
     """Return the name of the store's server: its own if it reports one, else the location of the store."""
-    said = await cast("AsyncIdentifiedStore", runtime.store).identify() if hasattr(runtime.home, "identify") else None
+    said: str | None = None
+    if hasattr(runtime.home, "identify"):
+        store = cast("AsyncIdentifiedStore", runtime.store)
+        try:
+            said = await store.identify()
+        except StoreUnavailable:  # once more, as any read: the server may have been restarted
+            said = await store.identify()
     return said or runtime.store.traits.location
 
 

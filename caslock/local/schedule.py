@@ -50,12 +50,13 @@ class Due(NamedTuple):
     late: list[Attempt]
     """Their renewals were due long ago, and have not succeeded."""
 
-    def by_store(self) -> Iterable[list[Attempt]]:
-        """Return what is to be renewed, grouped by store."""
-        found: dict[object, list[Attempt]] = {}
-        for attempt in self.renew:
-            found.setdefault(attempt.runtime.shared, []).append(attempt)
-        return found.values()
+
+def by_store(attempts: Iterable[Attempt]) -> Iterable[list[Attempt]]:
+    """Group attempts by their stores."""
+    found: dict[object, list[Attempt]] = {}
+    for attempt in attempts:
+        found.setdefault(attempt.runtime.shared, []).append(attempt)
+    return found.values()
 
 
 class Schedule:

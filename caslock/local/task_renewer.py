@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from caslock.local import clock
 from caslock.local.reports import warn_of_late_renewals, warn_of_loss
-from caslock.local.schedule import Renewals, Schedule
+from caslock.local.schedule import Renewals, Schedule, by_store
 from caslock.loop_end import before_the_loop_ends
 from caslock.protocol.lease import NEVER
 from caslock.protocol.withdraw import settle_later
@@ -126,7 +126,7 @@ class LoopRenewer:
         self._set_timer()  # first: what follows may raise
         for attempt in due.over:
             attempt.lose(attempt.lease.end("renewed"))
-        for attempts in due.by_store():
+        for attempts in by_store(due.renew):
             runtime = attempts[0].runtime
             renewals = self._renewals.get(runtime.shared)
             if renewals is None:

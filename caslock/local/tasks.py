@@ -123,8 +123,14 @@ class TaskRuntime:
         return isinstance(attempt.by, asyncio.Task) and attempt.by.get_loop().is_closed()
 
     def watch(self, attempt: Attempt) -> None:
-        """Renew the lease when it is due, and report its end."""
-        renewer_of(asyncio.get_running_loop()).watch(attempt)
+        """Renew the lease when it is due, and report its end, in the event loop in which it was acquired."""
+        running = asyncio.get_running_loop()
+        loop = attempt.by.get_loop() if isinstance(attempt.by, asyncio.Task) else running
+        if loop is running:
+            renewer_of(loop).watch(attempt)
+        else:  # it is extended in another one
+            with contextlib.suppress(RuntimeError):  # its own is closed
+                loop.call_soon_threadsafe(lambda: renewer_of(loop).watch(attempt))
 
     notice = staticmethod(notice)
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final, cast
 from caslock.fork import at_fork
 from caslock.local import clock
 from caslock.local.reports import warn_of_late_renewals, warn_of_loss
-from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due, Renewals, Schedule
+from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due, Renewals, Schedule, by_store
 from caslock.local.workers import LINGER, Workers, report, run, run_safely, start
+from caslock.observer import warn
 from caslock.protocol.lease import NEVER
 
 if TYPE_CHECKING:
@@ -27,23 +28,24 @@ if TYPE_CHECKING:
 
 
 MOST_TELLING: Final = 8
-"""User callbacks that run at one time."""
+"""User callbacks that run at one time for one store."""
 
 _guard = threading.RLock()  # a signal handler may use a lock while its thread is in here
 _renewer: ThreadRenewer | None = None
-_tellers = Workers("caslock-on-lost", MOST_TELLING)
 
 
 def watch(attempt: Attempt) -> None:
     """Renew the lease when it is due, and report its end."""
     global _renewer  # noqa: PLW0603 - there is one for the process
     with _guard:
-        if _renewer is None:
-            renewer = ThreadRenewer()
-            if start(renewer.run, "caslock-renewer") is None:
-                return  # at interpreter exit nothing is renewed
-            _renewer = renewer
-        _renewer.add(attempt)
+        renewer = _renewer = _renewer or ThreadRenewer()
+        renewer.add(attempt)
+        is_running = renewer.start()
+    if not is_running and threading.main_thread().is_alive():  # at interpreter exit nothing is renewed
+        warn(
+            f"no thread could be started that renews leases: lock {attempt.key!r} is lost in "
+            f"{attempt.lease.deadline - clock.now():.3g} s unless another lock is acquired after one can be"
+        )
 
 
 def notice(attempt: Attempt) -> None:
@@ -51,7 +53,13 @@ def notice(attempt: Attempt) -> None:
     with _guard:
         calls = attempt.lease.tell()
     if calls is not None:
-        _tellers.do(partial(_tell, attempt, calls))
+        _tellers(attempt).do(partial(_tell, attempt, calls))
+
+
+def _tellers(attempt: Attempt) -> Workers:
+    """Return the threads that report losses at one store: callbacks that hang delay no reports of other stores."""
+    shared = cast("Shared", attempt.runtime.shared)
+    return shared.part("on_lost", partial(Workers, "caslock-on-lost", MOST_TELLING))
 
 
 def _tell(attempt: Attempt, calls: Sequence[Callable[[], object]]) -> None:
@@ -66,11 +74,17 @@ class ThreadRenewer:
     def __init__(self) -> None:
         self._schedule = Schedule()
         self._alarm = threading.Condition(_guard)
+        self._is_running = False
 
     def add(self, attempt: Attempt) -> None:
         """Look at `attempt` when it is due; `_guard` has to be taken."""
         if self._schedule.add(attempt):
             self._alarm.notify()
+
+    def start(self) -> bool:
+        """Start the thread if it is not running; whether it is running then."""
+        self._is_running = self._is_running or start(self.run, "caslock-renewer") is not None
+        return self._is_running
 
     def run(self) -> None:
         """Run until there is no lease."""
@@ -108,12 +122,12 @@ class ThreadRenewer:
 def _act(due: Due) -> None:
     for attempt in due.over:
         attempt.lose(attempt.lease.end("renewed"))
-    for attempts in due.by_store():
+    for attempts in by_store(due.renew):
         runtime = attempts[0].runtime
         begin = partial(_renewals, batches=runtime.batching is not None)
         cast("Shared", runtime.shared).part("renewals", begin).add(attempts)
-    if due.late:
-        _tellers.do(partial(warn_of_late_renewals, due.late))
+    for attempts in by_store(due.late):
+        _tellers(attempts[0]).do(partial(warn_of_late_renewals, attempts))
 
 
 def _renewals(*, batches: bool) -> Renewals:
@@ -133,10 +147,9 @@ def _renewals(*, batches: bool) -> Renewals:
 
 def _forget_parent() -> None:
     """A forked child has none of its parent's threads, and keeps none of its holds."""
-    global _guard, _renewer, _tellers  # noqa: PLW0603 - the guard may be locked in the parent at this moment
+    global _guard, _renewer  # noqa: PLW0603 - the guard may be locked in the parent at this moment
     _guard = threading.RLock()
     _renewer = None
-    _tellers = Workers("caslock-on-lost", MOST_TELLING)
 
 
 at_fork(after_in_child=_forget_parent)

@@ -37,7 +37,7 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
     promise: HandOver | None = None
     observed: Observed | None = None
     try:
-        promise, attempt.hand_over = attempt.hand_over, None
+        promise = attempt.hand_over
         if lease.record is None:
             return  # already released
         now = runtime.now()
@@ -60,6 +60,7 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
     finally:
         if promise is not None:
             promise.settle(observed)
+            attempt.hand_over = None  # last: after an interrupt, `LocalQueue.leave` settles it
         mutex.release()
     by_us = by_us or (promise is not None and promise.successor.is_in(observed.record))
     if attempt.left_in_time or (in_time and by_us):

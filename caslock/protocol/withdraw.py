@@ -170,13 +170,13 @@ async def step_back(runtime: Runtime, attempt: Attempt) -> None:
 async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit: float) -> tuple[bool, Observed]:
     """Write until no record of the attempt exists and no late put can match; returns whether we did it, and the rest.
 
-    While another owner's record exists we cannot block our own late put; the lease bounds it.  No write begins at or
-    after `limit`, except the first.
+    While another owner's record exists we cannot block our own late put; the lease bounds it.  After a failure, no
+    request begins at or after `limit`; if the store answers, and the record keeps changing, no more than `PASSES` do.
     """
     for number in count():
-        if number and runtime.now() >= limit:
-            break
         if number >= PASSES:  # many co-holders are leaving at once
+            if runtime.now() >= limit:
+                break
             await runtime.sleep(random.uniform(0.0, 0.005))  # noqa: S311 - a pause is no secret
         writes, (version, record) = attempt.writes, observed
         # A late request of ours that expects what is there now may arrive, unless we win that version before it does.

@@ -45,7 +45,7 @@ def befall(run: Run, flow: Flow, what: str) -> None:
     if what == "cancel":
         _cancel(run, flow)
     elif what == "end":
-        flow.ended, flow.blind, flow.doomed = True, False, flow.shielded - 1
+        flow.ended, flow.doomed = True, flow.shielded - 1
         flow.cancelled = flow.deferred = True
         _strike(run, flow, "its event loop ends")
     elif what == "abandon":

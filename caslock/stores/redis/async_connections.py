@@ -75,7 +75,6 @@ class Pipelines(Connections[Pipeline]):
                     return opening.result()
 
     async def _open(self, *, shared: bool) -> Pipeline:
-        self._changes += 1
         connection = self._new()
         try:
             async with asyncio.timeout(self._server.patience):

@@ -57,8 +57,6 @@ class Connections(ABC, Generic[L]):
         self._idle: IdleConnections[L] = IdleConnections()
         self._waiting: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's
         self._sleeps_until = 0.0
-        self._changes = 0  # of connections: the next one may lead to another server than the last
-        self._known: tuple[int, str | None] = -1, None  # the server, and how many changes there were before
 
     async def ask(self, request: Request[T], within: float | None = None) -> T:
         """Ask the server, and read its answer; raises what an error of the server means, or that there is no answer.
@@ -83,7 +81,6 @@ class Connections(ABC, Generic[L]):
             if not isinstance(error, Exception):
                 raise
             if not isinstance(error, TOO_LATE):  # after a restart or a failover, the others are dead as well
-                self._changes += 1
                 self._idle.close()
             raise server.failures.of(error, sent=link is not None) from error
         self._keep(link)
@@ -109,16 +106,16 @@ class Connections(ABC, Generic[L]):
             waiting.discard(place)
 
     async def server_id(self) -> str | None:
-        """Give the run id of the server, and the database; None: it does not say."""
-        if self._changes != self._known[0]:
-            try:
-                found = await self.ask(who(self._server.database))
-            except StoreUnavailable:
-                raise
-            except StoreError:  # the user may not ask
-                found = None
-            self._known = self._changes, found
-        return self._known[1]
+        """Give the run id of the server, and the database; None: it does not say.
+
+        It is asked each time: whoever knew it from before a restart would take keys in another order than all others.
+        """
+        try:
+            return await self.ask(who(self._server.database))
+        except StoreUnavailable:
+            raise
+        except StoreError:  # the user may not ask
+            return None
 
     async def nodes(self) -> list[Self]:
         """Give the connections to each server that has keys."""

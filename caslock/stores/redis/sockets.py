@@ -97,7 +97,6 @@ class Sockets(Connections[Connection]):
 
     async def close(self) -> None:
         """See `Connections.close`."""
-        self._changes += 1
         self._idle.end()
 
     def _ready(self, _request: Request[Any], now: float, within: float | None, /) -> Connection | None:
@@ -107,7 +106,6 @@ class Sockets(Connections[Connection]):
         return link
 
     async def _connect(self, _request: Request[Any], ends: float, /) -> Connection:
-        self._changes += 1
         return Connection(self._new(), self._server, ends)
 
     def _keep(self, link: Connection) -> None:
