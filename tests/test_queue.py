@@ -341,6 +341,23 @@ def test_a_lock_object_that_waits_for_its_own_thread_gets_an_error(memory: Memor
     asyncio.run(main())
 
 
+def test_a_thread_that_waits_for_itself_is_told_at_once(memory: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+    """One that waits for ever would never see the error; a thread that waits for another one is not told."""
+    key = fresh()
+
+    def told() -> list[str]:
+        return [said for record in caplog.records if repr(key) in (said := record.getMessage())]
+
+    with Lock(memory, key):
+        assert Lock(memory, key).acquire(timeout=0) is None
+        assert not told()
+        assert Lock(memory, key).acquire(timeout=0.01) is None
+        assert [f"lock {key!r} waits for itself" in said for said in told()] == [True]
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(Lock(memory, key).acquire, timeout=0.01).result() is None
+        assert len(told()) == 1
+
+
 def test_queues_are_forgotten_with_their_locks(memory: MemoryStore) -> None:
     """Nothing grows: what is known of a key ends with the Lock objects that use it."""
     gc.collect()

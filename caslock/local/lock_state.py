@@ -190,6 +190,10 @@ class LockState:
     async def _turn(self, attempt: Attempt, began: float, timeout: float | None, since: float | None) -> float | None:
         """Wait for our turn in this process; returns what is left of `timeout`, or raises `NotAcquired`."""
         limit = NEVER if timeout is None else began + timeout
+        inside = [] if timeout == 0 else self._queue.inside(began)
+        if any(other.by is attempt.by and other.levels for other in inside):
+            observer.warn(f"lock {self.key!r} waits for itself: it is held {_BY_OURSELVES}")
+        del inside  # a waiter must not keep an abandoned hold alive
         if timeout == 0 or not await self._queue.turn(attempt, self.runtime, limit):
             raise NotAcquired(self._in_use(attempt, self._waited(began, since)))
         return None if timeout is None else max(0.0, limit - self.runtime.now())
@@ -404,7 +408,7 @@ class LockState:
             return f"another thread or task of this process is waiting for lock {self.key!r} {waited}"
         where = "in another thread or task of this process"
         if others[0].by is attempt.by:
-            where = "by this thread or task through another Lock object: use one Lock, or give both the same owner"
+            where = _BY_OURSELVES
         return f"lock {self.key!r} at {self.runtime.store.traits.location} is held by {record}, {where} {waited}"
 
     def _busy(self, attempt: Attempt, waited: str) -> str:
@@ -443,6 +447,7 @@ class LockState:
         return self._told(broken, broken.fence)
 
 
+_BY_OURSELVES: Final = "by this thread or task through another Lock object: use one Lock, or give both the same owner"
 _NO_FIRST: Final = First(Stamp("", "", 0, ""), ("", "", ""))
 _begin_guard = threading.RLock()
 
