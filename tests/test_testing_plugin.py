@@ -1,4 +1,4 @@
-"""The fixtures of `caslock.testing.plugin`: what happens to holders, to others, and when the store does not answer."""
+"""What `caslock.testing` says to its users: by the fixtures of its plugin, and where the contract gets no store."""
 
 # ruff: noqa: PT012 - what raises is the end of a block
 from __future__ import annotations
@@ -370,3 +370,41 @@ def test_the_stores_need_no_pytest() -> None:
     code = "import sys, caslock.testing; caslock.testing.StoreForTests(); print('pytest' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+# The contract.
+
+
+@pytest.mark.parametrize("word", ["", "async "])
+def test_what_is_no_store_is_said_once(word: str, pytester: pytest.Pytester) -> None:
+    """A store without all that each store has fails the first test by a sentence; the others are skipped with it."""
+    pytester.makepyfile(f"""
+        import pytest
+        from caslock.testing import StoreContract
+
+        class Mine:
+            {word}def get(self, key):
+                return None
+
+            {word}def put_if_version(self, key, value, version, ttl):
+                return None
+
+        class TestMine(StoreContract):
+            @pytest.fixture
+            def store(self):
+                return Mine()
+
+            @pytest.fixture
+            def caslock_server(self):
+                return None
+    """)
+    result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", "-rs")
+    outcomes = result.parseoutcomes()
+    assert (outcomes.get("errors"), outcomes.get("failed"), outcomes.get("passed")) == (1, None, None)
+    result.stdout.fnmatch_lines(
+        ["Mine has no invalidate and no traits, which every store has: see caslock.Store and caslock.Traits"]
+    )
+    assert "Traceback" not in result.stdout.str()
+    assert "AttributeError" not in result.stdout.str()
+    one = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", "-k", "test_one_of_fifty_creates")
+    assert "errors" in one.parseoutcomes()

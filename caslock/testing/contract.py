@@ -22,7 +22,7 @@ names that the kit gives to pytest begin with ``caslock_``, so that they never h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final
 from uuid import uuid4
 
 import pytest
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from caslock.store import AsyncStore, Store
 
 
+_EVERY_STORE: Final = ("get", "put_if_version", "invalidate", "traits")
+
+
 # pytest runs the tests of the last base class first.
 class StoreContract(
     ServerContract,
@@ -55,6 +58,9 @@ class StoreContract(
 ):
     """The contract of a store.  Subclass it with a fixture `store`."""
 
+    _told: ClassVar[bool]
+    """Set once a test has failed because `store` gives no store."""
+
     @pytest.fixture
     def another_store(self, store: Store | AsyncStore) -> Store | AsyncStore:
         """Give a second client of the same place.  Override it where there can be one."""
@@ -62,5 +68,12 @@ class StoreContract(
 
     @pytest.fixture
     def caslock_clients(self, store: Store | AsyncStore, another_store: Store | AsyncStore) -> Clients:
-        """Give both clients, and a key that no other test uses."""
+        """Give both clients, and a key that no other test uses; what is no store fails the first test only."""
+        if lacking := [name for name in _EVERY_STORE if not hasattr(store, name)]:
+            has_not = " and ".join(f"no {name}" for name in lacking)
+            told = f"{type(store).__name__} has {has_not}, which every store has: see caslock.Store and caslock.Traits"
+            if "_told" in vars(type(self)):
+                pytest.skip(told)
+            type(self)._told = True
+            pytest.fail(told, pytrace=False)
         return Clients(driven(store), driven(another_store), f"contract:{uuid4().hex}")

@@ -116,7 +116,7 @@ def close(store: Store | AsyncStore) -> None:
 def _made(name: str) -> Store | AsyncStore:
     store = _factory(name)()
     if not isinstance(store, (Store, AsyncStore)):
-        raise TypeError(f"{name} gave {type(store).__name__}, which has not the verbs of a store")
+        raise TypeError(f"{name} gave {type(store).__name__}, which lacks a verb of a store, or its traits")
     return store
 
 
