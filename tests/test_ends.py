@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from caslock import Lock, connect
 
 if TYPE_CHECKING:
     from tests.servers import Server
@@ -81,3 +84,42 @@ print("done")
 def test_a_loop_that_ends_leaves_no_connection_open(redis_server: Server, ttl: str) -> None:
     """It ends with locks held, waited for, renewed, and left open in a generator: no ResourceWarning is shown."""
     assert run("-c", LOOP_END, redis_server.url, ttl) == "done\n"
+
+
+HELD = """
+import os, signal, sys, time
+import caslock
+
+lock = caslock.Lock(caslock.connect("sqlite:///locks.db"), "key", ttl=60)
+"""
+
+LEAVES_IT = {
+    "never released": "hold = lock.acquire()",
+    "os._exit": "with lock: os._exit(0)",
+    "SIGKILL": "with lock: signal.raise_signal(signal.SIGKILL)",
+    "SIGTERM": "with lock: signal.raise_signal(signal.SIGTERM)",
+}
+FREES_IT = {
+    "sys.exit": "with lock: sys.exit()",
+    "SIGINT": "with lock: signal.raise_signal(signal.SIGINT)",
+    "SIGTERM that is handled": (
+        "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))\n"
+        "with lock: signal.raise_signal(signal.SIGTERM)"
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", [*LEAVES_IT, *FREES_IT])
+def test_a_process_frees_its_key_if_it_leaves_the_block(ending: str, tmp_path: Path) -> None:
+    """As `docs/stores.md` says: what ends Python without leaving its ``with`` blocks leaves the key to the lease."""
+    code = HELD + (LEAVES_IT | FREES_IT)[ending]
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    with connect(f"sqlite:///{tmp_path}/locks.db") as store:
+        assert Lock(store, "key").locked() == (ending in LEAVES_IT)
