@@ -51,7 +51,18 @@ class _Releasing(ABC):
     def ensure_held(self) -> None: ...
 
     @abstractmethod
-    async def release(self) -> None: ...
+    async def _renewed(self, ttl: float | None) -> None: ...
+
+    @abstractmethod
+    async def _released(self) -> None: ...
+
+    async def extend(self, ttl: float | None = None) -> None:
+        """Replace the lease; see `Hold.extend`."""
+        await self._renewed(ttl)
+
+    async def release(self) -> None:
+        """Release the hold, from any task; see `Hold.release`.  If cancelled, it releases first."""
+        await self._released()
 
     @property
     @abstractmethod
@@ -96,14 +107,6 @@ class AsyncHold(Holding, _Releasing):
     @property
     def _attempts(self) -> list[Attempt]:
         return [self._attempt]
-
-    async def extend(self, ttl: float | None = None) -> None:
-        """Replace the lease; see `Hold.extend`."""
-        await self._renewed(ttl)
-
-    async def release(self) -> None:
-        """Release this hold, from any task; see `Hold.release`.  If cancelled, it releases first."""
-        await self._released()
 
 
 B = TypeVar("B", AsyncHold, "AsyncMultiHold")
@@ -208,14 +211,6 @@ class AsyncMultiHold(Holds[AsyncHold], _Releasing):
     @property
     def _attempts(self) -> list[Attempt]:
         return [hold._attempt for hold in self]
-
-    async def extend(self, ttl: float | None = None) -> None:
-        """Extend every hold; see `Hold.extend`."""
-        await self._renewed(ttl)
-
-    async def release(self) -> None:
-        """Release what is not released yet, in reverse, all of it even when one raises; see `AsyncHold.release`."""
-        await self._released()
 
 
 class AsyncMultiLock(SeveralLocks[AsyncStore | Store, AsyncLock, AsyncHold, AsyncMultiHold], _Acquired[AsyncMultiHold]):

@@ -48,7 +48,24 @@ class _Held(ABC):
     def _each(self) -> Sequence[Hold]: ...
 
     @abstractmethod
+    def _renewed(self, ttl: float | None) -> Coroutine[object, object, None]: ...
+
+    @abstractmethod
     def _released(self) -> Coroutine[object, object, None]: ...
+
+    def extend(self, ttl: float | None = None) -> None:
+        """Replace the lease with one of `ttl` seconds from now (None: its present ttl), also for later renewals.
+
+        A `MultiHold` extends the leases of all its keys.  Never adds to a lease, extends it past ``max_hold``, or
+        re-creates a lost one.  Raises `LockLost` if the lease is lost, `StoreUnavailable` if there was no answer,
+        `NotHeld` after the release.
+        """
+        try:
+            run(self._renewed(ttl))
+        except BaseException:  # an interrupt may leave a mutex taken, and the renewer waiting for it
+            for hold in self._each():
+                mend(hold._attempt)
+            raise
 
     def release(self) -> None:
         """Release the hold; any thread may call this.  The key becomes free with the owner's last hold.
@@ -115,18 +132,6 @@ class Hold(Holding, _Held):
         known = getattr(self, "_task", None)
         holder: Task | None = None if known is None else known()
         return None if holder is None or holder.done() or holder is running_task() else holder
-
-    def extend(self, ttl: float | None = None) -> None:
-        """Replace the lease with one of `ttl` seconds from now (None: its present ttl), also for later renewals.
-
-        Never adds to the lease, extends it past ``max_hold``, or re-creates a lost one.  Raises `LockLost` if the lease
-        is lost, `StoreUnavailable` if there was no answer, `NotHeld` after the release.
-        """
-        try:
-            run(self._renewed(ttl))
-        except BaseException:  # an interrupt may leave the mutex taken, and the renewer waiting for it
-            mend(self._attempt)
-            raise
 
 
 def _refuse_other_task(attempt: Attempt) -> None:
@@ -294,11 +299,6 @@ class MultiHold(Holds[Hold], _Held):
 
     def _each(self) -> Sequence[Hold]:
         return self._holds
-
-    def extend(self, ttl: float | None = None) -> None:
-        """Extend every hold; see `Hold.extend`."""
-        for hold in self:
-            hold.extend(ttl)
 
 
 class MultiLock(SeveralLocks[Store, Lock, Hold, MultiHold], _Acquired[MultiHold]):

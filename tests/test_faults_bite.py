@@ -33,8 +33,6 @@ from tests.test_contract_bites import DeletesUnseen, ForgetsVersions, RefusesSil
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tenacity.wait import WaitBaseT
-
     from caslock.local.hold import Holding
     from caslock.protocol.hand_over import HandOver
     from caslock.protocol.runtime import Runtime
@@ -250,14 +248,13 @@ async def acquire_the_long_way(
     runtime: Runtime,
     attempt: Attempt,
     timeout: float | None,
-    poll: WaitBaseT | None = None,
     observed: Observed | None = None,
 ) -> bool:
     """Begin an acquire as every other write is done."""
     if not attempt.writes.count and not attempt.yields:
         within = runtime.now() + timeout if timeout else NEVER
         observed = await protocol.write_surely(runtime, attempt, ABSENT, attempt.next_record(None, ABSENT), within)
-    return await ACQUIRE(runtime, attempt, timeout, poll, observed)
+    return await ACQUIRE(runtime, attempt, timeout, observed)
 
 
 async def leave_the_long_way(
@@ -281,9 +278,9 @@ async def leave_it_at_that(runtime: Runtime, attempt: Attempt, interruption: Bas
     """Do not go on with a release that was interrupted."""
 
 
-async def wait_once(runtime: Runtime, attempt: Attempt, poll: object, longest: float, limit: float) -> Observed:
+async def wait_once(runtime: Runtime, attempt: Attempt, longest: float, limit: float) -> Observed:
     """Give up when a wait gets no answer, or can't be."""
-    del poll, longest
+    del longest
     return await request.put_when_absent(runtime, attempt, min(5.0, limit - runtime.now()))
 
 

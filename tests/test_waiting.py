@@ -34,8 +34,8 @@ def acquired(script: Scripted, timeout: float | None, poll: float | None = 20.0,
 
 def tried(script: Scripted, attempt: Attempt, timeout: float | None, poll: float | None) -> bool:
     """Acquire with an attempt of one's own."""
-    waits = None if poll is None else wait_fixed(poll)
-    return cast("bool", run(acquire(cast("Runtime", script), attempt, timeout, waits)))
+    attempt.terms = attempt.terms._replace(poll=None if poll is None else wait_fixed(poll))
+    return cast("bool", run(acquire(cast("Runtime", script), attempt, timeout)))
 
 
 def test_a_wait_ends_with_the_lease_and_not_before() -> None:

@@ -88,7 +88,7 @@ class LockState:
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
         self._nonce = os.urandom(16).hex()
         self._numbers = itertools.count(1)
-        ttl, owner, auto_renew, max_hold, min_hold, _, _, retry, _ = self.settings
+        ttl, owner, auto_renew, max_hold, min_hold, _, _, retry, poll = self.settings
         self._terms = Terms(
             self.runtime,
             self.key,
@@ -98,6 +98,7 @@ class LockState:
             max_hold,
             retry,
             owner is not None,
+            poll,
             min_hold,
         )
         self._first: tuple[int, First] = (-1, _NO_FIRST)  # what records say in this second of the wall clock
@@ -221,7 +222,7 @@ class LockState:
             if not entered and not self._queue.enter(attempt, began):
                 queued = True
                 timeout = await self._turn(attempt, began, timeout, since)
-            if not await acquire.acquire(self.runtime, attempt, timeout, self.settings.poll, observed):
+            if not await acquire.acquire(self.runtime, attempt, timeout, observed):
                 raise NotAcquired(self._busy(attempt, self._waited(began, since)))  # noqa: TRY301 - undone below, as whatever else happens
             hold = self._hold(attempt, make)
         except GeneratorExit:
@@ -255,7 +256,7 @@ class LockState:
         Whatever it raises, nothing of the attempt is left behind.
         """
         try:
-            if not await acquire.acquire(self.runtime, attempt, 0.0, self.settings.poll, observed):
+            if not await acquire.acquire(self.runtime, attempt, 0.0, observed):
                 return None
             hold = self._hold(attempt, make)
         except GeneratorExit:
@@ -379,9 +380,6 @@ class LockState:
         """Return the newest hold of `me` (None: this thread or task), or one whose release went without an answer."""
         self.begun()
         me = me or self.runtime.me()
-        newest = self._attempts.get(self.newest)
-        if newest is not None and newest.by is me and newest.levels:
-            return cast("Holding", newest.levels[-1])
         for attempt in reversed(list(self._attempts.values())):
             if attempt.by is me and attempt.levels:
                 return cast("Holding", attempt.levels[-1])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from caslock.protocol.contention import LONGEST_PAUSE
@@ -119,7 +118,9 @@ class LocalQueue:
                 elif now >= limit:
                     return False
                 else:
-                    until = min(limit, *map(partial(_next_look, now), inside))
+                    # Nobody reports the end of a lease, nor that an attempt was abandoned.
+                    ends = [each.lease.deadline if each.levels else now + each.lease.ttl for each in inside]
+                    until = min(limit, *ends)
                 del inside  # a waiter must not keep an abandoned hold alive, which is renewed as long as it lives
             await event.wait(until - now)
         attempt.event = None
@@ -210,11 +211,6 @@ def _may_join(attempt: Attempt, inside: list[Attempt]) -> bool:
     return attempt.shared and all(
         other.owner == attempt.owner and not other.hold_id.startswith(attempt.siblings) for other in inside
     )
-
-
-def _next_look(now: float, attempt: Attempt) -> float:
-    """When to check an attempt inside, whose end nobody reports."""
-    return attempt.lease.deadline if attempt.levels else now + attempt.lease.ttl
 
 
 def _is_over(attempt: Attempt, now: float) -> bool:

@@ -19,8 +19,6 @@ from caslock.protocol.withdraw import LONGEST_WAIT, PASSES, last_start, location
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
-    from tenacity.wait import WaitBaseT
-
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
     from caslock.protocol.runtime import Runtime
@@ -36,7 +34,6 @@ async def acquire(
     runtime: Runtime,
     attempt: Attempt,
     timeout: float | None,
-    poll: WaitBaseT | None = None,
     observed: Observed | None = None,
 ) -> bool:
     """Try until the attempt holds the key or `timeout` seconds (None: forever) have passed.
@@ -47,7 +44,7 @@ async def acquire(
     now = runtime.now()
     limit = NEVER if timeout is None else now + timeout
     if attempt.writes.count or attempt.yields or attempt.promise is not None:
-        observed = await _resume(runtime, attempt, poll, limit, observed)
+        observed = await _resume(runtime, attempt, limit, observed)
         now = runtime.now()
     if observed is None:  # one request when nobody contends, with as few function calls as can be
         record, value = attempt.first(now)
@@ -58,10 +55,10 @@ async def acquire(
             observed = await settle(runtime, attempt, lost, last_start(runtime, attempt.limit))
         else:
             observed = answered(attempt, record, value, entry)
-    while not (_holds(runtime, attempt, observed) or await _try(runtime, attempt, poll, observed)):
+    while not (_holds(runtime, attempt, observed) or await _try(runtime, attempt, observed)):
         if runtime.now() >= limit:
             return False
-        observed = await _wait(runtime, attempt, poll, limit)
+        observed = await _wait(runtime, attempt, limit)
         attempt.writes.forget_dead(runtime.now())
     return True
 
@@ -81,9 +78,7 @@ def _holds(runtime: Runtime, attempt: Attempt, observed: Observed | None) -> boo
     return True
 
 
-async def _resume(
-    runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, limit: float, observed: Observed | None
-) -> Observed | None:
+async def _resume(runtime: Runtime, attempt: Attempt, limit: float, observed: Observed | None) -> Observed | None:
     """Return the answer to a put that another attempt sent for us (a hand-over), or wait out our yield."""
     promise, attempt.promise = attempt.promise, None
     if observed is None and promise is not None:
@@ -94,12 +89,12 @@ async def _resume(
     if observed is None and attempt.yields and left > 0:
         # This process has woken another one, or had the key for long: let others go first.
         if runtime.queueing is not None:
-            return await _put_when_absent(runtime, attempt, poll, COURTESY, limit)
+            return await _put_when_absent(runtime, attempt, COURTESY, limit)
         await runtime.sleep(min(random.uniform(0.0, attempt.yields), left))  # noqa: S311 - no secret
     return observed
 
 
-async def _try(runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, observed: Observed | None) -> bool:
+async def _try(runtime: Runtime, attempt: Attempt, observed: Observed | None) -> bool:
     """Write, look who holds the key, and decide; again while the key is ours to take."""
     limit = last_start(runtime, attempt.limit)
     lease = attempt.lease
@@ -131,16 +126,16 @@ async def _try(runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, obser
     if renewed and attempt.may_take(record):  # it is free, but the answers take too long
         message = f"{location_of(runtime)} answers too slowly for a ttl of {lease.ttl:g} s"
         raise StoreUnavailable(message)
-    _contention(attempt, poll).meet(Observed(version, record), runtime.now())
+    _contention(attempt).meet(Observed(version, record), runtime.now())
     return False
 
 
-async def _wait(runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, limit: float) -> Observed | None:
+async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | None:
     """Wait until the key may be free, never past the end of the lease that is there, nor past `limit`.
 
     Returns what is there then, if the store could put for us as soon as nothing was there.
     """
-    contention = _contention(attempt, poll)
+    contention = _contention(attempt)
     version, holder = contention.observed
     over = False
     if holder is not None and not holder.foreign:
@@ -149,7 +144,7 @@ async def _wait(runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, limi
         limit = limit if over else min(limit, ends)
         # The end of a lease wakes nobody, nor does a release into a free record (a quarantine).
         if runtime.queueing is not None and not (over or holder.quarantine or holder.kept):
-            observed = await _put_when_absent(runtime, attempt, poll, LONGEST_WAIT, limit)
+            observed = await _put_when_absent(runtime, attempt, LONGEST_WAIT, limit)
             if observed is not None:
                 return observed
     if runtime.watching is not None and not over and contention.watches(version):
@@ -161,11 +156,9 @@ async def _wait(runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, limi
     return None
 
 
-async def _put_when_absent(
-    runtime: Runtime, attempt: Attempt, poll: WaitBaseT | None, longest: float, limit: float
-) -> Observed | None:
+async def _put_when_absent(runtime: Runtime, attempt: Attempt, longest: float, limit: float) -> Observed | None:
     """Have the store put for us as soon as nothing is there; None: it can't for now, or gave no answer."""
-    longest = longest if poll is None else min(longest, _contention(attempt, poll).pause())
+    longest = longest if attempt.terms.poll is None else min(longest, _contention(attempt).pause())
     # The lease counts from before the request, so most of it must be left when the wait ends; and a store may be late
     # in ending one.
     seconds = min(longest, attempt.lease.ttl / 3, limit - runtime.now() - LATE)
@@ -179,8 +172,8 @@ async def _put_when_absent(
         return None
 
 
-def _contention(attempt: Attempt, poll: WaitBaseT | None) -> Contention:
+def _contention(attempt: Attempt) -> Contention:
     contention = attempt.contention
     if contention is None:
-        contention = attempt.contention = Contention(poll)
+        contention = attempt.contention = Contention(attempt.terms.poll)
     return contention

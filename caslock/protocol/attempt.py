@@ -17,6 +17,8 @@ from caslock.protocol.writes import FREE_TTL, InFlight, Writes
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
+    from tenacity.wait import WaitBaseT
+
     from caslock.protocol.contention import Contention
     from caslock.protocol.hand_over import HandOver
     from caslock.protocol.runtime import Event, Mutex, Runtime
@@ -46,6 +48,8 @@ class Terms(NamedTuple):
     retry: Retry
     shared: bool
     """Whether other Lock objects may have the same owner."""
+    poll: WaitBaseT | None = None
+    """Gives the pauses between attempts; None: our own."""
     min_hold: float = 0.0
     """Seconds from the acquire in which nobody else gets the key, even if it is released before."""
 
@@ -109,7 +113,8 @@ class Attempt:
             by: the thread or task that acquires.
 
         """
-        _, self.key, self.owner, ttl, auto_renew, max_hold, self.retry, self.shared, self.min_hold = self.terms = terms
+        self.terms = terms
+        _, self.key, self.owner, ttl, auto_renew, max_hold, self.retry, self.shared, _, self.min_hold = terms
         self.hold_id: str = hold_id
         self.stamp, self._opening = first
         self.mutex: Mutex = mutex

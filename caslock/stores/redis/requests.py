@@ -183,10 +183,6 @@ class Requests:
                 return b"" if cursor == b"0" else cursor, {key for key in map(self._key, names) if key}
         raise StoreError("unexpected answer to SCAN")
 
-    def stored_name(self, key: str) -> str:
-        """Give the whole name of a key."""
-        return self.name(key).decode()
-
     def _key(self, name: Reply) -> str:
         """Give the key of a stored name; empty: it is another program's, or that of a key's waiters or tokens."""
         try:
