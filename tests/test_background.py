@@ -155,15 +155,16 @@ def test_a_hold_without_a_thread_is_renewed_once_there_can_be_one(
 def test_callbacks_that_hang_delay_no_reports_of_other_stores(pool: ThreadPoolExecutor) -> None:
     """Each store has threads of its own for them."""
     gate, told = threading.Event(), list[Hold]()
-    hanging, other = MemoryStore(), MemoryStore()
+    hanging, other, holds = MemoryStore(), MemoryStore(), list[Hold | None]()
     for _ in range(thread_renewer.MOST_TELLING + 2):
         key = fresh()
-        assert Lock(hanging, key, on_lost=lambda _hold: gate.wait(20)).acquire()
+        holds.append(Lock(hanging, key, on_lost=lambda _hold: gate.wait(20)).acquire())
         Lock(hanging, key).force_release()
     key = fresh()
-    assert Lock(other, key, on_lost=told.append).acquire()
+    holds.append(Lock(other, key, on_lost=told.append).acquire())
     pool.submit(Lock(other, key).force_release).result()
     assert until(lambda: told, 2)
+    assert told == holds[-1:]
     gate.set()
 
 

@@ -40,7 +40,8 @@ def warn_of_late_renewals(attempts: Iterable[Attempt]) -> None:
     """Log that leases have not been renewed in time, and that the first of them ends soon."""
     for attempt in sorted(attempts, key=lambda attempt: attempt.lease.deadline):
         location, left = location_of(attempt.runtime), attempt.lease.deadline - attempt.runtime.now()
-        if not _warned_lately(f"late {location}", attempt.runtime.now()):
+        renewed = left > attempt.lease.ttl / 2  # meanwhile
+        if not renewed and not _warned_lately(f"late {location}", attempt.runtime.now()):
             warn(
                 f"renewals at {location} are late: the lease of lock {attempt.key!r} ends in {left:.3g} s. "
                 "The store is slow or does not answer, or this process is overloaded."

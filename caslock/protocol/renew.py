@@ -86,7 +86,8 @@ async def keep(runtime: Runtime, attempts: Sequence[Attempt]) -> list[Attempt]:
     try:
         for attempt in attempts:
             lease = attempt.lease
-            lease.due = min(now + lease.ttl / 12, lease.deadline)  # should this one fail
+            again = min(lease.ttl / 12, (lease.deadline - now) / 2)  # should this one fail
+            lease.due = min(now + max(again, lease.ttl / 60), lease.deadline)
             if attempt.key in taken:  # no request may name a key twice: it is another hold of one owner
                 alone.append(attempt)
             elif attempt.mutex.acquire(blocking=False):
