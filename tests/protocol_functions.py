@@ -7,7 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-from caslock.protocol.acquire import COURTESY, LATE, _holds, _put_when_absent, _resume, _try, _wait, acquire
+from caslock.protocol.acquire import LATE, YIELD_WAIT, _holds, _put_when_absent, _resume, _try, _wait, acquire
 from caslock.protocol.batch import put_together, remove_together
 from caslock.protocol.exchange import settle, write_surely
 from caslock.protocol.hand_over import hand_over
@@ -20,8 +20,8 @@ from caslock.protocol.renew import (
     _renewals,
     _renewed,
     check,
-    keep,
     renew,
+    renew_due,
     who_holds,
 )
 from caslock.protocol.withdraw import (
@@ -38,11 +38,11 @@ from caslock.protocol.withdraw import (
 )
 
 __all__ = [
-    "COURTESY",
     "FIRST_PAUSE",
     "LATE",
     "LONGEST_WAIT",
     "PASSES",
+    "YIELD_WAIT",
     "_clean_up",
     "_holds",
     "_leave",
@@ -61,7 +61,6 @@ __all__ = [
     "force_release",
     "give_up",
     "hand_over",
-    "keep",
     "last_start",
     "leave_surely",
     "location_of",
@@ -69,6 +68,7 @@ __all__ = [
     "release",
     "remove_together",
     "renew",
+    "renew_due",
     "settle",
     "settle_later",
     "step_back",

@@ -13,7 +13,7 @@ from caslock.protocol.contention import Contention
 from caslock.protocol.exchange import LONGEST_PAUSE, read, write_surely
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import NOTHING, Observed, Record
-from caslock.protocol.renew import keep
+from caslock.protocol.renew import renew_due
 from caslock.protocol.withdraw import FIRST_PAUSE, LONGEST_WAIT, Unsettled, settle_later
 from caslock.store import ABSENT, Entry
 from tests.scripted import OURS, PATIENCE, STAMP, START, TAKES, TTL, Scripted, an_attempt, held, lost, run
@@ -119,12 +119,12 @@ def test_our_own_pauses_double_up_to_half_a_second() -> None:
 
 
 def test_a_renewal_without_an_answer_is_due_again_soon() -> None:
-    """After a twelfth of its ttl, and at its deadline at the latest, whatever the store does."""
-    for passed, due in ((10.0, 12.5), (29.0, TTL - 0.302)):
+    """After a twelfth of its ttl or half of what is left, but not at once; at its deadline at the latest."""
+    for passed, due in ((10.0, 12.5), (27.0, 27.0 + (TTL - 0.302 - 27.0) / 2), (29.0, 29.5), (29.5, TTL - 0.302)):
         script = Scripted(lost(), lost(), lost(), lost())
         attempt = held(script)
         script.clock += passed
-        assert run(keep(cast("Runtime", script), [attempt])) == []
+        assert run(renew_due(cast("Runtime", script), [attempt])) == []
         assert attempt.lease.due == pytest.approx(START + due)
         assert not attempt.lease.lost
 
@@ -133,7 +133,7 @@ def test_two_holds_of_one_key_are_not_renewed_in_one_request() -> None:
     """The second one is left to be renewed alone."""
     script = Scripted(None, None)
     one, other = held(script), held(script)
-    assert run(keep(cast("Runtime", script), [one, other])) == [other]
+    assert run(renew_due(cast("Runtime", script), [one, other])) == [other]
 
 
 def test_an_answer_after_the_deadline_revives_nothing() -> None:
@@ -141,7 +141,7 @@ def test_an_answer_after_the_deadline_revives_nothing() -> None:
     script = Scripted(Entry(OURS, 6))
     attempt = held(script)
     script.clock = attempt.lease.deadline - 1.0
-    run(keep(cast("Runtime", script), [attempt]))
+    run(renew_due(cast("Runtime", script), [attempt]))
     assert attempt.lease.lost == "its lease ended before it was renewed"
     assert attempt.lease.version == 5
     assert script.losses == 1

@@ -258,12 +258,12 @@ async def acquire_the_long_way(
 
 
 async def leave_the_long_way(
-    runtime: Runtime, attempt: Attempt, promise: HandOver | None, removed: Observed | None, limit: float
+    runtime: Runtime, attempt: Attempt, outgoing: HandOver | None, removed: Observed | None, limit: float
 ) -> tuple[bool, Observed]:
     """Remove a record as every other write is done."""
-    if removed is None and promise is None and attempt.leaves_nothing(runtime.now()):
+    if removed is None and outgoing is None and attempt.leaves_nothing(runtime.now()):
         removed = await protocol.write_surely(runtime, attempt, attempt.lease.version, None, NEVER)
-    return await LEAVE(runtime, attempt, promise, removed, limit)
+    return await LEAVE(runtime, attempt, outgoing, removed, limit)
 
 
 LONG_WAY: tuple[tuple[object, str, object], ...] = (
@@ -284,10 +284,10 @@ async def wait_once(runtime: Runtime, attempt: Attempt, longest: float, limit: f
     return await request.put_when_absent(runtime, attempt, min(5.0, limit - runtime.now()))
 
 
-async def hand_over_the_fence(runtime: Runtime, attempt: Attempt, promise: HandOver, limit: float) -> Observed:
+async def hand_over_the_fence(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limit: float) -> Observed:
     """Let the next tenure in a process have the number of the last."""
     del limit
-    successor = promise.successor
+    successor = outgoing.successor
     successor.lease.asked = successor.lease.ttl
     record = successor.next_record(None, ABSENT)._replace(fence=attempt.lease.fence)
     return await request.write(runtime, successor, attempt.lease.version, record)

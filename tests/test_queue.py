@@ -147,8 +147,8 @@ def test_hand_overs_in_a_row_are_bounded_in_number(
 
     Where the store has a line, those are the waiters in it; else the next local attempt pauses, because others poll.
     """
-    monkeypatch.setattr(local_queue, "ROW", 5)
-    monkeypatch.setattr(local_queue, "ROW_SECONDS", ENOUGH)
+    monkeypatch.setattr(local_queue, "MOST_HAND_OVERS", 5)
+    monkeypatch.setattr(local_queue, "HAND_OVER_SECONDS", ENOUGH)
     store, key = FaultyStore(memory, plain=plain), fresh()
     asleep: list[float] = []
 
@@ -169,7 +169,7 @@ def test_hand_overs_in_a_row_are_bounded_in_number(
     assert all(0 <= seconds <= 0.005 for seconds in asleep)
 
 
-@pytest.mark.parametrize(("limit", "seen"), [("ROW_SECONDS", True), ("LONG_ROW_SECONDS", False)])
+@pytest.mark.parametrize(("limit", "seen"), [("HAND_OVER_SECONDS", True), ("LONG_HAND_OVER_SECONDS", False)])
 def test_hand_overs_in_a_row_are_bounded_in_time(
     memory: MemoryStore, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, limit: str, *, seen: bool
 ) -> None:

@@ -114,7 +114,7 @@ def test_a_first_put_that_may_be_late_is_kept_out_wherever_the_key_is_free() -> 
     script = Scripted(lost(), None, Entry(OURS, 8))
     attempt = held(script)
     attempt.writes.sent("mine.1.9", InFlight(ABSENT, START, TTL))
-    attempt.hand_over = HandOver(an_attempt(script))
+    attempt.outgoing = HandOver(an_attempt(script))
     released(script, attempt)
     assert script.verbs == ["put", "get", "put"]
     assert decode(script.written[-1]).free
@@ -301,7 +301,7 @@ class Woken:
 
 
 class Handing:
-    """A holder, its successor, and the promise."""
+    """A holder, its successor, and the hand-over."""
 
     def __init__(self, *answers: Entry | BaseException | None) -> None:
         self.script = Scripted(*answers)
@@ -309,11 +309,11 @@ class Handing:
         self.successor = an_attempt(self.script)
         self.event = Woken()
         self.successor.event = cast("Event", self.event)
-        self.promise = HandOver(self.successor)
+        self.outgoing = HandOver(self.successor)
 
     def go(self, limit: float = 100.0) -> Observed:
         """Hand over."""
-        coroutine = hand_over(cast("Runtime", self.script), self.holder, self.promise, START + limit)
+        coroutine = hand_over(cast("Runtime", self.script), self.holder, self.outgoing, START + limit)
         return cast("Observed", run(coroutine))
 
     def kept(self) -> bool:
@@ -330,7 +330,7 @@ def test_a_hand_over_is_one_put() -> None:
     assert handing.successor.is_in(observed.record)
     assert handing.script.verbs == ["put"]
     assert handing.successor.writes.may_land(5)
-    assert handing.promise.pending
+    assert handing.outgoing.pending
 
 
 def test_a_hand_over_that_leaves_a_quarantine_goes_on_with_it() -> None:
@@ -349,19 +349,19 @@ def test_a_hand_over_that_leaves_a_quarantine_goes_on_with_it() -> None:
 def test_a_hand_over_that_nobody_waits_for_is_not_sent() -> None:
     """The successor has withdrawn, or is about to, or others hold the key with us."""
     handing = Handing()
-    handing.promise.pending = False
+    handing.outgoing.pending = False
     assert handing.kept()
-    assert handing.promise.take(), "nothing was taken"
+    assert handing.outgoing.take(), "nothing was taken"
     handing = Handing()
-    assert handing.promise.take()
-    assert not handing.promise.take()
+    assert handing.outgoing.take()
+    assert not handing.outgoing.take()
     assert handing.kept()
     handing = Handing()
     lease = handing.holder.lease
     assert lease.record is not None
     lease.record = lease.record._replace(holds=("other.1", *lease.record.holds))
     assert handing.kept()
-    assert handing.promise.take(), "nothing was taken"
+    assert handing.outgoing.take(), "nothing was taken"
     handing = Handing()
     handing.successor.ending = True
     assert handing.kept()
@@ -378,7 +378,7 @@ def test_a_successor_that_withdraws_at_this_moment_gets_no_put() -> None:
             return True
 
     handing = Handing()
-    handing.promise = Late(handing.successor)
+    handing.outgoing = Late(handing.successor)
     assert handing.kept()
 
 
@@ -390,7 +390,7 @@ def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
     assert handing.successor.writes.may_land(5)
     assert handing.holder.writes.unanswered == 1
     assert handing.successor.writes.unanswered == 1
-    assert not handing.promise.pending
+    assert not handing.outgoing.pending
     assert handing.event.times == 1
 
 
@@ -400,8 +400,8 @@ def test_a_hand_over_that_was_not_sent_lets_the_successor_withdraw() -> None:
     handing.go()
     assert not handing.successor.writes.in_flight
     assert handing.holder.writes.unanswered == 0
-    assert handing.promise.pending
-    assert handing.promise.take()
+    assert handing.outgoing.pending
+    assert handing.outgoing.take()
     assert handing.event.times == 1
 
 
@@ -419,7 +419,7 @@ def test_a_hand_over_that_is_refused_leaves_the_key_to_be_released() -> None:
         handing = Handing(error)
         assert handing.go().version == 5
         assert not handing.successor.writes.in_flight
-        assert handing.promise.pending
+        assert handing.outgoing.pending
 
 
 def test_an_interrupted_hand_over_may_land() -> None:
@@ -431,19 +431,19 @@ def test_an_interrupted_hand_over_may_land() -> None:
     assert (handing.successor.writes.unanswered, handing.holder.writes.unanswered) == (1, 1)
 
 
-def test_a_promise_is_settled_once() -> None:
+def test_a_hand_over_is_settled_once() -> None:
     """What it has shown counts as long as it is pending; the successor is woken each time."""
     handing = Handing()
     shown = Observed(6, OTHER)
-    handing.promise.settle(shown)
-    handing.promise.settle(NOTHING)
-    assert (handing.promise.outcome, handing.promise.pending, handing.event.times) == (shown, False, 2)
+    handing.outgoing.settle(shown)
+    handing.outgoing.settle(NOTHING)
+    assert (handing.outgoing.outcome, handing.outgoing.pending, handing.event.times) == (shown, False, 2)
     handing = Handing()
-    handing.promise.outcome = shown
-    handing.promise.settle()
-    assert handing.promise.outcome == shown
+    handing.outgoing.outcome = shown
+    handing.outgoing.settle()
+    assert handing.outgoing.outcome == shown
     handing.successor.event = None
-    handing.promise.settle()
+    handing.outgoing.settle()
 
 
 def a_batch(*answers: Entry | BaseException | None) -> tuple[Scripted, list[Attempt]]:
@@ -620,11 +620,11 @@ def test_an_attempt_that_steps_back_can_try_again() -> None:
     """Nothing of it is there or may land, and it has to queue like any other."""
     script = Scripted(None, Entry(OURS, 7))
     attempt = an_attempt(script)
-    attempt.promise, attempt.yields = HandOver(attempt), 1.0
+    attempt.incoming, attempt.yields = HandOver(attempt), 1.0
     attempt.lease.deadline = START
     run(step_back(cast("Runtime", script), attempt))
     assert script.asked == []
-    assert [attempt.promise, attempt.yields] == [None, 0.0]
+    assert [attempt.incoming, attempt.yields] == [None, 0.0]
     attempt.first(START)
     run(step_back(cast("Runtime", script), attempt))
     assert script.verbs == ["get", "put"]

@@ -10,7 +10,7 @@ from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.attempt import Retry
 from caslock.protocol.lease import margin
 from caslock.protocol.record import Record, encode
-from caslock.protocol.renew import keep, renew
+from caslock.protocol.renew import renew, renew_due
 from caslock.protocol.writes import FREE_TTL, InFlight
 from caslock.store import Entry
 from tests.scripted import OURS, PATIENCE, START, TTL, Mutex, Scripted, held, lost, run
@@ -33,7 +33,7 @@ def holders(script: Scripted, count: int = 2, retry: Retry = Retry()) -> list[At
 
 def kept(script: Scripted, attempts: list[Attempt]) -> list[Attempt]:
     """Renew them; returns those that have to be renewed alone."""
-    alone = cast("list[Attempt]", run(keep(cast("Runtime", script), attempts)))
+    alone = cast("list[Attempt]", run(renew_due(cast("Runtime", script), attempts)))
     assert not any(cast("Mutex", attempt.mutex).taken for attempt in attempts)
     return alone
 
@@ -104,7 +104,7 @@ def test_an_interrupted_batch_may_land() -> None:
     script = Scripted(KeyboardInterrupt())
     attempts = holders(script)
     with pytest.raises(KeyboardInterrupt):
-        run(keep(cast("Runtime", script), attempts))
+        run(renew_due(cast("Runtime", script), attempts))
     assert all(attempt.writes.unanswered == 1 and not cast("Mutex", attempt.mutex).taken for attempt in attempts)
 
 

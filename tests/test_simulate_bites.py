@@ -97,7 +97,7 @@ def no_margin(ttl: float) -> float:
 def forget_the_successor(self: LocalQueue, attempt: Attempt, now: float) -> None:
     """Promise the key to the next, and forget it."""
     NAME_SUCCESSOR(self, attempt, now)
-    attempt.hand_over = None
+    attempt.outgoing = None
 
 
 def keep_nothing(self: Attempt, observed: Record, version: int, now: float) -> Record | None:
@@ -126,10 +126,10 @@ async def give_up_but_for_successors(runtime: Runtime, attempt: Attempt, error: 
         await GIVE_UP(runtime, attempt, error)
 
 
-async def hand_over_at_no_answer(runtime: Runtime, attempt: Attempt, promise: HandOver, limit: float) -> Observed:
+async def hand_over_at_no_answer(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limit: float) -> Observed:
     """Take a missing answer for success."""
     del limit
-    version, successor = attempt.lease.version, promise.successor
+    version, successor = attempt.lease.version, outgoing.successor
     try:
         return await request.write(runtime, successor, version, successor.next_record(None, version))
     except StoreUnavailable:
@@ -143,10 +143,10 @@ def sent_now(runtime: Runtime, successor: Attempt) -> InFlight:
     return InFlight(successor.lease.version, runtime.now(), successor.lease.ttl)
 
 
-async def hand_over_and_believe(runtime: Runtime, attempt: Attempt, promise: HandOver, limit: float) -> Observed:
+async def hand_over_and_believe(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limit: float) -> Observed:
     """Believe to have left although the hand-over was refused."""
-    observed = await HAND_OVER(runtime, attempt, promise, limit)
-    return observed if promise.successor.is_in(observed.record) else NOTHING
+    observed = await HAND_OVER(runtime, attempt, outgoing, limit)
+    return observed if outgoing.successor.is_in(observed.record) else NOTHING
 
 
 async def leave_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:
@@ -239,12 +239,12 @@ def lose_in_silence(self: Attempt, why: str) -> LockLost:
     return LOSE(self, why)
 
 
-async def hand_over_unseen(runtime: Runtime, attempt: Attempt, promise: HandOver, limit: float) -> Observed:
+async def hand_over_unseen(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limit: float) -> Observed:
     """Hand over without a look whether the successor still waits."""
-    successor = promise.successor
-    gone, successor.ending, promise.pending, promise._offer = successor.ending, False, True, [None]
+    successor = outgoing.successor
+    gone, successor.ending, outgoing.pending, outgoing._offer = successor.ending, False, True, [None]
     try:
-        return await HAND_OVER(runtime, attempt, promise, limit)
+        return await HAND_OVER(runtime, attempt, outgoing, limit)
     finally:
         successor.ending = successor.ending or gone
 
@@ -252,8 +252,8 @@ async def hand_over_unseen(runtime: Runtime, attempt: Attempt, promise: HandOver
 def let_follow_at_once(self: LocalQueue, attempt: Attempt, now: float) -> None:
     """Count the releaser as gone before it has left: who comes after its successor would follow at once."""
     NAME_SUCCESSOR(self, attempt, now)
-    if attempt.hand_over is not None:
-        self._inside = [weakref.ref(attempt.hand_over.successor)]
+    if attempt.outgoing is not None:
+        self._inside = [weakref.ref(attempt.outgoing.successor)]
 
 
 def name_successor_beside_others(self: LocalQueue, attempt: Attempt, now: float) -> None:
@@ -313,7 +313,7 @@ hand_over_free_records = altered(
 """Forget, as the key is handed over, that a lost put may still arrive."""
 
 write_and_not_look = altered(
-    HAND_OVER, "if successor.ending or not promise.pending:", "if False:", "write_and_not_look"
+    HAND_OVER, "if successor.ending or not outgoing.pending:", "if False:", "write_and_not_look"
 )
 """Note what is sent for a successor, and believe that it waits still."""
 
@@ -340,7 +340,7 @@ MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
     (protocol, "renew", check_before_only),
     (Lease, "tell", tell_nobody),
     (protocol, "_not_renewed", believe_all),
-    (protocol, "keep", renew_with_the_ttl_of_before),
+    (protocol, "renew_due", renew_with_the_ttl_of_before),
     (Attempt, "lose", lose_in_silence),
     (LocalQueue, "name_successor", forget_the_successor),
     (LocalQueue, "leave", never_leave),

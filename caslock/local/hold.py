@@ -91,7 +91,7 @@ class Holding:
     def ensure_held(self) -> None:
         """Raise `LockLost` if the lease has ended, `NotHeld` after the release; sends no request."""
         self._mine()
-        renew.check(self._state.runtime, self._attempt)
+        renew.check(self._attempt, self._state.runtime.now())
 
     async def _renewed(self, ttl: float | None) -> None:
         """See `extend`."""

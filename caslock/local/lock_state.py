@@ -154,7 +154,7 @@ class LockState:
             if attempt.by is me or attempt.by is caller:
                 with self._guard:
                     if attempt.levels and not attempt.ending:
-                        renew.check(self.runtime, attempt)
+                        renew.check(attempt, self.runtime.now())
                         hold = make(self, attempt)
                         attempt.levels.append(hold)
                         return hold
@@ -328,7 +328,7 @@ class LockState:
         if ending:
             await self._release_key(hold, limit, removed)
         else:
-            renew.check(self.runtime, attempt)
+            renew.check(attempt, self.runtime.now())
 
     async def _release_key(self, hold: Holding, limit: float, removed: Observed | None) -> None:
         """Release the last level of an attempt."""

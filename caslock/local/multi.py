@@ -213,7 +213,7 @@ class _Several(Generic[H]):
     """One acquire call of a MultiLock.
 
     While it waits for one key, it keeps no key that sorts after that one from others: it has no lease of it, no put
-    that may still land, no turn in the local queue, and so no hand-over that was promised to it.  All wait in the
+    that may still land, no turn in the local queue, and so no hand-over that is to reach it.  All wait in the
     same order, so the owner of the last key in that order never waits: there is no deadlock.
     """
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from caslock.protocol.runtime import Runtime
 
 
-ROW: Final = 64
+MOST_HAND_OVERS: Final = 64
 """How many times in a row a process may hand a key over to its own waiters, while others wait at the store."""
 
-ROW_SECONDS: Final = 0.05
+HAND_OVER_SECONDS: Final = 0.05
 """Seconds after the first of these hand-overs, when it stops doing so."""
 
-LONG_ROW_SECONDS: Final = 0.5
+LONG_HAND_OVER_SECONDS: Final = 0.5
 """The same while no other process was seen to want the key: a store that is polled does not show who waits."""
 
 SEEN_SECONDS: Final = 60.0
@@ -50,11 +50,11 @@ class LocalQueue:
     __slots__ = (
         "__weakref__",
         "_guard",
+        "_hand_overs",
+        "_hand_overs_began",
         "_inside",
         "_others_until",
         "_pause",
-        "_row",
-        "_row_began",
         "_yields_until",
         "waiting",
     )
@@ -65,8 +65,8 @@ class LocalQueue:
         self.waiting: list[Attempt] = []
         # Held for a few instructions, and never across an await; reentrant for signal handlers and `__del__`.
         self._guard = threading.RLock()
-        self._row = 0
-        self._row_began = 0.0
+        self._hand_overs = 0
+        self._hand_overs_began = 0.0
         self._yields_until = 0.0
         self._others_until = 0.0  # other processes want the key, as far as we know
         self._pause = 0.0  # after many hand-overs: the longest pause of the next one in
@@ -75,7 +75,7 @@ class LocalQueue:
         """Go in, unless somebody else is inside or waits; always `leave` afterwards."""
         with self._guard:
             if not self._inside and not self.waiting:
-                self._row, self._pause = 0, 0.0
+                self._hand_overs, self._pause = 0, 0.0
                 self._inside = [weakref.ref(attempt)]
                 if self._yields_until:
                     attempt.yields = PAUSE_SECONDS if now < self._yields_until else 0.0
@@ -99,20 +99,20 @@ class LocalQueue:
             now = runtime.now()
             with self._guard:
                 inside = self._admit(now)
-                if attempt in inside and not attempt.is_promised:
+                if attempt in inside and not attempt.awaits_hand_over:
                     break
-                promise = attempt.promise
-                if attempt in inside and promise is not None:
+                incoming = attempt.incoming
+                if attempt in inside and incoming is not None:
                     # Our predecessor is to send our first put.  At our deadline we cancel that; if it has already
                     # started, we wait one request timeout for the outcome (its event loop may have ended).
                     patience = patience or min(
                         now + attempt.lease.ttl, max(limit, now) + runtime.store.traits.request_timeout
                     )
-                    if now >= limit and promise.take():
-                        promise.pending = False
+                    if now >= limit and incoming.take():
+                        incoming.pending = False
                         return False
                     if now >= patience:
-                        promise.pending = False
+                        incoming.pending = False
                         break
                     until = patience if now >= limit else min(limit, patience)
                 elif now >= limit:
@@ -132,21 +132,21 @@ class LocalQueue:
             # Predecessors that are still being released may be inside.
             # Those of a shared owner count, because the record then has other holds than ours.
             inside = [other for other in self._admit(now) if other is attempt or other.shared or not other.ending]
-            if attempt.hand_over is not None or inside != [attempt] or not self.waiting:
+            if attempt.outgoing is not None or inside != [attempt] or not self.waiting:
                 return
-            if not self._row:
-                self._row_began = now
-            lasted = now - self._row_began
+            if not self._hand_overs:
+                self._hand_overs_began = now
+            lasted = now - self._hand_overs_began
             seen = now < self._others_until
-            if self._row >= ROW or lasted >= (ROW_SECONDS if seen else LONG_ROW_SECONDS):
+            if self._hand_overs >= MOST_HAND_OVERS or lasted >= (HAND_OVER_SECONDS if seen else LONG_HAND_OVER_SECONDS):
                 self._pause = max(PAUSE_SECONDS, lasted * (PAUSE_SHARE if seen else UNSEEN_SHARE))
                 self._pause = min(self._pause, LONGEST_PAUSE)
                 return
             successor = self.waiting[0]
-            successor.promise = attempt.hand_over = HandOver(successor)
+            successor.incoming = attempt.outgoing = HandOver(successor)
             self._inside = [*self._inside, weakref.ref(successor)]  # nobody follows until both have left
             del self.waiting[0]
-            self._row += 1
+            self._hand_overs += 1
 
     def leave(self, attempt: Attempt, now: float) -> None:
         """Let the next one in."""
@@ -159,11 +159,11 @@ class LocalQueue:
             if len(self._inside) == 1 and not self.waiting and self._inside[0]() is attempt:
                 self._inside = []
                 return
-            if attempt.promise is not None:
-                attempt.promise.pending = False
-            if attempt.hand_over is not None:  # nothing was sent
-                attempt.hand_over.pending = False
-                attempt.hand_over = None
+            if attempt.incoming is not None:
+                attempt.incoming.pending = False
+            if attempt.outgoing is not None:  # nothing was sent
+                attempt.outgoing.pending = False
+                attempt.outgoing = None
             self._inside = [other for other in self._inside if other() is not attempt]
             if attempt.event is not None and attempt in self.waiting:
                 self.waiting.remove(attempt)
@@ -195,12 +195,12 @@ class LocalQueue:
                     self._let_in(attempt, now)
                     self.waiting.remove(attempt)
         for attempt in inside:  # waking one twice does no harm
-            if attempt.event is not None and not attempt.is_promised:
+            if attempt.event is not None and not attempt.awaits_hand_over:
                 attempt.event.set()
         return inside
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
-        self._row = 0
+        self._hand_overs = 0
         attempt.yields = self._pause or (PAUSE_SECONDS if now < self._yields_until else 0.0)
         self._pause = 0.0
         self._inside = [*self._inside, weakref.ref(attempt)]

@@ -220,7 +220,7 @@ class Renewals:
         singly: list[Attempt] = []
         renewed = Renewed(batch)
         try:
-            singly = await renew.keep(batch[0].runtime.renewing, batch)
+            singly = await renew.renew_due(batch[0].runtime.renewing, batch)
         finally:  # after a failure they are due again soon
             for attempt in batch:
                 if _is_held(attempt):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LATE: Final = 0.1
 """Seconds by which a wait at a store may end late: Redis checks ten times a second whether one is over."""
 
-COURTESY: Final = 0.1
+YIELD_WAIT: Final = 0.1
 """Seconds for which a process that has just woken another waits behind it."""
 
 
@@ -43,7 +43,7 @@ async def acquire(
     """
     now = runtime.now()
     limit = NEVER if timeout is None else now + timeout
-    if attempt.writes.count or attempt.yields or attempt.promise is not None:
+    if attempt.writes.count or attempt.yields or attempt.incoming is not None:
         observed = await _resume(runtime, attempt, limit, observed)
         now = runtime.now()
     if observed is None:  # one request when nobody contends, with as few function calls as can be
@@ -80,16 +80,16 @@ def _holds(runtime: Runtime, attempt: Attempt, observed: Observed | None) -> boo
 
 async def _resume(runtime: Runtime, attempt: Attempt, limit: float, observed: Observed | None) -> Observed | None:
     """Return the answer to a put that another attempt sent for us (a hand-over), or wait out our yield."""
-    promise, attempt.promise = attempt.promise, None
-    if observed is None and promise is not None:
-        observed = promise.outcome
+    incoming, attempt.incoming = attempt.incoming, None
+    if observed is None and incoming is not None:
+        observed = incoming.outcome
     if observed is None and attempt.writes.in_flight:  # the put sent for us got no answer, as our own might
         return await read(runtime, attempt, last_start(runtime, attempt.limit))
     left = limit - runtime.now()
     if observed is None and attempt.yields and left > 0:
         # This process has woken another one, or had the key for long: let others go first.
         if runtime.queueing is not None:
-            return await _put_when_absent(runtime, attempt, COURTESY, limit)
+            return await _put_when_absent(runtime, attempt, YIELD_WAIT, limit)
         await runtime.sleep(min(random.uniform(0.0, attempt.yields), left))  # noqa: S311 - no secret
     return observed
 

@@ -71,8 +71,8 @@ class Attempt:
         "contention",
         "ending",
         "event",
-        "hand_over",
         "hold_id",
+        "incoming",
         "key",
         "lease",
         "left_in_time",
@@ -80,8 +80,8 @@ class Attempt:
         "limit",
         "min_hold",
         "mutex",
+        "outgoing",
         "owner",
-        "promise",
         "retry",
         "scheduled",
         "settled",
@@ -126,8 +126,8 @@ class Attempt:
         self.contention: Contention | None = None  # who holds the key, and how long to pause for that
         self.event: Event | None = None  # wakes it in the local queue
         self.yields: float = 0.0  # seconds to let other processes go first
-        self.promise: HandOver | None = None  # set while a predecessor is to send our first put
-        self.hand_over: HandOver | None = None  # set while we are to send our successor's first put
+        self.incoming: HandOver | None = None  # set while a predecessor is to send our first put
+        self.outgoing: HandOver | None = None  # set while we are to send our successor's first put
         self.ending: bool = False  # a release or a withdrawal has begun: no more renewals
         self.left_in_time: bool = False  # a release of it got no answer, and was sent before the deadline
         self.woken: bool = False  # our removal woke a waiter of another process
@@ -145,9 +145,9 @@ class Attempt:
         return self.hold_id[: self.hold_id.index(".") + 1]
 
     @property
-    def is_promised(self) -> bool:
+    def awaits_hand_over(self) -> bool:
         """Whether the attempt before it still has to send its first put, or to pass on the answer."""
-        return self.promise is not None and self.promise.pending
+        return self.incoming is not None and self.incoming.pending
 
     def first(self, now: float, expected: int = ABSENT) -> tuple[Record, bytes]:
         """Return the put that begins a tenure and keeps nothing of what was there: `next_record` and `sent` in one."""

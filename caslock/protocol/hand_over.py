@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HandOver:
-    """The promise of one attempt, which is about to release a key, to send the first put of another.
+    """The first put of an attempt, the successor, which the attempt before it is to send in place of its own release.
 
     Either the releaser sends that put or the successor withdraws, whoever calls `take` first.
     """
@@ -53,18 +53,18 @@ class HandOver:
             event.set()
 
 
-async def hand_over(runtime: Runtime, attempt: Attempt, promise: HandOver, limit: float) -> Observed:
+async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limit: float) -> Observed:
     """Put the first record of the successor at the version that is ours; returns what is there then.
 
     To the successor it is a put like its own.  If it gets no answer, the successor learns of that at once, and reads
     the record itself while we settle our own release.  If it is refused, the successor learns of that after our
     release, because our record is there until then.
     """
-    lease, successor = attempt.lease, promise.successor
+    lease, successor = attempt.lease, outgoing.successor
     assert lease.record is not None  # noqa: S101 - only a holder hands over
     ours = Observed(lease.version, lease.record)
     rest = attempt.remainder(lease.record, lease.version, runtime.now())
-    if not promise.pending or not (rest is None or rest.free) or not promise.take():
+    if not outgoing.pending or not (rest is None or rest.free) or not outgoing.take():
         return ours
     if rest is None:
         record, value = successor.first(runtime.now(), lease.version)
@@ -74,7 +74,7 @@ async def hand_over(runtime: Runtime, attempt: Attempt, promise: HandOver, limit
         value = sent(successor, lease.version, record, runtime.now())
     # Order matters: we record the write, then read `ending`; the successor sets `ending`, then reads the writes.  So at
     # least one of us sees the other.
-    if successor.ending or not promise.pending:
+    if successor.ending or not outgoing.pending:
         successor.writes.answered(record.write)
         return ours
     try:
@@ -85,9 +85,9 @@ async def hand_over(runtime: Runtime, attempt: Attempt, promise: HandOver, limit
             return ours  # the successor gets this error itself when it retries
         if error.sent:
             attempt.writes.unanswered += 1
-            promise.settle()
+            outgoing.settle()
         else:
-            promise.give_back()
+            outgoing.give_back()
         if runtime.now() >= limit:
             raise
         return await read(runtime, attempt, limit)

@@ -34,17 +34,17 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
     mutex, lease = attempt.mutex, attempt.lease
     if not mutex.acquire(blocking=False) and not runtime.ended(attempt):  # first settle any renewal under way
         await mutex.__aenter__()
-    promise: HandOver | None = None
+    outgoing: HandOver | None = None
     observed: Observed | None = None
     try:
-        promise = attempt.hand_over
+        outgoing = attempt.outgoing
         if lease.record is None:
             return  # already released
         now = runtime.now()
         in_time = not lease.lost and now < lease.deadline
         before = attempt.writes.unanswered
         try:
-            by_us, observed = await _leave(runtime, attempt, promise, removed, limit if in_time else now)
+            by_us, observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
             lease.record = None
         except StoreError as error:
             attempt.left_in_time |= in_time and attempt.writes.unanswered > before
@@ -58,11 +58,11 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
             raise
         attempt.left_in_time |= in_time and attempt.writes.unanswered > before
     finally:
-        if promise is not None:
-            promise.settle(observed)
-            attempt.hand_over = None  # last: after an interrupt, `LocalQueue.leave` settles it
+        if outgoing is not None:
+            outgoing.settle(observed)
+            attempt.outgoing = None  # last: after an interrupt, `LocalQueue.leave` settles it
         mutex.release()
-    by_us = by_us or (promise is not None and promise.successor.is_in(observed.record))
+    by_us = by_us or (outgoing is not None and outgoing.successor.is_in(observed.record))
     if attempt.left_in_time or (in_time and by_us):
         return
     raise attempt.lose(lease.end("released") if by_us else who_holds(runtime, observed.record))
@@ -78,14 +78,14 @@ async def release_quietly(runtime: Runtime, attempt: Attempt, limit: float) -> N
 
 
 async def _leave(
-    runtime: Runtime, attempt: Attempt, promise: HandOver | None, removed: Observed | None, limit: float
+    runtime: Runtime, attempt: Attempt, outgoing: HandOver | None, removed: Observed | None, limit: float
 ) -> tuple[bool, Observed]:
     """Remove our hold; return whether it was certainly we who have, and what is there then."""
     lease = attempt.lease
     if removed is not None:
         observed = removed
-    elif promise is not None:
-        observed = await hand_over(runtime, attempt, promise, limit)
+    elif outgoing is not None:
+        observed = await hand_over(runtime, attempt, outgoing, limit)
     elif attempt.leaves_nothing(runtime.now()):  # one request
         try:
             entry = await runtime.store.invalidate(attempt.key, lease.version)

@@ -54,7 +54,7 @@ def _renewal(runtime: Runtime, attempt: Attempt, ttl: float | None, now: float) 
     lease = attempt.lease
     if attempt.ending or lease.record is None:
         return None
-    _check(attempt, now)
+    check(attempt, now)
     attempt.writes.forget_dead(now)
     deadline = lease.deadline
     if not lease.ask(ttl, now):
@@ -67,14 +67,14 @@ def _renewal(runtime: Runtime, attempt: Attempt, ttl: float | None, now: float) 
 def _renewed(runtime: Runtime, attempt: Attempt, observed: Observed, before: int, now: float) -> bool:
     """Apply the answer to a renewal; whether it shows a write of ours after number `before`.  Raises `LockLost`."""
     record = observed.record
-    _check(attempt, now)  # a loss is final: it may have been reported, and another attempt let in
+    check(attempt, now)  # a loss is final: it may have been reported, and another attempt let in
     if record is None or not attempt.is_in(record) or observed.fence != attempt.lease.fence:
         raise attempt.lose(who_holds(runtime, record))
     attempt.holds_with(record, observed.version, now)
     return attempt.writes.includes(record, before)
 
 
-async def keep(runtime: Runtime, attempts: Sequence[Attempt]) -> list[Attempt]:
+async def renew_due(runtime: Runtime, attempts: Sequence[Attempt]) -> list[Attempt]:
     """Renew leases that are due, as one request where the store can; returns those that have to be renewed alone.
 
     One that is being extended or released at this moment is left out, so that nothing waits here.  A loss is reported
@@ -171,12 +171,8 @@ def _not_renewed(
     return left
 
 
-def check(runtime: Runtime, attempt: Attempt) -> None:
+def check(attempt: Attempt, now: float) -> None:
     """Raise `LockLost` unless the lease still counts as held."""
-    _check(attempt, runtime.now())
-
-
-def _check(attempt: Attempt, now: float) -> None:
     lease = attempt.lease
     if lease.lost or now >= lease.deadline:
         raise attempt.lose(lease.end("renewed"))

@@ -160,7 +160,7 @@ async def step_back(runtime: Runtime, attempt: Attempt) -> None:
 
     See `withdraw` for the late put that can't be kept out.
     """
-    attempt.promise, attempt.yields = None, 0.0
+    attempt.incoming, attempt.yields = None, 0.0
     if attempt.writes.in_flight:
         limit = last_start(runtime, attempt.limit)
         await withdraw(runtime, attempt, await read(runtime, attempt, limit), limit)

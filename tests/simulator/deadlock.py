@@ -92,7 +92,7 @@ def forgotten(run: Run) -> Attempt | None:
     for state in run.states:
         inside, waiting = state.queued
         for attempt in [
-            *(attempt for attempt in inside if attempt is not None and not attempt.is_promised),
+            *(attempt for attempt in inside if attempt is not None and not attempt.awaits_hand_over),
             *waiting[: not inside],
         ]:
             event = attempt.event

@@ -260,8 +260,8 @@ class Runtime:
         elif now >= attempt.lease.due and not attempt.lease.lost:
             others = [other for other in self.renewers if other.by is attempt.by and other.lease.due <= now]
             ready = [other for other in others if other is not attempt and not (other.ending or other.lease.lost)]
-            for alone in await protocol.keep(self, [attempt, *ready]):
-                await protocol.keep(self, [alone])
+            for alone in await protocol.renew_due(self, [attempt, *ready]):
+                await protocol.renew_due(self, [alone])
         return None if attempt.lease.lost else min(attempt.lease.due, attempt.lease.deadline)
 
 
