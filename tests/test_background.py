@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from caslock.local.task_renewer import renewer_of
 from caslock.protocol import record
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.locations import fresh, until
+from tests.scripted import Scripted, held
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -150,6 +151,28 @@ def test_a_hold_without_a_thread_is_renewed_once_there_can_be_one(
         deadline = hold._attempt.lease.deadline
         assert until(lambda: hold._attempt.lease.deadline > deadline + 0.6, 3)
     hold.release()
+
+
+def test_an_interrupt_as_the_renewer_is_woken_lets_no_later_lease_end() -> None:
+    """The next hold wakes it, though its lease is due later than the one that the interrupt has struck."""
+
+    class Alarm:
+        rung = 0
+
+        def notify(self) -> None:
+            self.rung += 1
+            if self.rung == 1:
+                raise KeyboardInterrupt
+
+    renewer, alarm = thread_renewer.ThreadRenewer(), Alarm()
+    renewer._alarm = cast("threading.Condition", alarm)
+    first, second = held(Scripted()), held(Scripted())
+    second.lease.due += 5
+    renewer._wakes = second.lease.due + 60
+    with pytest.raises(KeyboardInterrupt):
+        renewer.add(first)
+    renewer.add(second)
+    assert alarm.rung == 2
 
 
 def test_callbacks_that_hang_delay_no_reports_of_other_stores(pool: ThreadPoolExecutor) -> None:

@@ -79,11 +79,9 @@ class Schedule:
             return 0.0
         return self._looks[0][0] if self._looks else NEVER
 
-    def add(self, attempt: Attempt) -> bool:
-        """Look at `attempt` when it is due, and at no other time; returns whether `next` has become earlier."""
-        before = self.next
+    def add(self, attempt: Attempt) -> None:
+        """Look at `attempt` when it is due, and at no other time."""
         self._at(_moment(attempt), attempt)
-        return self.next < before
 
     def look(self, now: float) -> Due:
         """Return what is due at the moment `now`, which the caller has just read from the clock."""

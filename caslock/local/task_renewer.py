@@ -69,6 +69,7 @@ class LoopRenewer:
         self._loop = loop
         self._schedule = Schedule()
         self._timer: asyncio.TimerHandle | None = None
+        self._rings = NEVER  # when that rings
         self._renewals: weakref.WeakKeyDictionary[object, Renewals] = weakref.WeakKeyDictionary()  # by `shared`
         self._unsettled: dict[object, deque[Unsettled]] = {}  # by `shared`; each has a task
         self._tasks = set[asyncio.Task[None]]()  # the loop itself refers to tasks only weakly
@@ -77,7 +78,8 @@ class LoopRenewer:
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end."""
-        if self._schedule.add(attempt):
+        self._schedule.add(attempt)
+        if self._schedule.next < self._rings:
             self._set_timer()
 
     def settle(self, runtime: Runtime, unsettled: Unsettled) -> None:
@@ -117,9 +119,10 @@ class LoopRenewer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        when = self._schedule.next
+        when, self._rings = self._schedule.next, NEVER
         if when < NEVER and not self._is_over:
             self._timer = self._loop.call_later(max(0.0, when - clock.now()), self._ring)
+            self._rings = when
 
     def _ring(self) -> None:
         due = self._schedule.look(clock.now())

@@ -75,10 +75,12 @@ class ThreadRenewer:
         self._schedule = Schedule()
         self._alarm = threading.Condition(_guard)
         self._is_running = False
+        self._wakes = NEVER  # when the thread looks next, if it is not woken before
 
     def add(self, attempt: Attempt) -> None:
         """Look at `attempt` when it is due; `_guard` has to be taken."""
-        if self._schedule.add(attempt):
+        self._schedule.add(attempt)
+        if self._schedule.next < self._wakes:
             self._alarm.notify()
 
     def start(self) -> bool:
@@ -115,7 +117,7 @@ class ThreadRenewer:
                     if _renewer is self:  # an interrupt may have kept it from being set
                         _renewer = None
                     return None
-                idle = empty
+                idle, self._wakes = empty, self._schedule.next
                 self._alarm.wait(LINGER if empty else min(wait, threading.TIMEOUT_MAX))
 
 
