@@ -32,6 +32,7 @@ from caslock import (
 )
 from caslock.protocol.record import MAX_HOLDS
 from caslock.stores.memcached import MemcachedStore
+from caslock.stores.memory import MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.faults import FaultyStore
@@ -42,8 +43,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
-    from caslock import AsyncStore, Store
-    from caslock.stores.memory import MemoryStore
+    from caslock import AsyncStore, Entry, Store
     from tests.servers import Server
 
 REQUEST: Final = 0.6
@@ -271,6 +271,48 @@ def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> 
     for (timeout, _), ended in zip(cases, asyncio.run(scene()), strict=True):
         assert isinstance(ended.outcome, StoreUnavailable)
         assert ended.seconds <= timeout + 2 * REQUEST + SLACK
+
+
+class Stuck(MemoryStore):
+    """A blocking store that hangs, longer than it says."""
+
+    def __init__(self) -> None:
+        """Answer at first."""
+        super().__init__()
+        self.traits = self.traits._replace(request_timeout=1.0)
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def get(self, key: str) -> Entry | None:
+        """Read."""
+        self.goes_on.wait()
+        return super().get(key)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        self.goes_on.wait()
+        return super().put_if_version(key, value, version, ttl)
+
+
+def test_many_tasks_at_a_blocking_store_that_hangs_are_bounded() -> None:
+    """Each request ends in time, also one that has waited for a thread, and one that its store never ends."""
+    store = Stuck()
+
+    async def acquired(delay: float) -> Ended:
+        await asyncio.sleep(delay)
+        return await timed_await(partial(AsyncLock(store, fresh(), ttl=TTL).acquire, timeout=0.5))
+
+    async def scene() -> list[Ended]:
+        store.goes_on.clear()
+        try:
+            return await asyncio.gather(*(acquired(number / 50) for number in range(100)))
+        finally:
+            store.goes_on.set()
+            await background_ends()
+
+    ends = asyncio.run(scene())
+    assert all(isinstance(ended.outcome, StoreUnavailable) for ended in ends)
+    assert max(ended.seconds for ended in ends) <= 2.5 + SLACK
 
 
 def test_a_wait_at_the_store_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:

@@ -252,22 +252,32 @@ class _InThreads:
         future: asyncio.Future[T] = loop.create_future()
         unsent: list[None] = [None]  # list.pop is atomic: either a thread takes it, or the time is over
         patience = QUEUE_SHARE * self._store.traits.request_timeout
-        busy = loop.call_later(patience, _drop, future, unsent, self._store.traits.location)
+        busy = loop.call_later(patience, _drop, future, unsent, self._store.traits)
         future.add_done_callback(lambda _: busy.cancel())
         workers = self._shared.part(self._purpose, self._new_workers)  # a forked child has others
         workers.do(partial(_answer, loop, future, unsent, partial(verb, *args, **kwargs)))
         return future
 
 
-def _drop(future: asyncio.Future[T], unsent: list[None], location: str) -> None:
-    """Give up on a request that no thread has taken."""
+def _drop(future: asyncio.Future[T], unsent: list[None], traits: Traits) -> None:
+    """Give up on a request that no thread has taken; one that a thread has taken has what is left of its time."""
+    if future.done():
+        return
     try:
         unsent.pop()
     except IndexError:
-        return
-    if not future.done():
-        message = f"too many requests are waiting for {location}"
+        left = (1.0 - QUEUE_SHARE) * traits.request_timeout
+        over = future.get_loop().call_later(left, _abandon, future, traits)
+        future.add_done_callback(lambda _: over.cancel())
+    else:
+        message = f"too many requests are waiting for {traits.location}"
         future.set_exception(StoreUnavailable(message, sent=False))
+
+
+def _abandon(future: asyncio.Future[T], traits: Traits) -> None:
+    """Give up on a request that a thread has sent, maybe late: together with its wait it has had its time."""
+    message = f"{traits.location} has not answered within {traits.request_timeout:g} s"
+    _fail(future, StoreUnavailable(message))
 
 
 def _answer(
