@@ -88,7 +88,6 @@ def test_what_was_certainly_not_applied_is_not_in_flight(error: Exception) -> No
     with pytest.raises(type(error)):
         write()
     assert attempt.writes.in_flight == {}
-    assert attempt.writes.unanswered == 0
 
 
 def test_an_interrupted_write_may_land() -> None:
@@ -98,7 +97,6 @@ def test_an_interrupted_write_may_land() -> None:
     with pytest.raises(KeyboardInterrupt):
         write()
     assert attempt.writes.may_land(ABSENT)
-    assert attempt.writes.unanswered == 1
 
 
 def test_our_own_pauses_double_up_to_half_a_second() -> None:

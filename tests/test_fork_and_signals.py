@@ -32,10 +32,11 @@ from caslock.stores.memory import MemoryStore
 from tests.locations import PROMPT, Place, Watched, fresh, observed, opened, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from caslock import Entry, Store
+    from caslock.store import Removal
 
 T = TypeVar("T")
 
@@ -462,6 +463,80 @@ def test_no_orphan_outlives_its_lease_wherever_an_interrupt_strikes(
         assert [moment for moment, lock in zip(moments, locks, strict=True) if observed(store, lock.key)] == []
         assert last.locked() == (act == "acquire")
         other.release()
+
+
+class Removing(MemoryStore):
+    """Knows whether a removal has been interrupted."""
+
+    interrupted = False
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove it."""
+        try:
+            return super().invalidate(key, version)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
+
+    def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None]:
+        """Remove them."""
+        try:
+            return super().invalidate_many(removals)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("way", ["Lock", "MultiLock"])
+def test_a_loss_is_told_once_wherever_an_interrupt_strikes(*, way: str, taken: bool) -> None:
+    """KeyboardInterrupt at each moment of a release: the loss that it shows is told once, and no other is.
+
+    It may stay untold only if the removal itself was interrupted, which may have been applied in time.
+    """
+    told, keys, stores = list[str](), list[str](), list[Removing]()
+    holds = list[Hold | MultiHold]()
+    other = held(Lock(MemoryStore(), fresh(), ttl=20))  # so that the renewer is there
+
+    def prepare() -> Callable[[], object]:
+        keys.append(fresh())
+        stores.append(Removing())
+        if way == "Lock":
+            hold: Hold | MultiHold | None = Lock(
+                stores[-1], keys[-1], on_lost=lambda hold: told.append(hold.key)
+            ).acquire()
+        else:
+            both = [keys[-1], f"{keys[-1]}:2"]
+            hold = MultiLock(stores[-1], both, on_lost=lambda hold: told.append(hold.key)).acquire()
+        assert hold is not None
+        holds.append(hold)
+        entry = stores[-1].get(keys[-1])
+        assert entry is not None
+        if taken:
+            stores[-1].put_if_version(keys[-1], b"somebody else's", entry.version, 60)
+
+        def release() -> None:
+            with contextlib.suppress(LockLost):
+                holds[-1].release()
+
+        return release
+
+    moments = list(every_moment(prepare))
+    for hold in holds:
+        with contextlib.suppress(LockLost, NotHeld):
+            hold.release()
+    due = [
+        (key, moment)
+        for key, moment, store in zip(keys, [*moments, "none"], stores, strict=True)
+        if taken and not (store.interrupted or "_Immediate.invalidate" in moment)
+    ]
+    assert len(due) > len(keys) / 2 or not taken
+    with contextlib.suppress(AssertionError):
+        until(lambda: set(told) >= {key for key, _ in due}, 5.0)
+    assert [moment for key, moment in due if told.count(key) != 1] == []
+    assert taken or told == []
+    assert max(map(told.count, keys)) <= 1
+    other.release()
 
 
 @pytest.mark.parametrize("way", ["Lock", "MultiLock", "with"])

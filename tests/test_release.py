@@ -9,6 +9,7 @@ import pytest
 
 from caslock.errors import LockLost, NotAcquired, StoreError, StoreUnavailable
 from caslock.protocol.batch import put_together, remove_together
+from caslock.protocol.exchange import write
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import NOTHING, Observed, Record, decode, encode
@@ -388,8 +389,7 @@ def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
     assert handing.go().version == 9
     assert handing.script.verbs == ["put", "get"]
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.writes.unanswered == 1
-    assert handing.successor.writes.unanswered == 1
+    assert handing.holder.writes.leaving == 1
     assert not handing.outgoing.pending
     assert handing.event.times == 1
 
@@ -399,7 +399,7 @@ def test_a_hand_over_that_was_not_sent_lets_the_successor_withdraw() -> None:
     handing = Handing(StoreUnavailable("not sent", sent=False), THEIRS)
     handing.go()
     assert not handing.successor.writes.in_flight
-    assert handing.holder.writes.unanswered == 0
+    assert handing.holder.writes.leaving == 0
     assert handing.outgoing.pending
     assert handing.outgoing.take()
     assert handing.event.times == 1
@@ -428,7 +428,7 @@ def test_an_interrupted_hand_over_may_land() -> None:
     with pytest.raises(KeyboardInterrupt):
         handing.go()
     assert handing.successor.writes.may_land(5)
-    assert (handing.successor.writes.unanswered, handing.holder.writes.unanswered) == (1, 1)
+    assert handing.holder.writes.leaving == 1
 
 
 def test_a_hand_over_is_settled_once() -> None:
@@ -456,6 +456,32 @@ def a_batch(*answers: Entry | BaseException | None) -> tuple[Scripted, list[Atte
 def removed(script: Scripted, attempts: list[Attempt]) -> dict[Attempt, Observed]:
     """Release them."""
     return cast("dict[Attempt, Observed]", run(remove_together(cast("Runtime", script), attempts)))
+
+
+@pytest.mark.parametrize("record", [None, OTHER._replace(holds=())], ids=["removal", "free"])
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [
+        (lost(), 1),
+        (KeyboardInterrupt(), 1),
+        (StoreError("refused"), 0),
+        (StoreUnavailable("", sent=False), 0),
+        (THEIRS, 0),
+    ],
+    ids=repr,
+)
+def test_what_may_have_left(record: Record | None, answer: Entry | BaseException, left: int) -> None:
+    """A write without our hold id counts unless it was certainly refused; one with it is no release."""
+    script = Scripted(answer)
+    attempt = held(script)
+    with contextlib.suppress(StoreError, KeyboardInterrupt):
+        run(write(cast("Runtime", script), attempt, 5, record))
+    assert attempt.writes.leaving == left
+    script = Scripted(lost())
+    attempt = held(script)
+    with pytest.raises(StoreUnavailable):
+        run(write(cast("Runtime", script), attempt, 5, attempt.lease.record))
+    assert attempt.writes.leaving == 0
 
 
 GONE = Entry(b"", ABSENT)

@@ -106,7 +106,6 @@ def test_a_wait_at_the_store_without_an_answer_is_followed_by_a_look() -> None:
     assert tried(script, attempt, None, 1.0)
     assert script.verbs == ["put", "wait", "put"]
     assert attempt.writes.may_land(ABSENT)
-    assert attempt.writes.unanswered == 1
     for error, raises in ((lost(), True), (StoreUnavailable("not sent", sent=False), False)):
         script = Scripted(theirs(100.0), error, theirs(100.0))
         script.queueing = script

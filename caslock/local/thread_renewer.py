@@ -21,7 +21,7 @@ from caslock.observer import warn
 from caslock.protocol.lease import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine
 
     from caslock.local.shared import Shared
     from caslock.protocol.attempt import Attempt
@@ -49,11 +49,9 @@ def watch(attempt: Attempt) -> None:
 
 
 def notice(attempt: Attempt) -> None:
-    """Report a loss, once, in threads that do nothing else."""
-    with _guard:
-        calls = attempt.lease.tell()
-    if calls is not None:
-        _tellers(attempt).do(partial(_tell, attempt, calls))
+    """Report a loss, once, in threads that do nothing else; after an interrupt it can be called again."""
+    if not attempt.lease.reported:
+        _tellers(attempt).do(partial(_tell, attempt))
 
 
 def _tellers(attempt: Attempt) -> Workers:
@@ -62,7 +60,11 @@ def _tellers(attempt: Attempt) -> Workers:
     return shared.part("on_lost", partial(Workers, "caslock-on-lost", MOST_TELLING))
 
 
-def _tell(attempt: Attempt, calls: Sequence[Callable[[], object]]) -> None:
+def _tell(attempt: Attempt) -> None:
+    with _guard:
+        calls = attempt.lease.tell()
+    if calls is None:
+        return
     run_safely(partial(warn_of_loss, attempt))
     for call in calls:
         run_safely(call)

@@ -60,25 +60,35 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
 
     If there was no answer, each has to be released by itself.
     """
-    for attempt in attempts:
-        attempt.ending = True
-        if not runtime.ended(attempt):
-            async with attempt.mutex:  # settle any renewal under way; no other begins
-                pass
+    await _end(runtime, attempts)
     attempts = [each for each in attempts if each.leaves_nothing(runtime.now())]  # a renewal may have changed that
     if runtime.batching is None or len(attempts) < 2:  # noqa: PLR2004 - one alone is no batch
         return {}
-    in_time = [not each.lease.lost and runtime.now() < each.lease.deadline for each in attempts]
+    now = runtime.now()
+    before = [attempt.left_in_time for attempt in attempts]
+    removals = [Removal(each.key, each.lease.version) for each in attempts]
+    for attempt in attempts:  # before they are sent: an interrupt at any later moment may follow the removal
+        attempt.left_in_time |= not attempt.lease.lost and now < attempt.lease.deadline
     try:
-        entries = await runtime.batching.invalidate_many([Removal(each.key, each.lease.version) for each in attempts])
-    except BaseException as error:
-        for attempt, early in zip(attempts, in_time, strict=True):
-            attempt.left_in_time |= early and may_have_landed(error)
-        if isinstance(error, StoreError):
+        entries = await runtime.batching.invalidate_many(removals)
+    except StoreError as error:
+        if may_have_landed(error):
             return {}
-        raise
-    removed: dict[Attempt, Observed] = {}
-    for attempt, early, entry in zip(attempts, in_time, entries or [], strict=entries is not None):
-        removed[attempt] = observed = answered(attempt, None, b"", entry)
-        attempt.left_in_time |= early and observed.record is None
-    return removed
+        entries = None
+    if entries is None:
+        for attempt, left in zip(attempts, before, strict=True):
+            attempt.left_in_time = left
+        return {}
+    for attempt, left, entry in zip(attempts, before, entries, strict=True):
+        if entry is not None and entry.version != ABSENT:  # refused
+            attempt.left_in_time = left
+    return {each: answered(each, None, b"", entry) for each, entry in zip(attempts, entries, strict=True)}
+
+
+async def _end(runtime: Runtime, attempts: Sequence[Attempt]) -> None:
+    """Settle the renewals of these attempts that are under way; no others begin."""
+    for attempt in attempts:
+        attempt.ending = True
+        if not runtime.ended(attempt):
+            async with attempt.mutex:
+                pass

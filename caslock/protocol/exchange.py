@@ -95,14 +95,20 @@ async def read(runtime: Runtime, attempt: Attempt, limit: float) -> Observed:
 async def write(runtime: Runtime, attempt: Attempt, expected: int, record: Record | None) -> Observed:
     """Write once."""
     value = sent(attempt, expected, record, runtime.now())
-    store, key = runtime.store, attempt.key
+    store, key, writes = runtime.store, attempt.key, attempt.writes
+    leaves = record is None or attempt.hold_id not in record.holds
+    writes.leaving += leaves
     try:
         if record is None:
-            return answered(attempt, record, value, await store.invalidate(key, expected))
-        return answered(attempt, record, value, await store.put_if_version(key, value, expected, record.ttl))
+            observed = answered(attempt, record, value, await store.invalidate(key, expected))
+        else:
+            observed = answered(attempt, record, value, await store.put_if_version(key, value, expected, record.ttl))
     except BaseException as error:
+        writes.leaving -= leaves and not may_have_landed(error)
         unanswered(attempt, record, error)
         raise
+    writes.leaving -= leaves and observed.record != record
+    return observed
 
 
 async def put_when_absent(runtime: Runtime, attempt: Attempt, seconds: float) -> Observed:
@@ -141,9 +147,7 @@ def answered(attempt: Attempt, record: Record | None, value: bytes, entry: Entry
 
 def unanswered(attempt: Attempt, record: Record | None, error: BaseException) -> None:
     """Note that a write has raised `error`."""
-    if may_have_landed(error):
-        attempt.writes.unanswered += 1
-    elif record is not None:
+    if record is not None and not may_have_landed(error):
         attempt.writes.answered(record.write)
 
 

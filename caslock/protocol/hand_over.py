@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.protocol.exchange import answered, read, sent, unanswered
+from caslock.protocol.exchange import answered, may_have_landed, read, sent, unanswered
 from caslock.protocol.record import Observed
 
 if TYPE_CHECKING:
@@ -77,14 +77,16 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
     if successor.ending or not outgoing.pending:
         successor.writes.answered(record.write)
         return ours
+    attempt.writes.leaving += 1
     try:
         entry = await runtime.store.put_if_version(successor.key, value, lease.version, record.ttl)
+        observed = answered(successor, record, value, entry)
     except (StoreError, ValueError) as error:
+        attempt.writes.leaving -= not may_have_landed(error)
         unanswered(successor, record, error)
         if not isinstance(error, StoreUnavailable):
             return ours  # the successor gets this error itself when it retries
         if error.sent:
-            attempt.writes.unanswered += 1
             outgoing.settle()
         else:
             outgoing.give_back()
@@ -93,6 +95,6 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
         return await read(runtime, attempt, limit)
     except BaseException as error:
         unanswered(successor, record, error)
-        attempt.writes.unanswered += 1
         raise
-    return answered(successor, record, value, entry)
+    attempt.writes.leaving -= observed.record is not record
+    return observed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
-from caslock.protocol.exchange import Unanswered, answered, read, settle, write_surely
+from caslock.protocol.exchange import Unanswered, answered, may_have_landed, read, settle, write_surely
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import Observed, Record
@@ -36,36 +36,35 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
         await mutex.__aenter__()
     outgoing: HandOver | None = None
     observed: Observed | None = None
+    loss: LockLost | None = None
     try:
         outgoing = attempt.outgoing
         if lease.record is None:
             return  # already released
-        now = runtime.now()
+        now, before = runtime.now(), attempt.writes.leaving
         in_time = not lease.lost and now < lease.deadline
-        before = attempt.writes.unanswered
         try:
-            by_us, observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
-            lease.record = None
+            try:
+                by_us, observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
+            finally:
+                attempt.left_in_time |= in_time and attempt.writes.leaving > before
         except StoreError as error:
-            attempt.left_in_time |= in_time and attempt.writes.unanswered > before
             if not in_time and not attempt.left_in_time:  # the lease had ended: lost regardless of the answer
                 raise attempt.lose(lease.end("released")) from error
             ends = max(lease.ttl, attempt.min_hold)
             error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
             raise
-        except BaseException:
-            attempt.left_in_time |= in_time  # it may have been applied
-            raise
-        attempt.left_in_time |= in_time and attempt.writes.unanswered > before
+        by_us = by_us or (outgoing is not None and outgoing.successor.is_in(observed.record))
+        if not (attempt.left_in_time or (in_time and by_us)):
+            loss = attempt.lose(lease.end("released") if by_us else who_holds(runtime, observed.record))
+        lease.record = None  # last: a release that is interrupted is made once more, and finds the loss again
     finally:
         if outgoing is not None:
             outgoing.settle(observed)
             attempt.outgoing = None  # last: after an interrupt, `LocalQueue.leave` settles it
         mutex.release()
-    by_us = by_us or (outgoing is not None and outgoing.successor.is_in(observed.record))
-    if attempt.left_in_time or (in_time and by_us):
-        return
-    raise attempt.lose(lease.end("released") if by_us else who_holds(runtime, observed.record))
+    if loss is not None:
+        raise loss
 
 
 async def release_quietly(runtime: Runtime, attempt: Attempt, limit: float) -> None:
@@ -87,11 +86,15 @@ async def _leave(
     elif outgoing is not None:
         observed = await hand_over(runtime, attempt, outgoing, limit)
     elif attempt.leaves_nothing(runtime.now()):  # one request
+        writes = attempt.writes
+        writes.leaving += 1
         try:
             entry = await runtime.store.invalidate(attempt.key, lease.version)
         except BaseException as error:  # noqa: BLE001 - settled, or raised by that
+            writes.leaving -= not may_have_landed(error)
             observed = await settle(runtime, attempt, Unanswered(lease.version, None, error), limit)
         else:
+            writes.leaving -= entry is not None and entry.version != ABSENT  # refused
             observed = answered(attempt, None, b"", entry)
     else:
         observed = Observed(lease.version, lease.record)
