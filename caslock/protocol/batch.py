@@ -71,7 +71,7 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
         attempt.left_in_time |= not attempt.lease.lost and now < attempt.lease.deadline
     try:
         entries = await runtime.batching.invalidate_many(removals)
-    except StoreError as error:
+    except (StoreError, ValueError) as error:
         if may_have_landed(error):
             return {}
         entries = None
