@@ -28,11 +28,24 @@ def test_the_table_of_planted_bugs_is_that_of_the_tests() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    """A link inside the project leads to a file that exists, or to a heading of the same page."""
-    text = page.read_text(encoding="utf-8")
-    headings = {re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in text.splitlines()}
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings, target
-        elif not target.startswith("https://"):
-            assert (page.parent / target).exists(), target
+    """A link inside the project leads to a file that exists, and to a heading of it if it names one."""
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("https://"):
+            name, _, heading = target.partition("#")
+            file = page.parent / name if name else page
+            assert file.exists(), target
+            assert not heading or heading in headings(file), target
+
+
+def headings(page: Path) -> set[str]:
+    """Return what links call the headings of a page."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in found}
+
+
+def test_the_index_names_every_page() -> None:
+    """No page is left out of the index, and the README leads to it."""
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert {name for name in pages if f"({name}" not in index} == set()
+    assert "(docs/index.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
