@@ -31,6 +31,7 @@ CAUGHT: Final = {
     "owner name as identity": "simulator",
     "deadline from the reply": "simulator, directed",
     "extend that shortens late": "laws, simulator",
+    "extend that ends the renewals": "simulator",
     "extend that re-creates": "laws, simulator",
     "release without version": "contract",
     "versions that restart": "contract, laws",

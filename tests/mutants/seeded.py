@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 WRITE_SURELY, ROLL_BACK = request.write_surely, multi._roll_back
 RENEW, RELEASE, REMOVE_TOGETHER, SETTLE = protocol.renew, protocol.release, protocol.remove_together, request.settle
 BEGIN = LockState._begin
-BELIEVE, NEXT_RECORD, MAY_TAKE, CLAIM = Lease.believe, Attempt.next_record, Attempt.may_take, LockState._attempt
+ASK, BELIEVE = Lease.ask, Lease.believe
+NEXT_RECORD, MAY_TAKE, CLAIM = Attempt.next_record, Attempt.may_take, LockState._attempt
 EXCHANGE, HANG_UP, CONNECT = MemcachedStore._exchange, _Connection.close, MemcachedStore._open
 GIVE_UP = Sockets._give_up
 
@@ -88,6 +89,14 @@ def share_the_id(self: LockState) -> Attempt:
     attempt = CLAIM(self)
     attempt.hold_id = attempt.writes.hold_id = self.newest = f"{self._nonce}.0"
     return attempt
+
+
+def ask_for_the_last(self: Lease, ttl: float | None, now: float) -> bool:
+    """Expect each renewal to succeed: if it does not, there is no other."""
+    asks = ASK(self, ttl, now)
+    if ttl is not None and asks:
+        self.due = self.deadline
+    return asks
 
 
 def count_from_the_reply(self: Lease, record: Record, version: int, landed: InFlight | None, now: float) -> None:

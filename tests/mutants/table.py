@@ -191,6 +191,12 @@ MUTANTS: Final = (
         ((protocol, "renew", faults_bite.believe_the_old_lease),),
     ),
     Mutant(
+        "extend that ends the renewals",
+        "A shorter lease that was asked for, and got no answer, is not renewed any more.",
+        (Seeds("nothing kept it from being renewed"),),
+        ((Lease, "ask", seeded.ask_for_the_last),),
+    ),
+    Mutant(
         "extend that re-creates",
         "A renewal that finds nothing writes the record again.",
         (law("test_a_stale_holder_can_do_nothing", loss="it vanished"), SEEDS),

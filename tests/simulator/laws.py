@@ -17,6 +17,8 @@
     for nobody.
 12. Within the `min_hold` of an acquire that has succeeded, nobody else gets the key, and it is not free: except after
     the end of the lease or of the holder's event loop, a `force_release`, or an error of the release.
+13. A lease that is renewed does not end for want of renewals while all is well: there is time for one after the last
+    fault, unless hardly anything of the lease was left then.
 
 With clocks that differ by more than the margin, 2 to 9 are promised, and not 1.  A store that forgets is not promised
 to exclude earlier holders (1), nor to remember what has failed (3, 4).  Those holders learn of their loss by their next
@@ -26,7 +28,7 @@ request, if another owner has a record then (7).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, cast
 
 from caslock.errors import LockLost, told
 from caslock.protocol.record import decode
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
     from tests.simulator.client import Client, NamedLockState
     from tests.simulator.run import Run
     from tests.simulator.store import Lease, Request
+
+
+SOON: Final = 0.02
+"""Seconds of our own pauses between two tries."""
 
 
 class Judge:
@@ -272,6 +278,17 @@ class Judge:
         """Check that a renewer that has stopped has reported a loss."""
         if not attempt.ending and not attempt.lease.reported:
             self._run.violate(f"the loss of {attempt.hold_id} was not told")
+
+    def lost(self, attempt: Attempt) -> None:
+        """Check that a lease which has ended without a renewal could not have been renewed."""
+        run, lease = self._run, attempt.lease
+        if attempt.ending or not lease.lost.endswith("before it was renewed"):
+            return
+        process = cast("Client", attempt.by).process
+        troubled = max(run.troubled, process.stopped_until, run.store.full_until)
+        # A renewal that has failed is tried again after a 60th of the lease at most, or half of what is left of it.
+        if run.now - troubled > lease.ttl / 60 / process.rate + SOON:
+            run.violate(f"the lease of {attempt.hold_id} has ended though nothing kept it from being renewed")
 
     def renews(self, puts: Sequence[Put]) -> None:
         """Check what is about to be sent: a renewal does not undo an extension."""

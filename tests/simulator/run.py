@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
     from caslock.store import Entry
 
+_WELL: Final = frozenset({"go", "1", "lands"})  # what happens when nothing goes wrong
+
 LONGEST: Final = 3000
 """The most steps of a run: the longest that end have a tenth of that."""
 
@@ -62,6 +64,7 @@ class Run:
         self.late: list[Late] = []
         self.judge = Judge(self)
         self.raced = 0  # at which line of the last step it has struck, if that was a race
+        self.troubled = -NEVER  # when something has gone wrong last
         self._graves: list[Flow] = []
         self._poll = None if plan.poll is None else wait_fixed(plan.poll)
         self.processes = [
@@ -194,7 +197,7 @@ class Run:
         """Take one step; raises `Violation`."""
         self.choices.append((who, what))
         flow = self.flows.get(who)
-        self.raced = 0
+        self.raced, late = 0, False
         if flow is not None and what.startswith("race "):
             self.raced = race(self, flow, what)
         elif flow is not None:
@@ -202,7 +205,10 @@ class Run:
         else:
             if who == "time":
                 self.judge.waits()
+                late = bool(self.ready())  # a shrunk story may have left out what they did
             happen(self, who, what)
+        if late or not (what in _WELL or (what.startswith("race ") and what.endswith(" go"))):
+            self.troubled = self.now
         for process in self.processes:
             process.forget_ending()
         self.judge.changed()
@@ -231,7 +237,7 @@ class Run:
 
     def finish(self) -> None:
         """Without any more faults, come to an end, and check that every process can have every key then."""
-        self.store.full_until = 0.0
+        self.store.full_until, self.troubled = 0.0, self.now
         self._drain()
         self.judge.ended()
         keys = sorted({state.key for state in self.states})

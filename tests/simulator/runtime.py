@@ -240,6 +240,8 @@ class Runtime:
 
     def notice(self, attempt: Attempt) -> None:
         """Report a loss, once."""
+        if not attempt.lease.reported:
+            self.run.judge.lost(attempt)
         for call in attempt.lease.tell() or ():
             call()
 
