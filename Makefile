@@ -44,7 +44,7 @@ pythons: servers  ## run the quick tests on every other installed Python from 3.
 bench: servers $(VENV)/.bench  ## measure caslock and other lock libraries (about 12 minutes; with ARGS=--quick about one)
 	@$(RUN) -m benchmarks $(ARGS)
 
-servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL and MariaDB)
+servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB and ZooKeeper)
 	@missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
 	done; \
@@ -52,6 +52,7 @@ servers:  ## install the servers for the tests, if that is allowed (with SERVERS
 	    ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null || missing="$$missing postgresql"; \
 	    PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || missing="$$missing mariadb-server"; \
 	    PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || missing="$$missing pgbouncer"; \
+	    test -e /usr/share/java/zookeeper.jar && command -v java >/dev/null || missing="$$missing zookeeper"; \
 	fi; \
 	test -n "$$missing" || exit 0; \
 	sudo=; test "$$(id -u)" = 0 || sudo="sudo -n"; \

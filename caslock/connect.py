@@ -41,7 +41,22 @@ if TYPE_CHECKING:
         def ignore_exc(self) -> object:
             """Whether it hides errors."""
 
-    Client: TypeAlias = redis.Redis | RedisCluster | MemcachedClient | Engine
+    class ZooKeeperClient(Protocol):
+        """A `KazooClient`, which comes without types."""
+
+        @property
+        def hosts(self) -> object:
+            """Its servers."""
+
+        @property
+        def chroot(self) -> object:
+            """What it puts before each path."""
+
+        @property
+        def auth_data(self) -> object:
+            """Its credentials."""
+
+    Client: TypeAlias = redis.Redis | RedisCluster | MemcachedClient | Engine | ZooKeeperClient
     AsyncClient: TypeAlias = redis.asyncio.Redis | AsyncRedisCluster | AsyncEngine
     _Factory: TypeAlias = Callable[..., Any]  # what an entry point names is only known when it is used
 
@@ -68,6 +83,7 @@ _MEMCACHED: Final = _Kind("memcached", {_BLOCKING: "MemcachedStore"}, "memcached
 _SQL: Final = {_BLOCKING: "SQLStore", _ASYNCIO: "AsyncSQLStore"}
 _POSTGRESQL: Final = _Kind("sql", _SQL, "postgresql", ("sqlalchemy", "psycopg"))
 _MYSQL: Final = _Kind("sql", _SQL, "mysql", ("sqlalchemy", "pymysql", "asyncmy"))
+_ZOOKEEPER: Final = _Kind("zookeeper", {_BLOCKING: "ZooKeeperStore"}, "zookeeper", ("kazoo",))
 _OWN: Final = {
     "memory": _MEMORY,
     "sqlite": _SQLITE,
@@ -78,8 +94,9 @@ _OWN: Final = {
     **dict.fromkeys(
         ("mysql", "mysql+pymysql", "mysql+asyncmy", "mariadb", "mariadb+pymysql", "mariadb+asyncmy"), _MYSQL
     ),
+    **dict.fromkeys(("zookeeper", "zookeepers"), _ZOOKEEPER),
 }
-_CLIENTS: Final = {"redis": _REDIS, "pymemcache": _MEMCACHED, "sqlalchemy": _POSTGRESQL}
+_CLIENTS: Final = {"redis": _REDIS, "pymemcache": _MEMCACHED, "sqlalchemy": _POSTGRESQL, "kazoo": _ZOOKEEPER}
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HIDDEN: Final = re.compile("pass|pwd|user|secret|token|auth|cred|key", re.IGNORECASE)
@@ -90,12 +107,12 @@ def connect(target: str | Client, *, prefix: str = "", replicas: int = 0) -> Clo
 
     URLs: ``sqlite:///relative.db``, ``sqlite:////absolute/path.db`` (``%`` and ``?`` in the path as ``%25`` and
     ``%3F``; ``?timeout=5``: seconds to wait for others); ``memory://``, a new one each time; ``redis://``,
-    ``rediss://``, ``unix://``, ``tair://``, ``tairs://``, ``memcached://``, ``postgresql://``, ``mysql://`` and
-    ``mariadb://``, each with the options of its store's `from_url`; and any scheme of an installed entry point (see the
-    documentation of the module).
+    ``rediss://``, ``unix://``, ``tair://``, ``tairs://``, ``memcached://``, ``postgresql://``, ``mysql://``,
+    ``mariadb://``, ``zookeeper://`` and ``zookeepers://``, each with the options of its store's `from_url`; and any
+    scheme of an installed entry point (see the documentation of the module).
 
     Clients: a ``redis.Redis``, one of ``Sentinel.master_for``, a ``RedisCluster``, pymemcache's ``Client`` and
-    ``PooledClient``, or SQLAlchemy's ``Engine``.  Their settings are used, but not their connections.
+    ``PooledClient``, SQLAlchemy's ``Engine``, or a ``KazooClient``.  Their settings are used, not their connections.
 
     `prefix` is put before every key (Redis, Tair and memcached).  With `replicas` = n, a write counts only after n
     replicas have acknowledged it (Redis and Tair).  ``with`` closes the store.
@@ -151,7 +168,7 @@ def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # 
     modules = [kind.__module__.split(".") for kind in type(client).__mro__]
     kind = next((_CLIENTS[names[0]] for names in modules if names[0] in _CLIENTS), None)
     if kind is None:
-        known = "redis-py, pymemcache or SQLAlchemy client"
+        known = "redis-py, pymemcache, SQLAlchemy or kazoo client"
         raise TypeError(f"expected a URL (str) or a {known}, not {type(client).__name__}")
     awaits = any("asyncio" in names for names in modules)
     if awaits and group == _BLOCKING:

@@ -21,6 +21,7 @@ from tests.servers import (
     POSTGRESQL,
     REDIS,
     TAIR_EMULATOR,
+    ZOOKEEPER,
     Kind,
     Server,
     is_url,
@@ -102,6 +103,13 @@ def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return the MySQL or MariaDB that all tests share: use keys of your own."""
     with shared(MYSQL, tmp_path_factory.mktemp("mysql")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return the ZooKeeper that all tests share: use keys of your own."""
+    with shared(ZOOKEEPER, tmp_path_factory.mktemp("zookeeper")) as server:
         yield server
 
 

@@ -22,6 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 from urllib.parse import urlsplit
 
@@ -31,7 +32,7 @@ if sys.platform != "win32":
     import fcntl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from docker import DockerClient
     from testcontainers.core.container import DockerContainer
@@ -62,6 +63,7 @@ class Kind:
     hello: bytes  # what is sent to find out whether it is up
     ready: tuple[bytes, ...]  # how its answer begins once it is
     folders: str = ""  # where a binary may be that is not on the PATH: a pattern, from / on
+    needs: str = ""  # a file that the program can't do without
     package: str = ""  # of Debian, where `make servers` does not install it unless it is told to
 
     @property
@@ -71,6 +73,8 @@ class Kind:
 
     def binary(self) -> str | None:
         """Find its program."""
+        if self.needs and not Path(self.needs).exists():
+            return None
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_folders(self.folders)])
         return next(filter(None, (shutil.which(name, path=path) for name in self.binaries)), None)
 
@@ -203,6 +207,41 @@ MYSQL: Final = Kind(
     ready=tuple(bytes([length]) for length in range(40, 160)),  # of its greeting
     package="mariadb-server",
 )
+
+
+def _zookeeper(port: int, folder: Path, settings: Mapping[str, object] = MappingProxyType({})) -> list[str]:
+    """Write a configuration for one server, or for one of several."""
+    data = {"tickTime": 2000, "dataDir": folder / "data", "clientPort": port, "clientPortAddress": HOST}
+    lines = [f"{name}={value}" for name, value in (data | {"maxClientCnxns": 0} | dict(settings)).items()]
+    (folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
+    jars = ":".join(
+        f"/usr/share/java/{name}.jar" for name in ("zookeeper", "slf4j-simple", "netty-codec", "netty-resolver")
+    )
+    quick = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto"]
+    names = {"admin.enableServer": "false", "forceSync": "no", "preAllocSize": 100}
+    options = [f"-Dzookeeper.{name}={value}" for name, value in names.items()]
+    main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+    return [*quick, *options, "-cp", jars, main, str(folder / "zoo.cfg")]
+
+
+ZOOKEEPER: Final = Kind(
+    name="zookeeper",
+    url=f"zookeeper://{HOST}:{{port}}/locks",
+    port=2181,
+    binaries=("java",),
+    needs="/usr/share/java/zookeeper.jar",
+    arguments=_zookeeper,
+    options=(),
+    image="",
+    hello=b"srvr",
+    ready=(b"Zookeeper version",),  # and not: This ZooKeeper instance is not currently serving requests
+    package="zookeeper",
+)
+
+
+def zookeeper(settings: Mapping[str, object]) -> Kind:
+    """Give a ZooKeeper with further settings in its file."""
+    return replace(ZOOKEEPER, arguments=functools.partial(_zookeeper, settings=settings))
 
 
 class Body(Protocol):

@@ -209,7 +209,7 @@ def test_no_entry_point_replaces_our_own() -> None:
 @pytest.mark.usefixtures("plugin")
 def test_an_unknown_scheme(make: Callable[[str], object]) -> None:
     """The error lists every scheme that is known, those of entry points too."""
-    known = "memcached, memory, redis, rediss, shop, sqlite, stall, tair, tairs, unix"
+    known = "memcached, memory, redis, rediss, shop, sqlite, stall, tair, tairs, unix, zookeeper, zookeepers"
     with pytest.raises(ValueError, match=r"unknown scheme redi://\. Did you mean redis://\? Known schemes:") as caught:
         make("redi://localhost")
     assert not set(known.split(", ")) - set(str(caught.value).partition("Known schemes: ")[2].split(", "))

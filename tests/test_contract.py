@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 import redis
 import redis.asyncio
+from kazoo.client import KazooClient
 from pymemcache.client.base import Client
 from sqlalchemy import create_engine, make_url
 
@@ -28,6 +29,7 @@ from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sql import AsyncSQLStore, SQLStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.stores.tair import AsyncTairStore, TairStore
+from caslock.stores.zookeeper import ZooKeeperStore
 from caslock.testing import StoreContract, StoreServer, on_loop
 from tests.fenceless import Fenceless
 from tests.laws.locks import LockContract
@@ -343,6 +345,36 @@ class TestAsyncMySQL(AsyncDatabase, StoreContract):
     """MariaDB, or MySQL, for asyncio."""
 
     sql_server = TestMySQL.sql_server
+
+
+class TestZooKeeper(LockContract, StoreContract):
+    """A store from a URL, beside one from a client with kazoo's defaults, which would send requests again."""
+
+    covers: ClassVar = ZooKeeperStore
+    proved = ("blocking", "asyncio")
+
+    @pytest.fixture
+    def store(self, zookeeper_server: Server) -> Iterator[ZooKeeperStore]:
+        """Take a URL."""
+        store = ZooKeeperStore(f"zookeeper://{zookeeper_server.host}:{zookeeper_server.port}")
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def caslock_server(self, zookeeper_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> ZooKeeperStore:
+            return ZooKeeperStore(f"zookeeper://{host}:{port}", timeout=CONNECTING)
+
+        return StoreServer(zookeeper_server.host, zookeeper_server.port, make, CONNECTING)
+
+    @pytest.fixture
+    def another_store(self, zookeeper_server: Server) -> Iterator[ZooKeeperStore]:
+        """Take a client."""
+        store = ZooKeeperStore(KazooClient(f"{zookeeper_server.host}:{zookeeper_server.port}"))
+        yield store
+        store.close()
 
 
 class TestWatchingMemory(NoServer, LockContract, StoreContract):

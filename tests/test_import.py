@@ -20,6 +20,7 @@ EXTRAS = (
     "psycopg",
     "pymysql",
     "asyncmy",
+    "kazoo",
     "testcontainers",
     "pytest",
     "hypothesis",

@@ -26,13 +26,14 @@ PORTS: Final = {
     "postgresql": 5432,
     "mysql": 3306,
     "mariadb": 3306,
+    "zookeeper": 2181,
 }
 """The usual ports of schemes; a URL with another scheme names its port."""
 
 _REDIS: Final = ("socket_timeout", "socket_connect_timeout")
 TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("redis", "rediss", "tair", "tairs"), _REDIS),
-    **dict.fromkeys(("memcached", "postgresql", "mysql", "mariadb"), ("timeout",)),
+    **dict.fromkeys(("memcached", "postgresql", "mysql", "mariadb", "zookeeper"), ("timeout",)),
 }
 """Which options of a URL set the timeout of a request, by scheme."""
 
@@ -40,8 +41,10 @@ TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {
 def server_of(plan: Plan) -> tuple[str, int] | None:
     """Tell the address that a proxy can stand before; None where faults must be injected inside the workers."""
     parts = urlsplit(plan.url)
+    if plan.factory or not plan.proxy or "," in parts.netloc:  # several servers
+        return None
     port = parts.port or PORTS.get(parts.scheme)
-    if plan.factory or not plan.proxy or not parts.hostname or not port:
+    if not parts.hostname or not port:
         return None
     return parts.hostname, port
 

@@ -1,0 +1,138 @@
+"""Where an ensemble is, and how to connect to it: read from a URL, or from a `KazooClient`."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from kazoo.client import KazooClient
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from caslock.options import check_timeout, options_of, seconds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TIMEOUT: Final = 2.0
+"""Seconds that a verb may take, unless the user says otherwise."""
+
+ROOT: Final = "/caslock"
+"""The znode under which keys are kept, unless the user says otherwise."""
+
+_PORT: Final = 2181
+_TLS: Final = ("ca", "certfile", "keyfile", "keyfile_password", "check_hostname")
+_PATH: Final = re.compile(r"(/(?!\.{1,2}(/|$))[^/\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+")
+_USAGE: Final = (
+    "a ZooKeeper URL is zookeeper://user:password@host:port,host:port/path, or zookeepers:// for TLS, with ?timeout=;"
+    " for TLS also ca=, certfile=, keyfile=, keyfile_password=, and check_hostname=no"
+)
+
+
+class Ensemble(NamedTuple):
+    """The servers, and what they are to be told."""
+
+    hosts: Sequence[tuple[str, int]]
+    root: str
+    """The znode under which keys are kept."""
+    timeout: float
+    """Seconds that a verb may take."""
+    credentials: Sequence[tuple[str, str]] = ()
+    """Schemes of authentication, and what they need, such as ("digest", "user:password")."""
+    acl: Sequence[object] = ()
+    """The access rights of new znodes."""
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def location(self) -> str:
+        """The place, without a secret; the same text in whichever order the hosts were named."""
+        hosts = sorted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return f"{'zookeepers' if self.tls else 'zookeeper'}://{','.join(hosts)}{quote(self.root)}"
+
+
+def ensemble_of(target: str | KazooClient, timeout: float | None) -> Ensemble:
+    """Check what a store is made of; raises ValueError or TypeError, which show nothing of a URL."""
+    if isinstance(target, str):
+        return _of_url(target, timeout)
+    if isinstance(target, KazooClient):
+        return _of_client(target, check_timeout("timeout", TIMEOUT if timeout is None else timeout))
+    raise TypeError(f"give a URL, or a KazooClient, not {type(target).__name__}")
+
+
+def _of_url(url: str, timeout: float | None) -> Ensemble:
+    parts = urlsplit(url)
+    options = options_of(parts.query)
+    if "timeout" in options:
+        if timeout is not None:
+            raise ValueError("give the timeout once: in the URL, or as an argument")
+        timeout = seconds_of(options.pop("timeout"), "a ZooKeeper")
+    secure = parts.scheme == "zookeepers"
+    user, at, hosts = parts.netloc.rpartition("@")
+    # A password may have a colon; a user has none, or the server could not tell them apart.
+    given = re.fullmatch("[^:]+:.+", user)
+    root = unquote(parts.path).rstrip("/") or ROOT
+    if (
+        parts.scheme not in ("zookeeper", "zookeepers")
+        or bool(at) != bool(given)
+        or parts.fragment
+        or options.keys() - (_TLS if secure else ())
+        or options.get("check_hostname", "no") != "no"
+    ):
+        raise ValueError(_USAGE)
+    _check_root(root)
+    credentials = (("digest", unquote(user)),) if given else ()
+    return Ensemble(
+        _hosts(hosts),
+        root,
+        check_timeout("timeout", TIMEOUT if timeout is None else timeout),
+        credentials,
+        CREATOR_ALL_ACL if credentials else OPEN_ACL_UNSAFE,
+        _context(options) if secure else None,
+    )
+
+
+def _of_client(client: Any, timeout: float) -> Ensemble:  # noqa: ANN401 - kazoo comes without types
+    if client._connection.sasl_options is not None:  # noqa: SLF001 - there is no other way to know
+        raise ValueError("ZooKeeperStore has no SASL: use a KazooClient with auth_data, or TLS with a certificate")
+    root = (client.chroot or "") + ROOT
+    options = {name: getattr(client, name) for name in _TLS if getattr(client, name)}
+    if client.use_ssl and not client.verify_certs:
+        raise ValueError(
+            "ZooKeeperStore verifies certificates: use a KazooClient with ca=, not with verify_certs=False"
+        )
+    if not client.check_hostname:
+        options["check_hostname"] = "no"
+    credentials = tuple(sorted(client.auth_data))
+    acl = client.default_acl or (CREATOR_ALL_ACL if credentials else OPEN_ACL_UNSAFE)
+    return Ensemble(tuple(client.hosts), root, timeout, credentials, acl, _context(options) if client.use_ssl else None)
+
+
+def _hosts(text: str) -> tuple[tuple[str, int], ...]:
+    parts = [urlsplit(f"//{each}") for each in text.split(",")]
+    try:
+        hosts = tuple((each.hostname or "", _PORT if each.port is None else each.port) for each in parts)
+    except ValueError:  # the port is no number
+        hosts = ()
+    if not hosts or not all(host and port for host, port in hosts):
+        raise ValueError(_USAGE)
+    return hosts
+
+
+def _check_root(root: str) -> None:
+    if not _PATH.fullmatch(root) or root.split("/")[1] == "zookeeper":
+        raise ValueError("the path of a ZooKeeper URL names a znode, as in zookeeper://localhost:2181/locks")
+
+
+def _context(options: Mapping[str, str]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.get("ca"))
+        context.check_hostname = "check_hostname" not in options or options["check_hostname"] != "no"
+        if "certfile" in options:
+            # With a password of its own, a key never asks for one at the terminal.
+            password = options.get("keyfile_password", "")
+            context.load_cert_chain(options["certfile"], options.get("keyfile"), lambda: password)
+    except OSError as error:  # ssl.SSLError is one; it names no file and shows no password
+        why = error.strerror or error
+        raise ValueError(f"ca, certfile, keyfile or keyfile_password can't be used ({why})") from None
+    return context

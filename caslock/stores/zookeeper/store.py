@@ -1,0 +1,287 @@
+"""The store: each verb is one round trip, that of a transaction and of a read behind it."""
+
+from __future__ import annotations
+
+import math
+import time
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.protocol.serialization import Create, GetChildren, GetData, SetData, Sync
+
+from caslock.closing import Closing
+from caslock.connections import IdleConnections
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.fork import generation
+from caslock.store import ABSENT, Entry, Traits
+from caslock.stores.zookeeper.connection import Connection
+from caslock.stores.zookeeper.ensemble import ensemble_of
+from caslock.stores.zookeeper.failures import MOVED, of_answer, of_asking, of_connecting
+from caslock.stores.zookeeper.znodes import (
+    change,
+    clock_of,
+    creation,
+    data_of,
+    key_of,
+    new_guard,
+    path_of,
+    read,
+    removal,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kazoo.client import KazooClient
+
+    from caslock.stores.zookeeper.connection import Reply
+    from caslock.stores.zookeeper.znodes import Clock, Znode
+
+T = TypeVar("T")
+
+_CONNECTIONS: Final = 8
+"""Requests of a process at one time, and waits of a process at one time: a server takes 60 connections of a host."""
+
+_PAUSE: Final = 0.002  # seconds between two looks for a free connection
+_FRESH: Final = 5.0  # seconds for which the leader's clock is known
+_KNOWN: Final = 10_000  # entries that are remembered
+_LISTED: Final = 100  # entries that are read in one request
+
+
+class ZooKeeperStore(Closing):
+    """A `Store` in a ZooKeeper ensemble; safe to share between threads and across a fork.
+
+    A lease is not tied to a session: it lasts for its ttl, whatever becomes of connections and sessions.  It is
+    measured by the clock of the ensemble's leader.  ZooKeeper does not end it, so whoever finds it over deletes it: by
+    the clock of the same leader, or, if the leader has changed since, after having watched it for its whole ttl.
+    """
+
+    def __init__(self, target: str | KazooClient, *, timeout: float | None = None) -> None:
+        """Keep the entries in the ensemble of a URL, or of a `KazooClient`; no I/O yet.
+
+        Of a client the store takes its hosts, chroot, credentials, ACL and TLS, not its connection.  `timeout` (2 s) is
+        how long a verb may take, also as ``?timeout=`` in a URL.
+        Raises ValueError for a malformed URL, and TypeError for what is neither a URL nor a client.
+        """
+        self._ensemble = ensemble_of(target, timeout)
+        self._root = self._ensemble.root
+        self._idle = IdleConnections[Connection]()
+        self._busy: dict[tuple[int, bool], set[object]] = {}  # by generation: who asks at a fork is the parent's
+        self._known: dict[str, Znode] = {}  # by path: what an entry was when it was last seen
+        self._clock: Clock | None = None
+        self.traits: Traits = Traits(self._ensemble.location, request_timeout=self._ensemble.timeout)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make a store from ``zookeeper://user:password@host:port,host:port/path``; all but a host may be left out.
+
+        ``zookeepers://`` is TLS.  Options: ``?timeout=``; for TLS also ``ca=``, ``certfile=``, ``keyfile=``,
+        ``keyfile_password=`` and ``check_hostname=no``.
+        """
+        return cls(url)
+
+    def get(self, key: str) -> Entry | None:
+        """See `Store.get`; it deletes an entry that has expired."""
+        path, ends = path_of(self._root, key), self._ends()
+        return _entry(self._look(path, ends))
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`."""
+        path, ends, guard = path_of(self._root, key), self._ends(), new_guard()
+        data = data_of(value, ttl, guard)
+        while True:
+            if version == ABSENT:
+                request = creation(path, data, guard, self._ensemble.acl)
+            else:
+                known = self._known.get(path)
+                if known is None or known.entry.version != version or known.ends <= monotonic():
+                    known = self._look(path, ends)
+                if known is None or known.entry.version != version:
+                    return _entry(known)
+                guard = known.guard
+                data = data_of(value, ttl, guard)
+                request = change(path, data, known)
+            asked = monotonic()
+            written, look = self._ask([request, GetData(path, watcher=False)], ends)
+            if written.error is None:
+                stat = written.answer[-1]
+                znode = read(data, stat)
+                assert znode is not None  # noqa: S101 - it is what we have just made
+                self._clock = clock_of(stat)
+                self._remember(path, znode._replace(ends=asked + ttl))
+                return znode.entry
+            if not isinstance(written.error, MOVED):
+                raise self._refused(written.error)
+            found = self._found(path, look, ends)
+            if found is not None or version != ABSENT:
+                return _entry(found)
+            if isinstance(written.error, NoNodeError):
+                self._make_root(ends)
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `Store.invalidate`."""
+        path, ends = path_of(self._root, key), self._ends()
+        known = self._known.get(path)
+        if known is None or known.entry.version != version:
+            known = self._look(path, ends)
+        if known is None or known.entry.version != version:
+            return _entry(known)
+        return _entry(self._remove(path, known, ends))
+
+    def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """See `WatchingStore.wait_while`: a watch of the znode, on a connection of its own."""
+        path, ends = path_of(self._root, key), self._ends()
+        until = monotonic() + timeout
+
+        def wait(connection: Connection) -> None:
+            _, look = connection.ask([Sync(path), GetData(path, watcher=True)], ends)
+            if look.error is None and look.answer[1].mzxid == version:
+                connection.changed(path, until)
+            elif not isinstance(look.error, NoNodeError | None):
+                raise self._refused(look.error)
+
+        self._use(wait, ends, waits=True)
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """See `ListingStore.list`: the names in one request, and a hundred entries in each of the next."""
+        _, answer = self._ask([Sync(self._root), GetChildren(self._root, watcher=False)], self._ends())
+        if isinstance(answer.error, NoNodeError):
+            return
+        if answer.error:
+            raise self._refused(answer.error)
+        keys = sorted(key for key in map(key_of, answer.answer) if key.startswith(prefix))
+        for first in range(0, len(keys), _LISTED):
+            some, ends = keys[first : first + _LISTED], self._ends()
+            paths = [path_of(self._root, key) for key in some]
+            looks = self._ask([GetData(path, watcher=False) for path in paths], ends)
+            for key, path, look in zip(some, paths, looks, strict=True):
+                found = self._found(path, look, ends)
+                if found is not None:
+                    yield key, found.entry
+
+    def close(self) -> None:
+        """Close the idle connections.  A later request opens one, and closes it."""
+        self._idle.end()
+
+    def __repr__(self) -> str:
+        """Show the location."""
+        return f"ZooKeeperStore({self.traits.location!r})"
+
+    def _look(self, path: str, ends: float) -> Znode | None:
+        """Read the entry as it is now: what a server answers that lags behind the leader is not known to be that."""
+        _, look = self._ask([Sync(path), GetData(path, watcher=False)], ends)
+        return self._found(path, look, ends)
+
+    def _found(self, path: str, look: Reply, ends: float) -> Znode | None:
+        """Give the entry that was read, unless it has expired: then it is deleted."""
+        if isinstance(look.error, NoNodeError):
+            self._known.pop(path, None)
+            return None
+        if look.error is not None:
+            raise self._refused(look.error)
+        znode = read(*look.answer)
+        if znode is None:
+            raise StoreError(f"{self.traits.location} has a znode at {path} that caslock has not written")
+        known = self._known.get(path)
+        if known is not None and known.entry.version == znode.entry.version:
+            znode = known
+        if znode.ends > monotonic() and znode is known:
+            return znode
+        znode = self._remember(path, self._timed(znode, ends))
+        return self._remove(path, znode, ends) if znode.ends <= monotonic() else znode
+
+    def _timed(self, znode: Znode, ends: float) -> Znode:
+        """Tell when a lease is over; that it is over now, only by a clock that was read after the entry."""
+        now, clock = monotonic(), self._clock
+        if clock is None or clock.epoch < znode.epoch or now - clock.seen > _FRESH:
+            clock = self._tell_time(ends)
+        if clock.seen < now and clock.left(znode, now) <= 0:
+            clock = self._tell_time(ends)
+        if clock.epoch == znode.epoch:
+            now = monotonic()
+            return znode._replace(ends=now + min(clock.left(znode, now), znode.ttl / 1000))
+        # The clocks of two leaders may differ, so its whole ttl has to go by here.
+        return znode if znode.ends < math.inf else znode._replace(ends=now + znode.ttl / 1000)
+
+    def _remove(self, path: str, znode: Znode, ends: float) -> Znode | None:
+        """Delete an entry, if it is still that one; give what is there otherwise."""
+        removed, look = self._ask([removal(path, znode), GetData(path, watcher=False)], ends)
+        if removed.error is None:
+            self._known.pop(path, None)
+            return None
+        if not isinstance(removed.error, MOVED):
+            raise self._refused(removed.error)
+        return self._found(path, look, ends)
+
+    def _tell_time(self, ends: float) -> Clock:
+        """Write to the root, to see the leader's clock."""
+        while True:
+            (written,) = self._ask([SetData(self._root, b"", -1)], ends)
+            if written.error is None:
+                self._clock = clock = clock_of(written.answer)
+                return clock
+            if not isinstance(written.error, NoNodeError):
+                raise self._refused(written.error)
+            self._make_root(ends)
+
+    def _make_root(self, ends: float) -> None:
+        names = self._root.split("/")
+        paths = ["/".join(names[: depth + 1]) for depth in range(1, len(names))]
+        for reply in self._ask([Create(path, b"", self._ensemble.acl, 0) for path in paths], ends):
+            if reply.error is not None and not isinstance(reply.error, NodeExistsError):
+                raise self._refused(reply.error)
+
+    def _remember(self, path: str, znode: Znode) -> Znode:
+        if len(self._known) >= _KNOWN and path not in self._known:
+            self._known.pop(next(iter(self._known), ""), None)
+        self._known[path] = znode
+        return znode
+
+    def _refused(self, error: Exception) -> StoreError:
+        failed = of_answer(self.traits.location, error)
+        failed.__cause__ = error
+        return failed
+
+    def _ends(self) -> float:
+        return monotonic() + self._ensemble.timeout
+
+    def _ask(self, requests: Sequence[Any], ends: float) -> Sequence[Reply]:
+        return self._use(lambda connection: connection.ask(requests, ends), ends)
+
+    def _use(self, act: Callable[[Connection], T], ends: float, *, waits: bool = False) -> T:
+        """Use a connection that nobody else uses.  It is closed after any failure, since an answer may still come."""
+        busy, place = self._busy.setdefault((generation(), waits), set()), object()
+        while len(busy) >= _CONNECTIONS:
+            if waits or monotonic() > ends:
+                what = "waits" if waits else "requests"
+                raise StoreUnavailable(f"{self.traits.location} has {_CONNECTIONS} {what} of this process", sent=False)
+            time.sleep(_PAUSE)
+        try:
+            busy.add(place)
+            connection = self._idle.take() or self._connect(ends)
+            try:
+                result = act(connection)
+            except StoreError:
+                self._idle.keep(connection)
+                raise
+            except BaseException as error:
+                connection.drop()
+                if not isinstance(error, Exception):
+                    raise
+                self._idle.close()  # what has ended one connection has probably ended them all
+                raise of_asking(self.traits.location, error) from error
+            self._idle.keep(connection)
+            return result
+        finally:
+            busy.discard(place)
+
+    def _connect(self, ends: float) -> Connection:
+        try:
+            return Connection(self._ensemble, ends)
+        except Exception as error:
+            raise of_connecting(self.traits.location, error) from error
+
+
+def _entry(znode: Znode | None) -> Entry | None:
+    return None if znode is None else znode.entry

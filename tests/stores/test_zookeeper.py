@@ -1,0 +1,500 @@
+"""`ZooKeeperStore` against real servers of ZooKeeper: what the contract does not ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import subprocess
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError
+
+import caslock
+from caslock import AsyncLock, Lock, StoreError, StoreUnavailable, connect, connect_async
+from caslock.store import ABSENT, Entry
+from caslock.stores.zookeeper import ZooKeeperStore
+from caslock.stores.zookeeper.znodes import key_of, path_of
+from caslock.testing.extremes import KEYS
+from caslock.testing.proxy import PASS, FaultProxy, Passage
+from tests.locations import fresh, until
+from tests.servers import HOST, Server, free_port, private, zookeeper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SECRET = "p@ss/w0rd?"  # noqa: S105 - of a user that ends with its test
+QUOTED = "p%40ss%2Fw0rd%3F"
+
+
+@pytest.fixture
+def store(zookeeper_server: Server) -> Iterator[ZooKeeperStore]:
+    """Give a store on the shared server."""
+    with ZooKeeperStore(zookeeper_server.url) as store:
+        yield store
+
+
+@pytest.fixture
+def admin(zookeeper_server: Server) -> Iterator[Any]:
+    """Give a plain client of the shared server."""
+    with client_of(zookeeper_server) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def client_of(server: Server, **settings: Any) -> Iterator[Any]:  # noqa: ANN401 - kazoo comes without types
+    """Start a plain client."""
+    client = KazooClient(f"{server.host}:{server.port}", **settings)
+    client.start(timeout=10)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def put(store: ZooKeeperStore, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
+    """Write, and expect success."""
+    entry = store.put_if_version(key, value, version, ttl)
+    assert entry is not None
+    assert entry.value == value
+    assert entry.version > version
+    return entry
+
+
+def path(key: str) -> str:
+    """Name the znode of a key on the shared server."""
+    return path_of("/locks", key)
+
+
+def test_an_entry_is_a_znode_that_a_person_can_read_and_nothing_stays(
+    store: ZooKeeperStore, admin: KazooClient
+) -> None:
+    """Its data is a line, and the value; its version is its zxid.  A removal deletes the guard, too."""
+    key = fresh()
+    entry = put(store, key, b'{"caslock":1}', ttl=7.5)
+    data, stat = admin.get(path(key))
+    (guard,) = admin.get_children(path(key))
+    assert data == b'caslock 7500 %b\n{"caslock":1}' % guard.encode()
+    assert entry.version == stat.mzxid
+    assert store.invalidate(key, entry.version) is None
+    assert admin.exists(path(key)) is None
+
+
+def test_a_stale_holder_does_nothing_to_a_znode_that_was_made_again(
+    store: ZooKeeperStore, zookeeper_server: Server, admin: KazooClient
+) -> None:
+    """ZooKeeper's own version begins again at 0, and would match; the guard does not."""
+    key = fresh()
+    stale = put(store, key)
+    before = admin.get(path(key))[1].version
+    with ZooKeeperStore(zookeeper_server.url) as another:
+        assert another.invalidate(key, stale.version) is None
+        later = put(another, key)
+    assert admin.get(path(key))[1].version == before
+    with pytest.raises(BadVersionError):
+        admin.delete(path(key), before + 1)
+    assert later.version > stale.version
+    assert store.put_if_version(key, b"late", stale.version, 30) == later
+    assert store.invalidate(key, stale.version) == later
+    assert store._known[path(key)].entry == later  # as it has read: from its memory it asks for the stale one
+
+    newest = put(store, key, b"newest", later.version)
+    assert store.get(key) == newest
+
+
+def test_an_uncontended_cycle_is_two_requests(zookeeper_server: Server) -> None:
+    """To acquire is one packet, and to release is one."""
+    with FaultProxy(zookeeper_server.host, zookeeper_server.port) as proxy:
+        with ZooKeeperStore(f"zookeeper://{HOST}:{proxy.port}/locks") as store:
+            with Lock(store, fresh()):
+                pass
+            sent = list[bytes]()
+
+            def listen(request: bytes) -> Passage:
+                sent.append(request)
+                return PASS
+
+            proxy.decide = listen
+            with Lock(store, fresh()):
+                assert len(sent) == 1
+            assert len(sent) == 2
+        proxy.decide = lambda _: PASS
+
+
+def test_whoever_finds_an_expired_entry_deletes_it(
+    store: ZooKeeperStore, zookeeper_server: Server, admin: KazooClient
+) -> None:
+    """A dead holder leaves a znode behind, until somebody reads, puts, removes or lists it."""
+    with ZooKeeperStore(zookeeper_server.url) as another:
+        acts: list[Callable[[str, int], object]] = [
+            lambda key, _: another.get(key),
+            another.invalidate,
+            lambda key, version: another.put_if_version(key, b"late", version, 30),
+            lambda key, _: list(another.list(key)) or None,
+        ]
+        for act in acts:
+            key = fresh()
+            entry = put(store, key, ttl=0.05)
+            time.sleep(0.1)
+            assert admin.exists(path(key))
+            assert act(key, entry.version) is None
+            assert admin.exists(path(key)) is None
+        key = fresh()
+        dead = put(store, key, ttl=0.05)
+        time.sleep(0.1)
+        assert put(another, key).version > dead.version
+
+
+def test_a_lease_that_is_over_is_not_renewed_even_if_nobody_has_looked(store: ZooKeeperStore) -> None:
+    """A put at the version of an expired entry does not revive it."""
+    key = fresh()
+    entry = put(store, key, ttl=0.05)
+    time.sleep(0.1)
+    assert store.put_if_version(key, b"late", entry.version, 30) is None
+    assert store.get(key) is None
+
+
+def test_no_key_has_the_name_of_another() -> None:
+    """Every key has a name of its own that gives it back, and none of the names that ZooKeeper does not take."""
+    keys = {*KEYS, ".", "..", "a/b", "a%2Fb", "zookeeper", "\ud7ff\uf8ff\ufff0\uffff", "🔑" * 1024}
+    names = [path_of("/locks", key).removeprefix("/locks/") for key in keys]
+    assert len(set(names)) == len(keys)
+    for key, name in zip(keys, names, strict=True):
+        assert key_of(name) == key
+        assert not set(name) & set("/.\0")
+        assert name.isascii()
+        assert name.isprintable()
+
+
+def test_a_znode_of_another_program_is_never_overwritten(store: ZooKeeperStore, admin: KazooClient) -> None:
+    """It is a `StoreError` that names it, for each verb."""
+    key = fresh()
+    admin.create(path(key), b"something else")
+    acts: list[Callable[[], object]] = [
+        lambda: store.get(key),
+        lambda: store.put_if_version(key, b"v", ABSENT, 30),
+        lambda: store.put_if_version(key, b"v", 5, 30),
+        lambda: store.invalidate(key, 5),
+    ]
+    for act in acts:
+        with pytest.raises(StoreError, match="that caslock has not written") as caught:
+            act()
+        assert not isinstance(caught.value, StoreUnavailable)
+    assert admin.get(path(key))[0] == b"something else"
+    admin.delete(path(key))
+
+
+def test_a_session_that_expires_loses_no_lock(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All sessions of the store expire while its lock is held: it is held on, and released."""
+    settings = {"tickTime": 100, "maxSessionTimeout": 400}
+    with private(zookeeper(settings), tmp_path_factory.mktemp("sessions")) as server:
+        lost = list[object]()
+        with ZooKeeperStore(server.url) as store, client_of(server) as admin:
+            hold = Lock(store, "k", ttl=30, on_lost=lost.append).acquire(timeout=0)
+            assert hold
+            assert until(lambda: not store._idle._stack[0].is_quiet())  # the server has closed it
+            assert Lock(store, "k", ttl=30).acquire(timeout=0) is None
+            assert admin.get("/locks/k")[1].mzxid == hold.fence
+            hold.extend(30)
+            hold.release()
+            assert admin.get_children("/locks") == []
+        assert lost == []
+
+
+def test_leases_and_fences_survive_a_restart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """After kill -9, a lock is still held, and the next one has a larger fence."""
+    with (
+        private(zookeeper({}), tmp_path_factory.mktemp("restart")) as server,
+        ZooKeeperStore(server.url, timeout=10) as store,
+        ZooKeeperStore(server.url, timeout=10) as another,
+    ):
+        hold = Lock(store, "k", ttl=60).acquire(timeout=0)
+        assert hold
+        server.restart()
+        assert until(lambda: _answers(another))
+        assert Lock(another, "k").acquire(timeout=0) is None
+        hold.release()
+        with Lock(another, "k") as later:
+            assert later.fence > hold.fence
+
+
+def _answers(store: ZooKeeperStore) -> bool:
+    try:
+        store.get("another")
+    except StoreUnavailable:
+        return False
+    return True
+
+
+def test_a_user_needs_the_password_and_no_error_shows_it(zookeeper_server: Server) -> None:
+    """Znodes that one user has made are refused to another, in words that say so, and show no secret."""
+    place = f"{HOST}:{zookeeper_server.port}/{fresh('private').replace(':', '-')}"
+    with ZooKeeperStore(f"zookeeper://me:{QUOTED}@{place}") as mine:
+        entry = put(mine, "k")
+        for user in ("me:wrong@", f"you:{QUOTED}@", ""):
+            with ZooKeeperStore(f"zookeeper://{user}{place}") as theirs:
+                assert theirs.traits.location == mine.traits.location == f"zookeeper://{place}"
+                acts: list[Callable[[], object]] = [
+                    lambda: theirs.get("k"),
+                    lambda: theirs.put_if_version("other", b"v", ABSENT, 30),
+                ]
+                for act in acts:
+                    with pytest.raises(StoreError, match="Check the user and the password") as caught:
+                        act()
+                    assert not isinstance(caught.value, StoreUnavailable)
+                    assert str(caught.value).count(place) == 1
+                    told = "".join(traceback.format_exception(caught.value)) + repr(theirs)
+                    assert not any(secret in told for secret in (SECRET, QUOTED, "wrong@"))
+        assert mine.invalidate("k", entry.version) is None
+
+
+def test_what_is_not_a_zookeeper_is_said_to_be_none(redis_server: Server, zookeeper_server: Server) -> None:
+    """Another protocol, and TLS against plain, are told in time; nothing was sent."""
+    cases = [
+        f"zookeeper://{HOST}:{redis_server.port}",
+        f"zookeepers://{HOST}:{zookeeper_server.port}?check_hostname=no",
+    ]
+    for url in cases:
+        with ZooKeeperStore(url, timeout=0.5) as store:
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable, match=r"is unreachable .*TLS") as caught:
+                store.put_if_version("k", b"v", ABSENT, 30)
+            assert time.monotonic() - began < 2
+            assert not caught.value.sent
+            assert str(caught.value).count(HOST) == 1
+
+
+def test_a_full_server_is_said_to_be_full(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A server that takes one connection of a host closes the second; when the first is gone, it is used."""
+    with (
+        private(zookeeper({"maxClientCnxns": 1}), tmp_path_factory.mktemp("full")) as server,
+        ZooKeeperStore(server.url) as one,
+        ZooKeeperStore(server.url) as two,
+    ):
+        assert until(lambda: _answers(one))
+        with pytest.raises(StoreUnavailable, match="maxClientCnxns") as caught:
+            two.get("k")
+        assert not caught.value.sent
+        one.close()
+        assert until(lambda: _answers(two))
+
+
+def test_fifty_threads_share_eight_connections(zookeeper_server: Server) -> None:
+    """Requests wait for each other, so that a server takes the connections of several processes; waits are refused."""
+    with (
+        FaultProxy(zookeeper_server.host, zookeeper_server.port) as proxy,
+        ZooKeeperStore(f"zookeeper://{HOST}:{proxy.port}/locks", timeout=20) as store,
+    ):
+        start = threading.Barrier(50)
+        outcomes = list[object]()
+
+        def cycle() -> None:
+            start.wait(20)
+            for _ in range(5):
+                with Lock(store, fresh(), timeout=20) as hold:
+                    outcomes.append(hold.fence)
+
+        threads = [threading.Thread(target=cycle) for _ in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(outcomes)) == 250
+        assert proxy.connections <= 8
+
+        key = fresh()
+        entry = put(store, key)
+        waits = [threading.Thread(target=store.wait_while, args=(key, entry.version, 20)) for _ in range(8)]
+        for wait in waits:
+            wait.start()
+        assert until(lambda: len(store._busy[max(store._busy)]) == 8)
+        with pytest.raises(StoreUnavailable, match="8 waits") as caught:
+            store.wait_while(key, entry.version, 20)
+        assert not caught.value.sent
+        assert store.get(key) == entry
+        assert store.invalidate(key, entry.version) is None
+        for wait in waits:
+            wait.join()
+
+
+def test_a_waiter_is_woken_by_a_release(store: ZooKeeperStore, zookeeper_server: Server) -> None:
+    """A lock that waits acquires at once when another process releases, and asks nothing meanwhile."""
+    key = fresh()
+    with (
+        FaultProxy(zookeeper_server.host, zookeeper_server.port) as proxy,
+        ZooKeeperStore(f"zookeeper://{HOST}:{proxy.port}/locks") as waiting,
+    ):
+        hold = Lock(store, key).acquire(timeout=0)
+        assert hold
+        took = list[float]()
+
+        def wait() -> None:
+            with Lock(waiting, key, timeout=20):
+                took.append(time.monotonic())
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert until(lambda: any(len(busy) for (_, waits), busy in waiting._busy.items() if waits))
+        time.sleep(0.3)
+        sent = list[bytes]()
+
+        def listen(request: bytes) -> Passage:
+            sent.append(request)
+            return PASS
+
+        proxy.decide = listen
+        time.sleep(1)
+        assert sent == []
+        released = time.monotonic()
+        hold.release()
+        thread.join()
+        assert took[0] - released < 0.5
+
+
+def test_asyncio_uses_the_blocking_store(zookeeper_server: Server) -> None:
+    """`connect_async` gives it, and `AsyncLock` calls it in worker threads."""
+
+    async def use() -> int:
+        async with connect_async(zookeeper_server.url) as store:
+            assert type(store) is ZooKeeperStore
+            async with AsyncLock(store, fresh(), timeout=5) as hold:
+                return hold.fence
+
+    assert asyncio.run(use()) > 0
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("zookeeper://db", "zookeeper://db:2181/caslock"),
+        ("zookeeper://db/", "zookeeper://db:2181/caslock"),
+        ("zookeeper://me:secret@db:1,db:2/a/b/?timeout=3", "zookeeper://db:1,db:2/a/b"),
+        ("zookeeper://b,a:7", "zookeeper://a:7,b:2181/caslock"),
+        ("zookeeper://[::1]:7/x%20y", "zookeeper://[::1]:7/x%20y"),
+        ("zookeepers://db:7", "zookeepers://db:7/caslock"),
+    ],
+)
+def test_the_location_names_the_ensemble_and_no_user(url: str, location: str) -> None:
+    """However hosts are ordered, one ensemble has one location, without user and password."""
+    with connect(url) as store:
+        assert type(store) is ZooKeeperStore
+        assert store.traits.location == location
+        assert store.traits.request_timeout == (3 if "timeout" in url else 2)
+        assert "secret" not in repr(store)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("zookeeper://", "a ZooKeeper URL is"),
+        ("zookeeper:///path", "a ZooKeeper URL is"),
+        ("zookeeper://nobody@db", "a ZooKeeper URL is"),
+        ("zookeeper://db:0", "a ZooKeeper URL is"),
+        ("zookeeper://db:port", "a ZooKeeper URL is"),
+        ("zookeeper://db,,db", "a ZooKeeper URL is"),
+        ("zookeeper://db?prefix=x", "a ZooKeeper URL is"),
+        ("zookeeper://db?ca=x", "a ZooKeeper URL is"),
+        ("zookeeper://db#x", "a ZooKeeper URL is"),
+        ("zookeepers://db?check_hostname=perhaps", "a ZooKeeper URL is"),
+        ("zookeepers://db?ca=/no/such/file", "can't be used"),
+        ("zookeeper://db//x", "names a znode"),
+        ("zookeeper://db/a/../b", "names a znode"),
+        ("zookeeper://db/zookeeper/x", "names a znode"),
+        ("zookeeper://db/%00", "names a znode"),
+        ("zookeeper://db?timeout=soon", "number of seconds"),
+        ("zookeeper://db?timeout=0", "above 0"),
+        ("zookeeper://db?timeout=1&timeout=1", "given twice"),
+    ],
+)
+def test_errors_of_a_url_tell_what_to_write(url: str, sentence: str) -> None:
+    """A URL that names no ensemble is refused before any I/O."""
+    with pytest.raises(ValueError, match=sentence):
+        connect(url)
+
+
+def test_bad_input_is_refused_before_any_request() -> None:
+    """So are a value that is too long, a ttl that is none, and a target that is neither URL nor client."""
+    with ZooKeeperStore(f"zookeeper://{HOST}:1") as store:
+        for value, ttl in ((b"x" * 4097, 1.0), (b"", 0.0), (b"", -1.0), (b"", float("nan")), (b"", 1e13)):
+            for version in (ABSENT, 5):
+                with pytest.raises(ValueError, match="up to"):
+                    store.put_if_version("key", value, version, ttl)
+    with pytest.raises(TypeError, match="not int"):
+        ZooKeeperStore(5)
+    with pytest.raises(ValueError, match="once"):
+        ZooKeeperStore("zookeeper://db?timeout=1", timeout=2)
+    with pytest.raises(ValueError, match="has no prefix"):
+        connect("zookeeper://db", prefix="p")
+
+
+def test_connect_takes_a_client(zookeeper_server: Server) -> None:
+    """Hosts, chroot and credentials are those of a `KazooClient`; what the store can't do for it is refused."""
+    hosts = f"{HOST}:{zookeeper_server.port}"
+    client = KazooClient(f"{hosts}/{fresh('chroot')}", auth_data=[("digest", f"me:{SECRET}")])
+    with connect(client) as store:
+        assert isinstance(store, ZooKeeperStore)
+        assert store.traits.location.startswith(f"zookeeper://{hosts}/chroot")
+        with Lock(store, "k") as hold:
+            assert hold.fence > 0
+        assert SECRET not in repr(store) + repr(store.traits)
+    assert not client.connected
+    with pytest.raises(ValueError, match="no SASL"):
+        connect(KazooClient(hosts, sasl_options={"mechanism": "DIGEST-MD5"}))
+    with pytest.raises(ValueError, match="verifies certificates"):
+        connect(KazooClient(hosts, use_ssl=True, verify_certs=False))
+
+
+def _certificate(folder: Path) -> Path:
+    """Make a key and a certificate for the loopback, in one file."""
+    key, pem = folder / "key.pem", folder / "certificate.pem"
+    names = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{HOST},DNS:localhost"]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(pem), *names]
+    subprocess.run(made, check=True, capture_output=True)
+    both = folder / "both.pem"
+    both.write_text(key.read_text() + pem.read_text())
+    return pem
+
+
+def test_tls_is_spoken_and_verified(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With the certificate of the server it works; without it, or without TLS, nothing is sent."""
+    folder, port = tmp_path_factory.mktemp("tls"), free_port()
+    pem = _certificate(folder)
+    stores = {"ssl.keyStore.location": folder / "both.pem", "ssl.trustStore.location": pem}
+    settings = {
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "secureClientPort": port,
+        "ssl.clientAuth": "none",
+        "ssl.keyStore.password": "",
+        "ssl.trustStore.password": "",
+    }
+    with private(zookeeper(settings | stores), folder):
+        for host in (HOST, "localhost"):
+            with ZooKeeperStore(f"zookeepers://{host}:{port}?ca={pem}", timeout=10) as store:
+                assert until(lambda: _answers(store))
+                with Lock(store, "k") as hold:
+                    assert hold.fence > 0
+        with ZooKeeperStore(KazooClient(f"{HOST}:{port}", use_ssl=True, ca=str(pem)), timeout=10) as store:
+            assert store.get("k") is None
+        for url, reason in (
+            (f"zookeepers://{HOST}:{port}", "certificate verify failed"),
+            (f"zookeeper://{HOST}:{port}", "has closed the connection|no answer in time|reset by peer"),
+        ):
+            with ZooKeeperStore(url, timeout=2) as store:
+                with pytest.raises(StoreUnavailable, match=reason) as caught:
+                    store.put_if_version("k", b"v", ABSENT, 30)
+                assert not caught.value.sent
+                assert isinstance(caught.value.__cause__, ssl.SSLError | OSError)
+
+
+def test_the_extra_is_named_where_kazoo_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without kazoo, `connect` says what to install."""
+    monkeypatch.setitem(__import__("sys").modules, "kazoo", None)
+    with pytest.raises(ModuleNotFoundError, match=r"caslock\[zookeeper\]"):
+        caslock.connect("zookeeper://db")
