@@ -155,6 +155,13 @@ def new_memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServe
         yield new
 
 
+@pytest.fixture
+def new_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
+    """Start private ZooKeepers."""
+    with _factory(ZOOKEEPER, tmp_path_factory) as new:
+        yield new
+
+
 @pytest.fixture(scope="session")
 def _spare_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with private(REDIS, tmp_path_factory.mktemp("redis")) as server:

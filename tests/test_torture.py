@@ -84,6 +84,15 @@ def test_memcached_withstands_torture(new_memcached: Callable[..., Server]) -> N
 @unix
 @pytest.mark.long
 @patient
+def test_zookeeper_withstands_torture(new_zookeeper: Callable[..., Server]) -> None:
+    """Nor on ZooKeeper, which is stopped and killed; its leases survive that."""
+    server = new_zookeeper()
+    check(Plan(url=server.url, seconds=SECONDS, seed=5), server, SECONDS / 3)
+
+
+@unix
+@pytest.mark.long
+@patient
 def test_memcached_withstands_stops_under_short_leases(new_memcached: Callable[..., Server]) -> None:
     """A memcached that is stopped for longer than leases last breaks no law but for leases written as it goes on."""
     server = new_memcached()

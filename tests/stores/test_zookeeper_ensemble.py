@@ -1,0 +1,212 @@
+"""`ZooKeeperStore` on an ensemble of three servers, of which some are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import CaslockError, Hold, Lock, StoreUnavailable
+from caslock.store import ABSENT
+from caslock.stores.zookeeper import ZooKeeperStore
+from tests.locations import fresh, until
+from tests.servers import HOST, Server, _prepared, _remove, free_port, zookeeper
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+PATIENCE = 20.0
+"""Seconds in which an ensemble has elected a leader."""
+
+
+class Ensemble:
+    """Three servers."""
+
+    def __init__(self, servers: list[Server]) -> None:
+        self.servers = servers
+        self.url = f"zookeeper://{','.join(f'{HOST}:{server.port}' for server in servers)}/locks"
+
+    def leader(self) -> Server:
+        """Ask each who it is."""
+        return next(server for server in self.servers if b"Mode: leader" in _said(server))
+
+    def followers(self) -> list[Server]:
+        """Name those that follow."""
+        return [server for server in self.servers if b"Mode: follower" in _said(server)]
+
+    def kill(self, server: Server) -> None:
+        """End a server as a crash would."""
+        assert server.body
+        server.body.kill()
+
+    def revive(self) -> None:
+        """Start again whatever was killed, and wait until each has found the others."""
+        for server in self.servers:
+            if server.body and not server.body.alive():
+                server.body.start()
+        assert until(lambda: len(self.followers()) == 2, PATIENCE)
+
+
+def _said(server: Server) -> bytes:
+    with contextlib.suppress(OSError), socket.create_connection((server.host, server.port), timeout=1) as connection:
+        connection.sendall(b"srvr")
+        return b"".join(iter(partial(connection.recv, 4096), b""))
+    return b""
+
+
+@pytest.fixture(scope="module")
+def _ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    names = {f"server.{number}": f"{HOST}:{free_port()}:{free_port()}" for number in (1, 2, 3)}
+    kind = zookeeper({"tickTime": 500, "initLimit": 20, "syncLimit": 10, **names})
+    servers = list[Server]()
+    try:
+        for number in (1, 2, 3):
+            folder = tmp_path_factory.mktemp(f"zookeeper-{number}")
+            (folder / "data").mkdir()
+            (folder / "data" / "myid").write_text(str(number))
+            servers.append(_prepared(kind, folder, free_port(), ()))
+        ensemble = Ensemble(servers)
+        ensemble.revive()
+        yield ensemble
+    finally:
+        for server in servers:
+            _remove(server)
+
+
+@pytest.fixture
+def ensemble(_ensemble: Ensemble) -> Ensemble:
+    """Give an ensemble that is whole."""
+    _ensemble.revive()
+    return _ensemble
+
+
+def answered(store: ZooKeeperStore) -> bool:
+    """Tell whether there is an answer."""
+    try:
+        store.get("another")
+    except StoreUnavailable:
+        return False
+    return True
+
+
+def test_a_lock_outlives_the_leader(ensemble: Ensemble) -> None:
+    """The leader is killed while a lock is held: it is renewed, nobody else gets it, and later fences are larger."""
+    lost = list[object]()
+    with ZooKeeperStore(ensemble.url) as store, ZooKeeperStore(ensemble.url) as another:
+        key = fresh()
+        hold = Lock(store, key, ttl=15, on_lost=lost.append).acquire(timeout=PATIENCE)
+        assert hold
+        before = store.get(key)
+        assert before
+        ensemble.kill(ensemble.leader())
+        assert until(lambda: answered(another), PATIENCE)
+        assert Lock(another, key).acquire(timeout=0) is None
+        hold.extend(30)
+        after = another.get(key)
+        assert after
+        assert after.version >> 32 == (before.version >> 32) + 1  # each leader has a number
+        hold.ensure_held()
+        hold.release()
+        with Lock(another, key, timeout=PATIENCE) as later:
+            assert later.fence > after.version > hold.fence
+        assert another.get(key) is None
+    assert lost == []
+
+
+def test_locks_are_taken_in_turn_while_leaders_die(ensemble: Ensemble) -> None:
+    """Four contenders take a key, while two leaders are killed: no two hold it at one time, and fences only grow."""
+    key, fences, inside, over = fresh(), list[int](), list[int](), threading.Event()
+    overlaps = list[object]()
+
+    def contend(number: int) -> None:
+        with ZooKeeperStore(ensemble.url) as store:
+            while not over.is_set():
+                with contextlib.suppress(CaslockError), Lock(store, key, ttl=5, timeout=PATIENCE) as hold:
+                    inside.append(number)
+                    if len(inside) > 1:
+                        overlaps.append(list(inside))
+                    fences.append(hold.fence)
+                    inside.remove(number)
+
+    threads = [threading.Thread(target=contend, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(2):
+            count = len(fences)
+            assert until(lambda: len(fences) > count + 20, 3 * PATIENCE)  # noqa: B023 - it is called at once
+            ensemble.kill(ensemble.leader())
+            count = len(fences)
+            assert until(lambda: len(fences) > count + 20, 3 * PATIENCE)  # noqa: B023 - as above
+            ensemble.revive()
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert overlaps == []
+    assert fences == sorted(set(fences))
+    assert fences[-1] >> 32 >= (fences[0] >> 32) + 2
+
+
+def test_the_lease_of_a_dead_holder_ends_after_the_leader_has_changed(ensemble: Ensemble) -> None:
+    """It was written by the clock of another leader: it ends when it was watched for its whole ttl, and not before."""
+    with ZooKeeperStore(ensemble.url) as dead, ZooKeeperStore(ensemble.url) as another:
+        key, ttl = fresh(), 1.0
+        entry = None
+        while entry is None:
+            with contextlib.suppress(StoreUnavailable):
+                entry = dead.put_if_version(key, b"v", ABSENT, ttl)
+        ensemble.kill(ensemble.leader())
+        assert until(lambda: answered(another), PATIENCE)
+        began = time.monotonic()
+        assert another.get(key) == entry  # although its ttl is over by any clock
+        assert until(lambda: another.get(key) is None)
+        assert ttl <= time.monotonic() - began < ttl + 1
+
+
+def test_without_a_quorum_nothing_is_certain_and_leases_go_on(ensemble: Ensemble) -> None:
+    """While two of three are down, each verb fails in time; when one is back, the lock is still held."""
+    with ZooKeeperStore(ensemble.url, timeout=1) as store, ZooKeeperStore(ensemble.url, timeout=1) as another:
+        key = fresh()
+        holds = list[Hold | None]()
+
+        def acquire() -> bool:
+            with contextlib.suppress(StoreUnavailable):
+                holds.append(Lock(store, key, ttl=120).acquire(timeout=0))
+            return bool(holds)
+
+        assert until(acquire, PATIENCE)
+        for server in ensemble.followers():
+            ensemble.kill(server)
+        for _ in range(2):
+            for each in (store, another):
+                began = time.monotonic()
+                with pytest.raises(StoreUnavailable):
+                    each.get(key)
+                assert time.monotonic() - began < 3
+        ensemble.revive()
+        assert until(lambda: answered(another) and answered(store), PATIENCE)
+        assert Lock(another, key).acquire(timeout=0) is None
+        (hold,) = holds
+        assert hold
+        hold.ensure_held()
+        hold.release()
+        assert another.get(key) is None
+
+
+def test_a_missing_or_frozen_server_costs_a_part_of_the_timeout(ensemble: Ensemble) -> None:
+    """A store with several hosts connects to those that answer, whichever it tries first."""
+    frozen = ensemble.followers()[0]
+    frozen.pause()
+    try:
+        for _ in range(6):
+            with ZooKeeperStore(f"{ensemble.url.replace('/locks', '')},{HOST}:1/locks", timeout=4) as store:
+                assert store.get(fresh()) is None
+    finally:
+        frozen.resume()
