@@ -44,13 +44,14 @@ pythons: servers  ## run the quick tests on every other installed Python from 3.
 bench: servers $(VENV)/.bench  ## measure caslock and other lock libraries (about 12 minutes; with ARGS=--quick about one)
 	@$(RUN) -m benchmarks $(ARGS)
 
-servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB and ZooKeeper)
+servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper and etcd)
 	@missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
 	done; \
 	if test "$(SERVERS)" = all; then \
 	    ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null || missing="$$missing postgresql"; \
 	    PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || missing="$$missing mariadb-server"; \
+	    command -v etcd >/dev/null || missing="$$missing etcd-server"; \
 	    PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || missing="$$missing pgbouncer"; \
 	    test -e /usr/share/java/zookeeper.jar && command -v java >/dev/null || missing="$$missing zookeeper"; \
 	fi; \
@@ -64,7 +65,7 @@ servers:  ## install the servers for the tests, if that is allowed (with SERVERS
 	get install -y --no-install-recommends $$missing || \
 	    { get update; get install -y --no-install-recommends $$missing; } || \
 	    { echo "Not installed:$$missing (apt-get refused; try: apt-get install$$missing)"; exit 0; }; \
-	for service in redis-server memcached postgresql mariadb pgbouncer; do \
+	for service in redis-server memcached postgresql mariadb etcd pgbouncer; do \
 	    case " $$missing " in *" $$service"*) $$sudo systemctl disable --now $$service >/dev/null 2>&1 || \
 	        $$sudo service $$service stop >/dev/null 2>&1;; esac; \
 	done; \

@@ -16,6 +16,7 @@ from caslock.stores.memory import MemoryStore
 from tests import turns
 from tests.locations import KINDS, Place, opened
 from tests.servers import (
+    ETCD,
     MEMCACHED,
     MYSQL,
     POSTGRESQL,
@@ -110,6 +111,13 @@ def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return the ZooKeeper that all tests share: use keys of your own."""
     with shared(ZOOKEEPER, tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return the etcd that all tests share: use keys of your own."""
+    with shared(ETCD, tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
 

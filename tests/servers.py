@@ -244,6 +244,33 @@ def zookeeper(settings: Mapping[str, object]) -> Kind:
     return replace(ZOOKEEPER, arguments=functools.partial(_zookeeper, settings=settings))
 
 
+def _etcd(port: int, folder: Path) -> list[str]:
+    """Make a cluster of one member."""
+    here, peer = f"http://{HOST}:{port}", f"http://{HOST}:{free_port()}"
+    return [
+        f"--data-dir={folder / 'data'}",
+        f"--listen-client-urls={here}",
+        f"--advertise-client-urls={here}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+    ]
+
+
+ETCD: Final = Kind(
+    name="etcd",
+    url=f"etcd://{HOST}:{{port}}",
+    port=2379,
+    binaries=("etcd",),
+    arguments=_etcd,
+    options=(),
+    image="",
+    hello=b"GET /health HTTP/1.1\r\nHost: etcd\r\n\r\n",
+    ready=(b"HTTP/1.1 200",),  # and not yet: 503, without a leader
+    package="etcd-server",
+)
+
+
 class Body(Protocol):
     """That in which a server runs: a process or a container."""
 
