@@ -84,12 +84,14 @@ _SQL: Final = {_BLOCKING: "SQLStore", _ASYNCIO: "AsyncSQLStore"}
 _POSTGRESQL: Final = _Kind("sql", _SQL, "postgresql", ("sqlalchemy", "psycopg"))
 _MYSQL: Final = _Kind("sql", _SQL, "mysql", ("sqlalchemy", "pymysql", "asyncmy"))
 _ZOOKEEPER: Final = _Kind("zookeeper", {_BLOCKING: "ZooKeeperStore"}, "zookeeper", ("kazoo",))
+_ETCD: Final = _Kind("etcd", {_BLOCKING: "EtcdStore", _ASYNCIO: "AsyncEtcdStore"}, "etcd", ("h11",), ("prefix",))
 _OWN: Final = {
     "memory": _MEMORY,
     "sqlite": _SQLITE,
     **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
     **dict.fromkeys(("tair", "tairs"), _TAIR),
     "memcached": _MEMCACHED,
+    **dict.fromkeys(("etcd", "etcds"), _ETCD),
     **dict.fromkeys(("postgresql", "postgresql+psycopg"), _POSTGRESQL),
     **dict.fromkeys(
         ("mysql", "mysql+pymysql", "mysql+asyncmy", "mariadb", "mariadb+pymysql", "mariadb+asyncmy"), _MYSQL
@@ -108,14 +110,14 @@ def connect(target: str | Client, *, prefix: str = "", replicas: int = 0) -> Clo
     URLs: ``sqlite:///relative.db``, ``sqlite:////absolute/path.db`` (``%`` and ``?`` in the path as ``%25`` and
     ``%3F``; ``?timeout=5``: seconds to wait for others); ``memory://``, a new one each time; ``redis://``,
     ``rediss://``, ``unix://``, ``tair://``, ``tairs://``, ``memcached://``, ``postgresql://``, ``mysql://``,
-    ``mariadb://``, ``zookeeper://`` and ``zookeepers://``, each with the options of its store's `from_url`; and any
-    scheme of an installed entry point (see the documentation of the module).
+    ``mariadb://``, ``zookeeper://``, ``zookeepers://``, ``etcd://`` and ``etcds://``, each with the options of its
+    store's `from_url`; and any scheme of an installed entry point (see the documentation of the module).
 
     Clients: a ``redis.Redis``, one of ``Sentinel.master_for``, a ``RedisCluster``, pymemcache's ``Client`` and
     ``PooledClient``, SQLAlchemy's ``Engine``, or a ``KazooClient``.  Their settings are used, not their connections.
 
-    `prefix` is put before every key (Redis, Tair and memcached).  With `replicas` = n, a write counts only after n
-    replicas have acknowledged it (Redis and Tair).  ``with`` closes the store.
+    `prefix` is put before every key (Redis, Tair, memcached and etcd).  With `replicas` = n, a write counts only after
+    n replicas have acknowledged it (Redis and Tair).  ``with`` closes the store.
 
     Raises ValueError for a malformed or ambiguous URL, TypeError for anything that is neither a URL nor such a client,
     and ModuleNotFoundError if the client library is not installed.  None of them shows a user name or password.
@@ -180,7 +182,7 @@ def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # 
 
 def _refuse(settings: dict[str, Any], kind: _Kind, what: str) -> None:
     for name in settings.keys() - kind.takes:
-        there = "Redis and Tair do" if name == "replicas" else "Redis, Tair and memcached do"
+        there = "Redis and Tair do" if name == "replicas" else "Redis, Tair, memcached and etcd do"
         raise ValueError(f"{what} has no {name}; only {there}")
 
 

@@ -381,7 +381,7 @@ def test_settings_that_a_store_has_not(make: Callable[..., object], url: str) ->
     with pytest.raises(ValueError, match=r"has no replicas; only Redis and Tair do"):
         make(url, replicas=1)
     if "memcached" not in url:
-        with pytest.raises(ValueError, match=r"has no prefix; only Redis, Tair and memcached do"):
+        with pytest.raises(ValueError, match=r"has no prefix; only Redis, Tair, memcached and etcd do"):
             make(url, prefix="p")
 
 

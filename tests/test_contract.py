@@ -23,6 +23,7 @@ from pymemcache.client.base import Client
 from sqlalchemy import create_engine, make_url
 
 from caslock import stores
+from caslock.stores.etcd import AsyncEtcdStore, EtcdStore
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
@@ -375,6 +376,71 @@ class TestZooKeeper(LockContract, StoreContract):
         store = ZooKeeperStore(KazooClient(f"{zookeeper_server.host}:{zookeeper_server.port}"))
         yield store
         store.close()
+
+
+class Etcd:
+    """A store from a URL, beside another that names the server otherwise."""
+
+    covers: ClassVar[type] = EtcdStore
+    apis: ClassVar[tuple[str, ...]] = ("blocking", "asyncio")
+
+    @pytest.fixture
+    def store(self, etcd_server: Server) -> Iterator[EtcdStore]:
+        """Take a URL."""
+        store = EtcdStore(etcd_server.url, timeout=10)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def caslock_server(self, etcd_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> EtcdStore:
+            return EtcdStore(f"etcd://{host}:{port}", timeout=QUICK)
+
+        return StoreServer(etcd_server.host, etcd_server.port, make, QUICK)
+
+    @pytest.fixture
+    def another_store(self, etcd_server: Server) -> Iterator[EtcdStore]:
+        """Take a URL."""
+        store = EtcdStore.from_url(f"{etcd_server.url}/?timeout=10")
+        yield store
+        store.close()
+
+
+class AsyncEtcd(Etcd):
+    """The same for asyncio, beside a blocking store that serves asyncio from threads."""
+
+    covers: ClassVar[type] = AsyncEtcdStore
+    apis: ClassVar[tuple[str, ...]] = ("asyncio",)
+
+    @pytest.fixture
+    def store(self, etcd_server: Server) -> Iterator[AsyncEtcdStore]:
+        """Take a URL."""
+        store = AsyncEtcdStore(etcd_server.url, timeout=10)
+        yield store
+        on_loop(store.aclose())
+
+    @pytest.fixture
+    def caslock_server(self, etcd_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> AsyncEtcdStore:
+            return AsyncEtcdStore(f"etcd://{host}:{port}", timeout=QUICK)
+
+        return StoreServer(etcd_server.host, etcd_server.port, make, QUICK)
+
+
+class TestEtcd(Etcd, LockContract, StoreContract):
+    """etcd."""
+
+    proved = ("blocking", "asyncio")
+
+
+class TestAsyncEtcd(AsyncEtcd, LockContract, StoreContract):
+    """etcd, for asyncio."""
+
+    proved = ("asyncio",)
 
 
 class TestWatchingMemory(NoServer, LockContract, StoreContract):

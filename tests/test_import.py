@@ -21,6 +21,7 @@ EXTRAS = (
     "pymysql",
     "asyncmy",
     "kazoo",
+    "h11",
     "testcontainers",
     "pytest",
     "hypothesis",

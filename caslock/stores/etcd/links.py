@@ -1,0 +1,136 @@
+"""One connection to one member, for code that blocks and for asyncio: bytes out, bytes in, by a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from abc import ABC, abstractmethod
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Self
+
+from caslock.connections import LEAST, is_readable
+from caslock.fork import generation
+
+if TYPE_CHECKING:
+    from caslock.stores.etcd.target import Endpoint
+
+_PIECE: Final = 65_536
+
+
+class Link(ABC):
+    """A connection, for one packet at a time."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Note where it leads, and which process it belongs to."""
+        self.endpoint = endpoint
+        self.generation: int = generation()
+        self.used: float = monotonic()
+
+    @classmethod
+    @abstractmethod
+    async def open(cls, endpoint: Endpoint, tls: ssl.SSLContext | None, ends: float) -> Self:
+        """Connect by the moment `ends`."""
+
+    @abstractmethod
+    async def send(self, packet: bytes, ends: float) -> None:
+        """Send all of it by the moment `ends`; else raises TimeoutError."""
+
+    @abstractmethod
+    async def receive(self, ends: float) -> bytes:
+        """Give what comes by the moment `ends`, b"" at the end of the connection; else raises TimeoutError."""
+
+    @abstractmethod
+    def is_quiet(self) -> bool:
+        """Tell whether it is open, and nothing has come in that was not asked for."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it for good."""
+
+
+class SocketLink(Link):
+    """A socket.  None of its methods suspends."""
+
+    def __init__(self, endpoint: Endpoint, connected: socket.socket) -> None:
+        """Take a connected socket."""
+        super().__init__(endpoint)
+        self._socket = connected
+
+    @classmethod
+    async def open(cls, endpoint: Endpoint, tls: ssl.SSLContext | None, ends: float) -> Self:
+        """See `Link.open`: each address of the host in turn."""
+        problem: OSError = ConnectionRefusedError("the host has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM):
+            opened = socket.socket(family, kind, protocol)
+            try:
+                opened.settimeout(_left(ends))
+                opened.connect(address)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if tls:
+                    opened.settimeout(_left(ends))
+                    opened = tls.wrap_socket(opened, server_hostname=endpoint.host, do_handshake_on_connect=False)
+                    opened.do_handshake()
+                return cls(endpoint, opened)
+            except BaseException as error:
+                opened.close()
+                if not isinstance(error, OSError) or isinstance(error, ssl.SSLError):
+                    raise
+                problem = error
+        raise problem
+
+    async def send(self, packet: bytes, ends: float) -> None:
+        """See `Link.send`."""
+        self._socket.settimeout(_left(ends))
+        self._socket.sendall(packet)
+
+    async def receive(self, ends: float) -> bytes:
+        """See `Link.receive`."""
+        self._socket.settimeout(_left(ends))
+        return self._socket.recv(_PIECE)
+
+    def is_quiet(self) -> bool:
+        """See `Link.is_quiet`."""
+        return not is_readable(self._socket.fileno())
+
+    def close(self) -> None:
+        """See `Link.close`."""
+        self._socket.close()
+
+
+class StreamLink(Link):
+    """A stream of asyncio."""
+
+    def __init__(self, endpoint: Endpoint, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take an open stream."""
+        super().__init__(endpoint)
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, endpoint: Endpoint, tls: ssl.SSLContext | None, ends: float) -> Self:
+        """See `Link.open`."""
+        async with asyncio.timeout(_left(ends)):
+            return cls(endpoint, *await asyncio.open_connection(*endpoint, ssl=tls))
+
+    async def send(self, packet: bytes, ends: float) -> None:
+        """See `Link.send`."""
+        self._writer.write(packet)
+        async with asyncio.timeout(_left(ends)):
+            await self._writer.drain()
+
+    async def receive(self, ends: float) -> bytes:
+        """See `Link.receive`."""
+        async with asyncio.timeout(_left(ends)):
+            return await self._reader.read(_PIECE)
+
+    def is_quiet(self) -> bool:
+        """See `Link.is_quiet`."""
+        return not (self._writer.is_closing() or self._reader.at_eof())
+
+    def close(self) -> None:
+        """See `Link.close`; the socket is closed in the next turn of the loop."""
+        self._writer.transport.abort()
+
+
+def _left(ends: float) -> float:
+    return max(ends - monotonic(), LEAST)

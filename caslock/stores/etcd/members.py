@@ -1,0 +1,228 @@
+"""The members of a cluster: who is asked, as whom, and what follows from an answer.
+
+Written once, for asyncio.  Code that blocks runs it to its end in one step, because its links never suspend.
+
+A verb is never sent twice, unless its first packet was certainly not applied: because no connection could be made, or
+because the member said that it has no leader or does not know who asks.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from caslock.connections import IdleConnections
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.fork import generation
+from caslock.stores.etcd.failures import NO_TOKEN, NOT_HERE, TooOld
+from caslock.stores.etcd.links import Link
+from caslock.stores.etcd.requests import Refused
+from caslock.stores.etcd.wire import Call, Reply, Stream, exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from caslock.stores.etcd.failures import Failures
+    from caslock.stores.etcd.requests import Verbs
+    from caslock.stores.etcd.target import Endpoint, Target
+    from caslock.stores.etcd.wire import Replies
+
+L = TypeVar("L", bound=Link)
+T = TypeVar("T")
+
+MOST_WAITING: Final = 32
+"""Connections on which waiters may be at one time, in one process or loop."""
+
+_OLDEST: Final = (3, 4)
+_TURNS: Final = 2  # how often a token is renewed for one packet
+
+
+class Members(Generic[L]):
+    """The connections of one store, for asyncio those of one event loop."""
+
+    def __init__(self, target: Target, failures: Failures, kind: type[L]) -> None:
+        """Open nothing yet."""
+        self._target, self._failures, self._kind = target, failures, kind
+        self._idle: IdleConnections[L] = IdleConnections()
+        self._token = ""
+        self._current = 0  # the member that has answered last
+        self._waiting: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's
+
+    async def run(self, verb: Generator[list[Call], list[Reply], T]) -> T:
+        """Run a verb to its end; raises what an error means, within the timeout."""
+        ends = monotonic() + self._target.timeout
+        calls = next(verb)
+        try:
+            while True:
+                try:
+                    replies = await self._ask(calls, ends)
+                except StoreError as error:
+                    calls = verb.throw(error)
+                else:
+                    calls = verb.send(replies)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        except (Refused, LookupError, TypeError, ValueError) as error:  # after the first: answers that make no sense
+            raise self._failures.of(error, sent=True) from error
+
+    async def wait_while(self, verbs: Verbs, key: str, version: int, timeout: float) -> None:
+        """Watch from the next revision on; if etcd has compacted that away, look, and watch from now on."""
+        until = monotonic() + timeout
+        waiting, place = self._waiting.setdefault(generation(), set()), object()
+        if len(waiting) >= MOST_WAITING:
+            raise self._failures.cannot_wait()
+        revision = version + 1
+        waiting.add(place)
+        try:
+            while compacted := await self._watch(verbs.watch(key, revision), until):
+                revision, entry = await self.run(verbs.look(key, compacted))
+                if entry is None or entry.version != version:
+                    return
+        finally:
+            waiting.discard(place)
+
+    def close(self) -> None:
+        """Close what is idle; the next request opens one again."""
+        self._idle.close()
+
+    def end(self) -> None:
+        """Close what is idle, and keep nothing from now on."""
+        self._idle.end()
+
+    async def _watch(self, call: Call, until: float) -> int:
+        """Wait for a change until then, and give 0, or the revision up to which there is no history any more."""
+        ends = monotonic() + self._target.timeout
+        if self._target.user and not self._token:
+            await self._authenticate(ends)
+        link = await self._connect(ends, greet=False)
+        begun = False
+        try:
+            stream = Stream(call, self._headers(link))
+            await link.send(stream.packet, ends)
+            while True:
+                for reply in stream.feed(await link.receive(until if begun else ends)):
+                    result = reply.body.get("result", {})
+                    if reply.refused or (result.get("canceled") and not result.get("compact_revision")):
+                        raise self._refused(reply)  # noqa: TRY301 - all errors are told in one place
+                    if result.get("events") or result.get("canceled"):
+                        return int(result.get("compact_revision", 0))
+                    begun = True
+        except TimeoutError as error:
+            if begun:
+                return 0
+            raise self._failures.of(error, sent=True) from error
+        except Exception as error:
+            raise self._failures.of(error, sent=True) from error
+        finally:
+            link.close()
+
+    def _refused(self, reply: Reply) -> Refused:
+        """Give the error of a watch that the server has cancelled; it does not say whether our token is too old."""
+        self._token = ""
+        reason = reply.body.get("result", {}).get("cancel_reason")
+        return Refused(reply._replace(body={"message": reason}) if reason else reply)
+
+    async def _ask(self, calls: list[Call], ends: float) -> list[Reply]:
+        """Send one packet, and give the answers."""
+        turns = len(self._target.endpoints) + _TURNS
+        while True:
+            if self._target.user and not self._token:
+                await self._authenticate(ends)
+            token = self._token
+            replies = await self._exchange(calls, ends)
+            turns -= 1
+            said = replies[0].message if replies[0].refused else ""
+            if not turns or monotonic() >= ends:
+                return replies
+            if said in NO_TOKEN and self._target.user:
+                self._forget(token)
+            elif any(each in said for each in NOT_HERE) and len(self._target.endpoints) > 1:
+                self._leave(self._target.endpoints[self._current])
+            else:
+                return replies
+
+    async def _authenticate(self, ends: float) -> None:
+        asked = Call("/v3/auth/authenticate", {"name": self._target.user, "password": self._target.password})
+        try:
+            (reply,) = await self._exchange([asked], ends)
+        except StoreUnavailable as error:
+            raise self._failures.of(error.__cause__ or error, sent=False) from error  # type: ignore[arg-type]
+        if reply.refused:
+            raise self._failures.of(Refused(reply), sent=False)
+        self._token = str(reply.body.get("token", ""))
+
+    def _forget(self, token: str) -> None:
+        if self._token == token:
+            self._token = ""
+
+    async def _exchange(self, calls: list[Call], ends: float) -> list[Reply]:
+        link = self._idle.take() or await self._connect(ends)
+        try:
+            found = await self._talk(link, calls, ends)
+        except BaseException as error:
+            link.close()
+            if not isinstance(error, Exception):
+                raise
+            self._leave(link.endpoint)
+            raise self._failures.of(error, sent=True) from error
+        if found.reusable:
+            self._idle.keep(link)
+        else:
+            link.close()
+        return found.replies
+
+    async def _talk(self, link: L, calls: list[Call], ends: float) -> Replies:
+        steps = exchange(calls, self._headers(link))
+        try:
+            await link.send(next(steps), ends)
+            while True:
+                steps.send(await link.receive(ends))
+        except StopIteration as done:
+            found: Replies = done.value
+            return found
+
+    async def _connect(self, ends: float, *, greet: bool = True) -> L:
+        """Connect to a member, beginning with the one that has answered last."""
+        problems = list[StoreError]()
+        endpoints, first = self._target.endpoints, self._current
+        for number in range(len(endpoints)):
+            place = (first + number) % len(endpoints)
+            now = monotonic()
+            share = now + (ends - now) / (len(endpoints) - number)
+            link = None
+            try:
+                link = await self._kind.open(endpoints[place], self._target.tls, share)
+                if greet:
+                    _check(*(await self._talk(link, [Call("/version")], share)).replies)
+            except BaseException as error:
+                if link:
+                    link.close()
+                if not isinstance(error, Exception):
+                    raise
+                problems.append(self._failures.of(error, sent=False))
+            else:
+                self._current = place
+                return link
+        raise next((each for each in problems if isinstance(each, StoreUnavailable)), problems[0])
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        """Ask another member next time; what has ended one connection has probably ended them all."""
+        self._idle.close()
+        if self._target.endpoints[self._current] == endpoint:
+            self._current = (self._current + 1) % len(self._target.endpoints)
+
+    def _headers(self, link: L) -> dict[str, str]:
+        """Have a member that knows no leader refuse at once, for then nothing is applied."""
+        own = {"Authorization": self._token} if self._token else {}
+        return {"Host": str(link.endpoint), "Grpc-Metadata-hasleader": "true", **own}
+
+
+def _check(reply: Reply) -> None:
+    """Raise TooOld unless the server is an etcd with the gateway that we know."""
+    if reply.refused:
+        raise TooOld(reply.message)
+    version = str(reply.body.get("etcdserver", ""))
+    numbers = [int(number) for number in version.split(".")[:2] if number.isdigit()]
+    if tuple(numbers) < _OLDEST:
+        raise TooOld(f"it says that it is version {version or 'unknown'}"[:100])

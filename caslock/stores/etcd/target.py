@@ -1,0 +1,107 @@
+"""Where an etcd is, and how to reach it: read from a URL, without any I/O but that of the files with certificates."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from caslock.options import check_address, check_prefix, check_timeout, either, options_of, seconds_of
+
+TIMEOUT: Final = 2.0
+"""Seconds that a verb may take, unless the user says otherwise."""
+
+_PORT: Final = 2379
+_FORM: Final = (
+    "an etcd URL is etcd://user:password@host:port,host:port, or etcds:// for TLS, "
+    "with ?timeout=, ?prefix= and, for TLS, ?cacert=, ?cert= and ?key="
+)
+_FILES: Final = ("cacert", "cert", "key")
+
+
+class Endpoint(NamedTuple):
+    """One member of a cluster."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Write it as in a URL."""
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+class Target(NamedTuple):
+    """A cluster, and who asks it."""
+
+    endpoints: tuple[Endpoint, ...]
+    user: str
+    password: str
+    prefix: str
+    timeout: float
+    tls: ssl.SSLContext | None
+
+    @property
+    def location(self) -> str:
+        """The place, without user and password; the same text in whatever order the members are named."""
+        scheme = "etcds" if self.tls else "etcd"
+        where = f"{scheme}://{','.join(sorted(map(str, self.endpoints)))}"
+        return f"{where}?prefix={quote(self.prefix, safe=':/')}" if self.prefix else where
+
+
+def target_of(url: str, prefix: str, timeout: float | None) -> Target:
+    """Read a URL; raises ValueError or TypeError, which show nothing of it."""
+    if not isinstance(url, str):
+        raise TypeError(f"the URL of an etcd must be a str, not {type(url).__name__}")
+    check_prefix(prefix)
+    try:
+        parts = urlsplit(url)
+        options = options_of(parts.query)
+    except ValueError as error:
+        raise ValueError(str(error) if "given twice" in str(error) else _FORM) from None
+    if parts.scheme not in ("etcd", "etcds") or parts.path.strip("/") or parts.fragment:
+        raise ValueError(_FORM)
+    if "timeout" in options:
+        if timeout is not None:
+            raise ValueError("give the timeout once: in the URL, or as an argument")
+        timeout = seconds_of(options.pop("timeout"), "an etcd")
+    prefix = either("prefix", options.pop("prefix", ""), prefix)
+    prefix.encode()  # a lone surrogate is a ValueError
+    files: dict[str, str] = {name: options.pop(name) for name in _FILES if name in options}
+    if options or (files and parts.scheme == "etcd"):
+        raise ValueError(_FORM)
+    user, at, hosts = parts.netloc.rpartition("@")
+    name, colon, password = user.partition(":")
+    if at and not (name and colon and password):
+        raise ValueError("an etcd URL has both a user and a password, or neither")
+    return Target(
+        endpoints=tuple(dict.fromkeys(_endpoint(host) for host in hosts.split(","))),
+        user=unquote(name),
+        password=unquote(password),
+        prefix=prefix,
+        timeout=check_timeout("timeout", TIMEOUT if timeout is None else timeout),
+        tls=_tls(files) if parts.scheme == "etcds" else None,
+    )
+
+
+def _endpoint(text: str) -> Endpoint:
+    try:
+        parts = urlsplit(f"//{text}")
+    except ValueError:
+        raise ValueError(_FORM) from None
+    check_address(parts, "etcd", "separate several by commas")
+    if not parts.hostname:
+        raise ValueError(_FORM)
+    return Endpoint(parts.hostname, parts.port or _PORT)
+
+
+def _tls(files: dict[str, str]) -> ssl.SSLContext:
+    if "key" in files and "cert" not in files:
+        raise ValueError("?key= of an etcd URL needs ?cert=")
+    try:
+        context = ssl.create_default_context(cafile=files.get("cacert"))
+        if "cert" in files:
+            context.load_cert_chain(files["cert"], files.get("key"))
+    except OSError as error:  # also those of ssl
+        why = error.strerror or "no certificate in it"
+        raise ValueError(f"a file of ?cacert=, ?cert= or ?key= in an etcd URL can't be used: {why}") from error
+    return context
