@@ -128,10 +128,10 @@ caslock.observe(Committed())
 web = Client(headers={"host": "localhost"})
 assert web.get("/42/ada").status_code == 200
 assert committed == ["ada"], committed
-assert web.get("/42/bob").status_code == 410
-assert web.get("/8/bob").status_code == 410  # the fence of a later holder
+assert web.get("/42/bob").status_code == 409
+assert web.get("/8/bob").status_code == 409  # the fence of a later holder
 with caslock.Lock(store, caslock.key("room", 7)) as hold:
-    assert web.get("/7/bob").status_code == 409
+    assert web.get("/7/bob").status_code == 423
 assert web.get("/7/bob").status_code == 200
 assert Room.objects.get(pk=7).fence > hold.fence
 
