@@ -57,7 +57,7 @@ def test_each_error_has_its_own_answer(tmp_path: Path) -> None:
 HOLDER = """
 import signal, sys, time, caslock
 store = caslock.connect("sqlite:///locks.db")
-with caslock.Lock(store, "room:42", ttl=1) as hold:
+with caslock.Lock(store, "room:42", ttl=2) as hold:
     print("held", flush=True)
     sys.stdin.readline()
     print(hold.lost, flush=True)
@@ -86,7 +86,7 @@ def test_the_key_of_an_ended_process_stays_until_its_lease_ends(tmp_path: Path, 
     assert lock.locked()
     began = time.monotonic()
     with lock:
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10
 
 
 def test_ctrl_c_releases(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_apscheduler(folder: Folder) -> None:
 @pytest.mark.parametrize(("name", "stop"), [("leader.py", signal.SIGTERM), ("async_leader.py", signal.SIGINT)])
 def test_leader(folder: Folder, name: str, stop: signal.Signals) -> None:
     """A leader that was paused for longer than its lease stops and queues; one that is told to end hands over."""
-    file = folder.write(name, ttl="ttl=1")
+    file = folder.write(name, ttl="ttl=2")
     with folder.started(sys.executable, str(file)) as one:
         first = int(one.waits_for(r"\d+ (\d+)\n")[0])
         with folder.started(sys.executable, str(file)) as two:
@@ -283,7 +283,7 @@ def container(folder: Folder, name: str, program: str, **changes: str) -> list[s
 def test_kubernetes_deployment(folder: Folder) -> None:
     """One of two pods works; the other begins when it is told to end; after a loss the status is 123."""
     program = "import time\nprint('begins', flush=True)\ntime.sleep(60)\n"
-    command = container(folder, "importer.yaml", program, seconds='"1"')
+    command = container(folder, "importer.yaml", program, seconds='"2"')
     with folder.started(*command) as one:
         one.waits_for("begins")
         with folder.started(*command) as two:
