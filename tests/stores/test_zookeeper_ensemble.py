@@ -80,10 +80,28 @@ def _ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
 
 
 @pytest.fixture
-def ensemble(_ensemble: Ensemble) -> Ensemble:
-    """Give an ensemble that is whole."""
+def ensemble(_ensemble: Ensemble) -> Iterator[Ensemble]:
+    """Give an ensemble that is whole, and in which somebody writes all the time.
+
+    Up to 3.8.0, a server may leave the request of its only client unanswered until somebody else has written
+    (ZOOKEEPER-4537).
+    """
     _ensemble.revive()
-    return _ensemble
+    over = threading.Event()
+
+    def write() -> None:
+        with ZooKeeperStore(_ensemble.url) as store:
+            while not over.wait(0.05):
+                with contextlib.suppress(StoreUnavailable):
+                    store.put_if_version(fresh(), b"v", ABSENT, 0.01)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield _ensemble
+    finally:
+        over.set()
+        thread.join()
 
 
 def answered(store: ZooKeeperStore) -> bool:
@@ -210,3 +228,17 @@ def test_a_missing_or_frozen_server_costs_a_part_of_the_timeout(ensemble: Ensemb
                 assert store.get(fresh()) is None
     finally:
         frozen.resume()
+
+
+def test_no_server_answers_from_the_past(ensemble: Ensemble) -> None:
+    """What was written through one server is read through another at once, although that one may lag behind."""
+    leader, (one, two) = ensemble.leader(), ensemble.followers()
+    urls = [f"zookeeper://{HOST}:{server.port}/locks" for server in (leader, one, two)]
+    with contextlib.ExitStack() as stack:
+        writer, *readers = [stack.enter_context(ZooKeeperStore(url)) for url in urls]
+        key = fresh()
+        entry = writer.put_if_version(key, b"0", ABSENT, 60)
+        for number in range(500):
+            assert entry
+            assert readers[number % 2].get(key) == entry
+            entry = writer.put_if_version(key, b"%d" % number, entry.version, 60)
