@@ -188,6 +188,13 @@ def test_a_znode_of_another_program_is_never_overwritten(store: ZooKeeperStore, 
             act()
         assert not isinstance(caught.value, StoreUnavailable)
     assert admin.get(path(key))[0] == b"something else"
+    for name in ("%2e", "%zz", "x" * 2000, "%FF"):  # those of no key
+        admin.ensure_path(f"/locks/{name}")
+    mine = fresh()
+    entry = put(store, mine)
+    listed = dict(store.list(""))
+    assert listed[mine] == entry
+    assert not {key, ".", "%2e", "%zz", "x" * 2000, "\ufffd"} & set(listed)
     admin.delete(path(key))
 
 

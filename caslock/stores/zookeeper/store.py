@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -28,6 +29,7 @@ from caslock.stores.zookeeper.znodes import (
     path_of,
     read,
     removal,
+    znode_of,
 )
 
 if TYPE_CHECKING:
@@ -94,9 +96,7 @@ class ZooKeeperStore(Closing):
             if version == ABSENT:
                 request = creation(path, data, guard, self._ensemble.acl)
             else:
-                known = self._known.get(path)
-                if known is None or known.entry.version != version or known.ends <= monotonic():
-                    known = self._look(path, ends)
+                known = self._at(path, version, ends)
                 if known is None or known.entry.version != version:
                     return _entry(known)
                 guard = known.guard
@@ -106,11 +106,8 @@ class ZooKeeperStore(Closing):
             written, look = self._ask([request, GetData(path, watcher=False)], ends)
             if written.error is None:
                 stat = written.answer[-1]
-                znode = read(data, stat)
-                assert znode is not None  # noqa: S101 - it is what we have just made
                 self._clock = clock_of(stat)
-                self._remember(path, znode._replace(ends=asked + ttl))
-                return znode.entry
+                return self._remember(path, znode_of(value, guard, stat, ttl)._replace(ends=asked + ttl)).entry
             if not isinstance(written.error, MOVED):
                 raise self._refused(written.error)
             found = self._found(path, look, ends)
@@ -122,9 +119,7 @@ class ZooKeeperStore(Closing):
     def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`."""
         path, ends = path_of(self._root, key), self._ends()
-        known = self._known.get(path)
-        if known is None or known.entry.version != version:
-            known = self._look(path, ends)
+        known = self._at(path, version, ends)
         if known is None or known.entry.version != version:
             return _entry(known)
         return _entry(self._remove(path, known, ends))
@@ -134,14 +129,15 @@ class ZooKeeperStore(Closing):
         path, ends = path_of(self._root, key), self._ends()
         until = monotonic() + timeout
 
-        def wait(connection: Connection) -> None:
+        def wait(connection: Connection) -> Exception | None:
             _, look = connection.ask([Sync(path), GetData(path, watcher=True)], ends)
             if look.error is None and look.answer[1].mzxid == version:
                 connection.changed(path, until)
-            elif not isinstance(look.error, NoNodeError | None):
-                raise self._refused(look.error)
+            return look.error
 
-        self._use(wait, ends, waits=True)
+        error = self._use(wait, ends, waits=True)
+        if error is not None and not isinstance(error, NoNodeError):
+            raise self._refused(error)
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """See `ListingStore.list`: the names in one request, and a hundred entries in each of the next."""
@@ -150,13 +146,15 @@ class ZooKeeperStore(Closing):
             return
         if answer.error:
             raise self._refused(answer.error)
-        keys = sorted(key for key in map(key_of, answer.answer) if key.startswith(prefix))
+        keys = sorted(key for key in map(key_of, answer.answer) if key and key.startswith(prefix))
         for first in range(0, len(keys), _LISTED):
             some, ends = keys[first : first + _LISTED], self._ends()
             paths = [path_of(self._root, key) for key in some]
-            looks = self._ask([GetData(path, watcher=False) for path in paths], ends)
+            reads = [GetData(path, watcher=False) for path in paths]
+            looks = self._ask([Sync(self._root), *reads], ends)[1:]
             for key, path, look in zip(some, paths, looks, strict=True):
-                found = self._found(path, look, ends)
+                ours = look.error is not None or read(*look.answer) is not None
+                found = self._found(path, look, self._ends()) if ours else None
                 if found is not None:
                     yield key, found.entry
 
@@ -167,6 +165,13 @@ class ZooKeeperStore(Closing):
     def __repr__(self) -> str:
         """Show the location."""
         return f"ZooKeeperStore({self.traits.location!r})"
+
+    def _at(self, path: str, version: int, ends: float) -> Znode | None:
+        """Give the entry, from memory if it had this version and is not over."""
+        known = self._known.get(path)
+        if known is None or known.entry.version != version or known.ends <= monotonic():
+            return self._look(path, ends)
+        return known
 
     def _look(self, path: str, ends: float) -> Znode | None:
         """Read the entry as it is now: what a server answers that lags behind the leader is not known to be that."""
@@ -234,7 +239,8 @@ class ZooKeeperStore(Closing):
 
     def _remember(self, path: str, znode: Znode) -> Znode:
         if len(self._known) >= _KNOWN and path not in self._known:
-            self._known.pop(next(iter(self._known), ""), None)
+            with suppress(RuntimeError):  # another thread has just remembered something
+                self._known.pop(next(iter(self._known), ""), None)
         self._known[path] = znode
         return znode
 
@@ -262,9 +268,6 @@ class ZooKeeperStore(Closing):
             connection = self._idle.take() or self._connect(ends)
             try:
                 result = act(connection)
-            except StoreError:
-                self._idle.keep(connection)
-                raise
             except BaseException as error:
                 connection.drop()
                 if not isinstance(error, Exception):

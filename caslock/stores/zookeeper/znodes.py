@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData, Transaction
 
-from caslock.options import check_key
+from caslock.options import MAX_KEY, check_key
 from caslock.store import MAX_VALUE, Entry
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class Clock(NamedTuple):
         return (ends - self.time) / 1000 - (now - self.seen)
 
 
-def clock_of(stat: Any, seen: float | None = None) -> Clock:  # noqa: ANN401 - kazoo comes without types
+def clock_of(stat: Any) -> Clock:  # noqa: ANN401 - kazoo comes without types
     """Read the clock from the state of a znode that was just written."""
-    return Clock(stat.mtime, stat.mzxid >> _EPOCH, monotonic() if seen is None else seen)
+    return Clock(stat.mtime, stat.mzxid >> _EPOCH, monotonic())
 
 
 def path_of(root: str, key: str) -> str:
@@ -77,9 +77,10 @@ def path_of(root: str, key: str) -> str:
     return f"{root}/{quote(key, safe=':').replace('.', '%2E')}"
 
 
-def key_of(name: str) -> str:
-    """Give the key of a znode's name."""
-    return unquote(name)
+def key_of(name: str) -> str | None:
+    """Give the key of a znode's name; None: no key has that name."""
+    key = unquote(name)
+    return key if 0 < len(key) <= MAX_KEY and path_of("", key) == f"/{name}" else None
 
 
 def data_of(value: bytes, ttl: float, guard: str) -> bytes:
@@ -97,6 +98,11 @@ def read(data: bytes | None, stat: Any) -> Znode | None:  # noqa: ANN401 - kazoo
     if data is None or head is None:
         return None
     return Znode(Entry(data[head.end() :], stat.mzxid), head[2].decode(), stat.version, stat.mtime, int(head[1]))
+
+
+def znode_of(value: bytes, guard: str, stat: Any, ttl: float) -> Znode:  # noqa: ANN401 - kazoo comes without types
+    """Give what was written."""
+    return Znode(Entry(value, stat.mzxid), guard, stat.version, stat.mtime, math.ceil(ttl * 1000))
 
 
 def new_guard() -> str:
