@@ -36,6 +36,7 @@ class Scripted:
         self.asked: list[tuple[str, float]] = []
         self.losses = 0
         self.traits = Traits("scripted://", expiry_lag=0.0, request_timeout=PATIENCE)
+        self.patience = PATIENCE
         self.store = self
         self.batching: Scripted | None = None
         self.queueing: Scripted | None = None
@@ -95,7 +96,7 @@ class Scripted:
 
     async def invalidate_many(self, removals: Sequence[Removal]) -> list[Entry | None] | None:
         answer = self._answer("invalidate_many")
-        return None if answer is None else [answer if answer.version else None] * len(removals)
+        return None if answer is None else [answer] * len(removals)
 
     async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
         await work()

@@ -259,7 +259,7 @@ async def acquire_the_long_way(
 
 async def leave_the_long_way(
     runtime: Runtime, attempt: Attempt, outgoing: HandOver | None, removed: Observed | None, limit: float
-) -> tuple[bool, Observed]:
+) -> Observed:
     """Remove a record as every other write is done."""
     if removed is None and outgoing is None and attempt.leaves_nothing(runtime.now()):
         removed = await protocol.write_surely(runtime, attempt, attempt.lease.version, None, NEVER)

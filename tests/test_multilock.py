@@ -607,3 +607,55 @@ def test_a_lost_key_that_could_not_be_given_back_is_an_unknown_outcome(pool: Thr
     store.full = True
     with pytest.raises(OutcomeUnknown, match="'a'"):
         waiting.result()
+
+
+ENOUGH = 20.0
+"""Seconds in which all of this is over."""
+
+
+class Halting(MemoryStore):
+    """Stops before a batch of removals, and can lose all replies."""
+
+    def __init__(self) -> None:
+        """Lose none."""
+        super().__init__()
+        self.loses = False
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def get(self, key: str) -> Entry | None:
+        """Read."""
+        return self._answer(super().get(key))
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove."""
+        return self._answer(super().invalidate(key, version))
+
+    def invalidate_many(self, removals: Sequence[Removal]) -> list[Entry | None]:
+        """Remove them, a little later."""
+        self.begun.set()
+        self.go_on.wait(ENOUGH)
+        return list(super().invalidate_many(removals))
+
+    def _answer(self, entry: Entry | None) -> Entry | None:
+        if self.loses:
+            raise StoreUnavailable("no answer")
+        return entry
+
+
+def test_two_threads_that_release_one_key_are_told_of_no_loss(pool: ThreadPoolExecutor) -> None:
+    """Given a removal whose reply is lost, another one that finds the next owner says nothing of a loss."""
+    store, told = Halting(), list[str]()
+    holds = MultiLock(store, ["a", "b"], on_lost=lambda hold: told.append(hold.key)).acquire()
+    assert holds is not None
+    released = pool.submit(holds.release)
+    assert store.begun.wait(ENOUGH)
+    store.loses = True
+    with pytest.raises(StoreUnavailable):
+        holds["a"].release()
+    store.loses = False
+    other = Lock(FaultyStore(store), "a").acquire(timeout=0)
+    assert other is not None
+    store.go_on.set()
+    released.result(ENOUGH)
+    assert told == []
+    other.release()

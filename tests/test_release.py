@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from caslock.errors import LockLost, NotAcquired, StoreError, StoreUnavailable
+from caslock.protocol.attempt import Retry
 from caslock.protocol.batch import put_together, remove_together
-from caslock.protocol.exchange import write
+from caslock.protocol.exchange import observed_in, write
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import NOTHING, Observed, Record, decode, encode
@@ -53,6 +54,7 @@ def test_a_removal_that_woke_another_process_is_noted() -> None:
     attempt = held(script)
     released(script, attempt)
     assert attempt.woken
+    assert observed_in(WOKEN) == NOTHING
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -129,8 +131,7 @@ def test_a_removal_that_finds_another_hold_beside_ours_leaves_that() -> None:
     assert record is not None
     both = record._replace(holds=("other.1", *record.holds), write="other.1.1", fence=5)
     script.answers = [Entry(encode(both), 7), Entry(OURS, 8)]
-    by_us, observed = withdrawn(script, attempt, START + 100)
-    assert by_us
+    observed = withdrawn(script, attempt, START + 100)
     assert observed.record is not None
     assert observed.record.holds == ("other.1",)
     assert script.verbs == ["invalidate", "put"]
@@ -149,10 +150,10 @@ def test_a_record_that_keeps_changing_is_written_until_the_limit() -> None:
     assert len(script.asked) == 20
 
 
-def withdrawn(script: Scripted, attempt: Attempt, limit: float) -> tuple[bool, Observed]:
+def withdrawn(script: Scripted, attempt: Attempt, limit: float) -> Observed:
     """Withdraw what is held."""
     start = Observed(attempt.lease.version, attempt.lease.record)
-    return cast("tuple[bool, Observed]", run(withdraw(cast("Runtime", script), attempt, start, limit)))
+    return cast("Observed", run(withdraw(cast("Runtime", script), attempt, start, limit)))
 
 
 def test_a_refused_release_was_not_made_in_time() -> None:
@@ -278,6 +279,15 @@ def test_force_is_not_used_twice() -> None:
     assert len(script.written) == 2
 
 
+def test_force_gives_up_in_time() -> None:
+    """No request begins later than two request timeouts after the first."""
+    script = Scripted(lost(), lost(), lost())
+    script.takes = PATIENCE
+    with pytest.raises(StoreUnavailable):
+        run(force_release(cast("Runtime", script), an_attempt(script, Retry(5, 5))))
+    assert script.verbs == ["get", "get"]
+
+
 def test_a_record_that_keeps_changing_is_not_released() -> None:
     """After as many tries, that is an error."""
     script = Scripted(*(Entry(THEIRS.value, 9 + number) for number in range(PASSES + 1)))
@@ -389,7 +399,7 @@ def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
     assert handing.go().version == 9
     assert handing.script.verbs == ["put", "get"]
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.writes.leaving == 1
+    assert handing.holder.left_in_time == 1
     assert not handing.outgoing.pending
     assert handing.event.times == 1
 
@@ -399,7 +409,7 @@ def test_a_hand_over_that_was_not_sent_lets_the_successor_withdraw() -> None:
     handing = Handing(StoreUnavailable("not sent", sent=False), THEIRS)
     handing.go()
     assert not handing.successor.writes.in_flight
-    assert handing.holder.writes.leaving == 0
+    assert handing.holder.left_in_time == 0
     assert handing.outgoing.pending
     assert handing.outgoing.take()
     assert handing.event.times == 1
@@ -428,7 +438,7 @@ def test_an_interrupted_hand_over_may_land() -> None:
     with pytest.raises(KeyboardInterrupt):
         handing.go()
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.writes.leaving == 1
+    assert handing.holder.left_in_time == 1
 
 
 def test_a_hand_over_is_settled_once() -> None:
@@ -476,12 +486,17 @@ def test_what_may_have_left(record: Record | None, answer: Entry | BaseException
     attempt = held(script)
     with contextlib.suppress(StoreError, KeyboardInterrupt):
         run(write(cast("Runtime", script), attempt, 5, record))
-    assert attempt.writes.leaving == left
-    script = Scripted(lost())
+    assert attempt.left_in_time == left
+    for own in (lost(), StoreError("refused"), THEIRS, Entry(OURS, 6)):
+        script = Scripted(own)
+        attempt = held(script)
+        with contextlib.suppress(StoreError):
+            run(write(cast("Runtime", script), attempt, 5, attempt.lease.record))
+        assert attempt.left_in_time == 0
+    script = Scripted(Entry(OURS, 6))
     attempt = held(script)
-    with pytest.raises(StoreUnavailable):
-        run(write(cast("Runtime", script), attempt, 5, attempt.lease.record))
-    assert attempt.writes.leaving == 0
+    run(write(cast("Runtime", script), attempt, 5, attempt.free_record(FREE_TTL)))
+    assert attempt.left_in_time == 1
 
 
 GONE = Entry(b"", ABSENT)
@@ -619,14 +634,22 @@ def test_a_clean_up_that_is_refused_ends_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "asked"), [(lost(), 0), (NotAcquired("busy"), 1), (KeyboardInterrupt(), 2)], ids=repr
+    ("error", "limit", "asked"),
+    [
+        (lost(), START - PATIENCE, 0),
+        (NotAcquired("busy"), START - PATIENCE, 1),
+        (KeyboardInterrupt(), START - PATIENCE, 0),
+        (KeyboardInterrupt(), START + 2 * PATIENCE, 2),
+    ],
+    ids=repr,
 )
-def test_a_clean_up_begins_no_request_too_late(error: BaseException, asked: int) -> None:
-    """A hanging store is not asked once more, one that has answered is; an interrupt came before its time."""
-    script = Scripted(lost(), lost())
-    attempt = an_attempt(script)
+def test_a_clean_up_begins_no_request_too_late(error: BaseException, limit: float, asked: int) -> None:
+    """A hanging store is not asked once more, one that has answered is; the time is over with an interrupt."""
+    script = Scripted(lost(), lost(), lost(), lost())
+    script.takes = PATIENCE / 2
+    attempt = an_attempt(script, Retry(5, 5))
     attempt.first(START)
-    attempt.limit = START - PATIENCE
+    attempt.limit = limit
     with contextlib.suppress(StoreError):
         run(give_up(cast("Runtime", script), attempt, error))
     assert len(script.asked) == asked

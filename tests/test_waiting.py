@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from tenacity.wait import wait_fixed
 
-from caslock.errors import StoreUnavailable
+from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.acquire import acquire
 from caslock.protocol.record import Record, encode
 from caslock.store import ABSENT, Entry
@@ -106,6 +106,12 @@ def test_a_wait_at_the_store_without_an_answer_is_followed_by_a_look() -> None:
     assert tried(script, attempt, None, 1.0)
     assert script.verbs == ["put", "wait", "put"]
     assert attempt.writes.may_land(ABSENT)
+    script = Scripted(theirs(100.0), StoreError("refused"))
+    script.queueing = script
+    attempt = an_attempt(script)
+    with pytest.raises(StoreError, match="refused"):
+        tried(script, attempt, None, 1.0)
+    assert not attempt.writes.may_land(ABSENT)
     for error, raises in ((lost(), True), (StoreUnavailable("not sent", sent=False), False)):
         script = Scripted(theirs(100.0), error, theirs(100.0))
         script.queueing = script

@@ -418,7 +418,7 @@ class LockState:
     async def holder(self) -> Record | None:
         """Who holds the key."""
         self.begun()
-        limit = self.runtime.now() + 2 * self.runtime.store.traits.request_timeout
+        limit = withdraw.last_start_of_three(self.runtime)
         observed = await read(self.runtime, self._attempt(), limit)
         record = observed.record
         return None if record is None or record.free else self._told(record, observed.fence)

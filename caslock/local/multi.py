@@ -20,6 +20,7 @@ from caslock.errors import (
 from caslock.local.hold import Holding, not_copied_hold
 from caslock.protocol import batch
 from caslock.protocol.lease import NEVER
+from caslock.protocol.withdraw import last_start, last_start_of_three
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +106,7 @@ class Holds(Generic[H_co]):
         at or after `limit`, nor after two request timeouts, which is one bound for all.
         """
         for runtime in {hold._state.runtime for hold in self._holds}:
-            limit = min(limit, runtime.now() + 2 * runtime.store.traits.request_timeout)
+            limit = min(limit, last_start_of_three(runtime))
         removed: dict[Attempt, Observed] = {}
         failure = await self._remove_together(removed)
         hangs = False
@@ -173,7 +174,7 @@ class MultiState(Generic[H, M]):
             raise
         except BaseException as error:
             stuck: list[CaslockError] = []
-            limit = several.limit + self._runtime.store.traits.request_timeout
+            limit = last_start(self._runtime, several.limit)
             await self._runtime.finish(partial(_roll_back, several.attempts, several.taken, error, stuck, limit))
             unsure = [told(trouble) for trouble in stuck if isinstance(trouble, StoreError)]
             unsure += [_left_behind(hold) for hold in several.taken if hold._attempt.lease.record is not None]
@@ -333,7 +334,7 @@ class _Several(Generic[H]):
                 self.attempts[state] = attempt
             elif state in self._holds:
                 self._holds[state]._keep_nothing()
-                await self._holds[state]._released(self.limit + state.runtime.store.traits.request_timeout)
+                await self._holds[state]._released(last_start(state.runtime, self.limit))
                 del self._holds[state]
 
 
@@ -377,16 +378,24 @@ async def _roll_back(
 ) -> None:
     """Give back what was taken; the errors of what could not be go into `stuck`, and it is released in the background.
 
-    After a failure, no request begins at or after `limit`, unless we were interrupted.
+    After a failure, no request begins at or after `limit`, nor after one request timeout if we were interrupted.
     """
+    interrupted = not isinstance(failure, Exception)
+    if interrupted:  # one limit for all
+        attempts = [*begun.values(), *(hold._attempt for hold in holds)]
+        now = attempts[0].runtime.now() if attempts else 0.0
+        limit = min([limit, *(last_start(attempt.runtime, now) for attempt in attempts)])
+        for attempt in attempts:
+            attempt.limit = min(attempt.limit, now)
     for state in reversed(begun):
         with _noting(failure, stuck):
             await state.undo(begun[state], failure.__cause__ or failure if isinstance(failure, StoreError) else failure)
     for hold in holds:
         hold._keep_nothing()
-    if not isinstance(failure, StoreUnavailable) or not holds or holds[0]._state.runtime.now() < limit:
+    hangs = interrupted or isinstance(failure, StoreUnavailable)  # or may
+    if not (hangs and holds) or holds[0]._state.runtime.now() < limit:
         with _noting(failure, stuck):
-            await Holds(holds)._released(limit if isinstance(failure, Exception) else NEVER)
+            await Holds(holds)._released(limit)
     for hold in holds:
         if hold._is_open:
             hold._state.release_later(hold)

@@ -105,9 +105,7 @@ class LocalQueue:
                 if attempt in inside and incoming is not None:
                     # Our predecessor is to send our first put.  At our deadline we cancel that; if it has already
                     # started, we wait one request timeout for the outcome (its event loop may have ended).
-                    patience = patience or min(
-                        now + attempt.lease.ttl, max(limit, now) + runtime.store.traits.request_timeout
-                    )
+                    patience = patience or min(now + attempt.lease.ttl, max(limit, now) + runtime.patience)
                     if now >= limit and incoming.take():
                         incoming.pending = False
                         return False

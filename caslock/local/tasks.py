@@ -57,6 +57,7 @@ class TaskRuntime:
         check_store(store, "connect_async")
         self.home: object = store
         native = suspends(getattr(store, "get", None))
+        self._share = 1.0 if native else 1.0 - QUEUE_SHARE
         self.store: AsyncStore = cast("AsyncStore", store) if native else _InThreads(shared, "requests", MOST_ASKING)
         # A wait in a blocking store would occupy a worker thread all that time.
         self.watching: AsyncWatchingStore | None = (
@@ -76,6 +77,11 @@ class TaskRuntime:
                 self.renewing.batching = cast("AsyncBatchingStore", self.renewing.store)
 
     now: staticmethod[[], float] = staticmethod(clock.now)
+
+    @property
+    def patience(self) -> float:
+        """A request timeout, without the time for which the last request may wait for a thread."""
+        return self._share * self.store.traits.request_timeout
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run."""
@@ -252,32 +258,22 @@ class _InThreads:
         future: asyncio.Future[T] = loop.create_future()
         unsent: list[None] = [None]  # list.pop is atomic: either a thread takes it, or the time is over
         patience = QUEUE_SHARE * self._store.traits.request_timeout
-        busy = loop.call_later(patience, _drop, future, unsent, self._store.traits)
+        busy = loop.call_later(patience, _drop, future, unsent, self._store.traits.location)
         future.add_done_callback(lambda _: busy.cancel())
         workers = self._shared.part(self._purpose, self._new_workers)  # a forked child has others
         workers.do(partial(_answer, loop, future, unsent, partial(verb, *args, **kwargs)))
         return future
 
 
-def _drop(future: asyncio.Future[T], unsent: list[None], traits: Traits) -> None:
-    """Give up on a request that no thread has taken; one that a thread has taken has what is left of its time."""
-    if future.done():
-        return
+def _drop(future: asyncio.Future[T], unsent: list[None], location: str) -> None:
+    """Give up on a request that no thread has taken."""
     try:
         unsent.pop()
     except IndexError:
-        left = (1.0 - QUEUE_SHARE) * traits.request_timeout
-        over = future.get_loop().call_later(left, _abandon, future, traits)
-        future.add_done_callback(lambda _: over.cancel())
-    else:
-        message = f"too many requests are waiting for {traits.location}"
+        return
+    if not future.done():
+        message = f"too many requests are waiting for {location}"
         future.set_exception(StoreUnavailable(message, sent=False))
-
-
-def _abandon(future: asyncio.Future[T], traits: Traits) -> None:
-    """Give up on a request that a thread has sent, maybe late: together with its wait it has had its time."""
-    message = f"{traits.location} has not answered within {traits.request_timeout:g} s"
-    _fail(future, StoreUnavailable(message))
 
 
 def _answer(

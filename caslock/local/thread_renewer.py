@@ -50,8 +50,9 @@ def watch(attempt: Attempt) -> None:
 
 def notice(attempt: Attempt) -> None:
     """Report a loss, once, in threads that do nothing else; after an interrupt it can be called again."""
-    if not attempt.lease.reported:
+    if not attempt.lease.reporting:
         _tellers(attempt).do(partial(_tell, attempt))
+        attempt.lease.reporting = True
 
 
 def _tellers(attempt: Attempt) -> Workers:

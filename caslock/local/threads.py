@@ -96,6 +96,11 @@ class ThreadRuntime:
     now: staticmethod[[], float] = staticmethod(clock.now)
 
     @property
+    def patience(self) -> float:
+        """A request timeout."""
+        return self.store.traits.request_timeout
+
+    @property
     def renewing(self) -> ThreadRuntime:
         """The same: renewals have threads of their own."""
         return self

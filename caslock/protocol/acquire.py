@@ -50,7 +50,7 @@ async def acquire(
         record, value = attempt.first(now)
         try:
             entry = await runtime.store.put_if_version(attempt.key, value, ABSENT, record.ttl)
-        except BaseException as error:  # noqa: BLE001 - settled, or raised by that
+        except (StoreError, ValueError) as error:
             lost = Unanswered(ABSENT, record, error)
             observed = await settle(runtime, attempt, lost, last_start(runtime, attempt.limit))
         else:

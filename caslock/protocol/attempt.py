@@ -129,7 +129,8 @@ class Attempt:
         self.incoming: HandOver | None = None  # set while a predecessor is to send our first put
         self.outgoing: HandOver | None = None  # set while we are to send our successor's first put
         self.ending: bool = False  # a release or a withdrawal has begun: no more renewals
-        self.left_in_time: bool = False  # a release of it got no answer, and was sent before the deadline
+        # Releases that were sent before the deadline and may have been applied; each counts from before it is sent.
+        self.left_in_time: int = 0
         self.woken: bool = False  # our removal woke a waiter of another process
         self.settled: bool = True  # False while a clean-up is unfinished
         self.scheduled: float = NEVER  # when the renewer looks at it next
@@ -158,6 +159,11 @@ class Attempt:
         record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *self.stamp, FORM))
         before, between, after = self._opening
         return record, f"{before}{hold_id}{between}{write_id}{after}".encode()
+
+    def leaves(self, record: Record | None, now: float) -> bool:
+        """Whether to write `record` (None: to remove ours) at this moment is a release in time."""
+        lease = self.lease
+        return now < lease.deadline and not lease.lost and (record is None or self.hold_id not in record.holds)
 
     def is_in(self, record: Record | None) -> bool:
         """Whether the hold id of this attempt is in `record`."""

@@ -38,7 +38,7 @@ async def put_together(runtime: Runtime, attempts: Sequence[Attempt]) -> PutToge
     ]
     try:
         entries = await runtime.batching.put_many(puts)
-    except BaseException as error:
+    except (StoreError, ValueError) as error:
         for attempt, record in zip(attempts, records, strict=True):
             unanswered(attempt, record, error)
         if isinstance(error, StoreError):
@@ -64,11 +64,10 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
     attempts = [each for each in attempts if each.leaves_nothing(runtime.now())]  # a renewal may have changed that
     if runtime.batching is None or len(attempts) < 2:  # noqa: PLR2004 - one alone is no batch
         return {}
-    now = runtime.now()
-    before = [attempt.left_in_time for attempt in attempts]
     removals = [Removal(each.key, each.lease.version) for each in attempts]
-    for attempt in attempts:  # before they are sent: an interrupt at any later moment may follow the removal
-        attempt.left_in_time |= not attempt.lease.lost and now < attempt.lease.deadline
+    leaves = [each.leaves(None, runtime.now()) for each in attempts]
+    for attempt, in_time in zip(attempts, leaves, strict=True):
+        attempt.left_in_time += in_time
     try:
         entries = await runtime.batching.invalidate_many(removals)
     except (StoreError, ValueError) as error:
@@ -76,12 +75,11 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
             return {}
         entries = None
     if entries is None:
-        for attempt, left in zip(attempts, before, strict=True):
-            attempt.left_in_time = left
+        for attempt, in_time in zip(attempts, leaves, strict=True):
+            attempt.left_in_time -= in_time
         return {}
-    for attempt, left, entry in zip(attempts, before, entries, strict=True):
-        if entry is not None and entry.version != ABSENT:  # refused
-            attempt.left_in_time = left
+    for attempt, in_time, entry in zip(attempts, leaves, entries, strict=True):
+        attempt.left_in_time -= in_time and entry is not None and entry.version != ABSENT
     return {each: answered(each, None, b"", entry) for each, entry in zip(attempts, entries, strict=True)}
 
 

@@ -31,7 +31,7 @@ class Unanswered(NamedTuple):
 
     expected: int
     record: Record | None
-    failure: BaseException
+    failure: StoreError | ValueError
 
 
 async def write_surely(
@@ -94,21 +94,23 @@ async def read(runtime: Runtime, attempt: Attempt, limit: float) -> Observed:
 
 async def write(runtime: Runtime, attempt: Attempt, expected: int, record: Record | None) -> Observed:
     """Write once."""
-    value = sent(attempt, expected, record, runtime.now())
-    store, key, writes = runtime.store, attempt.key, attempt.writes
-    leaves = record is None or attempt.hold_id not in record.holds
-    writes.leaving += leaves
+    now = runtime.now()
+    value, leaves = sent(attempt, expected, record, now), attempt.leaves(record, now)
+    store, key = runtime.store, attempt.key
+    attempt.left_in_time += leaves
     try:
         if record is None:
-            observed = answered(attempt, record, value, await store.invalidate(key, expected))
+            entry = await store.invalidate(key, expected)
+            applied = entry is None or entry.version == ABSENT
         else:
-            observed = answered(attempt, record, value, await store.put_if_version(key, value, expected, record.ttl))
-    except BaseException as error:
-        writes.leaving -= leaves and not may_have_landed(error)
+            entry = await store.put_if_version(key, value, expected, record.ttl)
+            applied = entry is not None and entry.value == value
+        attempt.left_in_time -= leaves and not applied  # first: an interrupt must not forget that it was refused
+    except (StoreError, ValueError) as error:
+        attempt.left_in_time -= leaves and not may_have_landed(error)
         unanswered(attempt, record, error)
         raise
-    writes.leaving -= leaves and observed.record != record
-    return observed
+    return answered(attempt, record, value, entry)
 
 
 async def put_when_absent(runtime: Runtime, attempt: Attempt, seconds: float) -> Observed:
@@ -118,7 +120,7 @@ async def put_when_absent(runtime: Runtime, attempt: Attempt, seconds: float) ->
     value = sent(attempt, ABSENT, record, runtime.now())
     try:
         entry = await runtime.queueing.put_when_absent(attempt.key, value, record.ttl, seconds)
-    except BaseException as error:
+    except (StoreError, ValueError) as error:
         unanswered(attempt, record, error)
         raise
     return answered(attempt, record, value, entry)
@@ -146,7 +148,7 @@ def answered(attempt: Attempt, record: Record | None, value: bytes, entry: Entry
 
 
 def unanswered(attempt: Attempt, record: Record | None, error: BaseException) -> None:
-    """Note that a write has raised `error`."""
+    """Note that a write has raised `error`; after an interrupt it stays in flight."""
     if record is not None and not may_have_landed(error):
         attempt.writes.answered(record.write)
 

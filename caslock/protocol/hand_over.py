@@ -77,12 +77,13 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
     if successor.ending or not outgoing.pending:
         successor.writes.answered(record.write)
         return ours
-    attempt.writes.leaving += 1
+    leaves = attempt.leaves(None, runtime.now())
+    attempt.left_in_time += leaves
     try:
         entry = await runtime.store.put_if_version(successor.key, value, lease.version, record.ttl)
-        observed = answered(successor, record, value, entry)
+        attempt.left_in_time -= leaves and (entry is None or entry.value != value)
     except (StoreError, ValueError) as error:
-        attempt.writes.leaving -= not may_have_landed(error)
+        attempt.left_in_time -= leaves and not may_have_landed(error)
         unanswered(successor, record, error)
         if not isinstance(error, StoreUnavailable):
             return ours  # the successor gets this error itself when it retries
@@ -93,8 +94,4 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
         if runtime.now() >= limit:
             raise
         return await read(runtime, attempt, limit)
-    except BaseException as error:
-        unanswered(successor, record, error)
-        raise
-    attempt.writes.leaving -= observed.record is not record
-    return observed
+    return answered(successor, record, value, entry)

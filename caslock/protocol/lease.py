@@ -35,6 +35,7 @@ class Lease:
         "on_loss",
         "record",
         "reported",
+        "reporting",
         "ttl",
         "version",
     )
@@ -61,6 +62,7 @@ class Lease:
         self.lost: str = ""  # why, once it is lost
         self.on_loss: list[Callable[[], object]] = []  # called when it is lost
         self.reported: bool = False  # whether `on_loss` has been called
+        self.reporting: bool = False  # whether somebody is to call it
 
     def believe(self, record: Record, version: int, landed: InFlight | None, now: float) -> None:
         """Note that we hold the key with `record`: only here does the deadline become later.

@@ -10,7 +10,7 @@ from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import Observed, Record
 from caslock.protocol.renew import who_holds
-from caslock.protocol.withdraw import PASSES, location_of, withdraw
+from caslock.protocol.withdraw import PASSES, last_start_of_three, location_of, withdraw
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import ABSENT
 
@@ -30,7 +30,7 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
     when there was no answer: release can be called again.
     """
     attempt.ending = True
-    limit = min(limit, runtime.now() + 2 * runtime.store.traits.request_timeout)
+    limit = min(limit, last_start_of_three(runtime))
     mutex, lease = attempt.mutex, attempt.lease
     if not mutex.acquire(blocking=False) and not runtime.ended(attempt):  # first settle any renewal under way
         await mutex.__aenter__()
@@ -41,22 +41,19 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
         outgoing = attempt.outgoing
         if lease.record is None:
             return  # already released
-        now, before = runtime.now(), attempt.writes.leaving
+        now = runtime.now()
         in_time = not lease.lost and now < lease.deadline
         try:
-            try:
-                by_us, observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
-            finally:
-                attempt.left_in_time |= in_time and attempt.writes.leaving > before
+            observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
         except StoreError as error:
             if not in_time and not attempt.left_in_time:  # the lease had ended: lost regardless of the answer
                 raise attempt.lose(lease.end("released")) from error
             ends = max(lease.ttl, attempt.min_hold)
             error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
             raise
-        by_us = by_us or (outgoing is not None and outgoing.successor.is_in(observed.record))
-        if not (attempt.left_in_time or (in_time and by_us)):
-            loss = attempt.lose(lease.end("released") if by_us else who_holds(runtime, observed.record))
+        if not attempt.left_in_time:
+            over = observed.record is None and not in_time
+            loss = attempt.lose(lease.end("released") if over else who_holds(runtime, observed.record))
         lease.record = None  # last: a release that is interrupted is made once more, and finds the loss again
     finally:
         if outgoing is not None:
@@ -78,30 +75,29 @@ async def release_quietly(runtime: Runtime, attempt: Attempt, limit: float) -> N
 
 async def _leave(
     runtime: Runtime, attempt: Attempt, outgoing: HandOver | None, removed: Observed | None, limit: float
-) -> tuple[bool, Observed]:
-    """Remove our hold; return whether it was certainly we who have, and what is there then."""
-    lease = attempt.lease
+) -> Observed:
+    """Remove our hold; return what is there then."""
+    lease, now = attempt.lease, runtime.now()
     if removed is not None:
         observed = removed
     elif outgoing is not None:
         observed = await hand_over(runtime, attempt, outgoing, limit)
-    elif attempt.leaves_nothing(runtime.now()):  # one request
-        writes = attempt.writes
-        writes.leaving += 1
+    elif attempt.leaves_nothing(now):  # one request
+        leaves = attempt.leaves(None, now)
+        attempt.left_in_time += leaves
         try:
             entry = await runtime.store.invalidate(attempt.key, lease.version)
-        except BaseException as error:  # noqa: BLE001 - settled, or raised by that
-            writes.leaving -= not may_have_landed(error)
+            attempt.left_in_time -= leaves and entry is not None and entry.version != ABSENT
+        except (StoreError, ValueError) as error:
+            attempt.left_in_time -= leaves and not may_have_landed(error)
             observed = await settle(runtime, attempt, Unanswered(lease.version, None, error), limit)
         else:
-            writes.leaving -= entry is not None and entry.version != ABSENT  # refused
             observed = answered(attempt, None, b"", entry)
     else:
         observed = Observed(lease.version, lease.record)
     if observed.record is None and not attempt.writes.in_flight:
-        return True, observed
-    by_us, observed = await withdraw(runtime, attempt, observed, limit)
-    return by_us or observed.record is None, observed
+        return observed
+    return await withdraw(runtime, attempt, observed, limit)
 
 
 async def leave_surely(runtime: Runtime, attempt: Attempt, interruption: BaseException) -> None:
@@ -125,7 +121,7 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
     A free record takes its place, so that the holder learns of its loss even from a release.  After a failure, no
     request begins later than two request timeouts from now.
     """
-    limit = runtime.now() + 2 * runtime.store.traits.request_timeout
+    limit = last_start_of_three(runtime)
     observed = await read(runtime, attempt, limit)
     broken: Record | None = None
     fence = ABSENT

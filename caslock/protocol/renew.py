@@ -37,7 +37,7 @@ async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
         if record is None:
             return
         # A release that waits for this renewal waits for one request: after a failure, the next renewal goes on.
-        limit = min(lease.deadline, runtime.now() + runtime.store.traits.request_timeout)
+        limit = min(lease.deadline, runtime.now() + runtime.patience)
         observed = await write_surely(runtime, attempt, lease.version, record, limit)
         if _renewed(runtime, attempt, observed, before, runtime.now()):
             lease.ttl = lease.ttl if ttl is None else ttl  # what the store has accepted: the renewals go on with it
@@ -110,23 +110,21 @@ async def _renew_together(runtime: Runtime, batching: AsyncBatchingStore, attemp
     """
     before = {attempt: attempt.writes.count for attempt in attempts}
     repeats = min(1, *(attempt.retry.put for attempt in attempts))
-    limit = runtime.now() + runtime.store.traits.request_timeout
+    limit = runtime.now() + runtime.patience
     for _ in range(PASSES):
         renewals = _renewals(runtime, attempts)
         try:
             puts = [Put(each.attempt.key, each.value, each.attempt.lease.version, each.record.ttl) for each in renewals]
             answers = await batching.put_many(puts) if puts else []
-        except BaseException as error:
+        except (StoreError, ValueError) as error:
             for each in renewals:
                 unanswered(each.attempt, each.record, error)
-            if isinstance(error, StoreUnavailable):
-                if not repeats or runtime.now() >= limit:
-                    break
-                repeats -= 1
-                continue
-            if isinstance(error, (StoreError, ValueError)):  # one is refused: each alone shows which
+            if not isinstance(error, StoreUnavailable):  # one is refused: each alone shows which
                 return attempts
-            raise
+            if not repeats or runtime.now() >= limit:
+                break
+            repeats -= 1
+            continue
         if answers is None:
             for each in renewals:
                 each.attempt.writes.answered(each.record.write)

@@ -89,6 +89,11 @@ class Runtime(Protocol):
         """What renews in the background: it never waits for requests of acquires and releases."""
         ...
 
+    @property
+    def patience(self) -> float:
+        """Seconds in which a request may begin if it has to be over within two request timeouts."""
+        ...
+
     def now(self) -> float:
         """Seconds on a clock that never goes back."""
         ...

@@ -32,7 +32,12 @@ FIRST_PAUSE: Final = 0.25
 
 def last_start(runtime: Runtime, limit: float) -> float:
     """Return the moment from which no request begins, so that all are over two request timeouts after `limit`."""
-    return limit + runtime.store.traits.request_timeout
+    return limit + runtime.patience
+
+
+def last_start_of_three(runtime: Runtime) -> float:
+    """Return the moment from which no request begins, so that all are over three request timeouts from now."""
+    return last_start(runtime, runtime.now() + runtime.store.traits.request_timeout)
 
 
 class Remnant(NamedTuple):
@@ -69,16 +74,17 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
 
 async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> Remnant | None:
     """Withdraw what was sent, or have that done in the background; returns what may be left."""
-    limit = runtime.now() + runtime.store.traits.request_timeout
-    if isinstance(error, (StoreError, NotAcquired)):  # else it was interrupted, before its time was over
-        limit = min(limit, last_start(runtime, attempt.limit))
+    interrupted = not isinstance(error, (StoreError, NotAcquired))
+    if interrupted:  # its time is over now
+        attempt.limit = min(attempt.limit, runtime.now())
+    limit = last_start(runtime, attempt.limit)
     found: list[Remnant | None] = []
 
     async def clean_up() -> None:
         attempt.settled = False
         try:
-            if isinstance(error, StoreUnavailable) and runtime.now() >= limit:
-                raise StoreUnavailable(str(error))  # noqa: TRY301 - the time is over: do not ask again
+            if (interrupted or isinstance(error, StoreUnavailable)) and runtime.now() >= limit:
+                raise StoreUnavailable(str(error) or "no answer in time")  # noqa: TRY301 - do not ask again
             found.append(await _clean_up(runtime, attempt, limit))
         except StoreUnavailable as trouble:
             runtime.later(partial(_clean_up, runtime, attempt), FREE_TTL)
@@ -104,7 +110,7 @@ async def _clean_up(runtime: Runtime, attempt: Attempt, limit: float) -> Remnant
     async with attempt.mutex:  # first settle any renewal under way
         lease = attempt.lease
         start = Observed(lease.version, lease.record) if lease.record else await read(runtime, attempt, limit)
-        _, (_, record) = await withdraw(runtime, attempt, start, limit)
+        _, record = await withdraw(runtime, attempt, start, limit)
         lease.record = None
     if not attempt.writes.may_land(ABSENT) or record is None or record.free:
         return None
@@ -146,7 +152,7 @@ async def settle_later(runtime: Runtime, unsettled: deque[Unsettled]) -> None:
             if now >= ends:
                 continue
             try:
-                await settle(now + runtime.store.traits.request_timeout)
+                await settle(now + runtime.patience)
             except StoreUnavailable:
                 unsettled.append(tried)
                 break
@@ -167,8 +173,8 @@ async def step_back(runtime: Runtime, attempt: Attempt) -> None:
         attempt.lease.forget()
 
 
-async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit: float) -> tuple[bool, Observed]:
-    """Write until no record of the attempt exists and no late put can match; returns whether we did it, and the rest.
+async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit: float) -> Observed:
+    """Write until no record of the attempt exists and no late put can match; returns what is there then.
 
     While another owner's record exists we cannot block our own late put; the lease bounds it.  After a failure, no
     request begins at or after `limit`; if the store answers, and the record keeps changing, no more than `PASSES` do.
@@ -181,13 +187,13 @@ async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit
         writes, (version, record) = attempt.writes, observed
         # A late request of ours that expects what is there now may arrive, unless we win that version before it does.
         if not attempt.is_in(record) and not writes.may_land(version):
-            return False, observed
+            return observed
         before, now = writes.count, runtime.now()
         rest = attempt.free_record(FREE_TTL) if record is None else attempt.remainder(record, version, now)
         observed = await write_surely(runtime, attempt, version, rest, limit)
         left = observed.record
         if left is None if rest is None else left is not None and writes.includes(left, before):
-            return True, observed
+            return observed
     message = f"lock {attempt.key!r} could not be released: its record kept changing until the deadline"
     raise StoreUnavailable(message)
 

@@ -28,14 +28,12 @@ class Writes:
     Versions never repeat, so a late write that expects a version which has passed does nothing.
     """
 
-    __slots__ = ("count", "hold_id", "in_flight", "leaving")
+    __slots__ = ("count", "hold_id", "in_flight")
 
     def __init__(self, hold_id: str) -> None:
         self.hold_id: str = hold_id
         self.count: int = 0
         self.in_flight: dict[str, InFlight] = {}
-        # Writes without our hold id that may have been applied; each is counted from before it is sent.
-        self.leaving: int = 0
 
     def next_id(self) -> str:
         """Return a write id, which distinguishes the next write of this attempt from all other writes."""

@@ -197,6 +197,11 @@ class Process:
         del key
         return _entry(await self._server.put_when_absent(value, ttl, timeout))
 
+    @property
+    def patience(self) -> float:
+        """See `Runtime`."""
+        return self.traits.request_timeout
+
     def now(self) -> float:
         """Virtual seconds."""
         return self._timeline.now

@@ -125,6 +125,7 @@ class Runtime:
         self.watching = self if plan.watching else None
         self.batching = self if plan.batching else None
         self.traits = Traits("simulated://")
+        self.patience = self.traits.request_timeout
         self.renewers: dict[Attempt, Flow] = {}
 
     def now(self) -> float:
