@@ -48,7 +48,8 @@ class _Releasing(ABC):
     _blocks: WithBlocks[_Block[Self]]
 
     @abstractmethod
-    def ensure_held(self) -> None: ...
+    def ensure_held(self) -> None:
+        """See `Holding.ensure_held`."""
 
     @abstractmethod
     async def _renewed(self, ttl: float | None) -> None: ...

@@ -42,7 +42,8 @@ class _Held(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def ensure_held(self) -> None: ...
+    def ensure_held(self) -> None:
+        """See `Holding.ensure_held`."""
 
     @abstractmethod
     def _each(self) -> Sequence[Hold]: ...

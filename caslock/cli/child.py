@@ -40,8 +40,8 @@ class Child:
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.group = _spawn(command, environment)
-        self.in_foreground = self._terminal.give(self.group)
+        self.group: int = _spawn(command, environment)
+        self.in_foreground: bool = self._terminal.give(self.group)
         """Whether the terminal was ours to give: its Ctrl-C goes to the command, and not to us."""
 
     def wait(self) -> int:

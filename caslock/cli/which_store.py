@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from caslock.store import ClosableStore
 
-store_option = click.option(
+F = TypeVar("F", bound="Callable[..., Any] | click.Command")
+
+store_option: Callable[[F], F] = click.option(
     "--store",
     "url",
     envvar="CASLOCK_STORE",
@@ -17,7 +21,7 @@ store_option = click.option(
     help="Where the locks are, such as redis://localhost:6379/0.  [default: $CASLOCK_STORE, or an SQLite file in your "
     "state folder, for the processes of one user on one host]",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def opened(url: str | None) -> ClosableStore:

@@ -138,7 +138,7 @@ class TaskRuntime:
             with contextlib.suppress(RuntimeError):  # its own is closed
                 loop.call_soon_threadsafe(lambda: renewer_of(loop).watch(attempt))
 
-    notice = staticmethod(notice)
+    notice: staticmethod[[Attempt], None] = staticmethod(notice)
 
 
 def task_runtime(store: object) -> TaskRuntime:

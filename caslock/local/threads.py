@@ -134,7 +134,8 @@ class ThreadRuntime:
         del attempt
         return False
 
-    notice, watch = staticmethod(notice), staticmethod(watch)
+    notice: staticmethod[[Attempt], None] = staticmethod(notice)
+    watch: staticmethod[[Attempt], None] = staticmethod(watch)
 
     mutex = ThreadMutex
 

@@ -9,9 +9,9 @@ from caslock.observer import LockEvent, Observer
 
 try:
     from opentelemetry import metrics, trace
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "caslock.observers.otel needs the package opentelemetry-api: pip install 'caslock[otel]'", name=error.name
+        "caslock.observers.otel needs the package opentelemetry-api: pip install 'caslock[otel]'", name=_missing.name
     ) from None
 
 if TYPE_CHECKING:

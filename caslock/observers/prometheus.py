@@ -8,10 +8,10 @@ from caslock.observer import LockEvent, Observer
 
 try:
     from prometheus_client import REGISTRY, Counter, Histogram
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
         "caslock.observers.prometheus needs the package prometheus-client: pip install 'caslock[prometheus]'",
-        name=error.name,
+        name=_missing.name,
     ) from None
 
 if TYPE_CHECKING:

@@ -129,7 +129,7 @@ class StoreForTests(_ForTests, FaultyStore):
 
     def __init__(self, memory: MemoryStore | None = None) -> None:
         """Use the entries of `memory`; None: a new one."""
-        self.memory = MemoryStore() if memory is None else memory
+        self.memory: MemoryStore = MemoryStore() if memory is None else memory
         self._others = []
         super().__init__(self.memory)
 
@@ -139,6 +139,6 @@ class AsyncStoreForTests(_ForTests, AsyncFaultyStore):
 
     def __init__(self, memory: MemoryStore | None = None) -> None:
         """Use the entries of `memory`; None: a new one."""
-        self.memory = MemoryStore() if memory is None else memory
+        self.memory: MemoryStore = MemoryStore() if memory is None else memory
         self._others = []
         super().__init__(AsyncMemoryStore(self.memory))

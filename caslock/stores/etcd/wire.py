@@ -88,6 +88,7 @@ class Stream:
 
     def __init__(self, call: Call, headers: Mapping[str, str]) -> None:
         """Have the packet of the call in `packet`."""
+        self.packet: bytes
         self._http, self.packet = _side(call, headers)
         self._status, self._rest = 0, b""
 

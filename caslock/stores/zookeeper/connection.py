@@ -53,8 +53,8 @@ class Connection:
 
     def __init__(self, ensemble: Ensemble, ends: float) -> None:
         """Connect to any of the servers that answers, by the moment `ends`."""
-        self.generation = generation()
-        self.used = monotonic()
+        self.generation: int = generation()
+        self.used: float = monotonic()
         self._received = bytearray()
         self._xid = 0
         addresses, failed = _addresses(ensemble.hosts)

@@ -10,7 +10,11 @@ from kazoo import exceptions
 from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
 
-MOVED: Final = (exceptions.NoNodeError, exceptions.NodeExistsError, exceptions.BadVersionError)
+MOVED: Final[tuple[type[Exception], ...]] = (
+    exceptions.NoNodeError,
+    exceptions.NodeExistsError,
+    exceptions.BadVersionError,
+)
 """Another entry is there than the request expects."""
 
 _NOT_NOW: Final = (
