@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 import subprocess
 import threading
@@ -12,13 +13,14 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kazoo import exceptions
 from kazoo.client import KazooClient
-from kazoo.exceptions import BadVersionError
 
 import caslock
 from caslock import AsyncLock, Lock, StoreError, StoreUnavailable, connect, connect_async
 from caslock.store import ABSENT, Entry
 from caslock.stores.zookeeper import ZooKeeperStore
+from caslock.stores.zookeeper.failures import of_answer
 from caslock.stores.zookeeper.znodes import key_of, path_of
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
@@ -98,7 +100,7 @@ def test_a_stale_holder_does_nothing_to_a_znode_that_was_made_again(
         assert another.invalidate(key, stale.version) is None
         later = put(another, key)
     assert admin.get(path(key))[1].version == before
-    with pytest.raises(BadVersionError):
+    with pytest.raises(exceptions.BadVersionError):
         admin.delete(path(key), before + 1)
     assert later.version > stale.version
     assert store.put_if_version(key, b"late", stale.version, 30) == later
@@ -505,3 +507,24 @@ def test_the_extra_is_named_where_kazoo_is_missing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(__import__("sys").modules, "kazoo", None)
     with pytest.raises(ModuleNotFoundError, match=r"caslock\[zookeeper\]"):
         caslock.connect("zookeeper://db")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "refused"),
+    [
+        (exceptions.UnimplementedError(), "needs ZooKeeper 3.4 or newer", True),
+        (exceptions.NotReadOnlyCallError(), "not read-only", True),
+        (exceptions.QuotaExceededError(), "Raise the quota", True),
+        (exceptions.AuthFailedError(), "Check the user and the password", True),
+        (exceptions.InvalidACLError(), r"\(InvalidACL\)", True),
+        (exceptions.SessionExpiredError(), r"\(SessionExpired\)", False),
+        (exceptions.SystemZookeeperError(), r"\(SystemZookeeper\)", False),
+    ],
+)
+def test_an_answer_that_a_test_can_not_provoke(error: Exception, sentence: str, refused: bool) -> None:  # noqa: FBT001 - a parameter
+    """What a server says for good is a `StoreError`; what leaves the outcome open is `StoreUnavailable`."""
+    failed = of_answer("zookeeper://db", error)
+    assert re.search(sentence, str(failed))
+    assert str(failed).count("zookeeper://db") == 1
+    assert isinstance(failed, StoreUnavailable) is not refused
+    assert not isinstance(failed, StoreUnavailable) or failed.sent
