@@ -164,6 +164,13 @@ def new_memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServe
 
 
 @pytest.fixture
+def new_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
+    """Start private etcds: ``new_etcd("--quota-backend-bytes=150000")``."""
+    with _factory(ETCD, tmp_path_factory) as new:
+        yield new
+
+
+@pytest.fixture
 def new_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
     """Start private ZooKeepers."""
     with _factory(ZOOKEEPER, tmp_path_factory) as new:

@@ -39,6 +39,7 @@ from tests.servers import REDIS, TIED, missing
 from tests.test_simulate_bites import take_every_turn_first
 from tests.torture import LAWS, TroubledServer
 from tests.torture.__main__ import NOT_TRIED, main, own_store
+from tests.torture.etcd_leases import RESTARTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,6 +89,15 @@ def test_zookeeper_withstands_torture(new_zookeeper: Callable[..., Server]) -> N
     """Nor on ZooKeeper, which is stopped and killed; its leases survive that."""
     server = new_zookeeper()
     check(Plan(url=server.url, seconds=SECONDS, seed=5), server, SECONDS / 3)
+
+
+@unix
+@pytest.mark.long
+@patient
+def test_etcd_withstands_torture(new_etcd: Callable[..., Server]) -> None:
+    """Nor on etcd, which is stopped and killed; its leases begin anew then."""
+    server = new_etcd()
+    check(Plan(url=server.url, seconds=SECONDS, seed=6), server, SECONDS / 3)
 
 
 @unix
@@ -676,6 +686,20 @@ def test_what_lands_late_is_no_orphan_for_one_lease() -> None:
         for seconds, broken in ((2.5, set[str]()), (4.5 + SLACK, ORPHAN)):
             late = script.copy().later(seconds).event("seen", "", "A.1", fence=2, until=2.0)
             assert late.broken() == broken, (stop, seconds)
+
+
+def test_a_record_may_last_for_one_more_lease_after_a_restart_of_etcd() -> None:
+    """Etcd begins its leases anew: what was there before has one lease from then on, and no more; a stop gives none."""
+    for note, excused in ((RESTARTED, True), ("etcd", False)):
+        gone = Script().event("try", "w/1", "A.1").event("failed", "w/1", "A.1", note="unknown")
+        gone.event("seen", "", "A.1", fence=2, until=2.0).event("freeze", "", note=note).later(4).event("thaw", "")
+        for seconds, broken in ((1.5, not excused), (2.5 + SLACK, True)):
+            late = gone.copy().later(seconds).event("seen", "", "A.1", fence=2, until=2.0)
+            assert late.broken() == (ORPHAN if broken else set()), (note, seconds)
+        twice = gone.copy().later(1.5).event("seen", "", "A.1", fence=2, until=2.0)
+        assert twice.later(3 + SLACK).event("seen", "", "A.1", fence=2, until=2.0).broken() == ORPHAN
+        new = gone.copy().event("seen", "", "A.1", fence=3, until=2.0).later(2.5 + SLACK)
+        assert new.event("seen", "", "A.1", fence=3, until=2.0).broken() == ORPHAN
 
 
 def test_without_fences_all_other_laws_hold() -> None:

@@ -27,7 +27,7 @@ from caslock.testing.extremes import KEYS, VALUES
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
 from tests.locations import fresh, until
-from tests.servers import ETCD, HOST, Process, Server, absent, free_port, missing, private
+from tests.servers import ETCD, HOST, Process, Server, absent, free_port, missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from caslock import Store
     from caslock.store import ListingStore, WatchingStore
+    from tests.conftest import NewServer
 
 SECRET = "p@ss/w0rd?"  # noqa: S105 - of a user that ends with its test
 QUOTED = "p%40ss%2Fw0rd%3F"
@@ -86,13 +87,6 @@ def store(api: Opening, etcd_server: Server) -> Store:
     return api.open(etcd_server.url, timeout=10)
 
 
-@pytest.fixture
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Start private servers: ``etcd("--quota-backend-bytes=100000")``."""
-    with contextlib.ExitStack() as stack:
-        yield lambda *args: stack.enter_context(private(ETCD, tmp_path_factory.mktemp("etcd"), *args))
-
-
 def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
     """Write, and expect success."""
     entry = store.put_if_version(key, value, version, ttl)
@@ -112,9 +106,9 @@ def refusal(act: Callable[[], object], match: str) -> StoreError:
     return caught.value
 
 
-def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, etcd: Callable[..., Server]) -> None:
+def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, new_etcd: NewServer) -> None:
     """To acquire is one packet, to release is another, and etcd then knows no lease."""
-    server = etcd()
+    server = new_etcd()
     sent = list[bytes]()
     with FaultProxy(server.host, server.port) as proxy:
         through = api.open(f"etcd://127.0.0.1:{proxy.port}", timeout=10)
@@ -134,9 +128,9 @@ def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, etcd: Callable
     assert leases(server) == set()
 
 
-def test_a_refused_put_leaves_no_lease(api: Opening, etcd: Callable[..., Server]) -> None:
+def test_a_refused_put_leaves_no_lease(api: Opening, new_etcd: NewServer) -> None:
     """Ten puts that find another version there: only the lease of the entry is left."""
-    server = etcd()
+    server = new_etcd()
     mine = api.open(server.url, timeout=10)
     key = fresh()
     entry = put(mine, key)
@@ -355,9 +349,9 @@ def test_a_store_for_asyncio_serves_every_loop(etcd_server: Server) -> None:
 # Faults and bad servers
 
 
-def test_a_full_server_refuses_puts_and_still_releases(api: Opening, etcd: Callable[..., Server]) -> None:
+def test_a_full_server_refuses_puts_and_still_releases(api: Opening, new_etcd: NewServer) -> None:
     """Over its quota etcd takes no put; the error says what to do, and what is there can be read and removed."""
-    server = etcd("--quota-backend-bytes=150000")
+    server = new_etcd("--quota-backend-bytes=150000")
     store = api.open(server.url, timeout=10)
     key = fresh()
     entry = put(store, key)
@@ -370,9 +364,9 @@ def test_a_full_server_refuses_puts_and_still_releases(api: Opening, etcd: Calla
     assert store.get(key) is None
 
 
-def test_a_wrong_password_is_a_refusal_that_shows_none(api: Opening, etcd: Callable[..., Server]) -> None:
+def test_a_wrong_password_is_a_refusal_that_shows_none(api: Opening, new_etcd: NewServer) -> None:
     """A wrong password, none at all, and a key that the user may not touch: each says what to do."""
-    server = secured(etcd)
+    server = secured(new_etcd)
     where = f"{server.host}:{server.port}"
     for user in (f"locks:{QUOTED}x@", f"nobody:{QUOTED}@"):
         store = api.open(f"etcd://{user}{where}", timeout=10)
@@ -391,9 +385,9 @@ def test_a_wrong_password_is_a_refusal_that_shows_none(api: Opening, etcd: Calla
     assert waiting.result(20)[0] < 15
 
 
-def test_a_forgotten_token_is_renewed(api: Opening, etcd: Callable[..., Server]) -> None:
+def test_a_forgotten_token_is_renewed(api: Opening, new_etcd: NewServer) -> None:
     """Etcd forgets its tokens when it restarts: the store names its user again, and the put is applied once."""
-    server = secured(etcd)
+    server = secured(new_etcd)
     store = api.open(f"etcd://locks:{QUOTED}@{server.host}:{server.port}", timeout=10)
     put(store, "locks/before")
     server.restart()
@@ -409,9 +403,9 @@ def test_a_user_where_nobody_is_asked_is_a_refusal(api: Opening, etcd_server: Se
     refusal(lambda: store.get("k"), "Leave user and password out")
 
 
-def secured(etcd: Callable[..., Server]) -> Server:
+def secured(new_etcd: NewServer) -> Server:
     """Start a server that wants passwords; the user "locks" may use what begins with "locks/"."""
-    server = etcd("--bcrypt-cost=4")
+    server = new_etcd("--bcrypt-cost=4")
     ask(server, "auth/user/add", name="root", password=SECRET)
     ask(server, "auth/user/grant", user="root", role="root")
     ask(server, "auth/role/add", name="locks")
@@ -470,9 +464,9 @@ def listens(port: int) -> bool:
     return False
 
 
-def test_a_frozen_server_hangs_nobody(api: Opening, etcd: Callable[..., Server]) -> None:
+def test_a_frozen_server_hangs_nobody(api: Opening, new_etcd: NewServer) -> None:
     """While the server is stopped, verbs and waits on open and on new connections end in time; then all go on."""
-    server = etcd()
+    server = new_etcd()
     store, new = api.open(server.url, timeout=1.0), api.open(server.url, timeout=1.0)
     key = fresh()
     entry = until_put(store, key)

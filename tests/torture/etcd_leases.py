@@ -1,0 +1,62 @@
+"""Tells which records a restarted etcd may keep for longer.
+
+When etcd starts, it begins each lease anew.  So a record that was there before a restart lasts for its lease after it,
+whoever has gone meanwhile.  What lasts for longer than that is an orphan all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from caslock.verify.delays import SLACK
+
+if TYPE_CHECKING:
+    from caslock.verify.delays import Delays
+    from caslock.verify.history import Event
+    from caslock.verify.tenures import Judgement
+
+RESTARTED: Final = "etcd restarted"
+"""What the stop of an etcd that is killed and started again is noted as."""
+
+
+class LeasesBegunAnew:
+    """Takes back each orphan that is explained by a restart, and reports those that outlast their new lease."""
+
+    def __init__(self, judgement: Judgement, delays: Delays) -> None:
+        """Begin with no restart."""
+        self._judgement, self._delays = judgement, delays
+        self._restarting = False
+        self._up = -math.inf
+        self._versions = dict[str, int]()  # by key
+        self._before = dict[str, int]()  # what was there at the last restart
+        self._excused = set[tuple[str, float]]()  # by key and time
+
+    def read(self, event: Event) -> None:
+        """Take note of restarts, and of what is seen."""
+        if event.what == "freeze":
+            self._restarting = event.note == RESTARTED
+        elif event.what == "thaw" and self._restarting:
+            self._restarting, self._up, self._before = False, event.at, dict(self._versions)
+        elif event.what == "clear":
+            self._versions.pop(event.key, None)
+        elif event.what == "seen":
+            self._versions[event.key] = event.fence
+            if self._before.get(event.key) == event.fence:
+                self._judge(event)
+
+    def end(self) -> None:
+        """Take them back."""
+        violations = self._judgement.violations
+        violations[:] = [
+            each for each in violations if each.law != "orphaned record" or (each.key, each.at) not in self._excused
+        ]
+
+    def _judge(self, event: Event) -> None:
+        """Tell whether a record of before the restart may still be there."""
+        if event.at <= self._up + event.until + SLACK + self._delays.lag(self._up):
+            self._excused.add((event.key, event.at))
+        else:
+            del self._before[event.key]  # it is reported once
+            text = f"{event.hold} has outlasted the lease that a restart has begun: {event.note}"
+            self._judgement.violate("orphaned record", event.at, event.key, text)
