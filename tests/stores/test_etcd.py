@@ -560,7 +560,7 @@ def tls_port(certificates: Path, tmp_path: Path) -> Iterator[int]:
     )
     body.start()
     try:
-        assert until(lambda: "serving client requests" in body.log() or not body.alive()), body.log()
+        assert until(lambda: listens(port)), body.log()
         yield port
     finally:
         body.remove()
