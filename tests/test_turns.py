@@ -12,7 +12,7 @@ import pytest
 
 from caslock.testing import StoreContract
 from tests.locations import fresh
-from tests.turns import PROCESSORS, WAITING, turn, waits
+from tests.turns import PROCESSORS, TOGETHER, WAITING, turn, waits
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +61,7 @@ def test_a_test_waits_until_another_has_ended(pool: ThreadPoolExecutor) -> None:
 
 def test_what_waits_is_known_by_its_name() -> None:
     """Each name is that of a file or a test, and a test is found by it, with whatever parameters."""
-    for name in WAITING:
+    for name in (*WAITING, *TOGETHER):
         file, _, test = name.partition("::")
         assert (ROOT / file).exists()
         assert not test or hasattr(StoreContract, test) or f"def {test}" in (ROOT / file).read_text()

@@ -46,6 +46,9 @@ WAITING: Final = (
 )
 """What is in the ids of tests that wait most of the time, as a rule for a server that does not answer."""
 
+TOGETHER: Final = ("tests/stores/test_zookeeper_ensemble.py::",)
+"""What is in the ids of tests that share servers that take long to start: those of a file run one after the other."""
+
 PROCESSORS: Final = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 LANES: Final = min(PROCESSORS, 8) if sys.platform != "win32" else 0
@@ -68,6 +71,9 @@ def scheduling() -> type[LoadScopeScheduling]:
         """Tests that wait are a group for each of their workers; each other test is one of its own."""
 
         def _split_scope(self, nodeid: str) -> str:
+            together = next((part for part in TOGETHER if part in nodeid), None)
+            if together:
+                return together
             return f"waiting {zlib.crc32(nodeid.encode()) % LANES}" if LANES and waits(nodeid) else nodeid
 
     return Scheduling

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-PATIENCE = 20.0
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+PATIENCE = 40.0
 """Seconds in which an ensemble has elected a leader."""
 
 
