@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
+from caslock import StoreError, connect
 from caslock.cli.doctor_sqlite import NETWORK, file_system
+from caslock.store import ABSENT
 from tests.command_line import caslock
 from tests.servers import free_port
+from tests.stores.test_etcd import Cluster
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer
@@ -89,6 +92,24 @@ def test_what_is_wrong_with_a_memcached_is_found(memcached_server: Server, new_m
     assert (code, found) == (0, {"memcached keeps nothing": "note"})
     code, found = findings(f"{new_memcached('-M', '-C').url}?timeout=20")
     assert (code, found["it refuses to be asked"]) == (3, "danger")
+
+
+def test_what_is_wrong_with_an_etcd_is_found(new_etcd: NewServer) -> None:
+    """A single member is no more than a note; one that is full takes no lock."""
+    server = new_etcd("--quota-backend-bytes=150000")
+    assert findings(server.url) == (0, {"it has one member": "note"})
+    with closing(connect(server.url)) as store:
+        for number in range(100):
+            with suppress(StoreError):
+                store.put_if_version(f"k{number}", b"v" * 4096, ABSENT, 60)
+    assert findings(server.url) == (3, {"it is full": "danger", "it has one member": "note"})
+
+
+def test_members_that_a_url_does_not_name_are_found(tmp_path: Path) -> None:
+    """With three members, all of them should be named."""
+    with closing(Cluster(tmp_path)) as cluster:
+        assert findings(cluster.url) == (0, {})
+        assert findings(cluster.members[0].url) == (0, {"the URL names 1 of 3 members": "note"})
 
 
 def test_a_sqlite_file_is_looked_at(tmp_path: Path) -> None:

@@ -18,7 +18,12 @@ from caslock.errors import StoreError, StoreUnavailable, told
 if TYPE_CHECKING:
     from caslock.store import Store
 
-_SCHEMES: Final = {"redis": "redis", "rediss": "redis", "unix": "redis", "memcached": "memcached", "sqlite": "sqlite"}
+_SCHEMES: Final = {
+    **dict.fromkeys(("redis", "rediss", "unix"), "redis"),
+    "memcached": "memcached",
+    "sqlite": "sqlite",
+    **dict.fromkeys(("etcd", "etcds"), "etcd"),
+}
 _LOOKS: Final = 9
 _SLOW: Final = 0.1
 _KEY: Final = "caslock-doctor"

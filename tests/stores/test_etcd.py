@@ -645,7 +645,7 @@ class Cluster:
         """Give the process of a member."""
         return cast("Process", self.members[number].body)
 
-    def remove(self) -> None:
+    def close(self) -> None:
         """End all."""
         for number in range(3):
             self.body(number).resume()
@@ -659,7 +659,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     try:
         yield cluster
     finally:
-        cluster.remove()
+        cluster.close()
 
 
 def test_a_cluster_goes_on_without_its_leader(api: Opening, cluster: Cluster) -> None:

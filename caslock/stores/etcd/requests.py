@@ -76,6 +76,7 @@ class Verbs:
         if granted.refused and granted.message != _HAS_LEASE:  # else a copy of this packet was faster
             raise Refused(granted)
         if done.body.get("succeeded"):
+            self._leases.pop((name, version), None)  # it has no key any more, and ends by itself
             return self._written(name, Entry(value, int(done.body["header"]["revision"])), lease)
         there = {} if done.refused else _there(done)
         entry = _entry(there)

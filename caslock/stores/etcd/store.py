@@ -55,25 +55,25 @@ class EtcdStore(Closing):
 
     def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
-        return _finished(self._members.run(self._verbs.get(key)))
+        return finished(self._members.run(self._verbs.get(key)))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `Store.put_if_version`: one packet, and if it is refused a second one, which revokes the lease."""
-        return _finished(self._members.run(self._verbs.put(key, value, version, ttl)))
+        return finished(self._members.run(self._verbs.put(key, value, version, ttl)))
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`."""
-        return _finished(self._members.run(self._verbs.remove(key, version)))
+        return finished(self._members.run(self._verbs.remove(key, version)))
 
     def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `WatchingStore.wait_while`: a watch, on a connection of its own."""
-        _finished(self._members.wait_while(self._verbs, key, version, timeout))
+        finished(self._members.wait_while(self._verbs, key, version, timeout))
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """See `ListingStore.list`, 500 at a time."""
         after = b""
         while True:
-            pairs, after = _finished(self._members.run(self._verbs.page(prefix, after)))
+            pairs, after = finished(self._members.run(self._verbs.page(prefix, after)))
             yield from pairs
             if not after:
                 return
@@ -165,7 +165,7 @@ class _Loop:
             await asyncio.sleep(0)
 
 
-def _finished(work: Coroutine[Any, Any, T]) -> T:
+def finished(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never suspends."""
     try:
         work.send(None)
