@@ -169,13 +169,11 @@ def take_anybodys(self: Attempt, record: Record | None) -> bool:
     return True
 
 
-async def get_then_delete(
-    runtime: Runtime, attempt: Attempt, observed: Observed, limit: float
-) -> tuple[bool, Observed]:
+async def get_then_delete(runtime: Runtime, attempt: Attempt, observed: Observed, limit: float) -> Observed:
     """Release whatever is there."""
     observed = await request.read(runtime, attempt, limit)
     await request.write_surely(runtime, attempt, observed.version, None, limit)
-    return True, NOTHING
+    return NOTHING
 
 
 async def get_then_renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:

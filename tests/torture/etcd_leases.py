@@ -1,7 +1,8 @@
-"""Tells which records a restarted etcd may keep for longer.
+"""Tells which records a restarted etcd or ZooKeeper may keep for longer.
 
-When etcd starts, it begins each lease anew.  So a record that was there before a restart lasts for its lease after it,
-whoever has gone meanwhile.  What lasts for longer than that is an orphan all the same.
+When etcd starts, it begins each lease anew, and so does the store on ZooKeeper.  So a record that was there before a
+restart lasts for its lease after it, whoever has gone meanwhile.  What lasts for longer than that is an orphan all the
+same.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from caslock.verify.history import Event
     from caslock.verify.tenures import Judgement
 
-RESTARTED: Final = "etcd restarted"
-"""What the stop of an etcd that is killed and started again is noted as."""
+RESTARTED: Final = "restarted"
+"""What the stop of a server is noted as that is killed and started again, and forgets nothing."""
 
 
 class LeasesBegunAnew:
