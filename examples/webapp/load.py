@@ -40,6 +40,12 @@ class Service:
         return response.status, json.loads(response.read())
 
 
+def totals(url: str) -> dict[str, int]:
+    """Ask for the counts, on a new connection: the service closes one that was not used for five seconds."""
+    _, counts = Service(url).ask("GET", "/totals")
+    return {**counts}
+
+
 def requests(options: argparse.Namespace, first_night: int) -> list[dict[str, object]]:
     """Make the requests, for one night after the other."""
     chance = random.Random(options.seed)  # noqa: S311 - the same requests for the same seed
@@ -59,13 +65,13 @@ def main() -> int:
     """Run, and print the counts."""
     options = arguments()
     service = Service(options.url)
-    _, before = service.ask("GET", "/totals")
+    before = totals(options.url)
     began = time.monotonic()
     with ThreadPoolExecutor(options.clients) as clients:
         asked = requests(options, before["last_night"] + 1)
         answers = Counter(clients.map(lambda body: service.ask("POST", "/book", body)[0], asked))
     took = time.monotonic() - began
-    _, after = service.ask("GET", "/totals")
+    after = totals(options.url)
     new = {name: after[name] - before[name] for name in ("bookings", "rooms_twice", "guests_twice")}
     print(f"{len(asked):,} requests in {took:.1f} s, {len(asked) / took:,.0f} a second, ", end="")
     print("without the lock" if options.without_lock else "with the lock")
