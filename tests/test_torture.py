@@ -935,6 +935,15 @@ def test_a_fenced_counter_refuses_a_late_client(tmp_path: Path) -> None:
     assert counter.count == 1
 
 
+def test_a_counter_whose_creator_was_killed_is_at_zero(tmp_path: Path) -> None:
+    """A client that is killed after it made the file and before it wrote leaves an empty one."""
+    (tmp_path / "key.counter").touch()
+    counter = FencedCounter(tmp_path, "a:key")
+    assert counter.count == 0
+    counter.write(7, 1)
+    assert counter.count == 1
+
+
 def test_a_history_survives_its_writer(tmp_path: Path) -> None:
     """A line that was cut off is left out; all others are read as they were written."""
     history = History(tmp_path / "a.history")

@@ -37,7 +37,7 @@ class FencedCounter:
     def count(self) -> int:
         """The count in the end."""
         try:
-            return int(json.loads(self._path.read_text())[1])
+            return _parse(self._path.read_bytes())[1]
         except FileNotFoundError:
             return 0
 
@@ -45,13 +45,19 @@ class FencedCounter:
         file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-            last, current = json.loads(os.read(file, 100) or b"[0, 0]")
+            last, current = _parse(os.read(file, 100))
             if fence < last:
                 raise StaleFence
             if fence > last or count is not None:
                 current = current if count is None else count
                 # One write of one width: a kill leaves the old line or the new one.
                 os.pwrite(file, json.dumps([fence, current]).ljust(60).encode(), 0)
-            return int(current)
+            return current
         finally:
             os.close(file)
+
+
+def _parse(line: bytes) -> tuple[int, int]:
+    """The last fence and the count.  The file is empty when its creator was killed before it wrote."""
+    fence, count = json.loads(line or b"[0, 0]")
+    return int(fence), int(count)
