@@ -101,7 +101,8 @@ def log_long_waits(seconds: float) -> None:
 
 def listens() -> bool:
     """Whether an observer, or the log at a level below WARNING, wants to know of anything."""
-    return bool(_observers) or ("logging" in sys.modules and _log().isEnabledFor(INFO))
+    logger = _logger or ("logging" in sys.modules and _log())
+    return bool(_observers) or bool(logger and logger.isEnabledFor(INFO))
 
 
 def _log() -> logging.Logger:

@@ -141,7 +141,10 @@ class LockState:
 
         Whatever else it raises, it has left nothing behind.  After an interrupt, call `take_back`.
         """
-        return self.re_enter(make, caller) or await self.win(self.begin(), make, timeout)
+        if self.generation != generation():
+            self.begun()
+        hold = self.re_enter(make, caller) if self._attempts else None
+        return hold or await self.win(self.begin(), make, timeout)
 
     def re_enter(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H | None:
         """Re-enter, if this thread or task holds the lock, or the task `caller` for which it runs; else return None."""

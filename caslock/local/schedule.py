@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from caslock.protocol.attempt import Attempt
+    from caslock.protocol.lease import Lease
 
 MOST_TOGETHER: Final = 128
 """Leases that are renewed by one request: Redis serves nothing else meanwhile, for a millisecond."""
@@ -79,9 +80,10 @@ class Schedule:
             return 0.0
         return self._looks[0][0] if self._looks else NEVER
 
-    def add(self, attempt: Attempt) -> None:
-        """Look at `attempt` when it is due, and at no other time."""
-        self._at(_moment(attempt), attempt)
+    def add(self, attempt: Attempt) -> float:
+        """Look at `attempt` when it is due, and at no other time; returns when to look next because of that."""
+        self._at(_moment(attempt.lease), attempt)
+        return 0.0 if self._size > self._most else attempt.scheduled
 
     def look(self, now: float) -> Due:
         """Return what is due at the moment `now`, which the caller has just read from the clock."""
@@ -106,8 +108,8 @@ class Schedule:
         elif asked and now >= late:
             due.late.append(attempt)
             self._at(lease.deadline, attempt, asked=True)
-        elif asked or _moment(attempt) > now:  # it has been renewed meanwhile
-            self._at(_moment(attempt), attempt)
+        elif asked or _moment(lease) > now:  # it has been renewed meanwhile
+            self._at(_moment(lease), attempt)
         else:
             due.renew.append(attempt)
             self._at(late if now < late else lease.deadline, attempt, asked=True)
@@ -144,9 +146,8 @@ def _is_held(attempt: Attempt) -> bool:
     return not (attempt.ending or attempt.lease.lost)
 
 
-def _moment(attempt: Attempt) -> float:
-    """When to renew the lease."""
-    lease = attempt.lease
+def _moment(lease: Lease) -> float:
+    """When to renew it."""
     return _together(lease.due, lease.ttl) if lease.due < lease.deadline else lease.due
 
 

@@ -78,8 +78,7 @@ class LoopRenewer:
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end."""
-        self._schedule.add(attempt)
-        if self._schedule.next < self._rings:
+        if self._schedule.add(attempt) < self._rings:
             self._set_timer()
 
     def settle(self, runtime: Runtime, unsettled: Unsettled) -> None:

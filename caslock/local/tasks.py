@@ -57,8 +57,9 @@ class TaskRuntime:
         check_store(store, "connect_async")
         self.home: object = store
         native = suspends(getattr(store, "get", None))
-        self._share = 1.0 if native else 1.0 - QUEUE_SHARE
         self.store: AsyncStore = cast("AsyncStore", store) if native else _InThreads(shared, "requests", MOST_ASKING)
+        # A request timeout, without the time for which the last request may wait for a thread.
+        self.patience: float = (1.0 if native else 1.0 - QUEUE_SHARE) * self.store.traits.request_timeout
         # A wait in a blocking store would occupy a worker thread all that time.
         self.watching: AsyncWatchingStore | None = (
             cast("AsyncWatchingStore", store) if native and hasattr(store, "wait_while") else None
@@ -77,11 +78,6 @@ class TaskRuntime:
                 self.renewing.batching = cast("AsyncBatchingStore", self.renewing.store)
 
     now: staticmethod[[], float] = staticmethod(clock.now)
-
-    @property
-    def patience(self) -> float:
-        """A request timeout, without the time for which the last request may wait for a thread."""
-        return self._share * self.store.traits.request_timeout
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run."""
@@ -224,16 +220,13 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 class _InThreads:
     """A blocking store as asyncio sees it: each verb in a thread of the store's own, as the loop's may all be busy."""
 
-    __slots__ = ("_new_workers", "_purpose", "_shared", "_store")
+    __slots__ = ("_new_workers", "_purpose", "_shared", "_store", "traits")
 
     def __init__(self, shared: Shared, purpose: str, most: int) -> None:
         self._store = cast("Store", shared.store)
+        self.traits: Traits = self._store.traits
         self._shared, self._purpose = shared, purpose
         self._new_workers = partial(Workers, f"caslock-{purpose.replace(' ', '-')}", most)
-
-    @property
-    def traits(self) -> Traits:
-        return self._store.traits
 
     async def identify(self) -> str | None:
         return await self._ask(cast("IdentifiedStore", self._store).identify)
@@ -257,8 +250,8 @@ class _InThreads:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         unsent: list[None] = [None]  # list.pop is atomic: either a thread takes it, or the time is over
-        patience = QUEUE_SHARE * self._store.traits.request_timeout
-        busy = loop.call_later(patience, _drop, future, unsent, self._store.traits.location)
+        patience = QUEUE_SHARE * self.traits.request_timeout
+        busy = loop.call_later(patience, _drop, future, unsent, self.traits.location)
         future.add_done_callback(lambda _: busy.cancel())
         workers = self._shared.part(self._purpose, self._new_workers)  # a forked child has others
         workers.do(partial(_answer, loop, future, unsent, partial(verb, *args, **kwargs)))

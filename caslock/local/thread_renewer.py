@@ -40,7 +40,7 @@ def watch(attempt: Attempt) -> None:
     with _guard:
         renewer = _renewer = _renewer or ThreadRenewer()
         renewer.add(attempt)
-        is_running = renewer.start()
+        is_running = renewer.is_running or renewer.start()
     if not is_running and threading.main_thread().is_alive():  # at interpreter exit nothing is renewed
         warn(
             f"no thread could be started that renews leases: lock {attempt.key!r} is lost in "
@@ -77,19 +77,18 @@ class ThreadRenewer:
     def __init__(self) -> None:
         self._schedule = Schedule()
         self._alarm = threading.Condition(_guard)
-        self._is_running = False
+        self.is_running: bool = False
         self._wakes = NEVER  # when the thread looks next, if it is not woken before
 
     def add(self, attempt: Attempt) -> None:
         """Look at `attempt` when it is due; `_guard` has to be taken."""
-        self._schedule.add(attempt)
-        if self._schedule.next < self._wakes:
+        if self._schedule.add(attempt) < self._wakes:
             self._alarm.notify()
 
     def start(self) -> bool:
-        """Start the thread if it is not running; whether it is running then."""
-        self._is_running = self._is_running or start(self.run, "caslock-renewer") is not None
-        return self._is_running
+        """Start the thread; whether it is running then."""
+        self.is_running = start(self.run, "caslock-renewer") is not None
+        return self.is_running
 
     def run(self) -> None:
         """Run until there is no lease."""

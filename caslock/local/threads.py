@@ -88,17 +88,13 @@ class ThreadRuntime:
             raise TypeError(message)
         self.home: Store = store
         immediate = _Immediate(store)
+        self.patience: float = immediate.traits.request_timeout
         self.store: AsyncStore = immediate
         self.watching: AsyncWatchingStore | None = immediate if hasattr(store, "wait_while") else None
         self.queueing: AsyncQueueingStore | None = immediate if hasattr(store, "put_when_absent") else None
         self.batching: AsyncBatchingStore | None = immediate if hasattr(store, "put_many") else None
 
     now: staticmethod[[], float] = staticmethod(clock.now)
-
-    @property
-    def patience(self) -> float:
-        """A request timeout."""
-        return self.store.traits.request_timeout
 
     @property
     def renewing(self) -> ThreadRuntime:
@@ -184,14 +180,11 @@ def mend(attempt: Attempt) -> None:
 class _Immediate:
     """A blocking store as the protocol sees it: verbs to await that never suspend."""
 
-    __slots__ = ("_store",)
+    __slots__ = ("_store", "traits")
 
     def __init__(self, store: Store) -> None:
         self._store = store
-
-    @property
-    def traits(self) -> Traits:
-        return self._store.traits
+        self.traits: Traits = store.traits
 
     async def identify(self) -> str | None:
         return cast("IdentifiedStore", self._store).identify()

@@ -37,7 +37,7 @@ def last_start(runtime: Runtime, limit: float) -> float:
 
 def last_start_of_three(runtime: Runtime) -> float:
     """Return the moment from which no request begins, so that all are over three request timeouts from now."""
-    return last_start(runtime, runtime.now() + runtime.store.traits.request_timeout)
+    return runtime.now() + runtime.store.traits.request_timeout + runtime.patience
 
 
 class Remnant(NamedTuple):

@@ -48,19 +48,22 @@ class Connection:
         self._socket.sendall(packet)
         if len(packet) > _CHUNK:  # to send so much may have taken a while
             self.hurry(ends)
-        self._receive()
         replies: list[Reply] = []
         count = request.replies + bool(server.replicas)
-        while len(replies) < count:
-            reply = reader.gets()
-            if reply is MORE:
-                self.hurry(ends)
-                self._receive()
-            elif type(reply) is not PUSH:
+        while True:
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise exceptions.ConnectionError("Connection closed by server.")
+            reader.feed(data)
+            while (reply := reader.gets()) is not MORE:
+                if type(reply) is PUSH:
+                    continue
                 replies.append(reply)
+                if len(replies) == count:
+                    return replies
                 if wait and len(replies) == 1:
                     ends += wait
-        return replies
+            self.hurry(ends)
 
     def hurry(self, ends: float) -> None:
         """Have the socket wait no longer than until `ends`.
@@ -84,12 +87,6 @@ class Connection:
     def close(self) -> None:
         """Close it for good."""
         self._connection.disconnect()
-
-    def _receive(self) -> None:
-        data = self._socket.recv(_CHUNK)
-        if not data:
-            raise exceptions.ConnectionError("Connection closed by server.")
-        self._reader.feed(data)
 
 
 class Sockets(Connections[Connection]):
