@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import pytest
@@ -14,9 +17,10 @@ import redis
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from tests import turns
-from tests.locations import KINDS, Place, opened
+from tests.locations import KINDS, Place, opened, until
 from tests.servers import (
     ETCD,
+    HOST,
     MEMCACHED,
     MYSQL,
     POSTGRESQL,
@@ -24,7 +28,11 @@ from tests.servers import (
     TAIR_EMULATOR,
     ZOOKEEPER,
     Kind,
+    Process,
     Server,
+    absent,
+    as_nobody,
+    free_port,
     is_url,
     missing,
     private,
@@ -98,6 +106,36 @@ def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     """Return the PostgreSQL that all tests share: use keys of your own."""
     with shared(POSTGRESQL, tmp_path_factory.mktemp("postgresql")) as server:
         yield server
+
+
+@pytest.fixture
+def pgbouncer(postgresql_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give the URL of a PgBouncer in transaction mode, with one connection to the server."""
+    binary = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if binary is None:
+        absent("no pgbouncer: `make servers SERVERS=all` installs one")
+    folder, port = tmp_path_factory.mktemp("pgbouncer"), free_port()
+    settings = {
+        "listen_addr": HOST,
+        "listen_port": port,
+        "unix_socket_dir": "",
+        "auth_type": "any",
+        "pool_mode": "transaction",
+        "default_pool_size": 1,
+    }
+    lines = [f"* = host={HOST} port={postgresql_server.port} user=caslock", "[pgbouncer]"]
+    lines += [f"{name} = {value}" for name, value in settings.items()]
+    with tempfile.NamedTemporaryFile("w", suffix=".ini", delete=False) as file:
+        file.write("[databases]\n" + "\n".join(lines) + "\n")
+    Path(file.name).chmod(0o644)
+    body = Process([*as_nobody(), binary, file.name], folder)
+    body.start()
+    try:
+        assert until(lambda: _listens(port)), body.log()
+        yield f"postgresql://caslock@{HOST}:{port}/postgres"
+    finally:
+        body.remove()
+        Path(file.name).unlink()
 
 
 @pytest.fixture(scope="session")
@@ -241,3 +279,9 @@ def _factory(kind: Kind, folders: pytest.TempPathFactory) -> Iterator[NewServer]
             return stack.enter_context(private(kind, folders.mktemp(kind.name), *args))
 
         yield new
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        return True
+    return False

@@ -400,7 +400,7 @@ def _prepared(kind: Kind, folder: Path, port: int, options: tuple[str, ...]) -> 
     binary = kind.binary()
     body: Body
     if binary:
-        before = as_nobody() if kind is POSTGRESQL else []
+        before = as_nobody() if kind.name == POSTGRESQL.name else []
         body = Process([*before, binary, *kind.arguments(port, folder), *kind.options, *options], folder)
     elif kind.image and docker_answers() and docker_has(kind.image):
         body = Container(kind, port, folder, [*kind.options, *options])

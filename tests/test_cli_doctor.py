@@ -16,8 +16,9 @@ from caslock import StoreError, connect
 from caslock.cli.doctor_sqlite import NETWORK, file_system
 from caslock.store import ABSENT
 from tests.command_line import caslock
-from tests.servers import free_port
+from tests.servers import HOST, TAIR_EMULATOR, free_port, private, zookeeper
 from tests.stores.test_etcd import Cluster
+from tests.tair.emulator import WITHOUT_PX
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer
@@ -157,3 +158,29 @@ def test_the_store_is_named_as_in_the_other_commands(tmp_path: Path) -> None:
     code, output, errors = caslock("doctor", named, "--store", other)
     assert (code, output) == (2, "")
     assert "name one store, by URL or by --store" in errors
+
+
+def test_what_is_wrong_with_a_tair_is_found(tair_server: Server, new_redis: NewServer, tmp_path: Path) -> None:
+    """What is true of a Redis is, here too; a server without TairString, or with less of it, takes no locks."""
+    code, found = findings(tair_server.url)
+    assert code < 3, found
+    assert "nothing is written to disk" in found
+    code, found = findings(new_redis().url.replace("redis:", "tair:"))
+    assert (code, found["it has no TairString"], found["it refuses to be asked"]) == (3, "danger", "danger")
+    with private(TAIR_EMULATOR, tmp_path, WITHOUT_PX) as server:
+        code, found = findings(server.url)
+    assert (code, found["its EXCAS takes no PX"]) == (3, "danger")
+
+
+def test_what_is_wrong_with_a_zookeeper_is_found(zookeeper_server: Server, tmp_path: Path) -> None:
+    """One server is no more than a note; two that know nothing of each other would give each lock twice."""
+    assert findings(zookeeper_server.url) == (0, {"it has one server": "note"})
+    with connect(zookeeper_server.url) as store:
+        store.put_if_version("k", b"v", ABSENT, 0.1)  # now there is something to look at the clock with
+    assert findings(zookeeper_server.url) == (0, {"it has one server": "note"})
+    with private(zookeeper({"tickTime": 500}), tmp_path) as other:
+        url = f"zookeeper://{HOST}:{zookeeper_server.port},{HOST}:{other.port}/locks"
+        code, found = findings(url)
+        named = f"{HOST}:{zookeeper_server.port} and {HOST}:{other.port}"
+        assert (code, found[f"the URL names several servers, and {named} are standalone"]) == (3, "danger")
+        assert findings(other.url)[1]["sessions end after 10 s"] == "note"

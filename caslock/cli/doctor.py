@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from importlib import import_module
@@ -23,6 +24,10 @@ _SCHEMES: Final = {
     "memcached": "memcached",
     "sqlite": "sqlite",
     **dict.fromkeys(("etcd", "etcds"), "etcd"),
+    **dict.fromkeys(("tair", "tairs"), "tair"),
+    **dict.fromkeys(("zookeeper", "zookeepers"), "zookeeper"),
+    "postgresql": "postgresql",
+    **dict.fromkeys(("mysql", "mariadb"), "mysql"),
 }
 _LOOKS: Final = 9
 _SLOW: Final = 0.1
@@ -37,7 +42,7 @@ _KEY: Final = "caslock-doctor"
 def command(context: click.Context, named: str, url: str | None, *, as_json: bool) -> int:
     """Look at a store: how fast it answers, what its settings mean for locks, and what to set.
 
-    It reads only.  URL is the same as --store URL.
+    It changes nothing.  URL is the same as --store URL.
 
     Exit status: 0 nothing, or notes; 1 warnings; 3 danger; 2 the store could not be asked.
     """
@@ -78,7 +83,7 @@ def examined(store: Store, url: str) -> tuple[float, list[Finding]]:
 
 
 def _of_settings(store: Store, url: str) -> list[Finding]:
-    name = _SCHEMES.get(url.partition(":")[0].lower())
+    name = _SCHEMES.get(re.split("[:+]", url, maxsplit=1)[0].lower())
     if name is None:
         return [note("no settings are looked at", "caslock doctor does not know this kind of store")]
     try:

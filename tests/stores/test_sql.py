@@ -7,15 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import shutil
-import socket
-import tempfile
 import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -30,7 +25,7 @@ from caslock.testing.drive import driven, on_loop
 from caslock.testing.extremes import KEYS, VALUES
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from tests.locations import fresh, until
-from tests.servers import HOST, MYSQL, POSTGRESQL, Process, Server, absent, as_nobody, free_port, private
+from tests.servers import MYSQL, POSTGRESQL, Server, private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -221,14 +216,14 @@ def _cascade(database: Database) -> str:
 
 
 def test_a_user_who_may_not_make_the_table_is_told_so(database: Database) -> None:
-    """Without a table, and the right to make one, a verb says what to grant; with select only, it refuses to write."""
+    """Without a table, and the right to make one, a put says what to grant; with select only, it refuses to write."""
     url = _user(database, "poor")
     metadata.drop_all(database.admin)
     if not database.is_mysql:
         database.run("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     poor = database.open(url)
     with pytest.raises(StoreError, match="Grant the user") as caught:
-        poor.get("k")
+        poor.put_if_version("k", b"v", ABSENT, 1)
     assert not isinstance(caught.value, StoreUnavailable)
     metadata.create_all(database.admin)
     database.run(f"GRANT SELECT ON caslock TO {_name(database, 'poor')}")
@@ -486,42 +481,6 @@ def test_two_names_of_one_database_have_one_identity(database: Database, store: 
     assert one.traits.location != two.traits.location
     assert one.identify() == two.identify()
     assert (one.identify() is None) is database.is_mysql
-
-
-@pytest.fixture
-def pgbouncer(postgresql_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give the URL of a PgBouncer in transaction mode, with one connection to the server."""
-    binary = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
-    if binary is None:
-        absent("no pgbouncer: `make servers SERVERS=all` installs one")
-    folder, port = tmp_path_factory.mktemp("pgbouncer"), free_port()
-    settings = {
-        "listen_addr": HOST,
-        "listen_port": port,
-        "unix_socket_dir": "",
-        "auth_type": "any",
-        "pool_mode": "transaction",
-        "default_pool_size": 1,
-    }
-    lines = [f"* = host={HOST} port={postgresql_server.port} user=caslock", "[pgbouncer]"]
-    lines += [f"{name} = {value}" for name, value in settings.items()]
-    with tempfile.NamedTemporaryFile("w", suffix=".ini", delete=False) as file:
-        file.write("[databases]\n" + "\n".join(lines) + "\n")
-    Path(file.name).chmod(0o644)
-    body = Process([*as_nobody(), binary, file.name], folder)
-    body.start()
-    try:
-        assert until(lambda: _listens(port)), body.log()
-        yield f"postgresql://caslock@{HOST}:{port}/postgres"
-    finally:
-        body.remove()
-        Path(file.name).unlink()
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
-        return True
-    return False
 
 
 @pytest.mark.parametrize("blocking", [True, False])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caslock import CaslockError, Hold, Lock, StoreUnavailable
+from caslock.cli.doctor import examined
 from caslock.store import ABSENT
 from caslock.stores.zookeeper import ZooKeeperStore
 from tests.locations import fresh, until
@@ -245,3 +246,21 @@ def test_no_server_answers_from_the_past(ensemble: Ensemble) -> None:
             assert entry
             assert readers[number % 2].get(key) == entry
             entry = writer.put_if_version(key, b"%d" % number, entry.version, 60)
+
+
+def test_doctor_looks_at_each_server(ensemble: Ensemble) -> None:
+    """It tells of one that is down, of those that the URL does not name, and of versions that leave requests alone."""
+    old = {f"{HOST}:{server.port} has version 3.8.0" for server in ensemble.servers}
+    assert found(ensemble.url) in ({}, dict.fromkeys(old, "warning"))  # tests may run on newer ones
+    named = found(ensemble.servers[0].url)
+    assert named["the URL names 1 of 3 servers"] == "note"
+    dead = ensemble.followers()[0]
+    ensemble.kill(dead)
+    assert found(ensemble.url)[f"{HOST}:{dead.port} does not answer"] == "warning"
+
+
+def found(url: str) -> dict[str, str]:
+    """Give the severity of each of doctor's findings but that sessions are short, as they are in these tests."""
+    with ZooKeeperStore(f"{url}?timeout=20") as store:
+        told = {finding.what: finding.severity.name for finding in examined(store, f"{url}?timeout=20")[1]}
+    return {what: severity for what, severity in told.items() if "sessions" not in what}

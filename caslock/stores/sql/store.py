@@ -30,7 +30,7 @@ T = TypeVar("T")
 class SQLStore(Closing):
     """A `Store` in a table of PostgreSQL, MySQL or MariaDB; safe to share between threads and across a fork.
 
-    The table is called caslock.  It is made by the first verb that does not find it, or by your migrations:
+    The table is called caslock.  It is made by the first acquire that does not find it, or by your migrations:
     `caslock.stores.sql.metadata` describes it.  Leases are measured by the server's wall clock: if that is set forward,
     they end early.
     """

@@ -46,7 +46,7 @@ class TairStore(RedisVerbs):
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
         """Open ``tair://`` or ``tairs://`` (TLS), which are else like the URLs of `RedisStore.from_url`."""
-        return open_url(cls, redis.Redis.from_url, _as_redis(url), prefix, replicas)
+        return open_url(cls, redis.Redis.from_url, as_redis(url), prefix, replicas)
 
 
 class AsyncTairStore(AsyncRedisVerbs):
@@ -57,10 +57,10 @@ class AsyncTairStore(AsyncRedisVerbs):
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
         """See `TairStore.from_url`."""
-        return open_url(cls, redis.asyncio.Redis.from_url, _as_redis(url), prefix, replicas)
+        return open_url(cls, redis.asyncio.Redis.from_url, as_redis(url), prefix, replicas)
 
 
-def _as_redis(url: str) -> str:
+def as_redis(url: str) -> str:
     """Give the URL as redis-py reads it; raises ValueError for another scheme, and quotes nothing of the URL."""
     scheme, _, rest = url.partition("://")
     if scheme.lower() not in ("tair", "tairs"):

@@ -55,6 +55,8 @@ class Connection:
         """Connect to any of the servers that answers, by the moment `ends`."""
         self.generation: int = generation()
         self.used: float = monotonic()
+        self.session: int = 0
+        """For how many milliseconds the server keeps it while it is idle."""
         self._received = bytearray()
         self._xid = 0
         addresses, failed = _addresses(ensemble.hosts)
@@ -120,6 +122,7 @@ class Connection:
             session, _ = Connect.deserialize(self._frame(ends), 0)
             if session.time_out <= 0:
                 raise ConnectionResetError("the server has refused to open a session")  # noqa: TRY301 - no session is used that is not open
+            self.session = session.time_out
             for scheme, secret in ensemble.credentials:
                 self._send(_frame(struct.pack("!ii", _AUTH, Auth.type) + Auth(0, scheme, secret).serialize()), ends)
                 header, _ = ReplyHeader.deserialize(self._frame(ends), 0)

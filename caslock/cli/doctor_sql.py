@@ -1,0 +1,26 @@
+"""A connection to a database, for doctor."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from caslock.stores.sql.engines import begin, engine_of, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Connection
+
+
+@contextmanager
+def connected(url: str) -> Iterator[Connection]:
+    """Connect as the store does; raises an error of the driver, or of SQLAlchemy, where the server does not answer."""
+    target = target_of(url, None, awaits=False)
+    begin(target)
+    engine = engine_of(target)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
