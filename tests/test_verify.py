@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,12 +20,14 @@ from xml.etree import ElementTree as ET
 import pytest
 import redis
 
-from caslock import Lock
+from caslock import Lock, connect
+from caslock.store import ABSENT, ListingStore
 from caslock.stores.memory import MemoryStore
 from caslock.verify import PREFIX, Plan
 from caslock.verify.cleanup import remove_keys
 from caslock.verify.prefixed import PrefixedStore
 from caslock.verify.processes import last_words
+from tests.conftest import old_enough
 from tests.locations import opened
 from tests.servers import free_port
 
@@ -202,6 +206,24 @@ def test_a_server_without_memory_is_not_tried(new_redis: Callable[..., Server], 
     code, output, errors = verify(server.url, "--seconds", "1", cwd=tmp_path)
     assert (code, output) == (2, "")
     assert "memory" in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_full_memcached_is_not_tried(new_memcached: Callable[..., Server], tmp_path: Path) -> None:
+    """It may have room for a small entry yet, but not for what locks are: exit 2, and one line."""
+    server = new_memcached("-M", "-m", "2")
+    old_enough(server)
+    with socket.create_connection((server.host, server.port)) as connection, connection.makefile("rb") as replies:
+        for size in (100_000, 2_000, 1_000, 500, 300, 200):
+            for number in itertools.count():
+                connection.sendall(b"add %d_%d 0 0 %d\r\n%b\r\n" % (size, number, size, bytes(size)))
+                if replies.readline() != b"STORED\r\n":
+                    break
+    with closing(connect(server.url)) as store:
+        assert store.put_if_version("small", b"v", ABSENT, 1)
+    code, output, errors = verify(server.url, "--seconds", "1", cwd=tmp_path)
+    assert (code, output) == (2, ""), output
+    assert "out of memory" in errors
     assert len(errors.splitlines()) == 1
 
 
@@ -435,6 +457,36 @@ def test_an_interrupt_leaves_nothing_behind(
     interrupts = [pool.submit(interrupt, signal.SIGINT, 130, 0), pool.submit(interrupt, signal.SIGTERM, 143, 1)]
     for each in interrupts:
         each.result()
+
+
+INTERRUPTED = """
+import os
+import signal
+import sys
+from caslock.stores.sqlite import SQLiteStore
+
+class Interrupted(SQLiteStore):
+    def put_if_version(self, key, value, version, ttl):
+        entry = super().put_if_version(key, value, version, ttl)
+        if key.endswith("{key}"):
+            os.kill(os.getpid(), signal.SIGINT)
+        return entry
+
+def make():
+    return Interrupted("locks.db")
+"""
+
+
+@pytest.mark.parametrize("key", ["reached", "shared"])
+def test_an_interrupt_of_its_first_requests_leaves_nothing_behind(key: str, tmp_path: Path) -> None:
+    """Ctrl-C between a put and its answer, while it looks whether it can begin at all."""
+    (tmp_path / "my_store.py").write_text(INTERRUPTED.replace("{key}", key))
+    code, output, errors = verify("--store", "my_store:make", "--seconds", "1", cwd=tmp_path)
+    assert (code, output) == (130, "")
+    assert "nothing is left behind" in errors
+    with closing(connect(f"sqlite:///{tmp_path}/locks.db")) as store:
+        assert isinstance(store, ListingStore)
+        assert list(store.list("")) == []
 
 
 def members(session: int) -> list[int]:

@@ -28,11 +28,13 @@ def examine(url: str) -> Iterator[Finding]:
         client.close()
     yield from clock(float(facts[b"time"]) - time.time())
     yield note("memcached keeps nothing", "a restart frees every lock, while its holder works on")
-    if settings[b"evictions"] != b"off":
+    evicts = settings[b"evictions"] != b"off"
+    if evicts:
         means = "a full server drops locks that are held, and others get them"
         yield warning("it evicts entries when it is full", means, "Start it with -M, for locks only")
         if facts[b"evictions"]:
             yield danger(f"it has evicted {facts[b'evictions']} entries", means, "Start it with -M, for locks only")
     share = facts[b"bytes"] / facts[b"limit_maxbytes"]
     if share >= FULL:
-        yield warning(f"{share:.0%} of its memory is used", "a full server refuses locks or drops them", "Raise -m")
+        kind = warning if evicts or share < 1 else danger
+        yield kind(f"{share:.0%} of its memory is used", "a full server refuses locks or drops them", "Raise -m")

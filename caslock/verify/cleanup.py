@@ -8,15 +8,35 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from caslock.errors import StoreError
+from caslock.store import ABSENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from caslock.store import Store
     from caslock.verify.plan import Plan
 
 PATIENCE: Final = 12.0
 """Seconds in which it is to be done."""
+
+
+@contextlib.contextmanager
+def put_for_a_moment(store: Store, plan: Plan, name: str, ttl: float, size: int = 1) -> Iterator[str]:
+    """Have an entry in the store during the ``with`` block, and none afterwards, however the block ends; give its key.
+
+    Raises whatever the store raises.
+    """
+    key = f"{plan.prefix}{name}"
+    try:
+        entry = store.put_if_version(key, key.encode().ljust(size), ABSENT, ttl)
+        yield key
+        if entry is not None:
+            store.invalidate(key, entry.version)
+    except StoreError:
+        raise  # a store that does not work removes nothing either
+    except BaseException:  # such as KeyboardInterrupt, also in the middle of a put
+        remove_keys(store, plan, [key])
+        raise
 
 
 def remove_keys(store: Store, plan: Plan, keys: Iterable[str]) -> bool:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from caslock.connect import connect, connect_async
-from caslock.store import ABSENT, AsyncStore, Store
+from caslock.store import AsyncStore, Store
 from caslock.testing.drive import driven, is_async
+from caslock.verify.cleanup import put_for_a_moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,9 @@ TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("memcached", "postgresql", "mysql", "mariadb", "zookeeper", "etcd", "etcds"), ("timeout",)),
 }
 """Which options of a URL set the timeout of a request, by scheme."""
+
+SIZES: Final = (1, 100, 300, 1000)
+"""Bytes of values of locks: a memcached that is full may have room for one size, and none for another."""
 
 
 def server_of(plan: Plan) -> tuple[str, int] | None:
@@ -94,10 +98,12 @@ def reach(plan: Plan, *, write: bool = False) -> Store:
         raise ValueError("memory:// lives in one process, and verify needs several: name a store that they can share")
     store = open_direct(plan)
     try:
-        key = f"{plan.prefix}reached"
-        entry = store.put_if_version(key, b"caslock verify", ABSENT, 10.0) if write else store.get(key)
-        if entry is not None:
-            store.invalidate(key, entry.version)
+        if write:
+            for size in SIZES:
+                with put_for_a_moment(store, plan, "reached", 10.0, size):
+                    pass
+        else:
+            store.get(f"{plan.prefix}reached")
     except BaseException:
         close(store)
         raise

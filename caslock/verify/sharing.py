@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from caslock.errors import StoreError
-from caslock.store import ABSENT
 from caslock.verify import locations
+from caslock.verify.cleanup import put_for_a_moment
 from caslock.verify.plan import Plan
 from caslock.verify.processes import last_words
 
@@ -26,20 +24,15 @@ UNSEEN: Final = 3
 def check_sharing(plan: Plan) -> None:
     """Raise ValueError if two stores of the plan's factory, also in two processes, do not see each other's entries."""
     mine, other = locations.open_direct(plan), locations.open_direct(plan)
-    key = f"{plan.prefix}shared"
-    entry = None
     try:
-        entry = mine.put_if_version(key, key.encode(), ABSENT, TTL)
-        if not _sees(other, key):
-            raise ValueError(
-                f"two stores of {plan.factory} do not see each other's entries: each call has to make a store of the "
-                "same place"
-            )
-        _check_process(plan, key)
+        with put_for_a_moment(mine, plan, "shared", TTL) as key:
+            if not _sees(other, key):
+                raise ValueError(
+                    f"two stores of {plan.factory} do not see each other's entries: each call has to make a store of "
+                    "the same place"
+                )
+            _check_process(plan, key)
     finally:
-        if entry is not None:
-            with suppress(StoreError):  # then it lasts for its ttl
-                mine.invalidate(key, entry.version)
         locations.close(mine)
         locations.close(other)
 
