@@ -46,8 +46,8 @@ WAITING: Final = (
 )
 """What is in the ids of tests that wait most of the time, as a rule for a server that does not answer."""
 
-TOGETHER: Final = ("tests/stores/test_zookeeper_ensemble.py::",)
-"""What is in the ids of tests that share servers that take long to start: those of a file run one after the other."""
+TOGETHER: Final = ("tests/stores/test_zookeeper_ensemble.py::", "tests/test_build.py::")
+"""What is in the ids of tests that share what takes long to make: those of a file run one after the other."""
 
 PROCESSORS: Final = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 

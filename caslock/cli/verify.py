@@ -17,6 +17,9 @@ from caslock.cli.progress import Progress
 from caslock.connect import connect
 from caslock.errors import StoreError
 from caslock.verify import Plan, locations, torture
+from caslock.verify.cleanup import PATIENCE as CLEANUP
+from caslock.verify.processes import PATIENCE as BEGIN
+from caslock.verify.run import LEEWAY
 from caslock.verify.sharing import check_sharing
 from caslock.verify.signals import Interrupts
 from caslock.verify.timeline import timeline
@@ -107,9 +110,12 @@ def _verify(plan: Plan, picture: str, interrupts: Interrupts) -> tuple[ContractR
             raise KeyboardInterrupt
         # Torture takes the same route, and waits for longer where the store's own timeout is long.
         plan = replace(plan, proxy=route.server is not None, patience=plan.patience + REQUESTS * route.timeout)
-        progress.phase("torture", f"{plan.seconds:g} s, and up to {_tail(plan, route):.0f} s for its clients to end")
+        more = f"up to {_tail(plan, route):.0f} s for its clients to end, or {_longest_tail(plan):.0f} s if one hangs"
+        progress.phase("torture", f"{plan.seconds:g} s, and {more}")
         with _not_tried():
             outcome = torture(plan, watch=lambda done, requests: show(_so_far(done, requests)))
+    if not (contract.broken or outcome.report.broken or any(outcome.report.acquires.values())):
+        raise NotTried("no client has come to its first acquire: give more --seconds, or use a machine with less to do")
     if picture:
         Path(picture).write_text(timeline(outcome))
     return contract, outcome, findings
@@ -142,6 +148,12 @@ def _tail(plan: Plan, route: Route) -> float:
     """Tell how long the clients of a sound store may take to come to an end, and its keys to be free."""
     lease = max(plan.ttls[1], plan.several_ttl if plan.several else 0.0)
     return START + ACQUIRE + 2 * plan.ttls[1] + plan.longest_delay + 4 * route.timeout + lease + EXPIRY_LAG
+
+
+def _longest_tail(plan: Plan) -> float:
+    """Tell how long torture can take at the most, beside its time."""
+    lease = max(plan.ttls[1], plan.several_ttl if plan.several else 0.0)
+    return BEGIN + plan.grace + LEEWAY + plan.longest_delay + lease + EXPIRY_LAG + CLEANUP
 
 
 def _so_far(seconds: float, requests: int) -> str:
