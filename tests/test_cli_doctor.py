@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from caslock import StoreError, connect
+from caslock import Lock, StoreError, connect
 from caslock.cli.doctor_sqlite import NETWORK, file_system
 from caslock.store import ABSENT
 from tests.command_line import caslock
@@ -33,6 +33,12 @@ def findings(url: str) -> tuple[int, dict[str, str]]:
     assert report["round_trip"] >= 0
     assert all(finding["means"] for finding in report["findings"])
     return code, {finding["what"]: finding["severity"] for finding in report["findings"]}
+
+
+def make(url: str) -> None:
+    """Take a first lock, which makes the file."""
+    with connect(url) as store, Lock(store, "first"):
+        pass
 
 
 def test_a_good_redis_has_no_finding(new_redis: NewServer) -> None:
@@ -117,6 +123,7 @@ def test_a_sqlite_file_is_looked_at(tmp_path: Path) -> None:
     """A file on a local disk is well, unless others may write to it."""
     path = tmp_path / "100%?.db"
     url = f"sqlite:///{tmp_path}/100%25%3F.db"
+    make(url)
     assert findings(url) == (0, {"one file serves one host": "note"})
     path.chmod(0o666)
     assert findings(url)[1]["others may write to the file"] == "warning"
@@ -150,6 +157,7 @@ def test_what_can_not_be_asked_has_its_own_status() -> None:
 def test_the_store_is_named_as_in_the_other_commands(tmp_path: Path) -> None:
     """``--store`` and ``CASLOCK_STORE`` name it, too; the argument goes before the latter, and not with the former."""
     named, other = f"sqlite:///{tmp_path}/named.db", f"sqlite:///{tmp_path}/other.db"
+    make(named)
     for arguments in (["--store", named], [named]):
         code, output, errors = caslock("doctor", *arguments, store=other)
         assert (code, errors) == (0, "")

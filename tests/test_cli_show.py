@@ -28,8 +28,10 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(url: str) -> ClosableStore:
-    """Open the same store."""
-    return connect(url)
+    """Open the same store, in which there has been a lock."""
+    store = connect(url)
+    with Lock(store, "first"):
+        return store
 
 
 def test_show_says_who_holds_a_key(url: str, store: ClosableStore) -> None:
@@ -145,6 +147,7 @@ def test_top_tells_how_long_a_lease_can_last(url: str, store: ClosableStore) -> 
         assert finished(process)[0] == 130
 
 
+@pytest.mark.usefixtures("store")
 def test_top_needs_a_terminal_and_a_reader_may_leave(url: str) -> None:
     """Without a terminal, top says what to use; and output that nobody reads is no error."""
     code, output, errors = caslock("top", store=url)
@@ -159,6 +162,19 @@ def test_top_needs_a_terminal_and_a_reader_may_leave(url: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize("command", ["show", "break", "list", "top", "doctor"])
+def test_a_file_that_is_not_there_is_not_made(command: str, tmp_path: Path) -> None:
+    """The path may be mistyped: status 2, and an error that names it."""
+    path = tmp_path / "locsk.db"
+    arguments = [command, *(["key"] if command in {"show", "break"} else []), "--json"]
+    for given in ({"store": f"sqlite:///{path}"}, {}):
+        options = [] if given else ["--store", f"sqlite:///{path}"]
+        code, output, errors = caslock(*arguments, *options, **given)
+        assert (code, output) == (2, "")
+        assert f"there is no file {path}" in errors
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("command", ["show", "break", "list", "top"])

@@ -26,7 +26,7 @@ def command(key: str, url: str | None, *, yes: bool, as_json: bool) -> int:
     """
     from caslock.blocking import Lock  # noqa: PLC0415 - not for `--help`
 
-    with opened(url) as store:
+    with opened(url, looks=True) as store:
         lock = Lock(store, key)
         holder = lock.holder()
         if holder is not None and not yes:

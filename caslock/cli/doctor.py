@@ -48,9 +48,9 @@ def command(context: click.Context, named: str, url: str | None, *, as_json: boo
     """
     if named and url and context.get_parameter_source("url") is not ParameterSource.ENVIRONMENT:
         raise click.UsageError("name one store, by URL or by --store")
-    url = named or url or default_url()
-    with opened(url) as store:
-        trip, findings = examined(store, url)
+    url = named or url
+    with opened(url, looks=True) as store:
+        trip, findings = examined(store, url or default_url())
         location = store.traits.location
     worst = max((each.severity for each in findings), default=Severity.note)
     if as_json:

@@ -8,9 +8,9 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
 
 from caslock.cli.finding import danger, note, warning
+from caslock.cli.which_store import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ _LITTLE: Final = 10_000_000  # bytes
 
 def examine(location: str) -> Iterator[Finding]:
     """Look at the file that a store's location names."""
-    path = Path(unquote(location.removeprefix("sqlite:///"), errors="surrogateescape"))
+    path = path_of(location)
     with closing(sqlite3.connect(path)) as connection:
         (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
     if journal != "wal":

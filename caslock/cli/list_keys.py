@@ -17,7 +17,7 @@ def command(prefix: str, url: str | None, *, as_json: bool) -> None:
 
     Exit status: 0, or 2 if the store could not be asked or can't list its keys.
     """
-    with opened(url) as store:
+    with opened(url, looks=True) as store:
         held = [(key, record) for key, _, record in holders(store, prefix)]
     if as_json:
         print_json([told(key, record) for key, record in held])

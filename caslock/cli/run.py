@@ -59,7 +59,10 @@ class _BeforeDashes(click.Command):
 @click.option("--note", default="", help="Text for people who ask who holds the key.")
 @click.option("--owner", help="A name: all who give it hold the key together.")
 @click.option(
-    "--busy-exit-code", "busy", type=click.IntRange(0, 255), default=BUSY, help="If somebody else holds a key.  [124]"
+    "--busy-exit-code",
+    "busy",
+    type=click.IntRange(0, 255),
+    help="Exit status if somebody else holds a key, of which nothing is said then.  [default: 124, and a message]",
 )
 @click.option(
     "--kill-after",
@@ -80,7 +83,7 @@ def command(
     min_hold: float | None,
     note: str,
     owner: str | None,
-    busy: int,
+    busy: int | None,
     kill_after: float,
 ) -> int:
     """Run COMMAND while holding each KEY, and give back its exit status.
@@ -135,7 +138,7 @@ class _Run:
         self._child: Child | None = None
         self._started = threading.Event()
 
-    def run(self, lock: MultiLock, keys: Sequence[str], busy: int) -> int:
+    def run(self, lock: MultiLock, keys: Sequence[str], busy: int | None) -> int:
         """Acquire, run, release; gives the exit status."""
         status = None
         sys.unraisablehook = self._dropped
@@ -147,8 +150,10 @@ class _Run:
         except _Interrupted as interrupt:
             status = -int(interrupt.args[0])
         except NotAcquired as error:
+            if busy is not None:
+                return busy  # in silence, as `flock -n -E`: cron would send a mail
             say(told(error))
-            return busy
+            return BUSY
         except LockLost as error:
             say(told(error))
             return LOST

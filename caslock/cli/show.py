@@ -22,7 +22,7 @@ def command(key: str, url: str | None, *, as_json: bool) -> int:
     """
     from caslock.blocking import Lock  # noqa: PLC0415 - not for `--help`
 
-    with opened(url) as store:
+    with opened(url, looks=True) as store:
         holder = Lock(store, key).holder()
     if as_json:
         print_json(told(key, holder))

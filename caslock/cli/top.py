@@ -33,7 +33,7 @@ def command(prefix: str, url: str | None, interval: float, *, as_json: bool) -> 
     """
     if not (as_json or sys.stdout.isatty()):
         raise click.UsageError("top needs a terminal: use caslock list, or --json")
-    with opened(url) as store:
+    with opened(url, looks=True) as store:
         leases = Leases(store, prefix)
         if as_json:
             while True:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import unquote
 
 import click
 
@@ -10,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from caslock.store import ClosableStore
+
+_SQLITE: Final = "sqlite:///"
 
 F = TypeVar("F", bound="Callable[..., Any] | click.Command")
 
@@ -24,13 +28,26 @@ store_option: Callable[[F], F] = click.option(
 json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def opened(url: str | None) -> ClosableStore:
-    """Make the store; nothing is sent yet."""
+def opened(url: str | None, *, looks: bool = False) -> ClosableStore:
+    """Make the store; nothing is sent yet.
+
+    For a command that only `looks`, raises FileNotFoundError if there is no file of that name: SQLite would make one.
+    """
     from caslock.connect import connect  # noqa: PLC0415 - not for `--help`
 
     if url and url.lower().startswith("memory:"):
         raise click.UsageError("memory:// lives inside one process: name a store that processes can share")
-    return connect(url or default_url())
+    store = connect(url or default_url())
+    if looks and url and store.traits.location.startswith(_SQLITE):
+        path = path_of(store.traits.location)
+        if not path.exists():
+            raise FileNotFoundError(f"there is no file {path}; the first lock makes it, so check the path")
+    return store
+
+
+def path_of(location: str) -> Path:
+    """Give the file that the location of a store in SQLite names."""
+    return Path(unquote(location.removeprefix(_SQLITE), errors="surrogateescape"))
 
 
 def default_url() -> str:
