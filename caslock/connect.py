@@ -89,6 +89,7 @@ _OWN: Final = {
     "memory": _MEMORY,
     "sqlite": _SQLITE,
     **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
+    **dict.fromkeys(("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"), _REDIS),
     **dict.fromkeys(("tair", "tairs"), _TAIR),
     "memcached": _MEMCACHED,
     **dict.fromkeys(("etcd", "etcds"), _ETCD),
@@ -109,9 +110,10 @@ def connect(target: str | Client, *, prefix: str = "", replicas: int = 0) -> Clo
 
     URLs: ``sqlite:///relative.db``, ``sqlite:////absolute/path.db`` (``%`` and ``?`` in the path as ``%25`` and
     ``%3F``; ``?timeout=5``: seconds to wait for others); ``memory://``, a new one each time; ``redis://``,
-    ``rediss://``, ``unix://``, ``tair://``, ``tairs://``, ``memcached://``, ``postgresql://``, ``mysql://``,
-    ``mariadb://``, ``zookeeper://``, ``zookeepers://``, ``etcd://`` and ``etcds://``, each with the options of its
-    store's `from_url`; and any scheme of an installed entry point (see the documentation of the module).
+    ``rediss://``, ``unix://``, ``redis+cluster://``, ``redis+sentinel://``, ``tair://``, ``tairs://``,
+    ``memcached://``, ``postgresql://``, ``mysql://``, ``mariadb://``, ``zookeeper://``, ``zookeepers://``, ``etcd://``
+    and ``etcds://``, each with the options of its store's `from_url`; and any scheme of an installed entry point (see
+    the documentation of the module).
 
     Clients: a ``redis.Redis``, one of ``Sentinel.master_for``, a ``RedisCluster``, pymemcache's ``Client`` and
     ``PooledClient``, SQLAlchemy's ``Engine``, or a ``KazooClient``.  Their settings are used, not their connections.

@@ -284,8 +284,20 @@ def test_what_is_no_text(make: Callable[[object], object], url: object) -> None:
         ("redis://localhost:99999", "port of a Redis URL must be a number from 1 to 65535"),
         ("redis://gast:hunter2@localhost:99999", "port of a Redis URL must be a number from 1 to 65535"),
         ("redis://localhost:0", "port of a Redis URL must be a number from 1 to 65535"),
-        ("redis://a:1,b:2/0", "a Redis URL names one server; .* RedisCluster or Sentinel.master_for"),
-        ("redis://a,b/0", "a Redis URL names one server; .* RedisCluster or Sentinel.master_for"),
+        ("redis://a:1,b:2/0", r"a Redis URL names one server; .* redis\+cluster://, for Sentinels"),
+        ("redis+cluster://", "a cluster URL names its servers"),
+        ("redis+cluster://a,,b", "a cluster URL names its servers"),
+        ("redis+cluster://a:1,b:port", "port of a Redis URL must be a number from 1 to 65535"),
+        ("redis+cluster://a,b/2", "a Redis Cluster has one database"),
+        ("redis+cluster://a,b?db=2", "a Redis Cluster has one database"),
+        ("redis+cluster://a,b?zzzz=1", "check the option zzzz"),
+        ("redis+cluster://a,b?sentinel_password=x", "invalid Redis URL"),
+        ("redis+sentinel://a,b", "the path of a Sentinel URL names the service"),
+        ("redis+sentinel://a,b/", "the path of a Sentinel URL names the service"),
+        ("redis+sentinel://a,b/mymaster/x", "number of a database"),
+        ("redis+sentinel://a,b/mymaster?zzzz=1", "check the option zzzz"),
+        ("redis+sentinel://a,b/mymaster?sentinel_password=x&sentinel_password=y", "sentinel_password is given twice"),
+        ("redis://a,b/0", r"a Redis URL names one server; .* redis\+cluster://, for Sentinels"),
     ],
 )
 def test_a_redis_url_that_cannot_be_meant(make: Callable[[str], object], url: str, sentence: str) -> None:
@@ -302,6 +314,8 @@ def test_a_redis_url_that_cannot_be_meant(make: Callable[[str], object], url: st
         "redis://[::1",
         "redis://localhost?protocol=9",
         "redis://gast:hunter2@[::1",
+        "redis+cluster://a,[::1",
+        "redis+sentinel://gast:hunter2@a,[::1/mymaster",
         "rediss://localhost?ssl_cert_reqs=maybe",
     ],
 )
@@ -313,7 +327,9 @@ def test_a_password_is_mentioned_only_where_there_may_be_one(make: Callable[[str
 
 
 @BOTH
-@pytest.mark.parametrize("url", ["REDIS://localhost", "Rediss://localhost", "UNIX:///run/redis.sock", "MEMCACHED://h"])
+@pytest.mark.parametrize(
+    "url", ["REDIS://localhost", "Rediss://localhost", "Redis+Cluster://h", "UNIX:///run/redis.sock", "MEMCACHED://h"]
+)
 def test_a_scheme_may_be_in_capitals(make: Callable[[str], Any], url: str) -> None:
     """The case of a scheme means nothing."""
     assert make(url).traits.location.startswith(url.partition(":")[0].lower() + "://")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 
-SERVERS = {"redis://localhost:6379/0": "redis_server", "redis://localhost:7000": "redis_cluster"}
+SERVERS = {"redis://localhost:6379/0": "redis_server", "redis+cluster://localhost:7000,other:7001": "redis_cluster"}
 """The URLs in the README, and the fixture whose server takes the place of each."""
 
 FENCE = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -74,7 +74,7 @@ def redis_cluster(new_redis: NewServer) -> Server:
         while "cluster_state:ok" not in str(admin.execute_command("CLUSTER", "INFO")):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    return dataclasses.replace(server, url=f"redis://{server.host}:{server.port}")
+    return dataclasses.replace(server, url=f"redis+cluster://{server.host}:{server.port}")
 
 
 PAGES = {

@@ -47,7 +47,8 @@ SIZES: Final = (1, 100, 300, 1000)
 def server_of(plan: Plan) -> tuple[str, int] | None:
     """Tell the address that a proxy can stand before; None where faults must be injected inside the workers."""
     parts = urlsplit(plan.url)
-    if plan.factory or not plan.proxy or "," in parts.netloc:  # several servers
+    several = "," in parts.netloc or parts.scheme.endswith(("+cluster", "+sentinel"))
+    if plan.factory or not plan.proxy or several:
         return None
     port = parts.port or PORTS.get(parts.scheme)
     if not parts.hostname or not port:

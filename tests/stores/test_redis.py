@@ -94,6 +94,11 @@ class Api:
         self.stack.callback(store.close)
         return store
 
+    def by_url(self, url: str) -> RedisStore | OnLoop:
+        store = RedisStore.from_url(url) if self.blocking else OnLoop(AsyncRedisStore.from_url(url), self.runner)
+        self.stack.callback(store.close)
+        return store
+
     def open(self, url: str, **options: Option) -> RedisStore | OnLoop:
         ours = {name: options.pop(name) for name in ("prefix", "replicas") if name in options}
         return self.on(self.module.Redis.from_url(url, **options), **ours)
@@ -969,6 +974,10 @@ def test_a_url_opens_a_store(redis_server: Server) -> None:
         "rediss://:pass@h": "rediss://h:6379/0",
         "redis://[::1]:7?db=4": "redis://[::1]:7/4",
         "unix://user:pass@/run/redis.sock?db=1": "unix:///run/redis.sock?db=1",
+        "redis+cluster://user:pass@b:1,[::1]:2,a?prefix=p": "redis+cluster://[::1]:2,a:6379,b:1?prefix=p",
+        "rediss+cluster://a": "rediss+cluster://a:6379",
+        "redis+sentinel://user:pass@b:1,a/mine/2?sentinel_password=word": "redis+sentinel://a:26379,b:1/mine/2",
+        "rediss+sentinel://a:1,[::1]:2/mine": "rediss+sentinel://[::1]:2,a:1/mine/0",
     }
     for url, location in locations.items():
         assert RedisStore.from_url(url).traits.location == AsyncRedisStore.from_url(url).traits.location == location
@@ -1082,6 +1091,7 @@ def test_sentinel_leads_to_the_primary(api: Api, sentinel: tuple[int, Server, Se
 
     until(moved)
     assert store.get("k") == before
+    assert api.by_url(f"redis+sentinel://{hosts}/main").get("k") == before
 
 
 def test_tls_serves_too(api: Api, new_redis: NewServer, tmp_path: Path) -> None:

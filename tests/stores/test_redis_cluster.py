@@ -198,6 +198,18 @@ def test_the_location_is_the_nodes_that_the_client_was_given(nodes: Nodes, new: 
     assert new(nodes, prefix="p:").traits.location == f"redis+cluster://{hosts}?prefix=p:"
 
 
+def test_a_url_names_nodes_of_which_one_may_be_down(nodes: Nodes) -> None:
+    """The others are asked for the map; keys of all slots are served, and nothing is sent before."""
+    places = ",".join(f"{HOST}:{port}" for port in (free_port(), *(server.port for server in nodes.servers)))
+    for store in (
+        RedisStore.from_url(f"redis+cluster://{places}?socket_timeout=1"),
+        OnLoop(AsyncRedisStore.from_url(f"redis+cluster://{places}?socket_timeout=1")),
+    ):
+        with contextlib.closing(store):
+            for key in "abc":
+                assert store.invalidate(key, put(store, key).version) is None
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_slot_that_moves_is_followed(nodes: Nodes, new: New, protocol: int, request: pytest.FixtureRequest) -> None:
     """Every verb works before, during and after: ASK is followed for what has gone ahead, MOVED once it is over."""

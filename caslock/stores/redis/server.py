@@ -11,7 +11,7 @@ import inspect
 import math
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import redis
 import redis.asyncio
@@ -40,6 +40,14 @@ _TIMEOUT: Final = 2.0  # seconds, where the client sets none
 _LEFT_OUT: Final = ("retry_", "health_check_", "maint", "oss_cluster_", "orig_")  # settings
 
 
+class ClusterNodes(NamedTuple):
+    """A Cluster, as a URL names it; redis-py's own client would connect at once."""
+
+    pool: Untyped
+    """With the settings of connections to each node."""
+    addresses: list[Address]
+
+
 class Server:
     """A primary, or the primaries of a cluster."""
 
@@ -52,9 +60,12 @@ class Server:
         kind, cluster = (redis.asyncio.Redis, AsyncRedisCluster) if awaits else (redis.Redis, RedisCluster)
         self.nodes: list[Address] = []
         """Those of a cluster that the client was told of; none: it is no cluster."""
-        if isinstance(client, cluster):
+        if isinstance(client, ClusterNodes):
+            self._pool: Untyped = client.pool
+            self.nodes = sorted(set(client.addresses))
+        elif isinstance(client, cluster):
             self.nodes = sorted({(str(node.host), int(node.port)) for node in client.startup_nodes})
-            self._pool: Untyped = _cluster_pool(client, self.nodes[0], awaits=awaits)
+            self._pool = _cluster_pool(client, self.nodes[0], awaits=awaits)
         else:
             self._pool = _pool(client, kind, cluster)
         self._retry = (AsyncRetry if awaits else Retry)(NoBackoff(), 0)
@@ -198,15 +209,15 @@ def _location(scheme: str, pool: Untyped, nodes: list[Address], connection: Unty
     """Name the server and the part of its keys that is ours; two stores differ in it if they differ in either."""
     query = [f"prefix={prefix}"] if prefix else []
     database = connection.db or 0
+    scheme += "s" if isinstance(connection, (redis.SSLConnection, redis.asyncio.SSLConnection)) else ""
     if hasattr(pool, "sentinel_manager"):
         settings = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
-        hosts = ",".join(sorted(f"{setting.get('host')}:{setting.get('port')}" for setting in settings))
+        hosts = ",".join(sorted(f"{_host(setting['host'])}:{setting['port']}" for setting in settings))
         where = f"{scheme}+sentinel://{hosts}/{pool.service_name}/{database}"
     elif path := getattr(connection, "path", None):
         where = f"unix://{path}"
         query.insert(0, f"db={database}")
     else:
-        scheme += "s" if isinstance(connection, (redis.SSLConnection, redis.asyncio.SSLConnection)) else ""
         hosts = ",".join(f"{_host(host)}:{port}" for host, port in nodes)
         single = f"{scheme}://{_host(connection.host)}:{connection.port}/{database}"
         where = f"{scheme}+cluster://{hosts}" if nodes else single

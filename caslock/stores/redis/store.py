@@ -60,8 +60,13 @@ class RedisVerbs(Closing):
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
         """Open ``redis://``, ``rediss://`` or ``unix://``, with redis-py's query parameters (``?socket_timeout=1``).
 
-        ``?prefix=`` and ``?replicas=`` say the same as the arguments.  Raises ValueError for a malformed
-        or ambiguous URL.
+        A Cluster is ``redis+cluster://user:password@node:7000,node:7001``; a primary that Sentinels watch is
+        ``redis+sentinel://user:password@one:26379,two:26379/service/0``, with ``?sentinel_username=`` and
+        ``?sentinel_password=`` for the Sentinels themselves.  Name several, because any one may be down.  With
+        ``rediss+``, all of them speak TLS.
+
+        ``?prefix=`` and ``?replicas=`` say the same as the arguments.  Nothing is sent before the first request.
+        Raises ValueError for a malformed or ambiguous URL.
         """
         return open_url(cls, redis.Redis.from_url, url, prefix, replicas)
 

@@ -9,12 +9,18 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlencode, urlsplit
 
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
 from redis import exceptions
 
 from caslock.options import check_address, either, options_of
+from caslock.stores.redis.server import Address, ClusterNodes, Untyped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from urllib.parse import SplitResult
 
 T = TypeVar("T")
 
@@ -24,23 +30,62 @@ _OBJECTS: Final = {"command_packer", "credential_provider", "event_dispatcher", 
 _TIMEOUTS: Final = {"timeout": "socket_timeout", "connect_timeout": "socket_connect_timeout"}
 """Options that URLs of other stores have, and those of redis-py that mean the same."""
 
-_SEVERAL: Final = "for a Cluster or Sentinel pass a client: RedisCluster or Sentinel.master_for"
+_SEVERAL: Final = "for a Cluster it begins with redis+cluster://, for Sentinels with redis+sentinel://"
+
+_PORTS: Final = {"cluster": 6379, "sentinel": 26379}
+
+_SENTINEL: Final = {"sentinel_username": "username", "sentinel_password": "password"}
+"""Options for the Sentinels themselves, and what redis-py calls them."""
 
 
 class RedisURL(NamedTuple):
-    """A URL, as redis-py reads it, and the options in it that are caslock's own."""
+    """A URL, as redis-py reads it, and what in it is caslock's own."""
 
     url: str
+    """Of the only server, or of the first one with the settings for all."""
     prefix: str
     replicas: int
     others: Mapping[str, str]
     """The options that are redis-py's."""
+    kind: str = ""
+    """A "cluster" or "sentinel"; empty: one server."""
+    addresses: tuple[Address, ...] = ()
+    """Of the Cluster's nodes, or of the Sentinels."""
+    service: str = ""
+    """What the Sentinels call the primary."""
+    sentinel: Mapping[str, str] = {}
+    """The options that are for the Sentinels."""
+
+    def client(self, single: Callable[[str], Untyped]) -> Untyped:
+        """Make the client of a store; `single` makes that of one server.  Nothing is sent."""
+        first = single(self.url)
+        pool = first.connection_pool
+        if self.kind == "cluster":
+            return ClusterNodes(pool, list(self.addresses))
+        if self.kind == "sentinel":
+            return self._watched(pool, awaits=isinstance(first, redis.asyncio.Redis))
+        return first
+
+    def _watched(self, pool: Untyped, *, awaits: bool) -> Untyped:
+        settings = {name: value for name, value in pool.connection_kwargs.items() if name not in ("host", "port")}
+        settings["ssl"] = self.url.startswith("rediss:")
+        own = {name: value for name, value in settings.items() if name.startswith(("socket_", "ssl"))}
+        own |= {_SENTINEL[name]: value for name, value in self.sentinel.items()}
+        kind: Untyped = redis.asyncio.sentinel.Sentinel if awaits else redis.sentinel.Sentinel
+        return kind(self.addresses, sentinel_kwargs=own).master_for(self.service, **settings)
 
 
 def read_url(url: str) -> RedisURL:
     """Check a URL, and remove our own options from it."""
     scheme, separator, rest = url.partition("://")
-    url = scheme.lower() + separator + rest  # redis-py knows it in small letters only
+    scheme, plus, kind = scheme.lower().partition("+")  # redis-py knows it in small letters only
+    addresses: tuple[Address, ...] = ()
+    service = ""
+    if plus:
+        if kind not in _PORTS:
+            raise _unreadable(url)
+        rest, addresses, service = _several(kind, rest)
+    url = scheme + separator + rest
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -52,19 +97,58 @@ def read_url(url: str) -> RedisURL:
         raise ValueError("the path of a Redis URL is the number of a database, as in redis://localhost:6379/0")
     options = options_of(parts.query)
     prefix, replicas = options.pop("prefix", ""), options.pop("replicas", "0")
+    sentinel = {name: options.pop(name) for name in _SENTINEL if kind == "sentinel" and name in options}
+    if kind == "cluster" and "db" in options:
+        raise ValueError(_NO_DATABASES)
     if not all(options.values()) or options.keys() & _OBJECTS:
         raise _unreadable(url)
     if not re.fullmatch("-?[0-9]{1,9}", replicas):
         raise ValueError("invalid Redis URL: check the option replicas, which is a number")
-    return RedisURL(url.partition("?")[0] + "?" + urlencode(options), prefix, int(replicas), options)
+    single = url.partition("?")[0] + "?" + urlencode(options)
+    return RedisURL(single, prefix, int(replicas), options, kind, addresses, service, sentinel)
 
 
-def open_url(store: Callable[..., T], client: Callable[[str], object], url: str, prefix: str, replicas: int) -> T:
-    """Make a store of the client that redis-py makes of a URL."""
+def _several(kind: str, rest: str) -> tuple[str, tuple[Address, ...], str]:
+    """Read what follows the scheme: give the same for the first server alone, all addresses, and the service."""
+    authority, path, query = re.fullmatch(r"([^/?#]*)([^?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr] # it matches anything
+    if "@" in path:  # of a password with a reserved character, as a rule
+        raise _unreadable(rest)
+    user, at, hosts = authority.rpartition("@")
+    try:
+        parts = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    except ValueError:
+        raise _unreadable(rest) from None
+    addresses = tuple(_address(each, kind) for each in parts)
+    service = ""
+    if kind == "sentinel":
+        _, _, path = path.partition("/")
+        service, slash, path = path.partition("/")
+        path = slash + path
+        if not service:
+            raise ValueError(
+                "the path of a Sentinel URL names the service, as in redis+sentinel://localhost/mymaster/0"
+            )
+    elif path not in ("", "/", "/0"):
+        raise ValueError(_NO_DATABASES)
+    return f"{user}{at}{hosts.partition(',')[0]}{path}{query}", addresses, unquote(service)
+
+
+_NO_DATABASES: Final = "a Redis Cluster has one database: leave out its number"
+
+
+def _address(parts: SplitResult, kind: str) -> Address:
+    check_address(parts, "Redis", "")
+    if not parts.hostname:
+        raise ValueError(f"a {kind} URL names its servers, as in redis+{kind}://one:{_PORTS[kind]},two:{_PORTS[kind]}")
+    return parts.hostname, parts.port or _PORTS[kind]
+
+
+def open_url(store: Callable[..., T], single: Callable[[str], object], url: str, prefix: str, replicas: int) -> T:
+    """Make a store of the client that redis-py makes of a URL; `single` makes that of one server."""
     read = read_url(url)
     prefix, replicas = either("prefix", read.prefix, prefix), either("replicas", read.replicas, replicas)
     try:
-        return store(client(read.url), prefix=prefix, replicas=replicas)
+        return store(read.client(single), prefix=prefix, replicas=replicas)
     except (ValueError, TypeError, exceptions.RedisError) as error:
         if re.match("(socket_(connect_)?timeout|prefix|replicas) must be", str(error)):  # our own: it shows no secret
             raise
