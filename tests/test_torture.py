@@ -1,6 +1,6 @@
 """Torture of locks on every store finds no violation; and it finds what is broken on purpose.
 
-``CASLOCK_TORTURE_SECONDS`` says how long each store is tortured (20).
+``CASLOCK_TORTURE_SECONDS`` says how long each store is tortured (12).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -40,6 +40,7 @@ from tests.test_simulate_bites import take_every_turn_first
 from tests.torture import LAWS, TroubledServer
 from tests.torture.__main__ import NOT_TRIED, main, own_store
 from tests.torture.etcd_leases import RESTARTED
+from tests.torture.failover import SixNodes, TroubledPrimaries, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from caslock.verify.history import What
     from tests.servers import Server
 
-SECONDS = float(os.environ.get("CASLOCK_TORTURE_SECONDS", "20"))
+SECONDS = float(os.environ.get("CASLOCK_TORTURE_SECONDS", "12"))
 
 unix = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP here")
 patient = pytest.mark.timeout(SECONDS + 120)  # a worker that hangs is reported after a plan's `grace`
@@ -71,6 +72,22 @@ def test_redis_withstands_torture(new_redis: Callable[..., Server]) -> None:
     """Nor on Redis, which is stopped, killed with all it knows, and out of memory for a while, besides."""
     server = new_redis()
     check(Plan(url=server.url, seconds=SECONDS, seed=2), server, SECONDS / 3)
+
+
+@unix
+@pytest.mark.long
+@patient
+@pytest.mark.parametrize("kind", [SixNodes, Watched])
+def test_redis_withstands_failovers(kind: type[SixNodes | Watched], tmp_path: Path) -> None:
+    """Nor on a Cluster, or under Sentinel, whose primaries are stopped, and killed with all they know: replicas=1."""
+    with ExitStack() as stack:
+        servers = kind(stack, tmp_path)
+        trouble = TroubledPrimaries(servers, SECONDS / 3)
+        report = torture(Plan(url=servers.url, seconds=SECONDS, seed=7), disturb=trouble.actions, laws=LAWS).report
+    assert not report.broken, report.reason
+    assert report.passed
+    assert trouble.kills > 0
+    assert report.sections > SECONDS, report
 
 
 @unix
