@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from tests.command_line import caslock
 from tests.servers import HOST, TAIR_EMULATOR, free_port, private, zookeeper
 from tests.stores.test_etcd import Cluster
 from tests.tair.emulator import WITHOUT_PX
+from tests.torture.failover import SixNodes, Watched, said
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer
@@ -89,6 +90,26 @@ def test_replicas_that_nobody_waits_for_are_found(new_redis: NewServer) -> None:
     assert findings(f"{primary.url}?replicas=1")[1] == {"min-replicas-to-write is 0": "warning"}
     code, found = findings(f"{primary.url}?replicas=2")
     assert (code, found["2 replicas have to acknowledge a write, and there are 1"]) == (3, "danger")
+
+
+@pytest.mark.parametrize("kind", [SixNodes, Watched])
+def test_the_primaries_of_a_cluster_and_of_sentinels_are_looked_at(
+    kind: type[SixNodes | Watched], tmp_path: Path
+) -> None:
+    """What is the same on all primaries is said once; replicas=1 counts, and too few Sentinels are a warning."""
+    with ExitStack() as stack:
+        servers = kind(stack, tmp_path)
+        few = {"the number of its Sentinels is 1": "warning"} if kind is Watched else {}
+        all_of_them = {"nothing is written to disk": "warning", "min-replicas-to-write is 0": "warning"} | few
+        assert findings(servers.url) == (1, all_of_them)
+        without = findings(servers.url.replace("replicas=1&", ""))[1]
+        assert without == all_of_them | {"writes do not wait for the 1 replicas": "warning"}
+        one = servers.primaries()[0]
+        said(one, "CONFIG", "SET", "maxmemory", 1)
+        code, found = findings(servers.url)
+        full = [what for what in found if "of maxmemory is used" in what]
+        assert (code, len(full)) == (3, 1)
+        assert full[0].startswith(f"on {one.host}:{one.port}: ") == (kind is SixNodes)
 
 
 def test_what_is_wrong_with_a_memcached_is_found(memcached_server: Server, new_memcached: NewServer) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import redis
+from redis.cluster import ClusterNode, RedisCluster
 
 from caslock.cli.finding import FULL, clock, danger, note, warning
 from caslock.stores.redis.url import read_url
@@ -14,32 +17,78 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from caslock.cli.finding import Finding
+    from caslock.stores.redis.url import RedisURL
 
-_OLDEST = (6, 2)
+_OLDEST: Final = (6, 2)
+_MAJORITY: Final = 3
+"""Of fewer, the loss of one leaves no majority."""
 
 
 def examine(url: str) -> Iterator[Finding]:
-    """Ask the server; raises an error of redis-py where it does not answer."""
+    """Ask the server, or all primaries of a Cluster; raises an error of redis-py where one does not answer."""
     ours = read_url(url)
-    with redis.Redis.from_url(ours.url, socket_timeout=5, socket_connect_timeout=5) as client:
-        info: dict[str, Any] = client.info("everything")
-        seconds, microseconds = client.time()
-        yield from clock(seconds + microseconds / 1e6 - time.time())
-        try:
-            settings: dict[str, str] = client.config_get("save", "appendfsync", "min-replicas-to-write")
-        except redis.ResponseError:  # a hosted Redis may forbid it
-            settings = {}
-            yield note("CONFIG is not allowed", "some settings are not known here", "Look at them where it is hosted")
+    single: Any = partial(redis.Redis.from_url, socket_timeout=5, socket_connect_timeout=5)
+    with ExitStack() as stack:
+        if ours.kind == "cluster":
+            yield from _of_cluster(stack, ours, single)
+            return
+        client = stack.enter_context(ours.client(single))
+        if ours.kind == "sentinel":
+            yield from _of_sentinels(client, ours)
+        info = client.info("everything")
+        if info.get("cluster_enabled"):
+            yield danger("it is part of a Cluster", "keys of other nodes are refused", "Use a redis+cluster:// URL")
+        if info["role"] != "master":
+            yield danger("it is a replica", "it refuses to write", "Name the primary, or use a redis+sentinel:// URL")
+        yield from _of_primary(client, info, ours)
+
+
+def _of_primary(client: Any, info: dict[str, Any], ours: RedisURL) -> Iterator[Finding]:  # noqa: ANN401 - untyped
+    seconds, microseconds = client.time()
+    yield from clock(seconds + microseconds / 1e6 - time.time())
+    try:
+        settings: dict[str, str] = client.config_get("save", "appendfsync", "min-replicas-to-write")
+    except redis.ResponseError:  # a hosted Redis may forbid it
+        settings = {}
+        yield note("CONFIG is not allowed", "some settings are not known here", "Look at them where it is hosted")
     version = str(info["redis_version"])
     if tuple(map(int, version.split(".")[:2])) < _OLDEST:
         yield danger(f"version {version}", "caslock needs 6.2 or newer")
-    if info.get("cluster_enabled"):
-        yield danger("it is part of a Cluster", "keys of other nodes are refused", "Connect with a RedisCluster client")
-    if info["role"] != "master":
-        yield danger("it is a replica", "it refuses to write", "Name the primary, or use Sentinel.master_for")
     yield from _memory(info)
     yield from _persistence(info, settings)
     yield from _replicas(info, settings, ours.replicas)
+
+
+def _of_cluster(stack: ExitStack, ours: RedisURL, single: Any) -> Iterator[Finding]:  # noqa: ANN401 - untyped
+    """Say what is found on all primaries once, and else on which one."""
+    pool = single(ours.url).connection_pool
+    kind: Any = ClusterNode
+    settings = {name: value for name, value in pool.connection_kwargs.items() if name not in ("host", "port", "db")}
+    nodes = [kind(host, port) for host, port in ours.addresses]
+    secure = issubclass(pool.connection_class, redis.SSLConnection)
+    client: Any = stack.enter_context(RedisCluster(startup_nodes=nodes, ssl=secure, **settings))
+    primaries = client.get_primaries()
+    found: dict[Finding, list[str]] = {}
+    for node in primaries:
+        one = client.get_redis_connection(node)
+        for finding in _of_primary(one, one.info("everything"), ours):
+            found.setdefault(finding, []).append(node.name)
+    for finding, names in found.items():
+        where = f"on {', '.join(names)}: " if len(names) < len(primaries) else ""
+        yield finding._replace(what=where + finding.what)
+    if len(primaries) < _MAJORITY:
+        means = "no majority is left to choose a new primary when one fails"
+        yield warning(f"the number of its primaries is {len(primaries)}", means, "Run three or more")
+
+
+def _of_sentinels(client: Any, ours: RedisURL) -> Iterator[Finding]:  # noqa: ANN401 - untyped
+    for sentinel in client.connection_pool.sentinel_manager.sentinels:
+        with suppress(redis.ConnectionError):
+            there = 1 + int(sentinel.sentinel_master(ours.service)["num-other-sentinels"])
+            if there < _MAJORITY:
+                means = "no majority is left to fail over when one of them is down"
+                yield warning(f"the number of its Sentinels is {there}", means, "Run three or more")
+            return
 
 
 def _memory(info: dict[str, Any]) -> Iterator[Finding]:
