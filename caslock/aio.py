@@ -13,7 +13,7 @@ from caslock.local.lock import SeveralLocks, SingleLock
 from caslock.local.multi import Holds
 from caslock.local.settings import Own, wait_time
 from caslock.local.tasks import calling_task, task_runtime, this_task
-from caslock.local.with_blocks import WithBlocks
+from caslock.local.with_blocks import OnlyAsyncWith, WithBlocks
 from caslock.store import AsyncStore, Store
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _named(name: str, work: Coroutine[object, object, R]) -> Coroutine[object, o
     return work
 
 
-class _Releasing(ABC):
+class _Releasing(OnlyAsyncWith, ABC):
     """Makes a hold an asynchronous context manager that releases it."""
 
     __slots__ = ()
@@ -113,7 +113,7 @@ class AsyncHold(Holding, _Releasing):
 B = TypeVar("B", AsyncHold, "AsyncMultiHold")
 
 
-class _Acquired(ABC, Generic[B]):
+class _Acquired(OnlyAsyncWith, ABC, Generic[B]):
     """What `AsyncLock` and `AsyncMultiLock` have in common: to be acquired, and an asynchronous context manager."""
 
     _timeout: float | None

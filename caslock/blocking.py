@@ -19,6 +19,7 @@ from caslock.local.lock import SeveralLocks, SingleLock
 from caslock.local.multi import Holds
 from caslock.local.settings import Own, wait_time
 from caslock.local.threads import mend, running_task, thread_runtime
+from caslock.local.with_blocks import OnlyWith
 from caslock.local.workers import run
 from caslock.store import Store
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     Task = asyncio.Task[object]
 
 
-class _Held(ABC):
+class _Held(OnlyWith, ABC):
     """What `Hold` and `MultiHold` have in common: to be released, extended, and a context manager that releases."""
 
     __slots__ = ()
@@ -183,7 +184,7 @@ class _State(Protocol[B_co]):
     def acquire(self, make: Made, timeout: float | None) -> Coroutine[object, object, B_co]: ...
 
 
-class _Acquired(ABC, Generic[B]):
+class _Acquired(OnlyWith, ABC, Generic[B]):
     """What `Lock` and `MultiLock` have in common: to be acquired, and a context manager."""
 
     _state: _State[B]

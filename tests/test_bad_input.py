@@ -462,3 +462,37 @@ def test_an_argument_of_another_library_is_told_what_it_is_called_here(
         make(STORE, "key", **{name: 1})
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'tll'$"):
         make(STORE, "key", tll=1)
+
+
+def test_a_block_of_the_wrong_kind_names_the_right_class() -> None:
+    """``async with`` a blocking lock, and ``with`` a lock for asyncio: a TypeError before any request."""
+
+    class Own(Lock):
+        """A subclass is still a Lock."""
+
+    store: Making = MemoryStore()
+
+    async def scene() -> None:
+        blocking: dict[Making, str] = {
+            Own(store, "a"): "a Lock is for blocking code: write with; for async with, use AsyncLock",
+            Lock(store, "a").acquire(): "a Hold is for blocking code: write with; for async with, use AsyncLock",
+            MultiLock(store, ["b"]): "a MultiLock is for blocking code: write with; for async with, use AsyncMultiLock",
+        }
+        for wrong, told in blocking.items():
+            with pytest.raises(TypeError) as caught:
+                async with wrong:
+                    pass
+            assert str(caught.value) == told
+        others: dict[Making, str] = {
+            AsyncLock(store, "c"): "an AsyncLock is for asyncio: write async with; for with, use Lock",
+            await AsyncLock(store, "c").acquire(): "an AsyncHold is for asyncio: write async with; for with, use Lock",
+            AsyncMultiLock(store, ["d"]): "an AsyncMultiLock is for asyncio: write async with; for with, use MultiLock",
+        }
+        for wrong, told in others.items():
+            with pytest.raises(TypeError) as caught, wrong:
+                pass
+            assert str(caught.value) == told
+
+    asyncio.run(scene())
+    assert not store.get("b")
+    assert not store.get("d")

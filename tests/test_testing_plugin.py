@@ -26,6 +26,7 @@ from caslock import (
     locked,
 )
 from caslock.fencing import FenceGuard
+from caslock.stores.memory import MemoryStore
 from caslock.testing import AsyncStoreForTests, StoreForTests
 from tests.locations import until
 
@@ -363,6 +364,23 @@ def test_caslock_is_not_imported_where_nobody_asks_for_it(pytester: pytest.Pytes
             assert "caslock" not in sys.modules
     """)
     pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_without_a_fixture_a_block_ends_a_store() -> None:
+    """What others hold is released at its end, for both APIs."""
+    memory = MemoryStore()
+    with StoreForTests(memory) as store:
+        store.make_busy("k")
+        assert Lock(memory, "k").locked()
+    assert not Lock(memory, "k").locked()
+
+    async def scene() -> None:
+        async with AsyncStoreForTests(memory) as store:
+            store.make_busy("k")
+            assert Lock(memory, "k").locked()
+
+    asyncio.run(scene())
+    assert not Lock(memory, "k").locked()
 
 
 def test_the_stores_need_no_pytest() -> None:

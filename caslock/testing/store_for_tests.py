@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from caslock.blocking import Hold, Lock
 from caslock.errors import CaslockError, NotAcquired, NotHeld
@@ -125,7 +125,10 @@ def _end_lease(attempt: Attempt) -> None:
 
 
 class StoreForTests(_ForTests, FaultyStore):
-    """A store in memory for `Lock`, with other holders and failures that a test asks for."""
+    """A store in memory for `Lock`, with other holders and failures that a test asks for.
+
+    ``with`` releases what the other holders still hold.
+    """
 
     def __init__(self, memory: MemoryStore | None = None) -> None:
         """Use the entries of `memory`; None: a new one."""
@@ -133,12 +136,26 @@ class StoreForTests(_ForTests, FaultyStore):
         self._others = []
         super().__init__(self.memory)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+        self.close()
+
 
 class AsyncStoreForTests(_ForTests, AsyncFaultyStore):
-    """The same for `AsyncLock`.  `make_busy` and `lose` are not awaited."""
+    """The same for `AsyncLock`, with ``async with``.  `make_busy` and `lose` are not awaited."""
 
     def __init__(self, memory: MemoryStore | None = None) -> None:
         """Use the entries of `memory`; None: a new one."""
         self.memory: MemoryStore = MemoryStore() if memory is None else memory
         self._others = []
         super().__init__(AsyncMemoryStore(self.memory))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.end()
+        await self.aclose()

@@ -62,6 +62,20 @@ def a_lock(store: Store, async_store: AsyncStore) -> None:
         assert_type(record.fence, int | None)
 
 
+async def blocks(lock: Lock, hold: Hold, async_lock: AsyncLock, async_hold: AsyncHold) -> None:
+    """Each kind of lock has its own kind of block."""
+    async with async_lock, async_hold:
+        pass
+    async with lock:  # type: ignore[attr-defined]
+        pass
+    async with hold:  # type: ignore[attr-defined]
+        pass
+    with async_lock:  # type: ignore[attr-defined]
+        pass
+    with async_hold:  # type: ignore[attr-defined]
+        pass
+
+
 def functions(store: Store, async_store: AsyncStore) -> None:
     """A function keeps its arguments when it is decorated; what it returns if the key is busy joins its result."""
 
