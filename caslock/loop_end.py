@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from caslock.fork import generation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -29,3 +32,48 @@ async def _at_the_end(reference: Callable[[], Callable[[], Awaitable[None]] | No
         act = reference()
         if act is not None:
             await act()
+
+
+class Connections(Protocol):
+    """The connections of one event loop."""
+
+    def end(self) -> None:
+        """Close what is idle, and keep nothing from now on."""
+
+
+C = TypeVar("C", bound=Connections)
+
+
+class PerLoop(Generic[C]):
+    """The connections of each event loop that a store is used in; they end with their loop."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        """Make connections for a loop when it first asks."""
+        self._make = make
+        # What a forked child inherits stays in here: it is neither used, nor closed, nor collected as garbage.
+        self._loops: dict[tuple[int, asyncio.AbstractEventLoop], _Loop[C]] = {}
+
+    def mine(self) -> C:
+        """Give those of the running loop."""
+        here = mine, _ = generation(), asyncio.get_running_loop()
+        found = self._loops.get(here)
+        if found is None:
+            for theirs in [each for each in self._loops if each[0] == mine and each[1].is_closed()]:
+                self._loops.pop(theirs, None)
+            found = self._loops[here] = _Loop(self._make())
+        return found.connections
+
+
+class _Loop(Generic[C]):
+    """The connections of one event loop."""
+
+    def __init__(self, connections: C) -> None:
+        self.connections = connections
+        self._generation = generation()
+        self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
+
+    async def close(self) -> None:
+        """Close the idle connections as the loop ends; a request after that keeps none."""
+        if self._generation == generation():
+            self.connections.end()
+            await asyncio.sleep(0)

@@ -17,7 +17,7 @@ LOCAL = (
     *("clock", "settings", "with_blocks", "hold", "reports", "queue", "shared", "lock_state", "multi", "lock"),
     *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "tasks"),
 )
-GROUND = ("errors", "store", "closing", "fork", "connections", "loop_end", "options", "observer")
+GROUND = ("errors", "store", "closing", "fork", "connections", "links", "loop_end", "options", "observer")
 LADDER = (
     *GROUND,
     *(f"protocol.{name}" for name in PROTOCOL),
@@ -47,12 +47,13 @@ MAY_IMPORT["stores"] = set()  # the package itself; its stores:
 OF_A_STORE = {"errors", "store", "closing", "fork", "options"}
 OF_A_CLIENT = OF_A_STORE | {"connections"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
-STORES["sql"] = STORES["etcd"] = STORES["redis"]
+STORES["sql"] = STORES["redis"]
+STORES["etcd"] = STORES["nats"] = STORES["redis"] | {"links"}
 STORES["zookeeper"] = OF_A_CLIENT
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""
 for own in PROTOCOL:
-    MAY_IMPORT[f"protocol.{own}"] -= {"closing", "connections", "fork", "loop_end", "options", "observer"}
+    MAY_IMPORT[f"protocol.{own}"] -= {"closing", "connections", "fork", "links", "loop_end", "options", "observer"}
 for own in ("task_renewer", "tasks"):  # threads and tasks are siblings, and so are the two APIs
     MAY_IMPORT[f"local.{own}"] -= {"local.thread_renewer", "local.threads"}
 MAY_IMPORT["aio"] -= {"blocking", "local.thread_renewer", "local.threads"}

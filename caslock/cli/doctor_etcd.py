@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from caslock.cli.finding import danger, note, warning
+from caslock.links import SocketLink, finished
 from caslock.stores.etcd.failures import Failures
-from caslock.stores.etcd.links import SocketLink
 from caslock.stores.etcd.members import Members
-from caslock.stores.etcd.store import finished
 from caslock.stores.etcd.target import target_of
 from caslock.stores.etcd.wire import Call, Reply
 

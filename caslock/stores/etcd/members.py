@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from caslock.connections import IdleConnections
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
+from caslock.links import Link
 from caslock.stores.etcd.failures import NO_TOKEN, NOT_HERE, TooOld
-from caslock.stores.etcd.links import Link
 from caslock.stores.etcd.requests import Refused
 from caslock.stores.etcd.wire import Call, Reply, Stream, exchange
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from caslock.links import Endpoint
     from caslock.stores.etcd.failures import Failures
     from caslock.stores.etcd.requests import Verbs
-    from caslock.stores.etcd.target import Endpoint, Target
+    from caslock.stores.etcd.target import Target
     from caslock.stores.etcd.wire import Replies
 
 L = TypeVar("L", bound=Link)

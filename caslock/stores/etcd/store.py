@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self
 
 from caslock.closing import AsyncClosing, Closing
-from caslock.fork import generation
-from caslock.loop_end import before_the_loop_ends
+from caslock.links import SocketLink, StreamLink, finished
+from caslock.loop_end import PerLoop
 from caslock.store import Traits
 from caslock.stores.etcd.failures import Failures
-from caslock.stores.etcd.links import SocketLink, StreamLink
 from caslock.stores.etcd.members import Members
 from caslock.stores.etcd.requests import Verbs
 from caslock.stores.etcd.target import target_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from caslock.store import Entry
-
-T = TypeVar("T")
 
 _LAG: Final = 3.0
 """Seconds by which an entry may outlast its ttl: etcd counts whole seconds, at least 2, and looks twice a second."""
@@ -92,12 +89,10 @@ class AsyncEtcdStore(AsyncClosing):
 
     def __init__(self, url: str, *, prefix: str = "", timeout: float | None = None) -> None:
         """See `EtcdStore`."""
-        self._target = target_of(url, prefix, timeout)
-        self._verbs = Verbs(self._target.prefix)
-        self._failures = Failures(self._target.location)
-        # What a forked child inherits stays in here: it is neither used, nor closed, nor collected as garbage.
-        self._loops: dict[tuple[int, asyncio.AbstractEventLoop], _Loop] = {}
-        self.traits: Traits = Traits(self._target.location, expiry_lag=_LAG, request_timeout=self._target.timeout)
+        target = target_of(url, prefix, timeout)
+        self._verbs = Verbs(target.prefix)
+        self._loops = PerLoop(lambda: Members(target, Failures(target.location), StreamLink))
+        self.traits: Traits = Traits(target.location, expiry_lag=_LAG, request_timeout=target.timeout)
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "") -> Self:
@@ -106,25 +101,25 @@ class AsyncEtcdStore(AsyncClosing):
 
     async def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
-        return await self._members().run(self._verbs.get(key))
+        return await self._loops.mine().run(self._verbs.get(key))
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `EtcdStore.put_if_version`."""
-        return await self._members().run(self._verbs.put(key, value, version, ttl))
+        return await self._loops.mine().run(self._verbs.put(key, value, version, ttl))
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`."""
-        return await self._members().run(self._verbs.remove(key, version))
+        return await self._loops.mine().run(self._verbs.remove(key, version))
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `EtcdStore.wait_while`."""
-        await self._members().wait_while(self._verbs, key, version, timeout)
+        await self._loops.mine().wait_while(self._verbs, key, version, timeout)
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
         """See `EtcdStore.list`."""
         after = b""
         while True:
-            pairs, after = await self._members().run(self._verbs.page(prefix, after))
+            pairs, after = await self._loops.mine().run(self._verbs.page(prefix, after))
             for pair in pairs:
                 yield pair
             if not after:
@@ -132,44 +127,10 @@ class AsyncEtcdStore(AsyncClosing):
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
-        self._members().close()
+        self._loops.mine().close()
         for _ in range(2):  # a transport closes its socket in the next turn of the loop
             await asyncio.sleep(0)
 
     def __repr__(self) -> str:
         """Show the location."""
         return f"AsyncEtcdStore({self.traits.location!r})"
-
-    def _members(self) -> Members[StreamLink]:
-        here = mine, _ = generation(), asyncio.get_running_loop()
-        found = self._loops.get(here)
-        if found is None:
-            for theirs in [each for each in self._loops if each[0] == mine and each[1].is_closed()]:
-                self._loops.pop(theirs, None)
-            found = self._loops[here] = _Loop(Members(self._target, self._failures, StreamLink))
-        return found.members
-
-
-class _Loop:
-    """The connections of one event loop."""
-
-    def __init__(self, members: Members[StreamLink]) -> None:
-        self.members = members
-        self._generation = generation()
-        self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
-
-    async def close(self) -> None:
-        """Close the idle connections as the loop ends; a request after that keeps none."""
-        if self._generation == generation():
-            self.members.end()
-            await asyncio.sleep(0)
-
-
-def finished(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    raise RuntimeError("a blocking connection has suspended")

@@ -6,6 +6,7 @@ import ssl
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from caslock.links import Endpoint
 from caslock.options import check_address, check_prefix, check_timeout, either, options_of, seconds_of
 
 TIMEOUT: Final = 2.0
@@ -17,17 +18,6 @@ _FORM: Final = (
     "with ?timeout=, ?prefix= and, for TLS, ?cacert=, ?cert= and ?key="
 )
 _FILES: Final = ("cacert", "cert", "key")
-
-
-class Endpoint(NamedTuple):
-    """One member of a cluster."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        """Write it as in a URL."""
-        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 class Target(NamedTuple):

@@ -1,4 +1,4 @@
-"""One connection to one member, for code that blocks and for asyncio: bytes out, bytes in, by a moment."""
+"""One connection to one server, for code that blocks and for asyncio: bytes out, bytes in, by a moment."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from caslock.connections import LEAST, is_readable
 from caslock.fork import generation
 
 if TYPE_CHECKING:
-    from caslock.stores.etcd.target import Endpoint
+    from collections.abc import Coroutine
+
+T = TypeVar("T")
 
 _PIECE: Final = 65_536
+
+
+class Endpoint(NamedTuple):
+    """The address of one server."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Write it as in a URL."""
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 class Link(ABC):
@@ -31,6 +44,10 @@ class Link(ABC):
     @abstractmethod
     async def open(cls, endpoint: Endpoint, tls: ssl.SSLContext | None, ends: float) -> Self:
         """Connect by the moment `ends`."""
+
+    @abstractmethod
+    async def secure(self, tls: ssl.SSLContext, ends: float) -> None:
+        """Speak TLS from now on; a failure leaves only `close`."""
 
     @abstractmethod
     async def send(self, packet: bytes, ends: float) -> None:
@@ -79,6 +96,12 @@ class SocketLink(Link):
                 problem = error
         raise problem
 
+    async def secure(self, tls: ssl.SSLContext, ends: float) -> None:
+        """See `Link.secure`."""
+        self._socket.settimeout(_left(ends))
+        self._socket = tls.wrap_socket(self._socket, server_hostname=self.endpoint.host, do_handshake_on_connect=False)
+        self._socket.do_handshake()
+
     async def send(self, packet: bytes, ends: float) -> None:
         """See `Link.send`."""
         self._socket.settimeout(_left(ends))
@@ -112,6 +135,11 @@ class StreamLink(Link):
         async with asyncio.timeout(_left(ends)):
             return cls(endpoint, *await asyncio.open_connection(*endpoint, ssl=tls))
 
+    async def secure(self, tls: ssl.SSLContext, ends: float) -> None:
+        """See `Link.secure`."""
+        async with asyncio.timeout(_left(ends)):
+            await self._writer.start_tls(tls, server_hostname=self.endpoint.host)
+
     async def send(self, packet: bytes, ends: float) -> None:
         """See `Link.send`."""
         self._writer.write(packet)
@@ -130,6 +158,16 @@ class StreamLink(Link):
     def close(self) -> None:
         """See `Link.close`; the socket is closed in the next turn of the loop."""
         self._writer.transport.abort()
+
+
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, because all its links are a `SocketLink`."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise RuntimeError("a blocking connection has suspended")
 
 
 def _left(ends: float) -> float:
