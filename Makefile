@@ -7,6 +7,9 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input --no-compile
 
+NATS_VERSION := 2.12.15
+NATS := .servers/nats-server-$(NATS_VERSION)
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test prove quick mutate pythons bench servers check lint types clean
@@ -44,7 +47,7 @@ pythons: servers  ## run the quick tests on every other installed Python from 3.
 bench: servers $(VENV)/.bench  ## measure caslock and other lock libraries (about 12 minutes; with ARGS=--quick about one)
 	@$(RUN) -m benchmarks $(ARGS)
 
-servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper and etcd)
+servers: $(if $(filter all,$(SERVERS)),$(NATS))  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper, etcd and NATS)
 	@missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
 	done; \
@@ -71,6 +74,13 @@ servers:  ## install the servers for the tests, if that is allowed (with SERVERS
 	done; \
 	dpkg-query -W -f '$${Package} $${Version}, installed from Debian\n' $$missing
 
+$(NATS):  # Debian's is too old: NATS ends single entries since 2.11
+	@command -v go >/dev/null || { echo "Not installed: nats-server (this needs Go 1.21 or newer)"; exit 0; }; \
+	echo "Building nats-server $(NATS_VERSION) ..."; \
+	if said=$$(GOBIN="$(CURDIR)/.servers" GOFLAGS=-mod=mod go install github.com/nats-io/nats-server/v2@v$(NATS_VERSION) 2>&1); then \
+	    mv .servers/nats-server $@; echo "nats-server $(NATS_VERSION), built from its Go module"; \
+	else echo "Not installed: nats-server (go could not build it: $$(echo "$$said" | tail -1))"; fi
+
 check: lint types  ## run lint and types
 
 lint: $(VENV)/.dev  ## run ruff: rules and format
@@ -81,7 +91,7 @@ types: $(VENV)/.dev  ## run mypy in strict mode
 	@$(RUN) -m mypy
 
 clean:  ## remove everything that make has created
-	rm -rf .venv .venv-* build dist .coverage htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .servers .venv .venv-* build dist .coverage htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find benchmarks caslock examples tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.python:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.servers import (
     HOST,
     MEMCACHED,
     MYSQL,
+    NATS,
     POSTGRESQL,
     REDIS,
     TAIR_EMULATOR,
@@ -159,6 +161,34 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return the NATS that all tests share: use keys of your own."""
+    with shared(NATS, tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an authority, and certificates of the server and of a client."""
+    openssl = shutil.which("openssl")
+    if not openssl:
+        absent("no openssl on the PATH to make a certificate: `make servers` installs it")
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def run(*args: str) -> None:
+        subprocess.run([openssl, *args], cwd=folder, check=True, capture_output=True)
+
+    new = ["-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    run("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    for who in ("server", "client"):
+        run("req", *new[:-2], "-keyout", f"{who}.key", "-out", f"{who}.csr", "-subj", f"/CN={who}")
+        signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1", "-extfile", "names"]
+        run("x509", "-req", "-in", f"{who}.csr", *signed, "-out", f"{who}.pem")
+    return folder
+
+
 @pytest.fixture(scope="session", params=["emulator", "module"] if tair_module() else ["emulator"])
 def tair(request: pytest.FixtureRequest) -> Kind:
     """Return a kind of server with TairString: the emulator, and the real module if there is one."""
@@ -205,6 +235,13 @@ def new_memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServe
 def new_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
     """Start private etcds: ``new_etcd("--quota-backend-bytes=150000")``."""
     with _factory(ETCD, tmp_path_factory) as new:
+        yield new
+
+
+@pytest.fixture
+def new_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
+    """Start private NATS servers: ``new_nats("--user", "me", "--pass", "secret")``."""
+    with _factory(NATS, tmp_path_factory) as new:
         yield new
 
 

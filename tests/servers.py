@@ -271,6 +271,21 @@ ETCD: Final = Kind(
 )
 
 
+NATS: Final = Kind(
+    name="nats",
+    url=f"nats://{HOST}:{{port}}",
+    port=4222,
+    binaries=("nats-server-2.12.15", "nats-server"),  # the one that `make servers SERVERS=all` builds is tried first
+    folders=str((Path(__file__).parent.parent / ".servers").relative_to("/")),
+    arguments=lambda port, folder: ["-a", HOST, "-p", str(port), "-js", "-sd", str(folder / "data")],
+    options=(),
+    image="",
+    hello=b"",  # it speaks first
+    ready=(b"INFO {",),
+    package="nats-server",
+)
+
+
 class Body(Protocol):
     """That in which a server runs: a process or a container."""
 

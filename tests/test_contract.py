@@ -26,6 +26,7 @@ from caslock import stores
 from caslock.stores.etcd import AsyncEtcdStore, EtcdStore
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.stores.nats import AsyncNatsStore, NatsStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sql import AsyncSQLStore, SQLStore
 from caslock.stores.sqlite import SQLiteStore
@@ -439,6 +440,71 @@ class TestEtcd(Etcd, LockContract, StoreContract):
 
 class TestAsyncEtcd(AsyncEtcd, LockContract, StoreContract):
     """etcd, for asyncio."""
+
+    proved = ("asyncio",)
+
+
+class Nats:
+    """A store from a URL, beside another that names the server otherwise."""
+
+    covers: ClassVar[type] = NatsStore
+    apis: ClassVar[tuple[str, ...]] = ("blocking", "asyncio")
+
+    @pytest.fixture
+    def store(self, nats_server: Server) -> Iterator[NatsStore]:
+        """Take a URL."""
+        store = NatsStore(nats_server.url, timeout=10)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def caslock_server(self, nats_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> NatsStore:
+            return NatsStore(f"nats://{host}:{port}", timeout=QUICK)
+
+        return StoreServer(nats_server.host, nats_server.port, make, QUICK)
+
+    @pytest.fixture
+    def another_store(self, nats_server: Server) -> Iterator[NatsStore]:
+        """Take a URL."""
+        store = NatsStore.from_url(f"{nats_server.url}/caslock?timeout=10")
+        yield store
+        store.close()
+
+
+class AsyncNats(Nats):
+    """The same for asyncio, beside a blocking store that serves asyncio from threads."""
+
+    covers: ClassVar[type] = AsyncNatsStore
+    apis: ClassVar[tuple[str, ...]] = ("asyncio",)
+
+    @pytest.fixture
+    def store(self, nats_server: Server) -> Iterator[AsyncNatsStore]:
+        """Take a URL."""
+        store = AsyncNatsStore(nats_server.url, timeout=10)
+        yield store
+        on_loop(store.aclose())
+
+    @pytest.fixture
+    def caslock_server(self, nats_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> AsyncNatsStore:
+            return AsyncNatsStore(f"nats://{host}:{port}", timeout=QUICK)
+
+        return StoreServer(nats_server.host, nats_server.port, make, QUICK)
+
+
+class TestNats(Nats, LockContract, StoreContract):
+    """NATS."""
+
+    proved = ("blocking", "asyncio")
+
+
+class TestAsyncNats(AsyncNats, LockContract, StoreContract):
+    """NATS, for asyncio."""
 
     proved = ("asyncio",)
 

@@ -34,6 +34,7 @@ WAITING: Final = (
     "tests/stores/test_bounds.py::",
     "tests/stores/test_memcached.py::",  # many wait until a server is old enough
     "tests/stores/test_etcd.py::",
+    "tests/stores/test_nats.py::",
     "tests/stores/test_redis_cluster.py::test_nodes_that_are_stopped",
     "tests/stores/test_redis_wait.py::",
     "tests/stores/test_sql.py::",

@@ -30,13 +30,16 @@ PORTS: Final = {
     "zookeeper": 2181,
     "etcd": 2379,
     "etcds": 2379,
+    "nats": 4222,
+    "natss": 4222,
 }
 """The usual ports of schemes; a URL with another scheme names its port."""
 
 _REDIS: Final = ("socket_timeout", "socket_connect_timeout")
 TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("redis", "rediss", "tair", "tairs"), _REDIS),
-    **dict.fromkeys(("memcached", "postgresql", "mysql", "mariadb", "zookeeper", "etcd", "etcds"), ("timeout",)),
+    **dict.fromkeys(("memcached", "postgresql", "mysql", "mariadb", "zookeeper"), ("timeout",)),
+    **dict.fromkeys(("etcd", "etcds", "nats", "natss"), ("timeout",)),
 }
 """Which options of a URL set the timeout of a request, by scheme."""
 

@@ -6,9 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
-import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -27,7 +25,7 @@ from caslock.testing.extremes import KEYS, VALUES
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
 from tests.locations import fresh, until
-from tests.servers import ETCD, HOST, Process, Server, absent, free_port, missing
+from tests.servers import ETCD, HOST, Process, Server, free_port, missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -519,27 +517,6 @@ def test_an_answer_that_trickles_is_given_up_in_time(api: Opening, greets: bool)
 
 
 # TLS
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make an authority, and certificates of the server and of a client."""
-    openssl = shutil.which("openssl")
-    if not openssl:
-        absent("no openssl on the PATH to make a certificate: `make servers` installs it")
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def run(*args: str) -> None:
-        subprocess.run([openssl, *args], cwd=folder, check=True, capture_output=True)
-
-    new = ["-newkey", "rsa:2048", "-nodes", "-days", "1"]
-    run("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
-    for who in ("server", "client"):
-        run("req", *new[:-2], "-keyout", f"{who}.key", "-out", f"{who}.csr", "-subj", f"/CN={who}")
-        signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1", "-extfile", "names"]
-        run("x509", "-req", "-in", f"{who}.csr", *signed, "-out", f"{who}.pem")
-    return folder
 
 
 @pytest.fixture

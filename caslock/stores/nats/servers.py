@@ -1,0 +1,244 @@
+"""The servers of a cluster, and the connections to them.
+
+Written once, for asyncio.  Code that blocks runs it to its end in one step, because its links never suspend.  nats-py
+is not used: it only has asyncio, so each request of code that blocks would go through a thread of its own, which takes
+three times as long; and it keeps what it could not send, and sends that later.
+
+A request is never sent twice.  Each connection looks at the settings of the bucket before its first request.  If there
+is none, it is made before the first write.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from caslock.connections import IdleConnections
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.fork import generation
+from caslock.links import Link
+from caslock.stores.nats.failures import ToldError, check_jetstream, check_server, check_stream
+from caslock.stores.nats.requests import NO_STREAM, RefusedError, sound
+from caslock.stores.nats.target import signed
+from caslock.stores.nats.wire import Ask, Message, NotNatsError, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Mapping
+
+    from caslock.links import Endpoint
+    from caslock.stores.nats.failures import Failures
+    from caslock.stores.nats.requests import Verbs
+    from caslock.stores.nats.target import Target
+
+L = TypeVar("L", bound=Link)
+T = TypeVar("T")
+
+MOST_WAITING: Final = 32
+"""Connections on which waiters may be at one time, in one process or loop."""
+
+_OTHER_STREAM: Final = 10058
+
+
+class Connection(Generic[L]):
+    """A link, and what is said on it."""
+
+    def __init__(self, link: L) -> None:
+        """Take a link on which nothing was said yet."""
+        self.link = link
+        self.wire: Wire = Wire()
+        self.generation: int = link.generation
+        self.used: float = link.used
+        self._heard: deque[Message] = deque()
+        self.bucket: Mapping[str, Any] | None = None
+        """The settings of the bucket; None: there is none."""
+
+    async def ask(self, ask: Ask, ends: float, before: bytes = b"") -> Message:
+        """Send a request, behind other bytes, and wait for its answer."""
+        self._heard.clear()
+        await self.link.send(before + self.wire.request(ask), ends)
+        while not self.wire.is_answer(message := await self.next(ends)):
+            self._heard.append(message)
+        return message
+
+    async def hear(self, subscription: str, ends: float) -> Message:
+        """Give the next message of a subscription, also one that came before the last answer."""
+        while True:
+            message = self._heard.popleft() if self._heard else await self.next(ends)
+            if message.subscription == subscription:
+                return message
+
+    async def next(self, ends: float) -> Message:
+        """Give the next message that comes by the moment `ends`; else raises TimeoutError."""
+        while True:
+            message = self.wire.next()
+            if message is None:
+                if monotonic() > ends:
+                    raise TimeoutError
+                self.wire.feed(await self.link.receive(ends))
+            elif message.verb == "-ERR":
+                raise ToldError(message.body.decode(errors="replace")[:200])
+            elif message.verb == "PING":
+                await self.link.send(b"PONG\r\n", ends)
+            else:
+                return message
+
+    def is_quiet(self) -> bool:
+        """See `Link.is_quiet`."""
+        return self.link.is_quiet()
+
+    def close(self) -> None:
+        """See `Link.close`."""
+        self.link.close()
+
+
+class Servers(Generic[L]):
+    """The connections of one store, for asyncio those of one event loop."""
+
+    def __init__(self, target: Target, verbs: Verbs, failures: Failures, kind: type[L]) -> None:
+        """Open nothing yet."""
+        self._target, self._verbs, self._failures, self._kind = target, verbs, failures, kind
+        self._look = Ask.api(f"STREAM.INFO.{verbs.stream}")
+        self._idle: IdleConnections[Connection[L]] = IdleConnections()
+        self._current = 0  # the server that has answered last
+        self._waiting: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's
+
+    async def run(self, verb: Generator[Ask, Message, T], *, writes: bool = False) -> T:
+        """Run a verb to its end; raises what an error means, within the timeout."""
+        ask, ends = next(verb), monotonic() + self._target.timeout
+
+        async def act(connection: Connection[L]) -> T:
+            if writes and connection.bucket is None:
+                await self._make_bucket(connection, ends)
+            return await _follow(connection, ask, verb, ends)
+
+        return await self._use(act, ends)
+
+    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """Subscribe to what the server has stored for the key, and look.  Whatever that look misses is told later."""
+        ends, until = monotonic() + self._target.timeout, monotonic() + timeout
+        look = self._verbs.look(key)
+        ask = next(look)
+        waiting, place = self._waiting.setdefault(generation(), set()), object()
+        if len(waiting) >= MOST_WAITING:
+            raise self._failures.cannot_wait()
+
+        async def watch(connection: Connection[L]) -> bool:
+            if not self._verbs.tells(connection.bucket or {}):
+                return False
+            name, subscribe = connection.wire.subscribe(self._verbs.changes(key))
+            if await _follow(connection, ask, look, ends, subscribe) == version:
+                with suppress(TimeoutError):
+                    while not self._verbs.changed(key, version, await connection.hear(name, until)):
+                        pass
+            await connection.link.send(f"UNSUB {name}\r\n".encode(), monotonic() + self._target.timeout)
+            return True
+
+        waiting.add(place)
+        try:
+            if not await self._use(watch, ends):
+                raise self._failures.cannot_wait()
+        finally:
+            waiting.discard(place)
+
+    async def _use(self, act: Callable[[Connection[L]], Coroutine[Any, Any, T]], ends: float) -> T:
+        """Act on a connection that nobody else uses.  It is closed after a failure, since an answer may still come."""
+        connection = self._idle.take() or await self._connect(ends)
+        try:
+            result = await act(connection)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, Exception):
+                raise
+            if not isinstance(error, RefusedError):
+                self._leave(connection.link.endpoint)
+            raise self._failures.of(error, sent=True) from error
+        self._idle.keep(connection)
+        return result
+
+    async def _connect(self, ends: float) -> Connection[L]:
+        """Connect to a server, beginning with the one that has answered last."""
+        problems = list[StoreError]()
+        endpoints, first = self._target.endpoints, self._current
+        for number in range(len(endpoints)):
+            place = (first + number) % len(endpoints)
+            now = monotonic()
+            share = now + (ends - now) / (len(endpoints) - number)
+            connection = None
+            try:
+                connection = Connection(await self._kind.open(endpoints[place], None, share))
+                await self._greet(connection, share)
+            except BaseException as error:
+                if connection:
+                    connection.close()
+                if not isinstance(error, Exception):
+                    raise
+                problems.append(self._failures.of(error, sent=False))
+            else:
+                self._current = place
+                return connection
+        raise next((each for each in problems if isinstance(each, StoreUnavailable)), problems[0])
+
+    async def _greet(self, connection: Connection[L], ends: float) -> None:
+        """Say who connects, and check the server and the bucket."""
+        told = await connection.next(ends)
+        if told.verb != "INFO":
+            raise NotNatsError("it does not say who it is")
+        server, tls = told.json(), self._target.tls
+        check_server(server, tls=tls is not None)
+        if tls:
+            await connection.link.secure(tls, ends)
+        proof = signed(self._target.creds, str(server.get("nonce", ""))) if self._target.creds else {}
+        greeting = connection.wire.greeting({"tls_required": tls is not None, **self._target.credentials, **proof})
+        try:
+            about = sound(await connection.ask(self._look, ends, greeting))
+        except RefusedError as refused:
+            if refused.code != NO_STREAM:
+                raise check_jetstream(server, refused) from refused
+        else:
+            self._check(connection, about)
+
+    async def _make_bucket(self, connection: Connection[L], ends: float) -> None:
+        stream, settings = self._verbs.stream, self._verbs.settings(self._target.replicas)
+        made = await connection.ask(Ask.api(f"STREAM.CREATE.{stream}", **settings), ends)
+        if made.json().get("error", {}).get("err_code") == _OTHER_STREAM:  # somebody else was faster
+            made = await connection.ask(self._look, ends)
+        self._check(connection, sound(made))
+
+    def _check(self, connection: Connection[L], about: Mapping[str, Any]) -> None:
+        check_stream(about["config"], self._verbs.stream)
+        connection.bucket = about["config"]
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        """Ask another server next time; what has ended one connection has probably ended them all."""
+        self._idle.close()
+        if self._target.endpoints[self._current] == endpoint:
+            self._current = (self._current + 1) % len(self._target.endpoints)
+
+    def close(self) -> None:
+        """Close what is idle; the next request opens one again."""
+        self._idle.close()
+
+    def end(self) -> None:
+        """Close what is idle, and keep nothing from now on."""
+        self._idle.end()
+
+
+async def _follow(
+    connection: Connection[L], ask: Ask, verb: Generator[Ask, Message, T], ends: float, before: bytes = b""
+) -> T:
+    """Send the first request of a verb, behind other bytes, and all that follow; give what the verb returns."""
+    while True:
+        if ask.pause:
+            with suppress(TimeoutError):
+                await connection.next(monotonic() + ask.pause)
+            if monotonic() > ends:
+                raise TimeoutError
+        answer = await connection.ask(ask, ends, before)
+        before = b""
+        try:
+            ask = verb.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result

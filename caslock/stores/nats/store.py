@@ -1,0 +1,134 @@
+"""The two stores.  `requests` has their verbs, `servers` the connections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Self
+
+from caslock.closing import AsyncClosing, Closing
+from caslock.links import SocketLink, StreamLink, finished
+from caslock.loop_end import PerLoop
+from caslock.store import Traits
+from caslock.stores.nats.failures import Failures
+from caslock.stores.nats.requests import Verbs
+from caslock.stores.nats.servers import Servers
+from caslock.stores.nats.target import target_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from caslock.store import Entry
+
+_LAG: Final = 1.5
+"""Seconds by which an entry may outlast its ttl: NATS counts whole seconds, and looks four times a second."""
+
+
+class NatsStore(Closing):
+    """A `Store` in a key-value bucket of NATS JetStream 2.11 or newer; safe to share between threads and across a fork.
+
+    The first put makes the bucket if there is none.  Several hosts are servers of one cluster: if one can't be reached,
+    another is asked.  A version is a sequence of the bucket's stream.
+    """
+
+    def __init__(self, url: str, *, timeout: float | None = None) -> None:
+        """Keep the entries in ``nats://user:password@host:port,host:port/bucket``; no I/O yet.
+
+        ``nats://token@host`` has a token instead, and ``?creds=`` names a file with a JWT and a seed, or with a seed
+        only (extra ``nats``).  ``natss://`` is TLS: ``?cacert=`` names the file of the authority, ``?cert=`` and
+        ``?key=`` those of the client.  The bucket is ``caslock`` if there is no path; ``?replicas=3`` is
+        how many servers keep one that does not exist yet.  `timeout` (2 s) is how long a verb may take, also as
+        ``?timeout=``.  Raises ValueError or TypeError for bad arguments.
+        """
+        target = target_of(url, timeout)
+        self._verbs = Verbs(target.bucket)
+        self._servers = Servers(target, self._verbs, Failures(target.location), SocketLink)
+        self.traits: Traits = Traits(target.location, expiry_lag=_LAG, request_timeout=target.timeout)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make a store; see the class."""
+        return cls(url)
+
+    def get(self, key: str) -> Entry | None:
+        """See `Store.get`."""
+        return finished(self._servers.run(self._verbs.get(key)))
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`: one request, and if it is refused a second one, which looks."""
+        return finished(self._servers.run(self._verbs.put(key, value, version, ttl), writes=True))
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `Store.invalidate`; like a put."""
+        return finished(self._servers.run(self._verbs.remove(key, version), writes=True))
+
+    def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """See `WatchingStore.wait_while`: a subscription, on a connection that nobody else uses."""
+        finished(self._servers.wait_while(key, version, timeout))
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """See `ListingStore.list`, one request for each entry of the bucket."""
+        seen, sequence = set[str](), 1
+        while found := finished(self._servers.run(self._verbs.next(sequence))):
+            key, entry, sequence = found
+            if key and entry and key.startswith(prefix) and key not in seen:
+                seen.add(key)
+                yield key, entry
+
+    def close(self) -> None:
+        """Close the idle connections.  A later request opens one, and closes it."""
+        self._servers.end()
+
+    def __repr__(self) -> str:
+        """Show the location."""
+        return f"NatsStore({self.traits.location!r})"
+
+
+class AsyncNatsStore(AsyncClosing):
+    """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
+
+    def __init__(self, url: str, *, timeout: float | None = None) -> None:
+        """See `NatsStore`."""
+        target = target_of(url, timeout)
+        self._verbs = verbs = Verbs(target.bucket)
+        self._loops = PerLoop(lambda: Servers(target, verbs, Failures(target.location), StreamLink))
+        self.traits: Traits = Traits(target.location, expiry_lag=_LAG, request_timeout=target.timeout)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make a store; see the class."""
+        return cls(url)
+
+    async def get(self, key: str) -> Entry | None:
+        """See `Store.get`."""
+        return await self._loops.mine().run(self._verbs.get(key))
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `NatsStore.put_if_version`."""
+        return await self._loops.mine().run(self._verbs.put(key, value, version, ttl), writes=True)
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `NatsStore.invalidate`."""
+        return await self._loops.mine().run(self._verbs.remove(key, version), writes=True)
+
+    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """See `NatsStore.wait_while`."""
+        await self._loops.mine().wait_while(key, version, timeout)
+
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+        """See `NatsStore.list`."""
+        seen, sequence = set[str](), 1
+        while found := await self._loops.mine().run(self._verbs.next(sequence)):
+            key, entry, sequence = found
+            if key and entry and key.startswith(prefix) and key not in seen:
+                seen.add(key)
+                yield key, entry
+
+    async def aclose(self) -> None:
+        """Close the idle connections of the running loop; the next request opens one again."""
+        self._loops.mine().close()
+        for _ in range(2):  # a transport closes its socket in the next turn of the loop
+            await asyncio.sleep(0)
+
+    def __repr__(self) -> str:
+        """Show the location."""
+        return f"AsyncNatsStore({self.traits.location!r})"

@@ -1,0 +1,147 @@
+"""Where a bucket is, and how to reach it: read from a URL, without any I/O but that of the files with certificates."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from base64 import urlsafe_b64encode
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from caslock.links import Endpoint
+from caslock.options import check_address, check_timeout, options_of, seconds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TIMEOUT: Final = 2.0
+"""Seconds that a verb may take, unless the user says otherwise."""
+
+BUCKET: Final = "caslock"
+"""The bucket, unless the user names another."""
+
+_PORT: Final = 4222
+_FORM: Final = (
+    "a NATS URL is nats://user:password@host:port,host:port/bucket, nats://token@host, or natss:// for TLS, "
+    "with ?timeout=, ?replicas=, ?creds= and, for TLS, ?cacert=, ?cert= and ?key="
+)
+_FILES: Final = ("cacert", "cert", "key")
+_SEED: Final = re.compile("SU[A-Z2-7]{56}")
+_JWT: Final = re.compile(r"-BEGIN NATS USER JWT-+\s+(\S+)")
+
+
+class Target(NamedTuple):
+    """A bucket, and who asks for it."""
+
+    endpoints: tuple[Endpoint, ...]
+    credentials: Mapping[str, str]
+    """As the server wants to be told them."""
+    creds: str
+    """A file with a JWT and the seed of a key, or with a seed only; "" if there is none."""
+    bucket: str
+    replicas: int
+    """How many servers keep the bucket if the store makes it."""
+    timeout: float
+    tls: ssl.SSLContext | None
+
+    @property
+    def location(self) -> str:
+        """The place, without a secret; the same text in whatever order the servers are named."""
+        return f"nats{'s' if self.tls else ''}://{','.join(sorted(map(str, self.endpoints)))}/{self.bucket}"
+
+
+def target_of(url: str, timeout: float | None) -> Target:
+    """Read a URL; raises ValueError or TypeError, which show nothing of it."""
+    if not isinstance(url, str):
+        raise TypeError(f"the URL of a NATS server must be a str, not {type(url).__name__}")
+    try:
+        parts = urlsplit(url)
+        options = options_of(parts.query)
+    except ValueError as error:
+        raise ValueError(str(error) if "given twice" in str(error) else _FORM) from None
+    if parts.scheme not in ("nats", "natss") or parts.fragment:
+        raise ValueError(_FORM)
+    if "timeout" in options:
+        if timeout is not None:
+            raise ValueError("give the timeout once: in the URL, or as an argument")
+        timeout = seconds_of(options.pop("timeout"), "a NATS")
+    replicas = options.pop("replicas", "1")
+    if replicas not in ("1", "2", "3", "4", "5"):
+        raise ValueError("the replicas of a NATS bucket must be a number from 1 to 5")
+    bucket = unquote(parts.path).strip("/") or BUCKET
+    if not re.fullmatch("[A-Za-z0-9_-]{1,200}", bucket):
+        raise ValueError("the path of a NATS URL names a bucket, of letters, digits, - and _")
+    creds = options.pop("creds", "")
+    files: dict[str, str] = {name: options.pop(name) for name in _FILES if name in options}
+    if options or (files and parts.scheme == "nats"):
+        raise ValueError(_FORM)
+    user, at, hosts = parts.netloc.rpartition("@")
+    return Target(
+        endpoints=tuple(dict.fromkeys(_endpoint(host) for host in hosts.split(","))),
+        credentials=_credentials(user, creds) if at or creds else {},
+        creds=creds,
+        bucket=bucket,
+        replicas=int(replicas),
+        timeout=check_timeout("timeout", TIMEOUT if timeout is None else timeout),
+        tls=_tls(files) if parts.scheme == "natss" else None,
+    )
+
+
+def signed(creds: str, nonce: str) -> dict[str, str]:
+    """Sign what the server has sent, with the key of a file; raises ValueError, which shows nothing of the file."""
+    try:
+        import nkeys  # noqa: PLC0415 - nothing else needs it
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "?creds= of a NATS URL needs the package nkeys: pip install 'caslock[nats]'", name=error.name
+        ) from error
+    try:
+        text = Path(creds).read_text(encoding="ascii")
+    except OSError as error:
+        raise ValueError(f"the file of ?creds= in a NATS URL can't be used: {error.strerror}") from error
+    except UnicodeDecodeError:
+        text = ""
+    seed, jwt = _SEED.search(text), _JWT.search(text)
+    try:
+        key = nkeys.from_seed(bytearray(seed[0].encode() if seed else b""))
+        signature = urlsafe_b64encode(key.sign(nonce.encode())).decode().rstrip("=")
+    except Exception:  # noqa: BLE001 - it raises errors of many kinds
+        raise ValueError("the file of ?creds= in a NATS URL has no seed of a user's key") from None
+    return {"sig": signature, **({"jwt": jwt[1]} if jwt else {"nkey": key.public_key.decode()})}
+
+
+def _credentials(text: str, creds: str) -> dict[str, str]:
+    if creds:
+        if text:
+            raise ValueError("a NATS URL has either ?creds=, or a user or token")
+        signed(creds, "")
+        return {}
+    name, colon, password = text.partition(":")
+    if not name or (colon and not password):
+        raise ValueError("a NATS URL has both a user and a password, or a token, or none of them")
+    return {"user": unquote(name), "pass": unquote(password)} if colon else {"auth_token": unquote(name)}
+
+
+def _endpoint(text: str) -> Endpoint:
+    try:
+        parts = urlsplit(f"//{text}")
+    except ValueError:
+        raise ValueError(_FORM) from None
+    check_address(parts, "NATS", "separate several by commas")
+    if not parts.hostname:
+        raise ValueError(_FORM)
+    return Endpoint(parts.hostname, parts.port or _PORT)
+
+
+def _tls(files: dict[str, str]) -> ssl.SSLContext:
+    if "key" in files and "cert" not in files:
+        raise ValueError("?key= of a NATS URL needs ?cert=")
+    try:
+        context = ssl.create_default_context(cafile=files.get("cacert"))
+        if "cert" in files:
+            context.load_cert_chain(files["cert"], files.get("key"))
+    except OSError as error:  # also those of ssl
+        why = error.strerror or "no certificate in it"
+        raise ValueError(f"a file of ?cacert=, ?cert= or ?key= in a NATS URL can't be used: {why}") from error
+    return context

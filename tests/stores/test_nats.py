@@ -1,0 +1,870 @@
+"""`NatsStore` and `AsyncNatsStore` against real NATS servers: what the contract does not ask."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import re
+import socket
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import nkeys
+import pytest
+
+from caslock import Lock, StoreError, StoreUnavailable, connect, connect_async
+from caslock.cli.doctor_nats import examine
+from caslock.store import ABSENT, Entry
+from caslock.stores.nats import AsyncNatsStore, NatsStore
+from caslock.stores.nats.requests import Verbs
+from caslock.stores.nats.wire import Ask, Message
+from caslock.testing.drive import driven, on_loop
+from caslock.testing.extremes import KEYS
+from caslock.testing.proxy import PASS, FaultProxy, Passage
+from caslock.testing.steps import timed
+from tests.locations import fresh, until
+from tests.servers import HOST, NATS, Process, Server, free_port, missing
+from tests.stores.test_etcd import listens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping
+    from pathlib import Path
+
+    from caslock import Store
+    from caslock.store import ListingStore, WatchingStore
+    from tests.conftest import NewServer
+
+SECRET = "p@ss/w0rd?"  # noqa: S105 - of a user that ends with its test
+QUOTED = "p%40ss%2Fw0rd%3F"
+
+
+def once(ask: Ask) -> Generator[Ask, Message, Message]:
+    """Send one request."""
+    return (yield ask)
+
+
+def ask(url: str, subject: str, body: bytes = b"", headers: Mapping[str, str] = {}) -> Message:
+    """Send a request as another client would."""
+    with NatsStore(url, timeout=10) as store:
+        asked = store._servers.run(once(Ask(subject, body, headers)))
+        try:
+            asked.send(None)
+        except StopIteration as done:
+            answer: Message = done.value
+            return answer
+        raise AssertionError
+
+
+def make_bucket(server: Server, name: str, **settings: object) -> str:
+    """Make a bucket as its owner would, and give its URL."""
+    own = Verbs(name).settings(1) | settings
+    made = ask(server.url, f"$JS.API.STREAM.CREATE.KV_{name}", Ask.api("", **own).body).json()
+    assert "error" not in made, made
+    return f"{server.url}/{name}"
+
+
+class Opening(NamedTuple):
+    """How to make stores of one API; they are closed with the test."""
+
+    blocking: bool
+    open: Callable[..., Store]
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def api(request: pytest.FixtureRequest) -> Iterator[Opening]:
+    """Give each API in turn."""
+    blocking = request.param == "blocking"
+    with contextlib.ExitStack() as stack:
+
+        def make(url: str, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
+            store = NatsStore(url, **settings) if blocking else AsyncNatsStore(url, **settings)
+            stack.callback(store.close if isinstance(store, NatsStore) else lambda: on_loop(store.aclose()))
+            return driven(store)
+
+        yield Opening(blocking, make)
+
+
+@pytest.fixture
+def store(api: Opening, nats_server: Server) -> Store:
+    """A store on the shared server."""
+    return api.open(nats_server.url, timeout=10)
+
+
+def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
+    """Write, and expect success."""
+    entry = store.put_if_version(key, value, version, ttl)
+    assert entry is not None
+    assert entry.value == value
+    assert entry.version > version
+    return entry
+
+
+def refusal(act: Callable[[], object], match: str) -> StoreError:
+    """Expect a definite refusal, which says so in one sentence and names the place once."""
+    with pytest.raises(StoreError, match=match) as caught:
+        act()
+    assert not isinstance(caught.value, StoreUnavailable), caught.value
+    assert str(caught.value).count("://127.0.0.1") == 1, caught.value
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    return caught.value
+
+
+# Requests and markers
+
+
+def test_a_cycle_is_two_requests(api: Opening, nats_server: Server) -> None:
+    """To acquire is one request, to release another, also at once after a release; a second later nothing is left."""
+    sent = list[bytes]()
+    with FaultProxy(nats_server.host, nats_server.port) as proxy:
+        mine, theirs = (api.open(f"nats://127.0.0.1:{proxy.port}", timeout=10) for _ in range(2))
+        for each in (mine, theirs):
+            put(each, fresh())
+
+        def listen(request: bytes) -> Passage:
+            sent.append(request)
+            return PASS
+
+        proxy.decide = listen
+        key = fresh()
+        for _ in range(3):
+            entry = put(mine, key)
+            assert mine.invalidate(key, entry.version) is None
+        assert len(sent) == 6
+        entry = put(theirs, key)  # which has not seen the marker
+        assert len(sent) == 9
+        assert theirs.invalidate(key, entry.version) is None
+        subject = Verbs("caslock").subject(key)
+        assert until(lambda: "error" in last(nats_server, subject))
+        sent.clear()
+        put(theirs, key)
+        assert len(sent) == 1
+
+
+def last(server: Server, subject: str) -> dict[str, Any]:
+    """Ask for the last message of a subject, which may be a marker."""
+    return ask(server.url, "$JS.API.STREAM.MSG.GET.KV_caslock", Ask.api("", last_by_subj=subject).body).json()
+
+
+def test_a_marker_is_no_version(api: Opening, store: Store, nats_server: Server) -> None:
+    """Whatever another program has left as a marker, nothing is there; and no put or removal finds its version."""
+    key = fresh()
+    subject = Verbs("caslock").subject(key)
+    for headers in ({"KV-Operation": "DEL"}, {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}):
+        entry = put(store, key)
+        marker = int(ask(nats_server.url, subject, headers=headers).json()["seq"])
+        assert marker > entry.version
+        assert store.get(key) is None
+        assert store.put_if_version(key, b"v", marker, 30) is None
+        assert store.invalidate(key, marker) is None
+        assert last(nats_server, subject)["message"]["seq"] == marker
+        assert dict(cast("ListingStore", store).list(key)) == {}
+        third = put(api.open(nats_server.url, timeout=10), key)
+        assert third.version > marker
+        assert store.invalidate(key, third.version) is None
+
+
+def test_a_value_of_another_program_is_an_entry(store: Store, nats_server: Server) -> None:
+    """What `nats kv put` has written is held by somebody: it is never overwritten."""
+    key = fresh()
+    version = int(ask(nats_server.url, Verbs("caslock").subject(key), b"theirs").json()["seq"])
+    assert store.put_if_version(key, b"mine", ABSENT, 30) == Entry(b"theirs", version)
+    assert Lock(store, key).acquire(timeout=0) is None
+    ask(nats_server.url, "$KV.caslock.a.name.that.no.key.has", b"theirs")
+    assert dict(cast("ListingStore", store).list(key)) == {key: Entry(b"theirs", version)}
+
+
+def test_a_removal_is_one_although_the_key_is_taken_at_once(api: Opening, store: Store, nats_server: Server) -> None:
+    """Whoever removes its own entry is told so, even if another puts one at the same moment."""
+    key = fresh()
+    removed = list[Entry | None]()
+
+    def contend(mine: Store) -> None:
+        while len(removed) < 200:
+            value = fresh().encode()
+            entry = mine.put_if_version(key, value, ABSENT, 30)
+            if entry is not None and entry.value == value:
+                removed.append(mine.invalidate(key, entry.version))
+
+    stores = [store, *(api.open(nats_server.url, timeout=10) for _ in range(3))]
+    with ThreadPoolExecutor(len(stores)) as threads:
+        list(threads.map(contend, stores))
+    assert set(removed) == {None}
+
+
+def test_a_put_and_a_removal_of_one_version_are_never_both_applied(api: Opening, nats_server: Server) -> None:
+    """Of a renewal and a removal that expect the same version one succeeds, whichever comes first."""
+    one, two = (api.open(nats_server.url, timeout=10) for _ in range(2))
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(100):
+            key = fresh()
+            entry = put(one, key)
+            renewed = threads.submit(one.put_if_version, key, b"renewed", entry.version, 30)
+            removed = threads.submit(two.invalidate, key, entry.version)
+            renewal, rest = renewed.result(), removed.result()
+            assert (renewal is None) == (rest is None), (renewal, rest)
+            assert one.get(key) == renewal == rest
+
+
+def test_a_packet_that_comes_twice_is_applied_once(api: Opening, nats_server: Server) -> None:
+    """Whichever copy is first, the put has succeeded, and its version is the one that is there."""
+    with FaultProxy(nats_server.host, nats_server.port) as proxy:
+        through = api.open(f"nats://127.0.0.1:{proxy.port}", timeout=10)
+        through.get(fresh())
+        proxy.decide = lambda _: Passage("duplicate")
+        for _ in range(20):
+            key = fresh()
+            entry = put(through, key)
+            assert proxy.settle(5)
+            assert through.get(key) == entry
+            assert through.invalidate(key, entry.version) is None
+            assert proxy.settle(5)
+            assert through.get(key) is None
+
+
+def test_every_key_is_a_name_that_tools_for_buckets_take(store: Store) -> None:
+    """Each name has the characters of keys in buckets, and fits into a line; a list has the keys as they were."""
+    salt = fresh()
+    names = [Verbs("b").subject(key).removeprefix("$KV.b.") for key in KEYS]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch("[-/_=a-zA-Z0-9]{1,1000}", name) for name in names)
+    keys = [(salt + key)[:1024] for key in KEYS[-12:]]
+    entries = {key: put(store, key) for key in dict.fromkeys(keys)}
+    assert dict(cast("ListingStore", store).list(salt)) == entries
+
+
+def test_an_entry_lives_for_its_ttl_and_little_longer(store: Store) -> None:
+    """A ttl is rounded up to whole seconds; an entry never ends before it."""
+    for ttl, least, most in ((0.2, 1.0, 2.0), (1.0, 1.0, 2.0), (1.1, 2.0, 3.0)):
+        key = fresh()
+        began = time.monotonic()
+        put(store, key, ttl=ttl)
+        while store.get(key) is not None:
+            time.sleep(0.005)
+        assert least - 0.01 < time.monotonic() - began < most
+
+
+# Waiting
+
+
+def test_a_wait_is_not_ended_by_writes_that_are_refused(store: Store, api: Opening, nats_server: Server) -> None:
+    """Contenders that put and are refused wake nobody; a renewal and a removal do, also one that came before."""
+    key = fresh()
+    entry = put(store, key)
+    watching, other = cast("WatchingStore", store), api.open(nats_server.url, timeout=10)
+    waiting = timed(lambda: watching.wait_while(key, entry.version, 20))
+    for _ in range(100):
+        assert other.put_if_version(key, b"theirs", ABSENT, 30) == entry
+        assert other.invalidate(key, entry.version - 1) == entry
+    assert not waiting.done()
+    renewed = put(other, key, b"renewed", entry.version)
+    assert waiting.result(10)[0] < 15
+    assert timed(lambda: watching.wait_while(key, entry.version, 20)).result(10)[0] < 10
+    waiting = timed(lambda: watching.wait_while(key, renewed.version, 20))
+    time.sleep(0.2)  # so that it has most likely begun
+    ask(nats_server.url, Verbs("caslock").subject(key), b"by another program")
+    assert waiting.result(10)[0] < 15
+
+
+def test_no_change_is_missed_while_a_wait_begins(store: Store, api: Opening, nats_server: Server) -> None:
+    """A removal at the very moment in which a wait begins ends it."""
+    watching, other = cast("WatchingStore", store), api.open(nats_server.url, timeout=10)
+    for _ in range(10):
+        key = fresh()
+        entry = put(other, key)
+        waits = [timed(lambda: watching.wait_while(key, entry.version, 20)) for _ in range(20)]  # noqa: B023 - it ends below
+        other.invalidate(key, entry.version)
+        assert max(wait.result(25)[0] for wait in waits) < 15
+
+
+def test_a_bucket_that_tells_no_changes_is_polled(api: Opening, nats_server: Server) -> None:
+    """Waiters are told to sleep, and a lock waits all the same."""
+    name = fresh("mute").replace(":", "-")
+    store = api.open(make_bucket(nats_server, name, republish=None), timeout=10)
+    entry = put(store, "k")
+    with pytest.raises(StoreUnavailable, match="can't serve another waiter") as caught:
+        cast("WatchingStore", store).wait_while("k", entry.version, 5)
+    assert not caught.value.sent
+    assert store.invalidate("k", entry.version) is None
+    with connect(f"{nats_server.url}/{name}") as plain, Lock(plain, "k"):
+        waiting = timed(lambda: Lock(plain, "k").acquire(timeout=0.2))
+        assert waiting.result(10)[0] < 5
+
+
+def test_more_waiters_than_connections_are_told_to_sleep(api: Opening, nats_server: Server) -> None:
+    """The 33rd waiter of a process is refused at once, without a request; the others end with the change."""
+    store = api.open(nats_server.url, timeout=10)
+    key = fresh()
+    entry = put(store, key)
+    watching = cast("WatchingStore", store)
+    waits = [timed(lambda: watching.wait_while(key, entry.version, 20)) for _ in range(32)]
+
+    def refused() -> bool:
+        try:
+            watching.wait_while(key, entry.version, 0.01)
+        except StoreUnavailable as error:
+            return not error.sent and "another waiter" in str(error)
+        return False
+
+    assert until(refused)
+    store.invalidate(key, entry.version)
+    assert max(wait.result(10)[0] for wait in waits) < 15
+    watching.wait_while(key, entry.version, 0.1)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(("value", "ttl"), [(b"x" * 4097, 1), (b"", 0), (b"", -1), (b"", float("nan")), (b"", 1e10)])
+def test_bad_input_is_refused_before_any_request(value: bytes, ttl: float) -> None:
+    """A value that is too long, or a ttl that is none, is a ValueError although there is no server."""
+    with NatsStore("nats://127.0.0.1:1") as store, pytest.raises(ValueError, match="up to"):
+        store.put_if_version("key", value, ABSENT, ttl)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("tls://localhost:4222", "a NATS URL is"),
+        ("nats://", "a NATS URL is"),
+        ("nats://localhost:4222,", "a NATS URL is"),
+        ("nats://localhost?unknown=1", "a NATS URL is"),
+        ("nats://localhost?cacert=/x", "a NATS URL is"),
+        ("nats://[::1", "a NATS URL is"),
+        ("nats://localhost/a/b", "names a bucket"),
+        ("nats://localhost/a.b", "names a bucket"),
+        ("nats://localhost?replicas=0", "from 1 to 5"),
+        ("nats://localhost:0", "the port of"),
+        ("nats://localhost:port", "the port of"),
+        (f"nats://me:{QUOTED}@localhost?timeout=soon", "number of seconds"),
+        ("nats://localhost?timeout=0", "above 0"),
+        ("nats://localhost?timeout=1&timeout=2", "given twice"),
+        ("nats://me:@localhost", "both a user and a password"),
+        ("natss://localhost?key=/x", "needs"),
+        ("natss://localhost?cacert=/none", "No such file"),
+        ("natss://localhost?cacert=/dev/null", "no certificate"),
+    ],
+)
+def test_a_malformed_url_is_refused(url: str, sentence: str) -> None:
+    """Each is a ValueError that says what to write, and shows no secret."""
+    for make in (NatsStore, AsyncNatsStore):
+        with pytest.raises(ValueError, match=sentence) as caught:
+            make(url)
+        assert QUOTED not in str(caught.value)
+
+
+def test_arguments_of_another_kind_are_refused() -> None:
+    """What is no URL, or a timeout given twice."""
+    with pytest.raises(TypeError, match="must be a str, not int"):
+        NatsStore(5)  # type: ignore[arg-type] # which is the test
+    with pytest.raises(ValueError, match="once"):
+        NatsStore("nats://localhost?timeout=1", timeout=1)
+    with pytest.raises(ValueError, match="has no prefix"):
+        connect("nats://localhost", prefix="a")
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("nats://db", "nats://db:4222/caslock"),
+        (f"nats://me:{QUOTED}@db:4223/locks?timeout=1&replicas=3", "nats://db:4223/locks"),
+        ("nats://b,a:1,b,[::1]", "nats://[::1]:4222,a:1,b:4222/caslock"),
+        ("natss://token@db", "natss://db:4222/caslock"),
+    ],
+)
+def test_the_location_names_the_servers_and_no_user(url: str, location: str) -> None:
+    """In whatever order the servers are named, a cluster has one location."""
+    with connect(url) as store:
+        assert type(store) is NatsStore
+        assert store.traits.location == location
+        assert location in repr(store)
+    other = connect_async(url)
+    assert type(other) is AsyncNatsStore
+    assert other.traits.location == location
+
+
+def test_a_store_for_asyncio_serves_every_loop(nats_server: Server) -> None:
+    """One store is used in several loops, one after the other, and each closes its connections as it ends."""
+    with FaultProxy(nats_server.host, nats_server.port) as proxy:
+        store = AsyncNatsStore(f"nats://127.0.0.1:{proxy.port}", timeout=10)
+        for _ in range(3):
+            assert asyncio.run(store.get(fresh())) is None
+            assert until(lambda: not proxy.connections)
+
+
+# Buckets
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"allow_msg_ttl": False}, "no ttl for single entries"),
+        ({"max_msgs_per_subject": 5}, "keeps a history"),
+        ({"max_age": 10**12}, "by their age"),
+        ({"discard": "old", "max_bytes": 10**6}, "drops entries when it is full"),
+        ({"retention": "interest"}, "no bucket of its own"),
+    ],
+)
+def test_a_bucket_that_loses_entries_is_refused(
+    api: Opening, nats_server: Server, settings: dict[str, object], sentence: str
+) -> None:
+    """Its settings are looked at before the first request; the error says what to change."""
+    url = make_bucket(nats_server, fresh("bad").replace(":", "-"), **settings)
+    refusal(lambda: api.open(url).get("k"), sentence)
+
+
+def test_only_a_put_makes_a_bucket(api: Opening, nats_server: Server) -> None:
+    """To look makes none; after one was deleted, the next put makes it again."""
+    name = fresh("new").replace(":", "-")
+    store = api.open(f"{nats_server.url}/{name}", timeout=10)
+    watching, about = cast("WatchingStore", store), f"$JS.API.STREAM.INFO.KV_{name}"
+    for _ in range(2):
+        assert store.get("k") is None
+        assert list(cast("ListingStore", store).list("")) == []
+        with pytest.raises(StoreUnavailable, match="another waiter"):
+            watching.wait_while("k", 1, 5)
+        assert "error" in ask(nats_server.url, about).json()
+        put(store, "k")
+        assert dict(cast("ListingStore", store).list("")).keys() == {"k"}
+        assert ask(nats_server.url, about.replace("INFO", "DELETE")).json()["success"]
+        with pytest.raises(StoreUnavailable, match="there is no such stream") as caught:
+            store.put_if_version("k", b"v", ABSENT, 30)
+        assert not caught.value.sent
+
+
+def test_one_bucket_is_made_by_many(api: Opening, nats_server: Server) -> None:
+    """Of many that find none, one makes it, and one gets the key."""
+    url = f"{nats_server.url}/{fresh('new').replace(':', '-')}"
+    stores = [api.open(url, timeout=10) for _ in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(lambda store: store.put_if_version("k", fresh().encode(), ABSENT, 30), stores))) == 1
+
+
+def test_a_bucket_with_markers_of_its_own_serves(api: Opening, nats_server: Server) -> None:
+    """Where the server leaves a marker for what has expired, the key is free all the same, and versions grow."""
+    name = fresh("marked").replace(":", "-")
+    store = api.open(make_bucket(nats_server, name, subject_delete_marker_ttl=60 * 10**9), timeout=10)
+    first = put(store, "k", ttl=1)
+    assert until(lambda: store.get("k") is None)
+    second = put(store, "k")
+    assert second.version > first.version + 1  # the marker was between them
+
+
+def test_a_full_bucket_refuses_puts_and_still_releases(api: Opening, nats_server: Server) -> None:
+    """The error says what to do, and what is there can be read and removed."""
+    url = make_bucket(nats_server, fresh("full").replace(":", "-"), max_bytes=20_000)
+    store = api.open(url, timeout=10)
+    entry = put(store, "k", b"v" * 300)
+    for number in range(100):
+        with contextlib.suppress(StoreError):
+            store.put_if_version(f"k:{number}", b"v" * 300, ABSENT, 60)
+    refusal(lambda: store.put_if_version(fresh(), b"v" * 300, ABSENT, 60), "is full .* Raise its limits")
+    assert store.get("k") == entry
+    assert store.invalidate("k", entry.version) is None
+    assert store.get("k") is None
+
+
+def test_a_restart_keeps_entries_and_versions(api: Opening, new_nats: NewServer) -> None:
+    """After a kill, leases go on where they were, and no version comes again, even if nothing is left."""
+    server = new_nats()
+    store = api.open(server.url, timeout=5)
+    began = time.monotonic()
+    kept, short = put(store, "kept", ttl=60), put(store, "short", ttl=3)
+    gone = put(store, "gone")
+    assert store.invalidate("gone", gone.version) is None
+    server.restart()
+    assert until(lambda: answers(store, "kept", kept))
+    assert store.invalidate("kept", kept.version) is None
+    assert until(lambda: store.get("short") is None)
+    assert time.monotonic() - began >= 3
+    assert until(lambda: "error" in last(server, Verbs("caslock").subject("kept")))
+    server.restart()
+    again = until_put(store, "gone")
+    assert again.version > kept.version + 2
+    assert again.version > short.version
+
+
+def answers(store: Store, key: str, entry: Entry) -> bool:
+    """Whether the store finds the entry."""
+    try:
+        return store.get(key) == entry
+    except StoreUnavailable:
+        return False
+
+
+def until_put(store: Store, key: str) -> Entry:
+    """Put, as soon as the server answers again."""
+    put = list[Entry]()
+
+    def tried() -> bool:
+        try:
+            entry = store.get(key) or store.put_if_version(key, b"v", ABSENT, 60)
+        except StoreUnavailable:
+            return False
+        assert entry is not None
+        put.append(entry)
+        return True
+
+    assert until(tried, 20)
+    return put[0]
+
+
+# Bad servers
+
+
+CONFIGURATION = """
+authorization {{ users: [
+  {{ user: "locks", password: "{secret}", permissions: {{
+       publish: ["$KV.caslock.>", "$JS.API.STREAM.INFO.KV_caslock", "$JS.API.STREAM.CREATE.KV_caslock",
+                 "$JS.API.STREAM.MSG.GET.KV_caslock"], subscribe: ["_INBOX.>", "$CASLOCK.caslock.>"] }} }}
+  {{ user: "reader", password: "{secret}", permissions: {{
+       publish: ["$JS.API.>"], subscribe: ["_INBOX.>"] }} }}
+] }}
+"""
+
+
+def test_passwords_and_rights(api: Opening, new_nats: NewServer, tmp_path: Path) -> None:
+    """A wrong password, none at all, and a missing right: each says what to do.  The documented rights are enough."""
+    (tmp_path / "nats.conf").write_text(CONFIGURATION.format(secret=SECRET))
+    server = new_nats("-c", str(tmp_path / "nats.conf"))
+    where = f"{server.host}:{server.port}"
+    for user in (f"locks:{QUOTED}x@", f"nobody:{QUOTED}@", f"{QUOTED}@", ""):
+        store = api.open(f"nats://{user}{where}", timeout=10)
+        for _ in range(2):
+            refusal(lambda: store.get("k"), "Authorization Violation.*Check user and password")  # noqa: B023 - called at once
+        assert "p@ss" not in repr(store)
+    store = api.open(f"nats://locks:{QUOTED}@{where}", timeout=10)
+    entry = put(store, "k")
+    watching = cast("WatchingStore", store)
+    waiting = timed(lambda: watching.wait_while("k", entry.version, 20))
+    assert store.invalidate("k", entry.version) is None
+    assert waiting.result(20)[0] < 15
+    reader = api.open(f"nats://reader:{QUOTED}@{where}", timeout=10)
+    assert reader.get("k") is None
+    refusal(lambda: reader.put_if_version("k", b"v", ABSENT, 1), r"Permissions Violation.*publish to \$KV")
+    refusal(lambda: cast("WatchingStore", reader).wait_while("k", 1, 5), "Permissions Violation")
+    assert reader.get("k") is None
+
+
+def test_a_token_is_taken(api: Opening, new_nats: NewServer) -> None:
+    """Instead of user and password."""
+    server = new_nats("--auth", SECRET)
+    store = api.open(f"nats://{QUOTED}@{server.host}:{server.port}", timeout=10)
+    put(store, "k")
+    refusal(lambda: api.open(server.url).get("k"), "Authorization Violation")
+
+
+@pytest.mark.parametrize("with_jwt", [True, False])
+def test_a_key_signs_for_its_user(api: Opening, new_nats: NewServer, tmp_path: Path, with_jwt: bool) -> None:  # noqa: FBT001 - a parameter
+    """A file with a JWT and a seed is taken, and one with a seed only; another key is refused."""
+    operator, account, system, user, stranger = (
+        nkeys.encode_seed(os.urandom(32), prefix)
+        for prefix in (
+            nkeys.PREFIX_BYTE_OPERATOR,
+            nkeys.PREFIX_BYTE_ACCOUNT,
+            nkeys.PREFIX_BYTE_ACCOUNT,
+            *[nkeys.PREFIX_BYTE_USER] * 2,
+        )
+    )
+    limits = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
+    everything = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
+    if with_jwt:
+        accounts = {
+            public(account): jwt(operator, account, type="account", limits=limits | everything | {"wildcards": True}),
+            public(system): jwt(operator, system, type="account", limits=everything | {"wildcards": True}),
+        }
+        preload = "\n".join(f"{name}: {token}" for name, token in accounts.items())
+        configuration = (
+            f"operator: {jwt(operator, operator, type='operator')}\nsystem_account: {public(system)}\n"
+            f"resolver: MEMORY\nresolver_preload: {{ {preload} }}\n"
+        )
+    else:
+        configuration = f"authorization {{ users: [ {{ nkey: {public(user)} }} ] }}\n"
+    (tmp_path / "nats.conf").write_text(configuration)
+    token = jwt(account, user, type="user", subs=-1, data=-1, payload=-1)
+    armoured = f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n" if with_jwt else ""
+    for name, seed in (("ours", user), ("theirs", stranger)):
+        (tmp_path / name).write_text(f"{armoured}-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END")
+    server = new_nats("-c", str(tmp_path / "nats.conf"))
+    put(api.open(f"{server.url}?creds={tmp_path / 'ours'}", timeout=10), "k")
+    refusal(lambda: api.open(f"{server.url}?creds={tmp_path / 'theirs'}").get("k"), "Authorization Violation")
+    (tmp_path / "empty").write_text("")
+    for url, sentence in (
+        (f"{server.url}?creds={tmp_path / 'none'}", "No such file"),
+        (f"{server.url}?creds={tmp_path / 'empty'}", "no seed"),
+        (f"nats://me@{HOST}?creds={tmp_path / 'ours'}", "either"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            api.open(url)
+
+
+def public(seed: bytes) -> str:
+    """Give the public key of a seed."""
+    key: bytes = nkeys.from_seed(bytearray(seed)).public_key
+    return key.decode()
+
+
+def jwt(issuer: bytes, subject: bytes, **claims: object) -> str:
+    """Say something about a key, signed by another, as `nsc` does."""
+    about = {"jti": fresh(), "iat": int(time.time()), "iss": public(issuer), "sub": public(subject), "name": "test"}
+    parts = ({"typ": "JWT", "alg": "ed25519-nkey"}, about | {"nats": {"version": 2, **claims}})
+    text = ".".join(unpadded(json.dumps(part).encode()) for part in parts)
+    return f"{text}.{unpadded(nkeys.from_seed(bytearray(issuer)).sign(text.encode()))}"
+
+
+def unpadded(raw: bytes) -> str:
+    """Write bytes as JWTs have them."""
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def test_a_server_without_jetstream_is_a_refusal(api: Opening, tmp_path: Path) -> None:
+    """The error says how to start it."""
+    port = free_port()
+    body = Process([NATS.binary() or missing(NATS), "-a", HOST, "-p", str(port)], tmp_path)
+    body.start()
+    try:
+        assert until(lambda: listens(port)), body.log()
+        refusal(lambda: api.open(f"nats://{HOST}:{port}").get("k"), "start it with -js")
+    finally:
+        body.remove()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "sentence"),
+    [
+        (b"220 mail.example.org ESMTP\r\n", "does not answer as NATS does"),
+        (b"\x4a\0\0\0\x0a5.5.5-10.11.6-MariaDB\0", "does not answer as NATS does"),
+        (b"INFO no JSON\r\n", "does not answer as NATS does"),
+        (b"INFO []\r\n", "does not answer as NATS does"),
+        (b"INFO {}\r\n", "does not answer as NATS does"),
+        (b"PING\r\nPING\r\nPONG\r\n", "does not answer as NATS does"),
+        (b'INFO {"server_id": "N", "version": "2.10.29", "jetstream": true}\r\n', "version 2.10.29, and only 2.11"),
+    ],
+)
+def test_another_server_on_that_port_is_a_refusal(api: Opening, greeting: bytes, sentence: str) -> None:
+    """What greets otherwise is named as what it is not; and so is a NATS that is too old."""
+    with socket.create_server((HOST, 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as connection:
+                        connection.sendall(greeting)
+                        while connection.recv(100):
+                            pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        store = api.open(f"nats://{HOST}:{listener.getsockname()[1]}", timeout=5)
+        refusal(lambda: store.put_if_version("k", b"v", ABSENT, 1), sentence)
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_server_that_waits_for_its_client_is_given_up(api: Opening, redis_server: Server) -> None:
+    """Redis says nothing to who says nothing."""
+    store = api.open(f"nats://{redis_server.host}:{redis_server.port}", timeout=0.5)
+    with pytest.raises(StoreUnavailable, match="no answer in time") as caught:
+        store.get("k")
+    assert not caught.value.sent
+
+
+def test_a_frozen_server_hangs_nobody(api: Opening, new_nats: NewServer) -> None:
+    """While the server is stopped, verbs and waits on open and on new connections end in time; then all go on."""
+    server = new_nats()
+    store, new = api.open(server.url, timeout=1.0), api.open(server.url, timeout=1.0)
+    key = fresh()
+    entry = until_put(store, key)
+    server.pause()
+    try:
+        for each, sent in ((store, True), (new, False), (store, False)):
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable) as caught:
+                each.get(key)
+            assert time.monotonic() - began < 3.0
+            assert caught.value.sent is sent
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            cast("WatchingStore", new).wait_while(key, entry.version, 20)
+        assert time.monotonic() - began < 3.0
+    finally:
+        server.resume()
+    assert until_put(store, key) == until_put(new, key) == entry
+
+
+def test_an_answer_that_trickles_is_given_up_in_time(api: Opening) -> None:
+    """A byte every tenth of a second keeps no verb waiting beyond its timeout."""
+    with socket.create_server((HOST, 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=trickle, args=(listener.accept()[0],), daemon=True).start()
+
+        def trickle(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                for byte in b'INFO {"server_id": "' + b"N" * 1000:
+                    connection.sendall(bytes([byte]))
+                    time.sleep(0.1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        store = api.open(f"nats://{HOST}:{listener.getsockname()[1]}", timeout=0.5)
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable) as caught:
+            store.put_if_version("k", b"v", ABSENT, 1)
+        assert time.monotonic() - began < 2.0
+        assert not caught.value.sent
+
+
+def test_tls_with_certificates_of_both_sides(
+    api: Opening,
+    new_nats: NewServer,
+    certificates: Path,
+) -> None:
+    """With its authority and a certificate of ours, all verbs work; without either, the error says what is wrong."""
+    files = {name: str(certificates / f"server.{kind}") for name, kind in (("tlscert", "pem"), ("tlskey", "key"))}
+    options = [f"--{name}={file}" for name, file in files.items()]
+    server = new_nats("--tlsverify", f"--tlscacert={certificates / 'ca.pem'}", *options)
+    base = f"natss://{server.host}:{server.port}?timeout=10"
+    trusted = f"{base}&cacert={certificates / 'ca.pem'}"
+    ours = f"&cert={certificates / 'client.pem'}&key={certificates / 'client.key'}"
+    store = api.open(trusted + ours)
+    entry = put(store, "k")
+    watching = cast("WatchingStore", store)
+    waiting = timed(lambda: watching.wait_while("k", entry.version, 20))
+    assert store.invalidate("k", entry.version) is None
+    assert waiting.result(20)[0] < 15
+    refusal(lambda: api.open(base + ours).get("k"), "do not accept each other's TLS.*certificate")
+    refusal(lambda: api.open(server.url).get("k"), "Begin the URL with natss://")
+    with pytest.raises(StoreError, match=r"certificate|closed"):
+        api.open(trusted).get("k")
+
+
+def test_tls_to_a_server_without_it_is_a_refusal(api: Opening, nats_server: Server) -> None:
+    """The error says to leave TLS out."""
+    store = api.open(f"natss://{nats_server.host}:{nats_server.port}", timeout=5)
+    refusal(lambda: store.get("k"), "does not speak TLS. Without TLS, begin the URL with nats://")
+
+
+# Clusters
+
+
+class Cluster:
+    """Three servers, each a process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start them, and wait until the cluster serves."""
+        binary = NATS.binary() or missing(NATS)
+        clients, routes = ([free_port() for _ in range(3)] for _ in range(2))
+        others = ",".join(f"nats://{HOST}:{port}" for port in routes)
+        self.servers = list[Server]()
+        for number in range(3):
+            own = folder / f"n{number}"
+            own.mkdir()
+            body = Process(
+                [
+                    *(
+                        binary,
+                        "-a",
+                        HOST,
+                        "-p",
+                        str(clients[number]),
+                        "-n",
+                        f"n{number}",
+                        "-js",
+                        "-sd",
+                        str(own / "js"),
+                    ),
+                    *("--cluster_name", "locks", "--cluster", f"nats://{HOST}:{routes[number]}", "--routes", others),
+                ],
+                own,
+            )
+            self.servers.append(Server(NATS, f"nats://{HOST}:{clients[number]}", HOST, clients[number], body))
+            body.start()
+        for server in self.servers:
+            server.wait()
+
+    @property
+    def url(self) -> str:
+        """Name all servers."""
+        hosts = ",".join(f"{server.host}:{server.port}" for server in self.servers)
+        return f"nats://{hosts}/caslock?replicas=3&timeout=3"
+
+    def leader(self) -> int:
+        """Find the leader of the bucket, which is not that of the cluster in every case."""
+        with NatsStore(self.url) as store:
+            asked = store._servers.run(once(Ask.api("STREAM.INFO.KV_caslock")))
+            try:
+                asked.send(None)
+            except StopIteration as done:
+                return int(done.value.json()["cluster"]["leader"].removeprefix("n"))
+        raise AssertionError
+
+    def body(self, number: int) -> Process:
+        """Give the process of a server."""
+        return cast("Process", self.servers[number].body)
+
+    def close(self) -> None:
+        """End all."""
+        for number in range(3):
+            self.body(number).resume()
+            self.body(number).remove()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Start a cluster of three, with a bucket on all of them."""
+    cluster = Cluster(tmp_path)
+    try:
+        with NatsStore(cluster.url) as store:
+            until_put(driven(store), "first")
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.mark.long
+def test_a_cluster_goes_on_without_its_leader(api: Opening, cluster: Cluster) -> None:
+    """The bucket's leader is killed: what was acknowledged is there, versions grow, and one owner has the key."""
+    store, other = api.open(cluster.url), api.open(cluster.url)
+    key = fresh()
+    before = put(store, key)
+    with ThreadPoolExecutor(8) as threads:
+        race = list(
+            threads.map(lambda number: store.put_if_version(f"{key}:race", b"%d" % number, ABSENT, 60), range(8))
+        )
+    assert len(set(race)) == 1
+    assert not list(examine(cluster.url))
+    cluster.body(cluster.leader()).kill()
+    assert until(lambda: answers(store, key, before), 20)
+    assert until(lambda: answers(other, key, before), 20)
+    assert until(lambda: ["the replica on n" in each.what for each in examine(cluster.url)] == [True])
+    after = put(other, key, b"after", before.version)
+    assert store.put_if_version(key, b"stale", before.version, 30) == after
+    assert store.invalidate(key, after.version) is None
+    assert put(other, key).version > after.version
+
+
+@pytest.mark.long
+def test_a_lock_is_held_through_a_change_of_leader(cluster: Cluster) -> None:
+    """Renewals go on at the new leader: the hold is never lost, and nobody else gets in."""
+    with connect(cluster.url) as store, connect(cluster.url) as theirs:
+        key = fresh()
+        with Lock(store, key, ttl=12, timeout=20) as hold:
+            cluster.body(cluster.leader()).kill()
+            versions = set[int]()
+
+            def renewed() -> bool:
+                with contextlib.suppress(StoreUnavailable):
+                    entry = theirs.get(key)
+                    assert entry is not None
+                    versions.add(entry.version)
+                return len(versions) > 1
+
+            assert until(renewed, 20)
+            hold.ensure_held()
+            assert Lock(theirs, key).acquire(timeout=0) is None
+        assert theirs.get(key) is None
