@@ -16,8 +16,10 @@ from caslock import Lock, StoreError, connect
 from caslock.cli.doctor_sqlite import NETWORK, file_system
 from caslock.store import ABSENT
 from tests.command_line import caslock
+from tests.locations import fresh
 from tests.servers import HOST, TAIR_EMULATOR, free_port, private, zookeeper
 from tests.stores.test_etcd import Cluster
+from tests.stores.test_nats import make_bucket
 from tests.tair.emulator import WITHOUT_PX
 from tests.torture.failover import SixNodes, Watched, said
 
@@ -138,6 +140,19 @@ def test_members_that_a_url_does_not_name_are_found(tmp_path: Path) -> None:
     with closing(Cluster(tmp_path)) as cluster:
         assert findings(cluster.url) == (0, {})
         assert findings(cluster.members[0].url) == (0, {"the URL names 1 of 3 members": "note"})
+
+
+def test_what_a_bucket_of_nats_lacks_is_found(nats_server: Server) -> None:
+    """Files on one server are no more than a note; memory loses leases, and without republishing waiters poll."""
+    name = fresh("doctor").replace(":", "-")
+    assert findings(f"{nats_server.url}/{name}") == (0, {"there is no bucket": "note"})
+    one = {"its bucket has one replica": "note"}
+    make(f"{nats_server.url}/{name}")
+    assert findings(f"{nats_server.url}/{name}") == (0, one)
+    mute = make_bucket(nats_server, f"{name}-mute", republish=None)
+    assert findings(mute) == (0, {"its bucket does not republish changes": "note", **one})
+    memory = make_bucket(nats_server, f"{name}-memory", storage="memory")
+    assert findings(memory) == (3, {"its bucket is in memory": "danger", **one})
 
 
 def test_a_sqlite_file_is_looked_at(tmp_path: Path) -> None:

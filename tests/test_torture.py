@@ -120,6 +120,15 @@ def test_etcd_withstands_torture(new_etcd: Callable[..., Server]) -> None:
 @unix
 @pytest.mark.long
 @patient
+def test_nats_withstands_torture(new_nats: Callable[..., Server]) -> None:
+    """Nor on NATS, which is stopped and killed; its leases survive that."""
+    server = new_nats()
+    check(Plan(url=server.url, seconds=SECONDS, seed=7), server, SECONDS / 3)
+
+
+@unix
+@pytest.mark.long
+@patient
 def test_memcached_withstands_stops_under_short_leases(new_memcached: Callable[..., Server]) -> None:
     """A memcached that is stopped for longer than leases last breaks no law but for leases written as it goes on."""
     server = new_memcached()

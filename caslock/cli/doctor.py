@@ -24,6 +24,7 @@ _SCHEMES: Final = {
     "memcached": "memcached",
     "sqlite": "sqlite",
     **dict.fromkeys(("etcd", "etcds"), "etcd"),
+    **dict.fromkeys(("nats", "natss"), "nats"),
     **dict.fromkeys(("tair", "tairs"), "tair"),
     **dict.fromkeys(("zookeeper", "zookeepers"), "zookeeper"),
     "postgresql": "postgresql",

@@ -68,7 +68,7 @@ class TroubledServer:
             run.note("forever", "", key)
 
     def _restart(self, run: Run) -> None:
-        if urlsplit(run.plan.url).scheme not in ("etcd", "zookeeper"):
+        if urlsplit(run.plan.url).scheme not in ("etcd", "nats", "zookeeper"):
             run.note("down")
             self.server.restart()
             run.note("up")

@@ -1,0 +1,48 @@
+"""What the servers and the bucket of a NATS mean for locks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from caslock.cli.finding import danger, note, warning
+from caslock.links import SocketLink, finished
+from caslock.stores.nats.failures import Failures
+from caslock.stores.nats.requests import Verbs
+from caslock.stores.nats.servers import Servers
+from caslock.stores.nats.target import target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from caslock.cli.finding import Finding
+
+_PAIR: Final = 2
+
+
+def examine(url: str) -> Iterator[Finding]:
+    """Ask for the bucket; raises `StoreError` where no server answers."""
+    target = target_of(url, None)
+    verbs = Verbs(target.bucket)
+    servers = Servers(target, verbs, Failures(target.location), SocketLink)
+    try:
+        about = finished(servers.run(verbs.about()))
+    finally:
+        servers.close()
+    if about is None:
+        yield note("there is no bucket", "the first lock makes it, with the replicas that its URL names")
+        return
+    settings, cluster = about["config"], about.get("cluster", {})
+    if settings.get("storage") == "memory" and settings["num_replicas"] == 1:
+        yield danger("its bucket is in memory", "a restart loses all leases, and fences go back", "Make it in files")
+    if settings["num_replicas"] == 1:
+        yield note("its bucket has one replica", "while that server is down, no lock can be acquired")
+    elif settings["num_replicas"] == _PAIR:
+        yield warning("its bucket has two replicas", "without either of them, no lock can be acquired", "Use three")
+    for replica in cluster.get("replicas") or []:
+        if replica.get("offline") or not replica.get("current"):
+            what = f"the replica on {replica.get('name')} is {'offline' if replica.get('offline') else 'behind'}"
+            yield warning(what, "if others fail, too, no lock can be acquired", "See the log of that server")
+    if not verbs.tells(settings):
+        cure = f"nats stream edit {verbs.stream} --republish-source='$KV.{target.bucket}.>' "
+        cure += f"--republish-destination='$CASLOCK.{target.bucket}.>' --republish-headers"
+        yield note("its bucket does not republish changes", "waiters poll", cure)
