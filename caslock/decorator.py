@@ -222,6 +222,8 @@ class _Locks(Generic[L]):
         if self._late and suspends(store):
             message = "store must be a store or a plain function that returns one, not an `async def`"
             raise TypeError(message)
+        if self._late:
+            _check_late(store)
         self._store: object = store
         self._make: Callable[..., L] = make
         self._settings: dict[str, object] = {"timeout": timeout, **settings}
@@ -236,6 +238,20 @@ class _Locks(Generic[L]):
             if lock is None or lock._state.runtime.home is not store:
                 lock = self._locks[key] = self._make(store, key, **self._settings)
             return lock
+
+
+def _check_late(store: object) -> None:
+    """Refuse a function that can't be called without arguments, such as one that needs the ``self`` of a method."""
+    try:
+        inspect.signature(cast("Callable[..., object]", store)).bind()
+    except TypeError as error:
+        message = (
+            f"the function that gives the store is called without arguments, but {error}; "
+            "if the store is an attribute of self, use `with caslock.Lock(self.store, ...)` in the method"
+        )
+        raise TypeError(message) from None
+    except ValueError:  # a callable of C, which does not tell
+        pass
 
 
 class _StoreToCome:

@@ -11,8 +11,9 @@ import re
 import socket
 import threading
 import unicodedata
+from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
 import redis
@@ -446,6 +447,7 @@ def test_a_ttl_finer_than_the_clock_of_the_store_works(location: Place) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
+        ("blocking", r"timeout=0 \(one try\), or give it to acquire\(\)"),
         ("blocking_timeout", r"timeout=seconds \(0: one try\)"),
         ("sleep", "poll=, a tenacity wait strategy"),
         ("expire", "ttl=seconds"),
@@ -462,6 +464,17 @@ def test_an_argument_of_another_library_is_told_what_it_is_called_here(
         make(STORE, "key", **{name: 1})
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'tll'$"):
         make(STORE, "key", tll=1)
+
+
+def test_missing_and_superfluous_arguments_are_those_of_the_public_class() -> None:
+    """What Python itself says names Lock and MultiLock, and no class inside."""
+    store: Making = MemoryStore()
+    for make, given, told in (
+        (Lock, (store, "k", 30), "Lock.__init__() takes 3 positional arguments"),
+        (AsyncLock, (store,), "Lock.__init__() missing 1 required positional argument: 'key'"),
+        (MultiLock, (store, "a", "b"), "MultiLock.__init__() takes from 2 to 3 positional arguments"),
+    ):
+        assert refusal(partial(cast("Making", make), *given)).startswith(f"TypeError: {told}")
 
 
 def test_a_block_of_the_wrong_kind_names_the_right_class() -> None:

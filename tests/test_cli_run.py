@@ -284,7 +284,9 @@ BAD = {
     ("run", "key", "--store", "memory://", "--", "true"): (2, "one process"),
     ("run", "key", "--store", "nosuch://host", "--", "true"): (2, "unknown scheme"),
     ("run", "key", "--store", "sqlite:////no/such/folder/l.db", "--", "true"): (125, "directory must exist"),
-    ("nonsense",): (2, "nonsense"),
+    ("run", "key", "--", "echo a && echo b"): (127, "-- sh -c 'LINE'"),
+    ("nonsense",): (2, "No such command 'nonsense'."),
+    ("doctr",): (2, "No such command 'doctr'. Did you mean 'doctor'?"),
 }
 
 

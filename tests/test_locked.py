@@ -296,6 +296,13 @@ def test_the_store_may_come_later(memory: MemoryStore) -> None:
             locked(lambda: wrong, "k")(skipped)()  # type: ignore[arg-type,return-value] # noqa: B023 - called here
 
 
+def test_the_store_of_a_method_is_not_in_its_arguments() -> None:
+    """A function that wants to be given self is refused when decorating, and the error says what to write."""
+    wrong: Any_ = lambda self: self.store  # noqa: E731 - as a user writes it
+    with pytest.raises(TypeError, match=r"without arguments, but .*'self'; .*with caslock.Lock\(self.store, ...\)`"):
+        locked(wrong, "k")(skipped)
+
+
 @pytest.mark.parametrize("store", ["redis://localhost", None, MemoryStore, AsyncMemoryStore()])
 def test_what_is_no_store_is_refused_when_decorating(store: Any_) -> None:
     """A URL, nothing, a class, or a store of asyncio for a blocking function."""

@@ -5,6 +5,7 @@ Each subcommand is a module, which is imported when it is asked for, and imports
 
 from __future__ import annotations
 
+import difflib
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -40,10 +41,14 @@ class Subcommands(click.Group):
         """Name them in the order of the help."""
         return list(_MODULES)
 
-    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """Import one."""
         if name not in _MODULES:
-            return None
+            if context.resilient_parsing:  # for completion
+                return None
+            close = difflib.get_close_matches(name, _MODULES, 1)
+            meant = f" Did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(f"No such command {name!r}.{meant}", context)
         found: click.Command = import_module(f"caslock.cli.{_MODULES[name]}").command
         return found
 

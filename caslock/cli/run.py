@@ -181,7 +181,8 @@ class _Run:
         try:
             child = self._child = Child(self._program, environment, lambda: not held.lost)
         except OSError as error:
-            say(f"{self._program[0]}: {error.strerror}")
+            shell = ".  A line for a shell is given as -- sh -c 'LINE'" if " " in self._program[0] else ""
+            say(f"{self._program[0]}: {error.strerror}{shell}")
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         finally:
             self._started.set()

@@ -209,3 +209,8 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
     def keys(self) -> tuple[str, ...]:
         """The keys, sorted as they are acquired."""
         return tuple(state.key for state in self._state.states)
+
+
+# Python begins with these names what it says of missing and superfluous arguments.
+SingleLock.__init__.__qualname__ = "Lock.__init__"
+SeveralLocks.__init__.__qualname__ = "MultiLock.__init__"

@@ -120,6 +120,7 @@ def no_settings(settings: Mapping[str, object]) -> None:
 
 
 FOREIGN: Final = {
+    "blocking": "timeout=0 (one try), or give it to acquire()",
     "blocking_timeout": "timeout=seconds (0: one try)",
     "sleep": "poll=, a tenacity wait strategy",
     "poll_interval": "poll=, a tenacity wait strategy",
