@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import SplitResult, parse_qsl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 T = TypeVar("T")
 
@@ -41,9 +44,26 @@ def options_of(query: str) -> dict[str, str]:
     options = dict(pairs)
     for name in options:
         if [each for each, _ in pairs].count(name) > 1:
-            told = f"the option {name}" if name.isidentifier() and len(name) <= 40 else "an option"  # noqa: PLR2004 - a word
+            told = f"the option {name}" if _is_word(name) else "an option"
             raise ValueError(f"{told} is given twice in the URL")
     return options
+
+
+def no_other_options(options: Iterable[str], known: Iterable[str], usage: str) -> None:
+    """Raise ValueError, with the usage of a URL, if it has an option that is not a known one."""
+    from difflib import get_close_matches  # noqa: PLC0415 - not for `import caslock`
+
+    known = tuple(known)
+    for name in options:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"{usage}; there is no option {name}{meant}" if _is_word(name) else usage)
+
+
+def _is_word(name: str) -> bool:
+    """Whether the name of an option is one, and not a part of a password."""
+    return name.isidentifier() and len(name) <= 40  # noqa: PLR2004 - no name of an option is longer
 
 
 def check_address(parts: SplitResult, kind: str, several: str) -> None:

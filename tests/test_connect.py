@@ -229,7 +229,7 @@ def test_an_unknown_scheme(make: Callable[[str], object]) -> None:
         ("sqlite:///:memory:", "MemoryStore"),
         ("sqlite:///x.db?timeout=soon", "number of seconds"),
         ("sqlite:///x.db?timeout=nan", "timeout must be"),
-        ("sqlite:///x.db?timeout=1&mode=ro&cache=shared", "not cache, mode"),
+        ("sqlite:///x.db?timeout=1&mode=ro&cache=shared", "there is no option mode"),
         ("sqlite:///x.db?timeout=1&timeout=2", "timeout is given twice"),
         ("memcached://localhost?timeout=x", "timeout of a memcached URL must be a number of seconds"),
         ("memcached://localhost?timeout=0", "timeout must be .* above 0"),
@@ -245,6 +245,30 @@ def test_a_url_that_cannot_be_meant(make: Callable[[str], object], url: str, sen
     """A slip in a URL is a ValueError which says how it should look."""
     with pytest.raises(ValueError, match=sentence):
         make(url)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///locks.db?timout=3",
+        "memcached://localhost?timout=3",
+        "postgresql://no.such.host/db?timout=3",
+        "zookeeper://localhost?timout=3",
+        "etcd://localhost?timout=3",
+        "nats://localhost?timout=3",
+    ],
+)
+def test_an_option_with_a_typing_error_is_named(make: Callable[[str], object], url: str) -> None:
+    """And what was meant; before any request.  What may be a part of a password is not named."""
+    with pytest.raises(ValueError, match=r"there is no option timout; did you mean timeout\?$"):
+        make(url)
+    with pytest.raises(ValueError, match="URL") as caught:
+        make(url.replace("timout", "hunter2%2F"))
+    assert "hunter2" not in everything_told(caught.value)
+    for scheme in ("redis", "tair"):
+        with pytest.raises(ValueError, match=r"check the option timout$"):
+            make(f"{scheme}://localhost?timout=3")
 
 
 @BOTH

@@ -27,7 +27,16 @@ from caslock.closing import Closing
 from caslock.connections import LEAST, IdleConnections, is_readable, reason
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
-from caslock.options import check_address, check_key, check_prefix, check_timeout, either, options_of, seconds_of
+from caslock.options import (
+    check_address,
+    check_key,
+    check_prefix,
+    check_timeout,
+    either,
+    no_other_options,
+    options_of,
+    seconds_of,
+)
 from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
 
 if TYPE_CHECKING:
@@ -119,13 +128,13 @@ class MemcachedStore(Closing):
         parts = urlsplit(url)
         check_address(parts, "memcached", "a lock lives in one")
         options = options_of(parts.query)
+        usage = "a memcached URL is memcached://host:port or memcached:///path/to.sock, with ?timeout= and ?prefix="
+        no_other_options(options, ("timeout", "prefix"), usage)
         timeout = seconds_of(options.pop("timeout", "5"), "a memcached")
         prefix = either("prefix", options.pop("prefix", ""), prefix)
         host, path = parts.hostname, unquote(parts.path).removesuffix("/")
-        if parts.scheme != "memcached" or bool(host) == path.startswith("/") or "@" in parts.netloc or options:
-            raise ValueError(
-                "a memcached URL is memcached://host:port or memcached:///path/to.sock, with ?timeout= and ?prefix="
-            )
+        if parts.scheme != "memcached" or bool(host) == path.startswith("/") or "@" in parts.netloc:
+            raise ValueError(usage)
         return cls(Client((host, parts.port or 11211) if host else path, timeout=timeout, key_prefix=prefix.encode()))
 
     def get(self, key: str) -> Entry | None:
@@ -284,6 +293,8 @@ class MemcachedStore(Closing):
 
 
 class _Reply(NamedTuple):
+    """The answer to a command, and to the read behind it."""
+
     verdict: bytes  # what the server says to the command
     entry: Entry | None  # what is under the key after it
 

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from caslock.closing import Closing
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import at_fork, generation
-from caslock.options import check_key, check_timeout, options_of, seconds_of
+from caslock.options import check_key, check_timeout, no_other_options, options_of, seconds_of
 from caslock.store import ABSENT, Entry, Put, Traits
 
 if TYPE_CHECKING:
@@ -121,9 +121,8 @@ class SQLiteStore(Closing):
         if not path.startswith("/"):
             raise ValueError("the URL of a file is sqlite:///relative/path.db or sqlite:////absolute/path.db")
         options = options_of(query)
+        no_other_options(options, ("timeout",), "a sqlite:// URL takes ?timeout= only")
         timeout = seconds_of(options.pop("timeout", "5"), "a sqlite://")
-        if options:
-            raise ValueError(f"a sqlite:// URL takes ?timeout= only, not {', '.join(sorted(options))}")
         return cls(unquote(path[1:], errors="surrogateescape"), timeout=timeout)
 
     def get(self, key: str) -> Entry | None:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from caslock.links import Endpoint
-from caslock.options import check_address, check_prefix, check_timeout, either, options_of, seconds_of
+from caslock.options import check_address, check_prefix, check_timeout, either, no_other_options, options_of, seconds_of
 
 TIMEOUT: Final = 2.0
 """Seconds that a verb may take, unless the user says otherwise."""
@@ -50,6 +50,7 @@ def target_of(url: str, prefix: str, timeout: float | None) -> Target:
         raise ValueError(str(error) if "given twice" in str(error) else _FORM) from None
     if parts.scheme not in ("etcd", "etcds") or parts.path.strip("/") or parts.fragment:
         raise ValueError(_FORM)
+    no_other_options(options, ("timeout", "prefix", *(_FILES if parts.scheme == "etcds" else ())), _FORM)
     if "timeout" in options:
         if timeout is not None:
             raise ValueError("give the timeout once: in the URL, or as an argument")
@@ -57,8 +58,6 @@ def target_of(url: str, prefix: str, timeout: float | None) -> Target:
     prefix = either("prefix", options.pop("prefix", ""), prefix)
     prefix.encode()  # a lone surrogate is a ValueError
     files: dict[str, str] = {name: options.pop(name) for name in _FILES if name in options}
-    if options or (files and parts.scheme == "etcd"):
-        raise ValueError(_FORM)
     user, at, hosts = parts.netloc.rpartition("@")
     name, colon, password = user.partition(":")
     if at and not (name and colon and password):

@@ -57,7 +57,8 @@ class RefusedError(Exception):
     def __init__(self, message: str, code: int = 0, status: int = 0) -> None:
         """Keep the answer; `status` is like those of HTTP."""
         super().__init__(message)
-        self.code, self.status = code, status
+        self.code: int = code
+        self.status: int = status
 
 
 class Found(NamedTuple):

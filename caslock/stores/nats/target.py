@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from caslock.links import Endpoint
-from caslock.options import check_address, check_timeout, options_of, seconds_of
+from caslock.options import check_address, check_timeout, no_other_options, options_of, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,6 +62,7 @@ def target_of(url: str, timeout: float | None) -> Target:
         raise ValueError(str(error) if "given twice" in str(error) else _FORM) from None
     if parts.scheme not in ("nats", "natss") or parts.fragment:
         raise ValueError(_FORM)
+    no_other_options(options, ("timeout", "replicas", "creds", *(_FILES if parts.scheme == "natss" else ())), _FORM)
     if "timeout" in options:
         if timeout is not None:
             raise ValueError("give the timeout once: in the URL, or as an argument")
@@ -74,8 +75,6 @@ def target_of(url: str, timeout: float | None) -> Target:
         raise ValueError("the path of a NATS URL names a bucket, of letters, digits, - and _")
     creds = options.pop("creds", "")
     files: dict[str, str] = {name: options.pop(name) for name in _FILES if name in options}
-    if options or (files and parts.scheme == "nats"):
-        raise ValueError(_FORM)
     user, at, hosts = parts.netloc.rpartition("@")
     return Target(
         endpoints=tuple(dict.fromkeys(_endpoint(host) for host in hosts.split(","))),

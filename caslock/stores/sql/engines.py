@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from caslock.connections import LEAST
-from caslock.options import check_timeout
+from caslock.options import check_timeout, no_other_options
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -100,6 +100,8 @@ def target_of(target: str | URL | Engine | AsyncEngine, timeout: float | None, *
             timeout = _seconds(url.query["timeout"])
             url = url.difference_update_query(["timeout"])
         url = url.set(drivername=f"{backend}+{known}")
+        if backend == "postgresql":
+            no_other_options(url.query, _of_libpq(), "the options of a postgresql:// URL are ?timeout= and libpq's")
     return Target(url, backend, check_timeout("timeout", TIMEOUT if timeout is None else timeout), given)
 
 
@@ -110,6 +112,12 @@ def _read(target: str | URL) -> URL:
         raise ValueError(
             "this URL of a database can't be read: percent-encode what is reserved in a password, and check the port"
         ) from None
+
+
+def _of_libpq() -> list[str]:
+    from psycopg import pq  # noqa: PLC0415 - an optional package
+
+    return ["timeout", *(option.keyword.decode() for option in pq.Conninfo.get_defaults())]
 
 
 def _seconds(text: object) -> float:

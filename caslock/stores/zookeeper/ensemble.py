@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 from kazoo.client import KazooClient
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from caslock.options import check_timeout, options_of, seconds_of
+from caslock.options import check_timeout, no_other_options, options_of, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,6 +63,7 @@ def ensemble_of(target: str | KazooClient, timeout: float | None) -> Ensemble:
 def _of_url(url: str, timeout: float | None) -> Ensemble:
     parts = urlsplit(url)
     options = options_of(parts.query)
+    no_other_options(options, ("timeout", *(_TLS if parts.scheme == "zookeepers" else ())), _USAGE)
     if "timeout" in options:
         if timeout is not None:
             raise ValueError("give the timeout once: in the URL, or as an argument")
@@ -76,7 +77,6 @@ def _of_url(url: str, timeout: float | None) -> Ensemble:
         parts.scheme not in ("zookeeper", "zookeepers")
         or bool(at) != bool(given)
         or parts.fragment
-        or options.keys() - (_TLS if secure else ())
         or options.get("check_hostname", "no") != "no"
     ):
         raise ValueError(_USAGE)
