@@ -47,8 +47,9 @@ pythons: servers  ## run the quick tests on every other installed Python from 3.
 bench: servers $(VENV)/.bench  ## measure caslock and other lock libraries (about 12 minutes; with ARGS=--quick about one)
 	@$(RUN) -m benchmarks $(ARGS)
 
-servers: $(if $(filter all,$(SERVERS)),$(NATS))  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper, etcd and NATS)
-	@missing=; for server in redis-server memcached openssl; do \
+servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper, etcd and NATS)
+	@if test "$(SERVERS)" = all; then $(MAKE) -s $(NATS) & trap wait EXIT; fi; \
+	missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
 	done; \
 	if test "$(SERVERS)" = all; then \

@@ -123,7 +123,7 @@ def test_etcd_withstands_torture(new_etcd: Callable[..., Server]) -> None:
 def test_nats_withstands_torture(new_nats: Callable[..., Server]) -> None:
     """Nor on NATS, which is stopped and killed; its leases survive that."""
     server = new_nats()
-    check(Plan(url=server.url, seconds=SECONDS, seed=7), server, SECONDS / 3)
+    check(Plan(url=server.url, seconds=SECONDS / 2, seed=7), server, SECONDS / 5)
 
 
 @unix
