@@ -283,6 +283,15 @@ def test_no_change_is_missed_while_a_wait_begins(store: Store, api: Opening, nat
         assert max(wait.result(25)[0] for wait in waits) < 15
 
 
+def test_a_waiter_answers_the_server(api: Opening, new_nats: NewServer, tmp_path: Path) -> None:
+    """A server that asks ten times a second whether its clients are there does not cut off one that waits."""
+    (tmp_path / "nats.conf").write_text('ping_interval: "100ms"\nping_max: 2\n')
+    store = api.open(new_nats("-c", str(tmp_path / "nats.conf")).url, timeout=10)
+    entry = put(store, "k")
+    cast("WatchingStore", store).wait_while("k", entry.version, 1.0)
+    assert store.get("k") == entry
+
+
 def test_a_bucket_that_tells_no_changes_is_polled(api: Opening, nats_server: Server) -> None:
     """Waiters are told to sleep, and a lock waits all the same."""
     name = fresh("mute").replace(":", "-")
