@@ -43,6 +43,5 @@ def examine(url: str) -> Iterator[Finding]:
             what = f"the replica on {replica.get('name')} is {'offline' if replica.get('offline') else 'behind'}"
             yield warning(what, "if others fail, too, no lock can be acquired", "See the log of that server")
     if not verbs.tells(settings):
-        cure = f"nats stream edit {verbs.stream} --republish-source='$KV.{target.bucket}.>' "
-        cure += f"--republish-destination='$CASLOCK.{target.bucket}.>' --republish-headers"
+        cure = f"Let the stream {verbs.stream} republish $KV.{target.bucket}.> to $CASLOCK.{target.bucket}.>"
         yield note("its bucket does not republish changes", "waiters poll", cure)

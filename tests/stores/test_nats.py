@@ -413,11 +413,11 @@ def test_a_store_for_asyncio_serves_every_loop(nats_server: Server) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"allow_msg_ttl": False}, "no ttl for single entries"),
+        ({"allow_msg_ttl": False}, "does not end single entries"),
         ({"max_msgs_per_subject": 5}, "keeps a history"),
         ({"max_age": 10**12}, "by their age"),
         ({"discard": "old", "max_bytes": 10**6}, "drops entries when it is full"),
-        ({"retention": "interest"}, "no bucket of its own"),
+        ({"retention": "interest"}, "is a queue"),
     ],
 )
 def test_a_bucket_that_loses_entries_is_refused(

@@ -124,17 +124,16 @@ def check_jetstream(info: Mapping[str, object], refused: RefusedError) -> Except
 
 def check_stream(config: Mapping[str, object], stream: str) -> None:
     """Raise UnsuitableError unless the bucket has the settings that locks need."""
-    edit = f"nats stream edit {stream}"
     if not config.get("allow_msg_ttl"):
-        raise UnsuitableError(f"its bucket has no ttl for single entries: {edit} --allow-msg-ttl")
+        raise UnsuitableError(f"its bucket does not end single entries: set allow_msg_ttl of the stream {stream}")
     if config.get("max_msgs_per_subject") != 1:
-        raise UnsuitableError(f"its bucket keeps a history: {edit} --max-msgs-per-subject=1")
+        raise UnsuitableError(f"its bucket keeps a history: set max_msgs_per_subject of the stream {stream} to 1")
     if config.get("discard") != "new" and any(_limit(config, name) for name in ("max_msgs", "max_bytes")):
-        raise UnsuitableError(f"its bucket drops entries when it is full: {edit} --discard=new")
+        raise UnsuitableError(f'its bucket drops entries when it is full: set discard of the stream {stream} to "new"')
     if _limit(config, "max_age"):
-        raise UnsuitableError(f"its bucket drops entries by their age: {edit} --max-age=0")
+        raise UnsuitableError(f"its bucket drops entries by their age: set max_age of the stream {stream} to 0")
     if config.get("retention", "limits") != "limits" or config.get("mirror") or config.get("sources"):
-        raise UnsuitableError("its stream is no bucket of its own: it is a mirror, has sources, or is a queue")
+        raise UnsuitableError(f"the stream {stream} is a queue, or gets entries from another stream")
 
 
 def _limit(config: Mapping[str, object], name: str) -> bool:
