@@ -5,8 +5,8 @@ A verb is a generator: it yields a request, is sent the answer, and returns what
 An entry is the only message of its subject, and its version the sequence of that message in the stream.  Every write is
 a publish with the sequence that the last message of the subject must have.  A removal is such a publish as well: of a
 *marker*, which the server drops after a second.  JetStream can also delete a message by its sequence, but it does not
-do that under the lock under which it compares and writes.  So a delete and a write that expect the same sequence could
-both succeed.
+do that under the lock under which it compares and writes: of 20,000 deletes that raced with a write over the same
+message of nats-server 2.12.15, 10 succeeded together with that write.
 
 While there is a marker, a put that expects no entry has to expect the marker.  The store remembers the markers that it
 has seen.  If another process has left one, the put is refused, and takes two further requests.
