@@ -10,6 +10,10 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input --no
 NATS_VERSION := 2.12.15
 NATS := .servers/nats-server-$(NATS_VERSION)
 
+HAZELCAST_VERSION := 5.7.0
+HAZELCAST_SHA256 := 241ec66cea8491787f68c3336f069ac463877af50bdb7676cd9d538f1940dc33
+HAZELCAST := .servers/hazelcast-$(HAZELCAST_VERSION).jar
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test prove quick mutate pythons bench servers check lint types clean
@@ -47,8 +51,8 @@ pythons: servers  ## run the quick tests on every other installed Python from 3.
 bench: servers $(VENV)/.bench  ## measure caslock and other lock libraries (about 12 minutes; with ARGS=--quick about one)
 	@$(RUN) -m benchmarks $(ARGS)
 
-servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper, etcd and NATS)
-	@if test "$(SERVERS)" = all; then $(MAKE) -s $(NATS) & trap wait EXIT; fi; \
+servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper, etcd, NATS and Hazelcast)
+	@if test "$(SERVERS)" = all; then $(MAKE) -s $(NATS) $(HAZELCAST) & trap wait EXIT; fi; \
 	missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
 	done; \
@@ -81,6 +85,13 @@ $(NATS):  # Debian's is too old: NATS ends single entries since 2.11
 	if said=$$(GOBIN="$(CURDIR)/.servers" GOFLAGS=-mod=mod go install github.com/nats-io/nats-server/v2@v$(NATS_VERSION) 2>&1); then \
 	    mv .servers/nats-server $@; echo "nats-server $(NATS_VERSION), built from its Go module"; \
 	else echo "Not installed: nats-server (go could not build it: $$(echo "$$said" | tail -1))"; fi
+
+$(HAZELCAST):
+	@mkdir -p .servers; \
+	if curl -fsSL --retry 3 -o $@.part https://repo1.maven.org/maven2/com/hazelcast/hazelcast/$(HAZELCAST_VERSION)/$(notdir $@) \
+	    && echo "$(HAZELCAST_SHA256)  $@.part" | sha256sum --check --status; then \
+	    mv $@.part $@; echo "hazelcast $(HAZELCAST_VERSION), from Maven Central"; \
+	else rm -f $@.part; echo "Not installed: hazelcast (Maven Central gave no such jar)"; fi
 
 check: lint types  ## run lint and types
 

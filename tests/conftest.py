@@ -21,6 +21,7 @@ from tests import turns
 from tests.locations import KINDS, Place, opened, until
 from tests.servers import (
     ETCD,
+    HAZELCAST,
     HOST,
     MEMCACHED,
     MYSQL,
@@ -162,6 +163,13 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def hazelcast_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return the Hazelcast that all tests share: use keys of your own."""
+    with shared(HAZELCAST, tmp_path_factory.mktemp("hazelcast")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return the NATS that all tests share: use keys of your own."""
     with shared(NATS, tmp_path_factory.mktemp("nats")) as server:
@@ -242,6 +250,13 @@ def new_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
 def new_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
     """Start private NATS servers: ``new_nats("--user", "me", "--pass", "secret")``."""
     with _factory(NATS, tmp_path_factory) as new:
+        yield new
+
+
+@pytest.fixture
+def new_hazelcast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
+    """Start private Hazelcasts."""
+    with _factory(HAZELCAST, tmp_path_factory) as new:
         yield new
 
 

@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
 from urllib.parse import urlsplit
 
 import pytest
@@ -32,7 +32,7 @@ if sys.platform != "win32":
     import fcntl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from docker import DockerClient
     from testcontainers.core.container import DockerContainer
@@ -284,6 +284,82 @@ NATS: Final = Kind(
     ready=(b"INFO {",),
     package="nats-server",
 )
+
+
+_CONFIGURATION: Final = """<hazelcast xmlns="http://www.hazelcast.com/schema/config">
+  <properties>
+    <property name="hazelcast.phone.home.enabled">false</property>
+    <property name="hazelcast.socket.bind.any">false</property>
+    <property name="hazelcast.wait.seconds.before.join">0</property>
+    <property name="hazelcast.health.monitoring.level">OFF</property>
+    {properties}
+  </properties>
+  <network>
+    <port auto-increment="false">{port}</port>
+    <join>
+      <auto-detection enabled="false"/>
+      <multicast enabled="false"/>
+      <tcp-ip enabled="true">{members}</tcp-ip>
+    </join>
+    {address}
+    <interfaces enabled="true"><interface>{host}</interface></interfaces>
+    <rest-api enabled="true"><endpoint-group name="HEALTH_CHECK" enabled="true"/></rest-api>
+  </network>
+  {elements}
+</hazelcast>
+"""
+
+
+class Member(NamedTuple):
+    """The settings of a member of Hazelcast."""
+
+    ports: Sequence[int] = ()
+    """Of all members, itself included."""
+    public: int = 0
+    """The port at which the others find it, if that is another one."""
+    properties: Mapping[str, object] = MappingProxyType({})
+    elements: str = ""
+    """Whatever else is to be in its file."""
+
+
+_ALONE: Final = Member()
+
+
+def _hazelcast(port: int, folder: Path, member: Member = _ALONE) -> list[str]:
+    """Write a configuration for one member."""
+    properties = (f'<property name="hazelcast.{name}">{each}</property>' for name, each in member.properties.items())
+    configuration = _CONFIGURATION.format(
+        host=HOST,
+        address=f"<public-address>{HOST}:{member.public}</public-address>" if member.public else "",
+        port=port,
+        members="".join(f"<member>{HOST}:{each}</member>" for each in member.ports),
+        properties="".join(properties),
+        elements=member.elements,
+    )
+    (folder / "hazelcast.xml").write_text(configuration)
+    quick = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto"]
+    main = "com.hazelcast.core.server.HazelcastMemberStarter"
+    return [*quick, f"-Dhazelcast.config={folder / 'hazelcast.xml'}", "-cp", HAZELCAST.needs, main]
+
+
+HAZELCAST: Final = Kind(
+    name="hazelcast",
+    url=f"hazelcast://{HOST}:{{port}}/locks",
+    port=5701,
+    binaries=("java",),
+    needs=str(Path(__file__).parent.parent / ".servers" / "hazelcast-5.7.0.jar"),
+    arguments=_hazelcast,
+    options=(),
+    image="",
+    hello=b"GET /hazelcast/health/ready HTTP/1.1\r\nHost: hazelcast\r\n\r\n",
+    ready=(b"HTTP/1.1 200",),
+    package="hazelcast",  # of Maven Central, not of Debian
+)
+
+
+def hazelcast(member: Member) -> Kind:
+    """Give a Hazelcast with these settings in its file."""
+    return replace(HAZELCAST, arguments=functools.partial(_hazelcast, member=member))
 
 
 class Body(Protocol):
