@@ -86,6 +86,12 @@ _MYSQL: Final = _Kind("sql", _SQL, "mysql", ("sqlalchemy", "pymysql", "asyncmy")
 _ZOOKEEPER: Final = _Kind("zookeeper", {_BLOCKING: "ZooKeeperStore"}, "zookeeper", ("kazoo",))
 _ETCD: Final = _Kind("etcd", {_BLOCKING: "EtcdStore", _ASYNCIO: "AsyncEtcdStore"}, "etcd", ("h11",), ("prefix",))
 _NATS: Final = _Kind("nats", {_BLOCKING: "NatsStore", _ASYNCIO: "AsyncNatsStore"})
+_HAZELCAST: Final = _Kind(
+    "hazelcast",
+    {_BLOCKING: "HazelcastStore", _ASYNCIO: "AsyncHazelcastStore"},
+    "hazelcast",
+    ("hazelcast",),
+)
 _OWN: Final = {
     "memory": _MEMORY,
     "sqlite": _SQLITE,
@@ -95,6 +101,7 @@ _OWN: Final = {
     "memcached": _MEMCACHED,
     **dict.fromkeys(("etcd", "etcds"), _ETCD),
     **dict.fromkeys(("nats", "natss"), _NATS),
+    "hazelcast": _HAZELCAST,
     **dict.fromkeys(("postgresql", "postgresql+psycopg"), _POSTGRESQL),
     **dict.fromkeys(
         ("mysql", "mysql+pymysql", "mysql+asyncmy", "mariadb", "mariadb+pymysql", "mariadb+asyncmy"), _MYSQL
@@ -114,8 +121,8 @@ def connect(target: str | Client, *, prefix: str = "", replicas: int = 0) -> Clo
     ``%3F``; ``?timeout=5``: seconds to wait for others); ``memory://``, a new one each time; ``redis://``,
     ``rediss://``, ``unix://``, ``redis+cluster://``, ``redis+sentinel://``, ``tair://``, ``tairs://``,
     ``memcached://``, ``postgresql://``, ``mysql://``, ``mariadb://``, ``zookeeper://``, ``zookeepers://``,
-    ``etcd://``, ``etcds://``, ``nats://`` and ``natss://``, each with the options of its store's `from_url`; and any
-    scheme of an installed entry point (see the documentation of the module).
+    ``etcd://``, ``etcds://``, ``nats://``, ``natss://`` and ``hazelcast://``, each with the options of its store's
+    `from_url`; and any scheme of an installed entry point (see the documentation of the module).
 
     Clients: a ``redis.Redis``, one of ``Sentinel.master_for``, a ``RedisCluster``, pymemcache's ``Client`` and
     ``PooledClient``, SQLAlchemy's ``Engine``, or a ``KazooClient``.  Their settings are used, not their connections.

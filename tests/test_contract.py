@@ -24,6 +24,7 @@ from sqlalchemy import create_engine, make_url
 
 from caslock import stores
 from caslock.stores.etcd import AsyncEtcdStore, EtcdStore
+from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.nats import AsyncNatsStore, NatsStore
@@ -440,6 +441,71 @@ class TestEtcd(Etcd, LockContract, StoreContract):
 
 class TestAsyncEtcd(AsyncEtcd, LockContract, StoreContract):
     """etcd, for asyncio."""
+
+    proved = ("asyncio",)
+
+
+class Hazelcast:
+    """A store from a URL, beside another that names the server otherwise."""
+
+    covers: ClassVar[type] = HazelcastStore
+    apis: ClassVar[tuple[str, ...]] = ("blocking", "asyncio")
+
+    @pytest.fixture
+    def store(self, hazelcast_server: Server) -> Iterator[HazelcastStore]:
+        """Take a URL."""
+        store = HazelcastStore(hazelcast_server.url, timeout=10)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def caslock_server(self, hazelcast_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> HazelcastStore:
+            return HazelcastStore(f"hazelcast://{host}:{port}/locks", timeout=CONNECTING)
+
+        return StoreServer(hazelcast_server.host, hazelcast_server.port, make, CONNECTING)
+
+    @pytest.fixture
+    def another_store(self, hazelcast_server: Server) -> Iterator[HazelcastStore]:
+        """Take a URL."""
+        store = HazelcastStore.from_url(f"{hazelcast_server.url}?timeout=10")
+        yield store
+        store.close()
+
+
+class AsyncHazelcast(Hazelcast):
+    """The same for asyncio, beside a blocking store that serves asyncio from threads."""
+
+    covers: ClassVar[type] = AsyncHazelcastStore
+    apis: ClassVar[tuple[str, ...]] = ("asyncio",)
+
+    @pytest.fixture
+    def store(self, hazelcast_server: Server) -> Iterator[AsyncHazelcastStore]:
+        """Take a URL."""
+        store = AsyncHazelcastStore(hazelcast_server.url, timeout=10)
+        yield store
+        on_loop(store.aclose())
+
+    @pytest.fixture
+    def caslock_server(self, hazelcast_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> AsyncHazelcastStore:
+            return AsyncHazelcastStore(f"hazelcast://{host}:{port}/locks", timeout=CONNECTING)
+
+        return StoreServer(hazelcast_server.host, hazelcast_server.port, make, CONNECTING)
+
+
+class TestHazelcast(Hazelcast, LockContract, StoreContract):
+    """Hazelcast."""
+
+    proved = ("blocking", "asyncio")
+
+
+class TestAsyncHazelcast(AsyncHazelcast, LockContract, StoreContract):
+    """Hazelcast, for asyncio."""
 
     proved = ("asyncio",)
 

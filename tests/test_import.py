@@ -22,6 +22,7 @@ EXTRAS = (
     "asyncmy",
     "kazoo",
     "h11",
+    "hazelcast",
     "testcontainers",
     "pytest",
     "hypothesis",

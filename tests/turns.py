@@ -35,6 +35,7 @@ WAITING: Final = (
     "tests/stores/test_memcached.py::",  # many wait until a server is old enough
     "tests/stores/test_etcd.py::",
     "tests/stores/test_nats.py::",
+    "tests/stores/test_hazelcast.py::",
     "tests/stores/test_redis_cluster.py::test_nodes_that_are_stopped",
     "tests/stores/test_redis_wait.py::",
     "tests/stores/test_sql.py::",
@@ -47,7 +48,11 @@ WAITING: Final = (
 )
 """What is in the ids of tests that wait most of the time, as a rule for a server that does not answer."""
 
-TOGETHER: Final = ("tests/stores/test_zookeeper_ensemble.py::", "tests/test_build.py::")
+TOGETHER: Final = (
+    "tests/stores/test_hazelcast_cluster.py::",
+    "tests/stores/test_zookeeper_ensemble.py::",
+    "tests/test_build.py::",
+)
 """What is in the ids of tests that share what takes long to make: those of a file run one after the other."""
 
 PROCESSORS: Final = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

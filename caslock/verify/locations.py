@@ -32,6 +32,7 @@ PORTS: Final = {
     "etcds": 2379,
     "nats": 4222,
     "natss": 4222,
+    "hazelcast": 5701,
 }
 """The usual ports of schemes; a URL with another scheme names its port."""
 
@@ -39,7 +40,7 @@ _REDIS: Final = ("socket_timeout", "socket_connect_timeout")
 TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("redis", "rediss", "tair", "tairs"), _REDIS),
     **dict.fromkeys(("memcached", "postgresql", "mysql", "mariadb", "zookeeper"), ("timeout",)),
-    **dict.fromkeys(("etcd", "etcds", "nats", "natss"), ("timeout",)),
+    **dict.fromkeys(("etcd", "etcds", "nats", "natss", "hazelcast"), ("timeout",)),
 }
 """Which options of a URL set the timeout of a request, by scheme."""
 

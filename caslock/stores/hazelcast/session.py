@@ -1,0 +1,293 @@
+"""The client of one event loop.  It is opened when it is needed, and given up when it fails.
+
+The client waits without end for a member that accepts a connection and then says nothing, and for an answer that does
+not come.  So whatever is awaited here ends at a given moment.  Why it could not connect, the client only logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from contextvars import ContextVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+
+from hazelcast.asyncio import HazelcastClient
+from hazelcast.config import Config, IntType, ReconnectMode
+from hazelcast.errors import (
+    AccessControlError,
+    AuthenticationError,
+    ClientNotAllowedInClusterError,
+    HazelcastError,
+    HazelcastSerializationError,
+    NativeOutOfMemoryError,
+    SecurityError,
+    SplitBrainProtectionError,
+)
+from hazelcast.lifecycle import LifecycleState
+
+from caslock.connections import LEAST, reason
+from caslock.errors import StoreError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from hazelcast.asyncio import Map
+
+    from caslock.stores.hazelcast.place import Place
+
+FOREVER: Final = (1 << 63) - 1
+"""The ttl of an entry that does not expire, in milliseconds."""
+
+_PROBE: Final = 60  # seconds
+_DENIED: Final = (AuthenticationError, ClientNotAllowedInClusterError)
+_REFUSED: Final = (AccessControlError, HazelcastSerializationError, NativeOutOfMemoryError, SecurityError)
+
+_heard: ContextVar[list[BaseException] | None] = ContextVar("_heard", default=None)
+
+
+class _Reasons(logging.Handler):
+    """Remembers the first error that the client logs while it is opened."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        heard = _heard.get()
+        if heard == [] and record.exc_info and record.exc_info[1]:
+            heard.append(record.exc_info[1])
+
+
+logging.getLogger("hazelcast").addHandler(_Reasons())
+
+
+class _Open(NamedTuple):
+    client: HazelcastClient
+    map: Map[Any, Any]
+    waits: set[asyncio.Event]
+    """What is set when the connection is lost."""
+
+
+class Session:
+    """A connection to one member at a time, which passes requests on to the others."""
+
+    def __init__(self, place: Place) -> None:
+        """Begin without a client."""
+        self._place = place
+        self._opening = asyncio.Lock()
+        self._open: _Open | None = None
+        self._clients: set[HazelcastClient] = set()  # also those that are given up, and may still be asked
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._first = secrets.randbelow(len(place.members))  # the member to be tried first
+        self._probed = False
+
+    async def ask(self, ends: float, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as the method says
+        """Call a method of the map, by the moment `ends`."""
+        used = await self._opened(ends)
+        try:
+            async with asyncio.timeout(_left(ends)):
+                return await getattr(used.map, method)(*arguments)
+        except TimeoutError as error:
+            self._retire(used)
+            raise self._unanswered(error) from error
+        except Exception as error:  # whatever a reply that breaks off leads to
+            raise self._refusal(error) or self._unanswered(error) from error
+
+    @contextlib.asynccontextmanager
+    async def listening(self, key: str, ends: float) -> AsyncIterator[asyncio.Event]:
+        """Give an event that is set when the key has changed, or may have."""
+        used, changed = await self._opened(ends), asyncio.Event()
+
+        def heard(_event: object) -> None:
+            changed.set()
+
+        listener = asyncio.ensure_future(
+            used.map.add_entry_listener(
+                key=key, removed_func=heard, updated_func=heard, evicted_func=heard, expired_func=heard
+            )
+        )
+        used.waits.add(changed)
+        try:
+            done, _ = await asyncio.wait({listener}, timeout=_left(ends))
+            if not done:
+                self._retire(used)
+                raise self._unanswered(TimeoutError())
+            try:
+                await listener
+            except Exception as error:
+                raise self._refusal(error) or self._unanswered(error) from error
+            yield changed
+        finally:
+            used.waits.discard(changed)
+            self._spawn(self._unlisten(used, listener))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._open = None
+        for client in list(self._clients):
+            await self._shut(client)
+        for _ in range(2):  # a transport closes its socket in the next turn of the loop
+            await asyncio.sleep(0)
+
+    async def _unlisten(self, used: _Open, listener: asyncio.Future[str]) -> None:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(self._place.timeout):
+                await used.map.remove_entry_listener(await listener)
+
+    async def _opened(self, ends: float) -> _Open:
+        if self._open is not None and self._open.client.lifecycle_service.is_running():
+            return self._open
+        try:
+            async with asyncio.timeout(_left(ends)):
+                await self._opening.acquire()
+        except TimeoutError as error:
+            raise StoreUnavailable(f"{self._place.location} is unreachable (no answer in time)", sent=False) from error
+        try:
+            if self._open is None or not self._open.client.lifecycle_service.is_running():
+                self._open = await self._connect(ends)
+            return self._open
+        finally:
+            self._opening.release()
+
+    async def _connect(self, ends: float) -> _Open:
+        """Try each member, for its share of the time."""
+        count, problem = len(self._place.members), Exception()
+        for number in range(count):
+            try:
+                opened = await self._begin(self._first, monotonic() + _left(ends) / (count - number))
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next member is asked
+                problem = error
+                self._first = (self._first + 1) % count
+            else:
+                return opened
+        if refusal := self._refusal(problem, sent=False):
+            raise refusal from problem
+        told = f"{self._place.location} is unreachable ({_told(problem)})"
+        raise StoreUnavailable(told, sent=False) from problem
+
+    async def _begin(self, member: int, ends: float) -> _Open:
+        """Connect to one member; raises what was in the way."""
+        client, waits = HazelcastClient(self._config(self._place.members[member], ends)), set[asyncio.Event]()
+
+        def changed(state: str) -> None:
+            if state == LifecycleState.DISCONNECTED:
+                if self._open is not None and self._open.client is client:
+                    self._open = None
+                for event in waits:
+                    event.set()
+                self._clients.discard(client)  # it shuts itself down
+
+        client.lifecycle_service.add_listener(changed)
+        self._clients.add(client)
+        heard = list[BaseException]()
+        before = _heard.set(heard)
+        try:
+            starting = asyncio.create_task(self._start(client))
+        finally:
+            _heard.reset(before)
+        try:
+            # Not cancelled, because the client swallows that.  It ends when the client is shut down.
+            done, _ = await asyncio.wait({starting}, timeout=_left(ends))
+            return _Open(client, starting.result() if done else _too_late(), waits)
+        except BaseException as error:
+            starting.add_done_callback(_forget)
+            self._leave(client)
+            if heard and isinstance(error, HazelcastError) and isinstance(heard[0], Exception):
+                raise heard[0] from error
+            raise
+
+    async def _start(self, client: HazelcastClient) -> Map[Any, Any]:
+        await client._start()  # type: ignore[no-untyped-call] # noqa: SLF001 - create_and_start() would not let go of a client that hangs
+        found: Map[Any, Any] = await client.get_map(self._place.map)
+        if not self._probed:
+            await self._probe(found)
+            self._probed = True
+        return found
+
+    async def _probe(self, found: Map[Any, Any]) -> None:
+        """Raise StoreError unless a replaced entry stays for good: the leases of `entries` depend on it."""
+        key = secrets.randbits(62)
+        await found.set(key, "a", _PROBE)
+        replaced = await found.replace_if_same(key, "a", "b")
+        view = await found.get_entry_view(key)
+        await found.delete(key)
+        if not replaced or view.ttl != FOREVER or view.max_idle != FOREVER:
+            raise StoreError(
+                f"{self._place.location} ends entries by itself: the map must have no time-to-live-seconds and no "
+                "max-idle-seconds, and the members must be Hazelcast 5 or newer"
+            )
+
+    def _config(self, member: str, ends: float) -> Config:
+        config = Config()  # type: ignore[no-untyped-call]
+        config.cluster_members = [member]
+        config.cluster_name = self._place.cluster
+        if self._place.user:
+            config.creds_username, config.creds_password = self._place.user, self._place.password
+        config.smart_routing = False  # a connection to each member would hang on one that is frozen
+        config.connection_timeout = _left(ends)
+        config.cluster_connect_timeout = 0  # one try
+        config.reconnect_mode = ReconnectMode.OFF
+        config.invocation_timeout = LEAST  # nothing is sent twice
+        config.redo_operation = False
+        config.statistics_enabled = False
+        config.default_int_type = IntType.LONG
+        return config
+
+    def _retire(self, used: _Open) -> None:
+        """Ask it no more; others may still wait for answers, for as long as a request may take."""
+        if self._open is used:
+            self._open = None
+            self._first = (self._first + 1) % len(self._place.members)
+            asyncio.get_running_loop().call_later(self._place.timeout, self._leave, used.client)
+
+    def _leave(self, client: HazelcastClient) -> None:
+        if client in self._clients:
+            self._spawn(self._shut(client))
+
+    async def _shut(self, client: HazelcastClient) -> None:
+        self._clients.discard(client)
+        # In 5.7.0, shutdown() closes the last connection, which calls shutdown(), which waits for the first one.
+        client._connection_manager._reconnect_mode = ReconnectMode.ON  # noqa: SLF001 - there is no other way
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(self._place.timeout):
+                await client.shutdown()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _refusal(self, error: Exception, *, sent: bool = True) -> StoreError | None:
+        """Say what a member has refused; None: there was no such answer."""
+        where = self._place.location
+        if isinstance(error, SplitBrainProtectionError):
+            return StoreUnavailable(f"{where} lacks members: its split-brain protection refuses requests", sent=sent)
+        if isinstance(error, _DENIED):
+            wants = f"the name of the cluster ({self._place.cluster}), the user and the password"
+            return StoreError(f"{where} has refused the client: check {wants}")
+        if isinstance(error, _REFUSED):
+            return StoreError(f"{where} has refused the request ({_told(error)})")
+        return None
+
+    def _unanswered(self, error: Exception) -> StoreUnavailable:
+        where = self._place.location
+        return StoreUnavailable(f"{where} gave no answer, and may have applied the request ({_told(error)})")
+
+
+def _too_late() -> NoReturn:
+    raise TimeoutError
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Take the error of a task, or asyncio would log it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _left(ends: float) -> float:
+    return max(ends - monotonic(), LEAST)
+
+
+def _told(error: BaseException) -> str:
+    return reason(error).splitlines()[0][:200]

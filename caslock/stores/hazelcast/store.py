@@ -1,0 +1,245 @@
+"""The two stores.  `entries` has their verbs, `session` the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from concurrent.futures import Future
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from caslock.closing import AsyncClosing, Closing
+from caslock.fork import generation
+from caslock.loop_end import before_the_loop_ends
+from caslock.store import Entry, Traits
+from caslock.stores.hazelcast.entries import Entries
+from caslock.stores.hazelcast.place import place_of
+from caslock.stores.hazelcast.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+
+    from caslock.stores.hazelcast.place import Place
+
+T = TypeVar("T")
+
+_LAG: Final = 1.1
+"""Seconds by which an entry may outlast its ttl: see `entries`."""
+
+_PATIENCE: Final = 5.0  # seconds for a thread to end
+
+
+def _traits(place: Place) -> Traits:
+    return Traits(place.location, fences=False, expiry_lag=_LAG, request_timeout=place.timeout)
+
+
+class HazelcastStore(Closing):
+    """A `Store` in a map of a Hazelcast cluster, version 5; safe to share between threads and across a fork.
+
+    Leases end by the clocks of the members.  There are no fences: a version is a random number, which never comes
+    again.  Hazelcast prefers to answer rather than to be right: when a cluster is split, each part may give the same
+    lock to another holder.
+
+    A thread of the store's own runs the client, which is one for asyncio, from the first request until `close`.
+    """
+
+    def __init__(self, url: str, *, timeout: float | None = None) -> None:
+        """Keep the entries in ``hazelcast://host:port,host:port/map?cluster=dev``; no I/O yet.
+
+        The hosts are members of one cluster: if one can't be reached, the next is asked.  `timeout` (2 s) is how long a
+        verb may take, also as ``?timeout=``.  Raises ValueError or TypeError for bad arguments.
+        """
+        self._place = place_of(url, timeout)
+        # By generation: what a forked child inherits is neither used, nor closed, nor collected as garbage.
+        self._guards: dict[int, threading.Lock] = {}
+        self._threads: dict[int, _Thread] = {}
+        self._closed = False
+        self.traits: Traits = _traits(self._place)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make a store; see the class."""
+        return cls(url)
+
+    def get(self, key: str) -> Entry | None:
+        """See `Store.get`; it removes an entry whose lease is over."""
+        return self._run(lambda entries, ends: entries.get(key, ends))
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`: one request for a new entry, two to write over one."""
+        return self._run(lambda entries, ends: entries.put(key, value, version, ttl, ends))
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `Store.invalidate`: one request, if this store has written the entry."""
+        return self._run(lambda entries, ends: entries.remove(key, version, ends))
+
+    def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """See `WatchingStore.wait_while`: a listener, on the same connection."""
+        self._run(lambda entries, ends: entries.wait_while(key, version, timeout, ends))
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """See `ListingStore.list`: all keys in one request, and then one entry at a time."""
+        for name in self._run(lambda entries, ends: entries.names(prefix, ends)):
+            found = self.get(name)
+            if found is not None:
+                yield name, found
+
+    def close(self) -> None:
+        """Close the connection, and end the thread.  A later request begins another, and ends it."""
+        self._closed = True
+        self._end()
+
+    def __repr__(self) -> str:
+        """Show the location."""
+        return f"HazelcastStore({self.traits.location!r})"
+
+    def _run(self, act: Callable[[Entries, float], Coroutine[Any, Any, T]]) -> T:
+        ends = monotonic() + self._place.timeout
+        thread = self._enter()
+        try:
+            return thread.run(act, ends)
+        finally:
+            self._leave(thread)
+
+    def _enter(self) -> _Thread:
+        mine = generation()
+        with self._guards.setdefault(mine, threading.Lock()):
+            found = self._threads.get(mine)
+            if found is None:
+                found = self._threads[mine] = _Thread(self._place)
+                found.end_with(self)
+            found.users += 1
+            return found
+
+    def _leave(self, thread: _Thread) -> None:
+        with self._guards[thread.generation]:
+            thread.users -= 1
+        if self._closed:
+            self._end()
+
+    def _end(self) -> None:
+        mine = generation()
+        with self._guards.setdefault(mine, threading.Lock()):
+            found = self._threads.get(mine)
+            if found is None or found.users:  # the last of them ends it
+                return
+            del self._threads[mine]
+        found.end()
+
+
+class AsyncHazelcastStore(AsyncClosing):
+    """The same for asyncio.  The connection belongs to the running loop: `aclose` the store before the loop ends."""
+
+    def __init__(self, url: str, *, timeout: float | None = None) -> None:
+        """See `HazelcastStore`."""
+        self._place = place_of(url, timeout)
+        self._loops: dict[tuple[int, asyncio.AbstractEventLoop], _Loop] = {}  # as in HazelcastStore
+        self.traits: Traits = _traits(self._place)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make a store; see the class."""
+        return cls(url)
+
+    async def get(self, key: str) -> Entry | None:
+        """See `HazelcastStore.get`."""
+        return await self._here().entries.get(key, self._ends())
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `HazelcastStore.put_if_version`."""
+        return await self._here().entries.put(key, value, version, ttl, self._ends())
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `HazelcastStore.invalidate`."""
+        return await self._here().entries.remove(key, version, self._ends())
+
+    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """See `HazelcastStore.wait_while`."""
+        await self._here().entries.wait_while(key, version, timeout, self._ends())
+
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+        """See `HazelcastStore.list`."""
+        for name in await self._here().entries.names(prefix, self._ends()):
+            found = await self.get(name)
+            if found is not None:
+                yield name, found
+
+    async def aclose(self) -> None:
+        """Close the connection of the running loop; the next request opens one again."""
+        await self._here().session.close()
+
+    def __repr__(self) -> str:
+        """Show the location."""
+        return f"AsyncHazelcastStore({self.traits.location!r})"
+
+    def _ends(self) -> float:
+        return monotonic() + self._place.timeout
+
+    def _here(self) -> _Loop:
+        here = mine, _ = generation(), asyncio.get_running_loop()
+        found = self._loops.get(here)
+        if found is None:
+            for theirs in [each for each in self._loops if each[0] == mine and each[1].is_closed()]:
+                self._loops.pop(theirs, None)
+            found = self._loops[here] = _Loop(self._place)
+        return found
+
+
+class _Loop:
+    """What belongs to one event loop, which is running."""
+
+    def __init__(self, place: Place) -> None:
+        self.session = Session(place)
+        self.entries = Entries(self.session, place.location)
+        self._generation = generation()
+        self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
+
+    async def close(self) -> None:
+        """Close the connection as the loop ends."""
+        if self._generation == generation():
+            await self.session.close()
+
+
+class _Thread:
+    """A thread with an event loop, in which a blocking store has its connection."""
+
+    def __init__(self, place: Place) -> None:
+        """Start it."""
+        self.generation: int = generation()
+        self.users: int = 0
+        """How many verbs run in it."""
+        begun = Future[tuple[_Loop, asyncio.AbstractEventLoop, asyncio.Event]]()
+        self._thread = threading.Thread(target=asyncio.run, args=[_serve(place, begun)], name="caslock-hazelcast")
+        self._thread.daemon = True
+        self._thread.start()
+        self._here, self._loop, self._over = begun.result()
+
+    def run(self, act: Callable[[Entries, float], Coroutine[Any, Any, T]], ends: float) -> T:
+        """Run a verb there, and wait for it."""
+        future = asyncio.run_coroutine_threadsafe(act(self._here.entries, ends), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def end_with(self, store: HazelcastStore) -> None:
+        """Have it end with a store that nobody has closed, or with the process."""
+        self._finalizer = weakref.finalize(store, self._stop)
+
+    def end(self) -> None:
+        """Close its connection, and wait until it has ended."""
+        self._finalizer()
+        self._thread.join(_PATIENCE)
+
+    def _stop(self) -> None:
+        if self.generation == generation() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._over.set)
+
+
+async def _serve(place: Place, begun: Future[tuple[_Loop, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    here, over = _Loop(place), asyncio.Event()
+    begun.set_result((here, asyncio.get_running_loop(), over))
+    await over.wait()
+    await here.close()

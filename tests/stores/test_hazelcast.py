@@ -1,0 +1,475 @@
+"""`HazelcastStore` and `AsyncHazelcastStore` against real members: what the contract does not ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import pytest
+from hazelcast.client import HazelcastClient
+from hazelcast.config import IntType
+
+import caslock.stores.hazelcast.session
+from caslock import Lock, LockLost, StoreError, StoreUnavailable, connect, connect_async
+from caslock.store import ABSENT, Entry
+from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
+from caslock.testing.drive import driven, on_loop
+from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port, unreachable_port
+from caslock.testing.steps import in_a_thread, timed
+from tests.locations import fresh, until
+from tests.servers import HAZELCAST, HOST, Member, Server, hazelcast, private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from caslock import Store
+    from caslock.store import ListingStore
+
+SECRET = "p@ss/w0rd?"  # noqa: S105 - of nobody
+QUOTED = "p%40ss%2Fw0rd%3F"
+
+PING = 22
+"""Bytes that an idle connection sends now and then."""
+
+
+class Opening(NamedTuple):
+    """How to make stores of one API; they are closed with the test."""
+
+    blocking: bool
+    open: Callable[..., Store]
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def api(request: pytest.FixtureRequest) -> Iterator[Opening]:
+    """Give each API in turn."""
+    blocking = request.param == "blocking"
+    with contextlib.ExitStack() as stack:
+
+        def make(url: str, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
+            store = HazelcastStore(url, **settings) if blocking else AsyncHazelcastStore(url, **settings)
+            stack.callback(store.close if isinstance(store, HazelcastStore) else lambda: on_loop(store.aclose()))
+            return driven(store)
+
+        yield Opening(blocking, make)
+
+
+@pytest.fixture
+def store(api: Opening, hazelcast_server: Server) -> Store:
+    """A store on the shared server."""
+    return api.open(hazelcast_server.url, timeout=10)
+
+
+@pytest.fixture
+def blocking(hazelcast_server: Server) -> Iterator[HazelcastStore]:
+    """A blocking store, for tests that wait: the other one has the same verbs."""
+    with HazelcastStore(hazelcast_server.url, timeout=10) as store:
+        yield store
+
+
+@pytest.fixture
+def locks(hazelcast_server: Server) -> Iterator[Any]:
+    """Give the map as Hazelcast's own blocking client sees it."""
+    client = HazelcastClient(
+        cluster_members=[f"{hazelcast_server.host}:{hazelcast_server.port}"], default_int_type=IntType.LONG
+    )
+    yield client.get_map("locks").blocking()
+    client.shutdown()
+
+
+def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
+    """Write, and expect success."""
+    entry = store.put_if_version(key, value, version, ttl)
+    assert entry is not None
+    assert entry.value == value
+    return entry
+
+
+def refusal(act: Callable[[], object], match: str) -> StoreError:
+    """Expect a definite refusal, which says so in one sentence and names the place once."""
+    with pytest.raises(StoreError, match=match) as caught:
+        act()
+    assert not isinstance(caught.value, StoreUnavailable), caught.value
+    assert str(caught.value).count("://127.0.0.1") == 1, caught.value
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    return caught.value
+
+
+def requests_of(proxy: FaultProxy, act: Callable[[], object], count: int) -> bool:
+    """Tell whether so many requests are sent meanwhile, or soon after, and no more."""
+    sent = list[bytes]()
+
+    def listen(request: bytes) -> Passage:
+        if len(request) > PING:
+            sent.append(request)
+        return PASS
+
+    proxy.decide = listen
+    act()
+    return until(lambda: len(sent) >= count) and len(sent) == count
+
+
+def test_an_entry_is_a_text_that_a_person_can_read_and_nothing_stays(store: Store, locks: Any) -> None:  # noqa: ANN401
+    """A new entry has a ttl of its own; one that was written over has a lease; a removal leaves neither for long."""
+    key, before = fresh(), set(locks.key_set())
+    first = put(store, key, b'{"caslock":1}', ttl=7.5)
+    assert locks.get(key) == f'caslock {first.version} ttl\n{{"caslock":1}}'
+    assert locks.get_entry_view(key).ttl == 8000  # of seconds; a second more than was asked for, cut
+    second = put(store, key, b"2", first.version, ttl=0.5)
+    assert locks.get(key) == f"caslock {second.version} lease\n2"
+    assert locks.get(second.version) == key
+    assert locks.get_entry_view(key).ttl == caslock.stores.hazelcast.session.FOREVER
+    assert store.invalidate(key, second.version) is None
+    assert until(lambda: not set(locks.key_set()) - before)
+
+
+def test_an_uncontended_cycle_is_two_requests(hazelcast_server: Server) -> None:
+    """To acquire is one, to release is one, and to write over an entry is two."""
+    with (
+        FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy,
+        HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=10) as store,
+    ):
+        lock = Lock(store, fresh(), auto_renew=False)
+        with lock:
+            pass
+        holds = list[Any]()
+        assert requests_of(proxy, lambda: holds.append(lock.acquire()), 1)
+        (hold,) = holds
+        assert requests_of(proxy, lambda: hold.extend(20), 2)
+        assert requests_of(proxy, hold.release, 1)
+
+
+def test_an_entry_that_was_written_over_outlasts_its_first_ttl(hazelcast_server: Server) -> None:
+    """Hazelcast must not end it with the ttl that it was created with."""
+    with HazelcastStore(hazelcast_server.url) as store, HazelcastStore(hazelcast_server.url) as another:
+        key, other = fresh(), fresh()
+        first = put(store, key, ttl=0.1)
+        put(store, other, ttl=0.1)
+        entry = put(store, key, b"2", first.version)
+        assert until(lambda: store.get(other) is None)  # which was created later
+        assert store.get(key) == another.get(key) == entry
+
+
+def test_no_lease_ends_early(hazelcast_server: Server) -> None:
+    """Hazelcast cuts the end of an entry to a second: whenever within one it was written, it lasts for its ttl."""
+    with HazelcastStore(hazelcast_server.url) as store:
+        leases, began = list[tuple[str, float]](), time.monotonic()
+        while leases or time.monotonic() < began + 1:
+            if time.monotonic() < began + 1:
+                for over in (False, True):
+                    key = fresh()
+                    version = put(store, key).version if over else ABSENT
+                    ends = time.monotonic() + 0.3
+                    put(store, key, b"2", version, 0.3)
+                    leases.append((key, ends))
+            for key, ends in list(leases):
+                asked = time.monotonic()
+                there = store.get(key)
+                if there is None:
+                    assert time.monotonic() >= ends
+                    leases.remove((key, ends))
+                else:
+                    assert asked < ends + store.traits.expiry_lag
+
+
+def test_whoever_finds_a_lease_over_removes_the_entry(
+    blocking: HazelcastStore,
+    hazelcast_server: Server,
+    locks: Any,  # noqa: ANN401 - as its client gives it
+) -> None:
+    """So no write that was sent before can bring it back; and a new entry may take its place at once."""
+    for look in (True, False):
+        key = fresh()
+        stale = put(blocking, key, b"2", put(blocking, key).version, ttl=0.1)
+        text = locks.get(key)
+        assert until(lambda version=stale.version: not locks.contains_key(version))  # type: ignore[misc]
+        assert locks.get(key) == text  # nobody has looked
+        with HazelcastStore(hazelcast_server.url) as another:
+            if look:
+                assert another.get(key) is None
+                assert not locks.replace_if_same(key, text, text)
+            later = put(another, key, b"3")
+        assert blocking.put_if_version(key, b"late", stale.version, 30) == later
+        assert blocking.invalidate(key, stale.version) == later
+
+
+def test_a_lease_that_is_over_is_not_renewed_even_if_nobody_has_looked(blocking: HazelcastStore, locks: Any) -> None:  # noqa: ANN401
+    """A version that has expired is not there, also for the store that has written it."""
+    key = fresh()
+    entry = put(blocking, key, b"2", put(blocking, key).version, ttl=0.1)
+    assert until(lambda: not locks.contains_key(entry.version))
+    assert blocking.put_if_version(key, b"3", entry.version, 30) is None
+    assert blocking.get(key) is None
+
+
+def test_a_store_that_did_not_put_the_entry_removes_that_version_only(api: Opening, hazelcast_server: Server) -> None:
+    """It reads the entry first, because a version alone is nothing that a map could compare."""
+    store, another = (api.open(hazelcast_server.url, timeout=10) for _ in range(2))
+    key = fresh()
+    old = put(store, key)
+    new = put(another, key, b"2", old.version)
+    assert store.invalidate(key, old.version) == new  # although it remembers the old one
+    assert store.put_if_version(key, b"3", old.version, 30) == new
+    assert store.invalidate(key, new.version) is None
+
+
+def test_what_another_program_has_written_is_never_overwritten(store: Store, locks: Any) -> None:  # noqa: ANN401
+    """A value of any kind that is not caslock's is an error, and stays; a list leaves it out with an error, too."""
+    for value in (1, b"bytes", "text", "caslock 0 ttl\n", "caslock 1 forever\n", ["caslock 1 ttl\n"]):
+        key = fresh()
+        locks.set(key, value)
+        for act in (
+            lambda: store.get(key),  # noqa: B023 - it is called at once
+            lambda: store.put_if_version(key, b"v", ABSENT, 30),  # noqa: B023 - as above
+            lambda: store.put_if_version(key, b"v", 1, 30),  # noqa: B023 - as above
+            lambda: store.invalidate(key, 1),  # noqa: B023 - as above
+        ):
+            refusal(act, "that caslock has not written")
+        assert locks.get(key) == value
+        locks.delete(key)
+
+
+def test_a_list_has_no_leases(store: Store) -> None:
+    """A lease is an entry of the same map, and no key."""
+    key = fresh()
+    entry = put(store, f"{key}:1", b"2", put(store, f"{key}:1").version)
+    other = put(store, f"{key}:2")
+    listing = cast("ListingStore", store)
+    assert dict(listing.list(key)) == {f"{key}:1": entry, f"{key}:2": other}
+    assert all(name.startswith("") for name, _ in listing.list(f"{key}:1"))
+
+
+def test_a_map_that_ends_entries_by_itself_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A time-to-live or a max-idle of the map would end leases early; how it keeps values makes no difference."""
+    elements = """
+        <map name="ttl"><time-to-live-seconds>3600</time-to-live-seconds></map>
+        <map name="idle"><max-idle-seconds>3600</max-idle-seconds></map>
+        <map name="objects"><in-memory-format>OBJECT</in-memory-format></map>
+    """
+    with (
+        private(hazelcast(Member(elements=elements)), tmp_path_factory.mktemp("hazelcast")) as server,
+        HazelcastStore(server.url.replace("/locks", "/ttl"), timeout=10) as ttl,
+        HazelcastStore(server.url.replace("/locks", "/idle"), timeout=10) as idle,
+        HazelcastStore(server.url.replace("/locks", "/objects"), timeout=10) as objects,
+    ):
+        for store in (ttl, idle, ttl):
+            refusal(partial(store.get, "k"), "time-to-live-seconds")
+        entry = put(objects, "k", b"\xff", put(objects, "k", bytes(range(256))).version)
+        assert objects.get("k") == entry
+        assert objects.invalidate("k", entry.version) is None
+
+
+def test_another_cluster_or_password_is_a_refusal(api: Opening, hazelcast_server: Server) -> None:
+    """The error says what to check, and shows no password."""
+    where = f"{hazelcast_server.host}:{hazelcast_server.port}"
+    for url in (f"hazelcast://{where}/locks?cluster=other", f"hazelcast://user:{QUOTED}@{where}/locks"):
+        store = api.open(url, timeout=10)
+        refusal(lambda: store.get("k"), "check the name of the cluster")  # noqa: B023 - it is called at once
+
+
+def test_another_server_on_that_port_is_unreachable(api: Opening, redis_server: Server) -> None:
+    """It is told that nothing was sent, and where."""
+    store = api.open(f"hazelcast://{HOST}:{redis_server.port}", timeout=0.5)
+    with pytest.raises(StoreUnavailable, match="unreachable") as caught:
+        store.put_if_version("k", b"v", ABSENT, 30)
+    assert not caught.value.sent
+    assert str(caught.value).count("://127.0.0.1") == 1
+
+
+def test_a_member_that_is_away_costs_a_part_of_the_timeout(api: Opening, hazelcast_server: Server) -> None:
+    """The others are asked, whether it refuses connections, does not accept them, or accepts them and says nothing."""
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(FaultProxy(HOST, hazelcast_server.port, lambda _: Passage("drop request")))
+        away = [stack.enter_context(refused_port()), silent.port]
+        with contextlib.suppress(OSError):  # no such port can be made here
+            away.append(stack.enter_context(unreachable_port()))
+        for port in away:
+            store = api.open(f"hazelcast://{HOST}:{port},{HOST}:{hazelcast_server.port}/locks", timeout=1.5)
+            took, _ = timed(lambda: put(store, fresh())).result(10)  # noqa: B023 - it is called at once
+            assert took < 1.5
+        for port in away:
+            store = api.open(f"hazelcast://{HOST}:{port}/locks", timeout=0.3)
+            with pytest.raises(StoreUnavailable, match="unreachable") as caught:
+                store.put_if_version("k", b"v", ABSENT, 30)
+            assert not caught.value.sent
+        assert until(lambda: not silent.connections)
+
+
+def test_a_wait_ends_when_its_connection_is_lost(hazelcast_server: Server) -> None:
+    """No listener would tell it any more; whoever waits looks again."""
+    with (
+        FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy,
+        HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=10) as store,
+    ):
+        key, seen = fresh(), list[bytes]()
+        version = put(store, key).version
+
+        def listen(request: bytes) -> Passage:
+            if key.encode() in request:
+                seen.append(request)
+            return PASS
+
+        proxy.decide = listen
+        wait = timed(partial(store.wait_while, key, version, 60))
+        assert until(lambda: len(seen) == 2)  # it has begun to listen, and looks
+        assert store.get(key)  # answers about one key come in order: it has looked
+        with proxy.refusing():
+            assert wait.result(10)[0] < 10
+
+
+def test_listeners_do_not_stay(hazelcast_server: Server) -> None:
+    """After a wait, whether it was in vain or not, the member tells nothing more of the key."""
+    with (
+        FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy,
+        HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=10) as store,
+    ):
+        key = fresh()
+        version = put(store, key).version
+        for _ in range(3):  # to begin to listen, to look, and to end
+            assert requests_of(proxy, lambda: store.wait_while(key, version, 0.01), 3)
+
+
+def test_a_store_is_closed_while_others_use_it(hazelcast_server: Server) -> None:
+    """Requests that are under way get their answers; the last one ends the thread, and later ones leave none."""
+    with FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy:
+        store = HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=10)
+        keys = [fresh() for _ in range(8)]
+        for key in keys:
+            put(store, key)
+        held = threading.Event()
+
+        def hold(_request: bytes) -> Passage:
+            held.set()
+            return Passage("hold reply", 0.3)
+
+        proxy.decide = hold
+        gets = [in_a_thread(partial(store.get, key)) for key in keys]
+        assert held.wait(10)
+        store.close()
+        assert all(get.result(20) for get in gets)
+        proxy.decide = lambda _: PASS
+        store.close()
+        assert until(lambda: not proxy.connections)
+        assert store.get(keys[0])
+        assert until(lambda: not proxy.connections)
+        assert not _threads()
+
+
+def test_a_store_that_is_forgotten_ends_its_thread(hazelcast_server: Server) -> None:
+    """It closes its connection, too."""
+    with FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy:
+        store = HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=10)
+        store.get(fresh())
+        assert _threads()
+        assert proxy.connections == 1
+        del store
+        gc.collect()
+        assert until(lambda: not proxy.connections and not _threads())
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "caslock-hazelcast"]
+
+
+def test_a_store_for_asyncio_serves_every_loop(hazelcast_server: Server) -> None:
+    """Each loop has a connection of its own, which is closed before the loop ends."""
+    with FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy:
+        store = AsyncHazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=10)
+        key = fresh()
+
+        async def write() -> Entry | None:
+            return await store.put_if_version(key, b"v", ABSENT, 30)
+
+        entries = {asyncio.run(write()) for _ in range(3)}
+        assert len(entries) == 1
+        assert proxy.accepted == 3
+        assert until(lambda: not proxy.connections)
+
+
+def test_a_restart_frees_every_lock_and_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A cluster keeps its maps in memory only: the holder learns it at its next renewal."""
+    with private(HAZELCAST, tmp_path_factory.mktemp("hazelcast")) as server:
+        lost = threading.Event()
+        with HazelcastStore(server.url) as store:
+            hold = Lock(store, "k", ttl=3, on_lost=lambda _: lost.set()).acquire()
+            assert hold
+            server.restart()
+            assert lost.wait(10)
+            with pytest.raises(LockLost):
+                hold.release()
+
+
+def test_there_are_no_fences(hazelcast_server: Server) -> None:
+    """A version is a random number, and so no fence."""
+    with connect(hazelcast_server.url) as store:
+        assert not store.traits.fences
+        with Lock(store, fresh()) as hold, pytest.raises(StoreError, match="fence"):
+            assert hold.fence
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("hazelcast://b:5702,a", "hazelcast://a:5701,b:5702/caslock"),
+        ("hazelcast://u:secret@a/locks?timeout=3", "hazelcast://a:5701/locks"),
+        ("hazelcast://a/locks/?cluster=main%20one", "hazelcast://a:5701/locks?cluster=main%20one"),
+        ("hazelcast://[::1]:5702/", "hazelcast://[::1]:5702/caslock"),
+    ],
+)
+def test_the_location_names_the_members_the_map_and_no_user(url: str, location: str) -> None:
+    """It is the same text in whatever order the members are named."""
+    assert connect(url).traits.location == connect_async(url).traits.location == location
+    assert repr(connect(url)) == f"HazelcastStore({location!r})"
+    assert repr(connect_async(url)) == f"AsyncHazelcastStore({location!r})"
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("hazelcast://", "a Hazelcast URL is"),
+        ("hazelcast://a,,b", "a Hazelcast URL is"),
+        ("hazelcast://a/one/two", "a Hazelcast URL is"),
+        ("hazelcast://a/%00", "a Hazelcast URL is"),
+        ("hazelcast://a?prefix=p", "a Hazelcast URL is"),
+        ("hazelcast://a?cluster=", "a Hazelcast URL is"),
+        ("hazelcast://a#f", "a Hazelcast URL is"),
+        ("hazelcast://root@a", "a Hazelcast URL is"),
+        ("hazelcast://:secret@a", "a Hazelcast URL is"),
+        ("hazelcast://a:0", "the port of a Hazelcast URL"),
+        ("hazelcast://a:port", "the port of a Hazelcast URL"),
+        ("hazelcast://a?timeout=x", "the timeout of a Hazelcast URL"),
+        ("hazelcast://a?timeout=0", "timeout must be"),
+        ("hazelcast://a?timeout=1&timeout=2", "given twice"),
+    ],
+)
+def test_errors_of_a_url_tell_what_to_write(url: str, sentence: str) -> None:
+    """Nothing is connected to, and no password is shown."""
+    for make in (connect, connect_async):
+        with pytest.raises(ValueError, match=sentence) as caught:
+            make(url)
+        assert "secret" not in str(caught.value)
+
+
+def test_bad_input_is_refused_before_any_request() -> None:
+    """There is no server at all."""
+    with pytest.raises(TypeError, match="must be a str"):
+        HazelcastStore(cast("Any", 1))
+    with pytest.raises(ValueError, match="give the timeout once"):
+        HazelcastStore("hazelcast://a?timeout=1", timeout=1)
+    with refused_port() as port, HazelcastStore(f"hazelcast://{HOST}:{port}") as store:
+        for value, ttl, sentence in (
+            (b"v" * 4097, 1.0, "4096 bytes"),
+            (b"v", 0.0, "more than 0"),
+            (b"v", 2e9, "up to"),
+        ):
+            for version in (ABSENT, 1):
+                with pytest.raises(ValueError, match=sentence):
+                    store.put_if_version("k", value, version, ttl)
+        for key in ("", "k" * 1025, "\ud800"):
+            with pytest.raises(ValueError, match="key"):
+                store.get(key)
