@@ -111,6 +111,15 @@ def test_zookeeper_withstands_torture(new_zookeeper: Callable[..., Server]) -> N
 @unix
 @pytest.mark.long
 @patient
+def test_hazelcast_withstands_torture(new_hazelcast: Callable[..., Server]) -> None:
+    """Nor on Hazelcast, which forgets everything when it is killed; there are no fences to judge."""
+    server = new_hazelcast()
+    check(Plan(url=server.url, seconds=12, seed=7), server, 4)
+
+
+@unix
+@pytest.mark.long
+@patient
 def test_etcd_withstands_torture(new_etcd: Callable[..., Server]) -> None:
     """Nor on etcd, which is stopped and killed; its leases begin anew then."""
     server = new_etcd()

@@ -19,7 +19,18 @@ from caslock.verify import locations
 from caslock.verify.plan import Plan
 from caslock.verify.run import torture
 from caslock.verify.signals import Interrupts
-from tests.servers import ETCD, MEMCACHED, NATS, REDIS, TAIR_EMULATOR, ZOOKEEPER, is_url, private, tair_module
+from tests.servers import (
+    ETCD,
+    HAZELCAST,
+    MEMCACHED,
+    NATS,
+    REDIS,
+    TAIR_EMULATOR,
+    ZOOKEEPER,
+    is_url,
+    private,
+    tair_module,
+)
 from tests.torture import LAWS, TroubledServer
 
 if TYPE_CHECKING:
@@ -34,6 +45,7 @@ KINDS: Final = {
     "zookeeper": ZOOKEEPER,
     "etcd": ETCD,
     "nats": NATS,
+    "hazelcast": HAZELCAST,
     "tair": (not is_url(TAIR_EMULATOR) and tair_module()) or TAIR_EMULATOR,
 }
 SMALL: Final = ("-m", "4", "-M")
@@ -48,9 +60,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=main.__doc__)
     parser.add_argument(
         "store",
-        help="a URL, as caslock.connect takes it; or sqlite, redis, memcached, zookeeper, etcd, nats or tair: our own, "
-        "whose server is stopped, killed and (Redis, memcached, Tair) out of memory besides (tair: of the module that "
-        "CASLOCK_TEST_TAIR names, else emulated)",
+        help="a URL, as caslock.connect takes it; or sqlite, redis, memcached, zookeeper, etcd, nats, hazelcast or "
+        "tair: our own, whose server is stopped, killed and (Redis, memcached, Tair) out of memory besides (tair: of "
+        "the module that CASLOCK_TEST_TAIR names, else emulated)",
     )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -112,7 +124,7 @@ def own_store(name: str) -> Iterator[tuple[str, TroubledServer | None]]:
             yield f"sqlite:///{folder}/locks.db", None
             return
         with private(KINDS[name], Path(folder), *(SMALL if name == "memcached" else ())) as server:
-            squeezed = {"squeeze_every": 0.0} if name in ("zookeeper", "etcd", "nats") else {}
+            squeezed = {"squeeze_every": 0.0} if name in ("zookeeper", "etcd", "nats", "hazelcast") else {}
             yield server.url, TroubledServer(server, **squeezed)
 
 

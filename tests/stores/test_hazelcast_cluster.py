@@ -1,0 +1,215 @@
+"""`HazelcastStore` on a cluster of several members, of which some are killed or cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import CaslockError, Lock, LockLost, StoreUnavailable
+from caslock.store import ABSENT, Entry
+from caslock.stores.hazelcast import HazelcastStore
+from caslock.testing.proxy import FaultProxy
+from tests.locations import fresh, until
+from tests.servers import HOST, Member, Server, _prepared, _remove, free_port, hazelcast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+
+PATIENCE = 30.0
+"""Seconds in which members have found each other, or noticed that one is gone."""
+
+QUICK = {
+    "partition.count": 31,
+    "merge.first.run.delay.seconds": 1,
+    "merge.next.run.delay.seconds": 1,
+    "max.no.heartbeat.seconds": 5,
+    "heartbeat.interval.seconds": 1,
+}
+PROTECTED = """
+    <split-brain-protection name="majority" enabled="true">
+      <minimum-cluster-size>2</minimum-cluster-size>
+    </split-brain-protection>
+    <map name="protected"><split-brain-protection-ref>majority</split-brain-protection-ref></map>
+"""
+
+
+class Cluster:
+    """Two members, which find each other by ways that can be cut."""
+
+    def __init__(self, servers: Sequence[Server], ways: Sequence[FaultProxy]) -> None:
+        self.servers, self.ways = servers, ways
+        self.url = f"hazelcast://{','.join(f'{HOST}:{server.port}' for server in servers)}/locks"
+
+    @contextlib.contextmanager
+    def split(self) -> Iterator[None]:
+        """Cut the members off from each other, and wait until they know."""
+        with contextlib.ExitStack() as cut:
+            for way in self.ways:
+                cut.enter_context(way.refusing())
+            assert until(lambda: self.sizes() == [1, 1], PATIENCE)
+            yield
+        assert until(lambda: self.sizes() == [2, 2], PATIENCE)
+
+    def kill(self, number: int) -> None:
+        """End a member as a crash would, and wait until the others know."""
+        body = self.servers[number].body
+        assert body
+        body.kill()
+        assert until(lambda: self.sizes() == [len(self.servers) - 1], PATIENCE)
+
+    def revive(self) -> None:
+        """Start whoever is not there, and wait until all have found each other and keep copies of all entries."""
+        for server in self.servers:
+            if server.body and not server.body.alive():
+                server.body.start()
+        count = len(self.servers)
+        assert until(lambda: self.sizes() == [count] * count and self.safe(), PATIENCE)
+
+    def sizes(self) -> list[int]:
+        """Ask each member that answers how many it knows."""
+        return [int(said) for server in self.servers if (said := _said(server, "cluster-size"))]
+
+    def safe(self) -> bool:
+        """Tell whether every entry has its copy, so that a member may go."""
+        return all(_said(server, "cluster-safe") is not None for server in self.servers)
+
+
+def _said(server: Server, question: str) -> str | None:
+    url = f"http://{server.host}:{server.port}/hazelcast/health/{question}"
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+        return re.sub(r"\W", "", answer.read().decode())
+    return None
+
+
+@pytest.fixture(scope="module")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    ports = [free_port() for _ in range(2)]
+    servers = list[Server]()
+    with contextlib.ExitStack() as stack:
+        ways = [stack.enter_context(FaultProxy(HOST, port)) for port in ports]
+        for port, way in zip(ports, ways, strict=True):
+            kind = hazelcast(Member([each.port for each in ways], way.port, QUICK, PROTECTED))
+            servers.append(_prepared(kind, tmp_path_factory.mktemp("hazelcast"), port, ()))
+            stack.callback(_remove, servers[-1])
+        yield Cluster(servers, ways)
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster) -> Cluster:
+    """Give a cluster that is whole."""
+    _cluster.revive()
+    return _cluster
+
+
+def certainly(store: HazelcastStore, key: str, value: bytes, version: int, ttl: float) -> Entry:
+    """Write although a member is away."""
+    while True:
+        with contextlib.suppress(StoreUnavailable):
+            entry = store.put_if_version(key, value, version, ttl)
+            assert entry
+            return entry
+
+
+def test_entries_outlive_a_member_with_their_leases(cluster: Cluster) -> None:
+    """Whichever member dies: what was written over lasts for as long as its lease, and not for its first ttl."""
+    with HazelcastStore(cluster.url, timeout=10) as store:
+        keys = [fresh() for _ in range(30)]  # so that each member has some of them, and some of their leases
+        entries = [certainly(store, key, b"1", ABSENT, 2) for key in keys]
+        entries = [certainly(store, key, b"2", old.version, 60) for key, old in zip(keys, entries, strict=True)]
+        short = [certainly(store, key, b"1", ABSENT, 60) for key in (f"{key}:short" for key in keys)]
+        short = [certainly(store, f"{key}:short", b"2", old.version, 3) for key, old in zip(keys, short, strict=True)]
+        assert len(short) == 30
+        cluster.kill(0)
+        with HazelcastStore(cluster.url, timeout=10) as another:
+            assert until(lambda: not any(another.get(f"{key}:short") for key in keys))
+            assert [another.get(key) for key in keys] == entries
+            for key, entry in zip(keys, entries, strict=True):
+                assert another.invalidate(key, entry.version) is None
+
+
+def test_locks_are_taken_in_turn_while_members_die(cluster: Cluster) -> None:
+    """Four contenders take a key, while two members are killed: no two hold it at one time, and no hold is lost."""
+    key, over, inside = fresh(), threading.Event(), list[int]()
+    holds, overlaps, losses = list[int](), list[object](), list[object]()
+
+    def contend(number: int) -> None:
+        with HazelcastStore(cluster.url) as store:
+            while not over.is_set():
+                lock = Lock(store, key, ttl=5, timeout=PATIENCE, on_lost=losses.append)
+                with contextlib.suppress(CaslockError), lock:
+                    inside.append(number)
+                    if len(inside) > 1:
+                        overlaps.append(list(inside))
+                    holds.append(number)
+                    inside.remove(number)
+
+    threads = [threading.Thread(target=contend, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in (1, 0):
+            count = len(holds)
+            assert until(lambda: len(holds) > count + 20, PATIENCE)  # noqa: B023 - it is called at once
+            cluster.kill(number)
+            count = len(holds)
+            assert until(lambda: len(holds) > count + 20, PATIENCE)  # noqa: B023 - as above
+            cluster.revive()
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert overlaps == []
+    assert losses == []
+    assert len(set(holds)) == 4
+
+
+def test_a_cluster_that_is_split_has_two_holders_unless_it_is_protected(cluster: Cluster) -> None:
+    """Each part gives the lock to somebody; when it is whole again, one of them learns that the lock is lost.
+
+    A map with split-brain protection gives it to nobody in a part that is too small.
+    """
+    lost = threading.Event()
+    with contextlib.ExitStack() as stack:
+        places = [f"hazelcast://{HOST}:{server.port}" for server in cluster.servers]
+        stores = [stack.enter_context(HazelcastStore(f"{place}/locks")) for place in places]
+        safer = [stack.enter_context(HazelcastStore(f"{place}/protected")) for place in places]
+        key = fresh()
+        entry = certainly(safer[0], key, b"v", ABSENT, 60)
+        locks = [Lock(store, key, ttl=2, on_lost=lambda _: lost.set()) for store in stores]
+        holds = [locks[0].acquire()]
+        assert locks[1].acquire(timeout=0) is None
+        with cluster.split():
+            holds.append(locks[1].acquire(timeout=PATIENCE))
+            assert all(holds)
+            assert not lost.is_set()
+            for store in safer:
+                with pytest.raises(StoreUnavailable, match="split-brain protection refuses"):
+                    store.get(key)
+                with pytest.raises(StoreUnavailable, match="split-brain protection refuses"):
+                    store.put_if_version(fresh(), b"v", ABSENT, 60)
+        assert lost.wait(PATIENCE)
+        outcomes = list[bool]()
+        for hold in holds:
+            assert hold
+            try:
+                hold.release()
+            except LockLost:
+                outcomes.append(False)
+            else:
+                outcomes.append(True)
+        assert sorted(outcomes) == [False, True]
+        assert all(store.get(key) is None for store in stores)
+        assert until(lambda: all(_answer(store, key) == entry for store in safer), PATIENCE)
+
+
+def _answer(store: HazelcastStore, key: str) -> Entry | None:
+    with contextlib.suppress(StoreUnavailable):
+        return store.get(key)
+    return None
