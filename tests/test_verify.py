@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -27,6 +28,7 @@ from caslock.verify import PREFIX, Plan
 from caslock.verify.cleanup import remove_keys
 from caslock.verify.prefixed import PrefixedStore
 from caslock.verify.processes import last_words
+from caslock.verify.worker import awaited
 from tests.conftest import old_enough
 from tests.locations import opened
 from tests.servers import free_port
@@ -427,6 +429,26 @@ def test_the_last_words_of_a_worker_name_each_error() -> None:
     assert last_words(said(said("ValueError: one"))) == "ValueError: one"
     assert last_words("ready\nSegmentation fault\n\n") == "Segmentation fault"
     assert last_words("") == ""
+
+
+def test_where_a_task_hangs_is_told_by_what_it_awaits() -> None:
+    """The thread of a task only shows the event loop."""
+
+    async def inner() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def outer() -> None:
+        await inner()
+
+    async def scene() -> list[str]:
+        task = asyncio.create_task(outer())
+        await asyncio.sleep(0)
+        try:
+            return awaited(task)
+        finally:
+            task.cancel()
+
+    assert [place.partition(" ")[2] for place in asyncio.run(scene())] == ["outer", "inner"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["redis://h", "--store", "a:b"], ["redis://h", "--seconds", "0"]])

@@ -15,7 +15,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from caslock.local import clock
 from caslock.testing.proxy import FAULTS, Kind, Passage, chance
@@ -29,11 +29,12 @@ from caslock.verify.recorder import Shared, WallClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from caslock.store import AsyncStore, Store
 
 DEPTH: Final = 20
-"""Calls that are told of a thread that hangs."""
+"""Calls that are told of a thread or a task that hangs."""
 
 _KEY: Final = re.compile(re.escape(PREFIX.encode()) + rb"\w+:\d+")
 _HOLDS: Final = re.compile(rb'"holds":\[([^\]]*)\]')
@@ -85,6 +86,8 @@ class Worker:
         self._direct = locations.open_direct(self._plan)
         self._living = dict[str, int]()
         """The thread of each client that has not come to its end."""
+        self._tasks = dict[str, asyncio.Task[Any]]()
+        """The task of each client that has one."""
 
     def work(self, orders: Orders) -> None:
         """Run the clients to their end."""
@@ -132,7 +135,9 @@ class Worker:
         shared.injector.inject(calm, calm=True)
         stores = [store] * plan.tasks + [calm] * plan.several
         clients = [self._client(shared, api, store, number) for number, store in enumerate(stores)]
-        await asyncio.gather(*(self._live(client, number) for number, client in enumerate(clients)))
+        tasks = [asyncio.create_task(self._live(client, number)) for number, client in enumerate(clients)]
+        self._tasks = {f"{self._place.name}/{number}": task for number, task in enumerate(tasks)}
+        await asyncio.gather(*tasks)
         for each in (store, calm):
             with suppress(AttributeError):
                 await each.aclose()  # type: ignore[union-attr]  # only some stores have it
@@ -173,10 +178,30 @@ class Worker:
         frames = sys._current_frames()
         hung = sorted(self._living.items()) or [(self._place.name, threading.main_thread().ident or 0)]
         for who, thread in hung:
-            where = traceback.extract_stack(frames.get(thread))
-            calls = ", ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in where[-DEPTH:])
+            task = self._tasks.get(who)
+            calls = ", ".join((_stack(frames.get(thread)) if task is None else awaited(task))[-DEPTH:])
             shared.history.note("hung", who, note=f"{who} has not come to its end within {grace:g} s: {calls}")
         os._exit(0)
+
+
+def _stack(frame: FrameType | None) -> list[str]:
+    """Tell where a thread is."""
+    return [_place(each.filename, each.lineno, each.name) for each in traceback.extract_stack(frame)]
+
+
+def awaited(task: asyncio.Task[Any]) -> list[str]:
+    """Tell where a task is, whose thread only has the event loop: the chain of what it awaits."""
+    found, awaits = list[str](), cast("Any", task.get_coro())
+    while awaits is not None:
+        frame = getattr(awaits, "cr_frame", None) or getattr(awaits, "gi_frame", None)
+        if frame is not None:
+            found.append(_place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        awaits = getattr(awaits, "cr_await", None) or getattr(awaits, "gi_yieldfrom", None)
+    return found
+
+
+def _place(file: str, line: int | None, name: str) -> str:
+    return f"{Path(file).name}:{line} {name}"
 
 
 def _watch_parent() -> None:
