@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 
 from caslock import connect
+from caslock.cli import doctor_mysql, doctor_postgresql
 from caslock.cli.doctor import examined
 from caslock.store import ABSENT
 from tests.locations import until
@@ -34,8 +35,9 @@ FSYNC = {"fsync is off": "warning"}
 
 def found(url: str) -> dict[str, str]:
     """Give the severity of each finding."""
-    with connect(f"{url}?timeout=20") as store:
-        return {finding.what: finding.severity.name for finding in examined(store, f"{url}?timeout=20")[1]}
+    url += f"{'&' if '?' in url else '?'}timeout=20"
+    with connect(url) as store:
+        return {finding.what: finding.severity.name for finding in examined(store, url)[1]}
 
 
 class Role:
@@ -79,6 +81,20 @@ def test_what_is_wrong_with_the_settings_of_postgresql_is_found(setting: str, ro
     role.run(f"ALTER ROLE %s {setting}")
     what, severity = BAD_ROLES[setting]
     assert found(role.url)[what] == severity
+
+
+def test_options_of_the_url_replace_those_of_caslock(role: Role) -> None:
+    """Then it is no pooler that keeps the limit of statements from the server."""
+    facts = found(f"{role.url}?options=-c%20geqo%3Doff")
+    assert facts == {**FSYNC, "there is no table caslock yet": "note", "statement_timeout is 0": "warning"}
+
+
+def test_servers_that_are_too_old_are_found(role: Role, mysql_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a later version were needed."""
+    monkeypatch.setattr(doctor_postgresql, "_OLDEST", 1000)
+    monkeypatch.setattr(doctor_mysql, "_OLDEST", {True: (1000, 0), False: (1000, 0)})
+    for url in (role.url, mysql_server.url):
+        assert [severity for what, severity in found(url).items() if what.startswith("version ")] == ["danger"]
 
 
 def test_doctor_does_not_make_the_table(role: Role) -> None:

@@ -43,7 +43,7 @@ def examine(url: str) -> Iterator[Finding]:
     yield from clock(float(facts["time"]) - now)
     yield from _version(facts["version"])
     if facts["read_only"]:
-        yield danger("it is read-only", "it refuses to write, unless the user may do all", "Name the primary")
+        yield danger("it is read-only", "it refuses to write, except for administrators", "Name the primary")
     if is_replica:
         means = "what is written here is unknown to its primary, which gives the same locks to others"
         yield danger("it is a replica", means, "Name the primary")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
 from caslock.cli.doctor_sql import connected
 from caslock.cli.finding import clock, danger, note, warning
@@ -56,7 +56,7 @@ def examine(url: str) -> Iterator[Finding]:
     else:
         yield from _table(facts)
         yield from _losses(facts, *standbys)
-    yield from _session(facts)
+    yield from _session(facts, own="options" not in make_url(url).query)
 
 
 def _table(facts: dict[str, Any]) -> Iterator[Finding]:
@@ -88,12 +88,12 @@ def _losses(facts: dict[str, Any], there: int, waited_for: int) -> Iterator[Find
         yield warning(f"writes do not wait for the standbys ({there})", means, cure)
 
 
-def _session(facts: dict[str, Any]) -> Iterator[Finding]:
+def _session(facts: dict[str, Any], *, own: bool) -> Iterator[Finding]:
     if facts["isolation"] != "read committed":
         means = "an acquire can fail because another process acquires at the same moment"
         cure = f"Set default_transaction_isolation to 'read committed' for {facts['user']}"
         yield warning(f"transactions are {facts['isolation']}", means, cure)
-    if not facts["direct"]:
+    if own and not facts["direct"]:
         means = "it does not pass on caslock's settings, and statements can't be prepared"
         yield note("the session is not caslock's own: a pooler such as PgBouncer is between", means)
     if facts["timeout"] == "0":
