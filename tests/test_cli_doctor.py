@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 import redis
 
 from caslock import Lock, StoreError, connect
+from caslock.cli.doctor import _SCHEMES
 from caslock.cli.doctor_sqlite import NETWORK, file_system
+from caslock.connect import _OWN
 from caslock.store import ABSENT
 from tests.command_line import caslock
 from tests.locations import fresh
@@ -153,6 +156,18 @@ def test_what_a_bucket_of_nats_lacks_is_found(nats_server: Server) -> None:
     assert findings(mute) == (0, {"its bucket does not republish changes": "note", **one})
     memory = make_bucket(nats_server, f"{name}-memory", storage="memory")
     assert findings(memory) == (3, {"its bucket is in memory": "danger", **one})
+
+
+def test_every_store_that_processes_share_is_looked_at() -> None:
+    """A new scheme of `connect` needs a module of doctor."""
+    schemes = {re.split("[+]", scheme)[0] for scheme in _OWN} - {"memory"}
+    assert schemes == set(_SCHEMES)
+
+
+def test_a_hazelcast_is_looked_at(hazelcast_server: Server) -> None:
+    """One member alone keeps no lock when it ends."""
+    code, found = findings(hazelcast_server.url)
+    assert (code, found) == (1, {"Hazelcast keeps nothing on disk": "note", "it has one member": "warning"})
 
 
 def test_a_sqlite_file_is_looked_at(tmp_path: Path) -> None:

@@ -257,6 +257,7 @@ def test_a_url_that_cannot_be_meant(make: Callable[[str], object], url: str, sen
         "zookeeper://localhost?timout=3",
         "etcd://localhost?timout=3",
         "nats://localhost?timout=3",
+        "hazelcast://localhost?timout=3",
     ],
 )
 def test_an_option_with_a_typing_error_is_named(make: Callable[[str], object], url: str) -> None:

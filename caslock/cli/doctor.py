@@ -25,6 +25,7 @@ _SCHEMES: Final = {
     "sqlite": "sqlite",
     **dict.fromkeys(("etcd", "etcds"), "etcd"),
     **dict.fromkeys(("nats", "natss"), "nats"),
+    "hazelcast": "hazelcast",
     **dict.fromkeys(("tair", "tairs"), "tair"),
     **dict.fromkeys(("zookeeper", "zookeepers"), "zookeeper"),
     "postgresql": "postgresql",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caslock import CaslockError, Lock, LockLost, StoreUnavailable
+from caslock.cli.doctor import examined
 from caslock.store import ABSENT, Entry
 from caslock.stores.hazelcast import HazelcastStore
 from caslock.testing.proxy import FaultProxy
@@ -213,3 +214,12 @@ def _answer(store: HazelcastStore, key: str) -> Entry | None:
     with contextlib.suppress(StoreUnavailable):
         return store.get(key)
     return None
+
+
+def test_doctor_counts_the_members(cluster: Cluster) -> None:
+    """Two are too few to tell which part of a split cluster may go on."""
+    alone = f"hazelcast://{HOST}:{cluster.servers[0].port}/locks"
+    with HazelcastStore(alone, timeout=10) as store:
+        _, findings = examined(store, f"{alone}?timeout=10")
+    told = {finding.what: finding.severity.name for finding in findings}
+    assert (told["it has two members"], told["the URL names 1 of 2 members"]) == ("warning", "note")

@@ -6,7 +6,7 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from caslock.options import check_address, check_timeout, options_of, seconds_of
+from caslock.options import check_address, check_timeout, no_other_options, options_of, seconds_of
 
 TIMEOUT: Final = 2.0
 """Seconds that a verb may take, unless the user says otherwise."""
@@ -51,6 +51,7 @@ def place_of(url: str, timeout: float | None) -> Place:
         options = options_of(parts.query)
     except ValueError as error:
         raise ValueError(str(error) if "given twice" in str(error) else _FORM) from None
+    no_other_options(options, ("timeout", "cluster"), _FORM)
     if "timeout" in options:
         if timeout is not None:
             raise ValueError("give the timeout once: in the URL, or as an argument")
@@ -61,7 +62,6 @@ def place_of(url: str, timeout: float | None) -> Place:
     given = re.fullmatch("([^:]+):(.+)", user)
     if (
         parts.scheme != "hazelcast"
-        or options
         or parts.fragment
         or not cluster
         or not _NAME.fullmatch(name)

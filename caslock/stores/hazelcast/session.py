@@ -92,6 +92,11 @@ class Session:
         except Exception as error:  # whatever a reply that breaks off leads to
             raise self._refusal(error) or self._unanswered(error) from error
 
+    async def members(self, ends: float) -> int:
+        """Count the members that keep entries."""
+        used = await self._opened(ends)
+        return sum(not member.lite_member for member in used.client.cluster_service.get_members())
+
     @contextlib.asynccontextmanager
     async def listening(self, key: str, ends: float) -> AsyncIterator[asyncio.Event]:
         """Give an event that is set when the key has changed, or may have."""
