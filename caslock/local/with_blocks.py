@@ -2,6 +2,8 @@
 
 Leaving a block gives back what entering it took, whatever thread or task it ends in: a generator that is closed
 elsewhere, or a fixture, ends its block in another task than it began.
+
+A block of the other kind is refused: ``async with`` a `Lock`, and ``with`` an `AsyncLock`.
 """
 
 from __future__ import annotations

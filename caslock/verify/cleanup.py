@@ -26,14 +26,17 @@ def put_for_a_moment(store: Store, plan: Plan, name: str, ttl: float, size: int 
 
     Raises whatever the store raises.
     """
-    key = f"{plan.prefix}{name}"
+    key, entry = f"{plan.prefix}{name}", None
     try:
         entry = store.put_if_version(key, key.encode().ljust(size), ABSENT, ttl)
         yield key
         if entry is not None:
             store.invalidate(key, entry.version)
     except StoreError:
-        raise  # a store that does not work removes nothing either
+        if entry is not None:
+            with contextlib.suppress(StoreError):  # then it lasts for its ttl
+                store.invalidate(key, entry.version)
+        raise
     except BaseException:  # such as KeyboardInterrupt, also in the middle of a put
         remove_keys(store, plan, [key])
         raise
