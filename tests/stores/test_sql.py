@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import threading
 import time
 import traceback
@@ -25,7 +26,7 @@ from caslock.testing.drive import driven, on_loop
 from caslock.testing.extremes import KEYS, VALUES
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from tests.locations import fresh, until
-from tests.servers import MYSQL, POSTGRESQL, Server, private
+from tests.servers import HOST, MYSQL, POSTGRESQL, Server, private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -481,6 +482,31 @@ def test_two_names_of_one_database_have_one_identity(database: Database, store: 
     assert one.traits.location != two.traits.location
     assert one.identify() == two.identify()
     assert (one.identify() is None) is database.is_mysql
+
+
+def test_a_cancellation_while_it_connects_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes just as a connection to MySQL is made, to a server that says nothing then."""
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        usual = loop.create_connection
+
+        async def connect_and_cancel(*args: Any, **settings: Any) -> object:  # noqa: ANN401 - as the loop takes them
+            made = await usual(*args, **settings)
+            task.cancel()
+            return made
+
+        monkeypatch.setattr(loop, "create_connection", connect_and_cancel)
+        task = asyncio.create_task(store.get("k"))
+        done, _ = await asyncio.wait({task}, timeout=10)
+        assert done
+        assert task.cancelled()
+
+    with socket.socket() as silent:
+        silent.bind((HOST, 0))
+        silent.listen()
+        store = AsyncSQLStore(f"mysql://root@{HOST}:{silent.getsockname()[1]}/caslock?timeout=30")
+        asyncio.run(scene())
 
 
 @pytest.mark.parametrize("blocking", [True, False])

@@ -195,7 +195,7 @@ def _connect_by(target: Target, *, awaits: bool) -> Callable[[], Any]:
     arguments, options = target.url.get_dialect()().create_connect_args(target.url)
     options = {**_defaults(target, awaits=awaits), **options}
     if target.backend == "mysql":
-        connect = import_module("asyncmy").connect if awaits else _connection_of_pymysql()
+        connect = _open_asyncmy if awaits else _connection_of_pymysql()
         return lambda: connect(*arguments, **options)
     import psycopg  # noqa: PLC0415 - an optional package
 
@@ -227,6 +227,15 @@ async def _open_later(connect: Callable[..., Any], options: dict[str, Any]) -> A
         connection = await connect(**options)
     if (await (await connection.execute(_IS_DIRECT)).fetchone())[0]:
         connection.prepare_threshold = _PREPARED
+    return connection
+
+
+async def _open_asyncmy(*arguments: object, **options: object) -> Any:  # noqa: ANN401 - a connection of asyncmy
+    connection = import_module("asyncmy.connection").Connection(*arguments, **options)
+    # asyncmy has this timeout by asyncio.wait_for, in which Python 3.11 can lose a cancellation: the verb would go on
+    # without a limit.  The limit of the verb holds for connecting, too.
+    connection._connect_timeout = None  # noqa: SLF001 - its constructor takes a number only
+    await connection.connect()
     return connection
 
 
