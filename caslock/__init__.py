@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from caslock.blocking import Hold, Lock, MultiHold, MultiLock
+from caslock.blocking import Hold, Lock, MultiHold, MultiLock, QuorumLock
 from caslock.connect import connect, connect_async
 from caslock.errors import (
     CaslockError,
@@ -40,7 +40,7 @@ from caslock.store import (
 )
 
 if TYPE_CHECKING:
-    from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock
+    from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock, AsyncQuorumLock
     from caslock.decorator import locked
     from caslock.keys import key
 
@@ -57,6 +57,7 @@ __all__ = [
     "AsyncMultiHold",
     "AsyncMultiLock",
     "AsyncQueueingStore",
+    "AsyncQuorumLock",
     "AsyncStore",
     "AsyncWatchingStore",
     "BatchingStore",
@@ -77,6 +78,7 @@ __all__ = [
     "OutcomeUnknown",
     "Put",
     "QueueingStore",
+    "QuorumLock",
     "Record",
     "Removal",
     "Retry",
@@ -95,7 +97,7 @@ __all__ = [
 ]
 
 _LATER = {
-    **dict.fromkeys(("AsyncHold", "AsyncLock", "AsyncMultiHold", "AsyncMultiLock"), "aio"),
+    **dict.fromkeys(("AsyncHold", "AsyncLock", "AsyncMultiHold", "AsyncMultiLock", "AsyncQuorumLock"), "aio"),
     "key": "keys",
     "locked": "decorator",
 }

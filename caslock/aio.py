@@ -1,4 +1,4 @@
-"""The asyncio API: `AsyncLock`, `AsyncMultiLock` and their holds.  A lost lease cancels the block that it protects."""
+"""The asyncio API: the same locks and holds.  A lost lease cancels the block that it protects."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, told
 from caslock.local.hold import Holding
-from caslock.local.lock import SeveralLocks, SingleLock
+from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
 from caslock.local.multi import Holds
 from caslock.local.settings import Own, wait_time
-from caslock.local.tasks import calling_task, task_runtime, this_task
+from caslock.local.tasks import calling_task, start_task, task_runtime, this_task
 from caslock.local.with_blocks import OnlyAsyncWith, WithBlocks
 from caslock.store import AsyncStore, Store
 
@@ -194,6 +194,23 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
     async def force_release(self) -> Record | None:
         """Take the key away from whoever holds it; see `Lock.force_release`."""
         return await self._state.force_release()
+
+
+class AsyncQuorumLock(SeveralStores[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold]):
+    """A lock on one key at several independent stores, for asyncio; see `QuorumLock`.
+
+    If fewer than a majority of the leases are left, the ``async with`` block is cancelled and raises `LockLost`.
+    """
+
+    _runtime = staticmethod(task_runtime)
+    _start = staticmethod(start_task)
+    _with = "async with"
+
+    async def _take(self, timeout: float | None, caller: Task | None = None) -> AsyncHold:
+        return await self._state.acquire(AsyncHold, timeout, caller)
+
+    async def _release(self, caller: Task | None) -> None:
+        await self._state.newest_hold(caller)._released()
 
 
 class AsyncMultiHold(Holds[AsyncHold], _Releasing):

@@ -1,4 +1,4 @@
-"""The blocking API: `Lock`, `MultiLock` and their holds.
+"""The blocking API: `Lock`, `MultiLock`, `QuorumLock` and their holds.
 
 An interrupt (Ctrl-C, a signal handler that raises) may strike between any two steps here: each public call that takes
 or gives back something has one guard, which finishes that first.  Before the first step of `__exit__` nothing can be
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, told
 from caslock.local.hold import Holding
-from caslock.local.lock import SeveralLocks, SingleLock
+from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
 from caslock.local.multi import Holds
 from caslock.local.settings import Own, wait_time
-from caslock.local.threads import mend, running_task, thread_runtime
+from caslock.local.threads import mend, running_task, start_thread, thread_runtime
 from caslock.local.with_blocks import OnlyWith
 from caslock.local.workers import run
 from caslock.store import Store
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
+    from caslock.local.quorum import QuorumState
     from caslock.local.with_blocks import WithBlocks
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
@@ -145,6 +146,14 @@ def _refuse_other_task(attempt: Attempt) -> None:
                 "a Lock can't tell the tasks of one thread apart. Use AsyncLock."
             )
             raise RuntimeError(message)
+
+
+def _newest(state: LockState) -> Hold:
+    hold = cast("Hold", state.newest_hold())
+    if hold._other_task() is not None:
+        message = f"lock {state.key!r} is not held by this task, but by another one of this thread"
+        raise NotHeld(message)
+    return hold
 
 
 class Made(list[Hold]):
@@ -269,11 +278,7 @@ class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
-        hold = cast("Hold", self._state.newest_hold())
-        if hold._other_task() is not None:
-            message = f"lock {self.key!r} is not held by this task, but by another one of this thread"
-            raise NotHeld(message)
-        hold.release()
+        _newest(self._state).release()
 
     def locked(self) -> bool:
         """Return whether the key is held, by any owner."""
@@ -289,6 +294,22 @@ class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
         The next fence is larger; a resource that does not check fences is not protected from the old holder.
         """
         return run(self._state.force_release())
+
+
+class QuorumLock(SeveralStores[Store, Hold], _Acquired[Hold]):
+    """A lock on one key at several independent stores, held by whoever has a majority of their leases (Redlock).
+
+    It goes on working while fewer than half of the stores are lost.  There are no fences, because the stores do not
+    agree on a number: `Hold.fence` raises `StoreError`.  In all else it behaves as `Lock` does.
+    """
+
+    _state: QuorumState
+    _runtime = staticmethod(thread_runtime)
+    _start = staticmethod(start_thread)
+
+    def release(self) -> None:
+        """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
+        _newest(self._state).release()
 
 
 class MultiHold(Holds[Hold], _Held):

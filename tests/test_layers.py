@@ -11,10 +11,11 @@ PACKAGE = Path(__file__).parent.parent / "caslock"
 
 PROTOCOL = (
     *("record", "writes", "lease", "attempt", "runtime", "exchange", "contention"),
-    *("hand_over", "withdraw", "acquire", "renew", "release", "batch"),
+    *("hand_over", "withdraw", "acquire", "renew", "release", "batch", "quorum"),
 )
 LOCAL = (
-    *("clock", "settings", "with_blocks", "hold", "reports", "queue", "shared", "lock_state", "multi", "lock"),
+    *("clock", "settings", "with_blocks", "hold", "reports", "queue", "shared", "lock_state"),
+    *("quorum", "multi", "lock"),
     *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "tasks"),
 )
 GROUND = ("errors", "store", "closing", "fork", "connections", "links", "loop_end", "options", "observer")

@@ -30,8 +30,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 
-SERVERS = {"redis://localhost:6379/0": "redis_server", "redis+cluster://localhost:7000,other:7001": "redis_cluster"}
-"""The URLs in the README, and the fixture whose server takes the place of each."""
+SERVERS = {
+    "redis://localhost:6379/0": "redis_server",
+    "redis://localhost:6380/0": "spare_redis",
+    "redis://localhost:6381/0": "third_redis",
+    "redis+cluster://localhost:7000,other:7001": "redis_cluster",
+}
+"""The URLs in the README and the pages, and the fixture whose server takes the place of each."""
 
 FENCE = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -60,6 +65,12 @@ def blocks(text: str) -> list[Block]:
 def read() -> str:
     """Return the README's text; nothing if there is none, so that only the tests of it fail."""
     return README.read_text(encoding="utf-8") if README.exists() else ""
+
+
+@pytest.fixture
+def third_redis(new_redis: NewServer) -> Server:
+    """Return one more Redis."""
+    return new_redis()
 
 
 @pytest.fixture
@@ -121,6 +132,7 @@ def test_pages_have_blocks() -> None:
         "fencing.md": 4,
         "functions.md": 3,
         "observing.md": 3,
+        "quorum.md": 2,
         "start.md": 4,
         "stores.md": 1,
         "testing.md": 4,

@@ -36,6 +36,7 @@ WAITING: Final = (
     "tests/stores/test_etcd.py::",
     "tests/stores/test_nats.py::",
     "tests/stores/test_hazelcast.py::",
+    "tests/stores/test_quorum.py::",
     "tests/stores/test_redis_cluster.py::test_nodes_that_are_stopped",
     "tests/stores/test_redis_wait.py::",
     "tests/stores/test_sql.py::",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, Typed
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockSettings, LockState
 from caslock.local.multi import Holds, MultiState, given_keys, given_locks
+from caslock.local.quorum import QuorumState, given_stores, place_of
 from caslock.local.settings import (
     MAX_NOTE_BYTES,
     callback,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from tenacity.wait import WaitBaseT
 
+    from caslock.local.quorum import Start
     from caslock.local.settings import Several
     from caslock.protocol.runtime import Runtime
 
@@ -211,6 +213,81 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
         return tuple(state.key for state in self._state.states)
 
 
+class SeveralStores(LockObject, Generic[S, H]):
+    """A lock on one key at several independent stores of type `S`."""
+
+    _runtime: staticmethod[[object], Runtime]
+    _start: Start
+
+    def __init__(
+        self,
+        stores: Iterable[S],
+        key: str,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        auto_renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[H], object] | None = None,
+        note: str = "",
+        retry: Retry | tuple[int, int] = Retry(),
+        poll: WaitBaseT | None = None,
+        **unknown: Never,
+    ) -> None:
+        """Create the lock; no request is sent.
+
+        Args:
+            stores: at least 3 stores on servers that fail independently of each other, of any kind; an odd number,
+                because 4 survive the loss of no more of them than 3 do.  All processes have to name the same ones.
+            key: as for `Lock`.
+            ttl: seconds each lease lasts unless it is renewed.
+            timeout: seconds to wait for the lock; None (or -1) forever, 0 for one try at each store.  If a majority of
+                the stores does not answer, up to two request timeouts are added (the longest of the stores counts).
+            auto_renew: renew the leases in the background, and try to win back those that are missing.
+            max_hold: as for `Lock`.
+            on_lost: called once with the hold when fewer than a majority of the leases are left; else as for `Lock`.
+            note: as for `Lock`.
+            retry: how often each store is asked again after no answer.
+            poll: a tenacity wait strategy for the pauses between attempts; default: random, 5 ms doubling to 0.5 s, and
+                longer than the last attempt has taken if contenders have split the votes.
+            unknown: nothing else.  `owner` and `min_hold` are for `Lock` only.
+
+        Raises:
+            ValueError, TypeError: an argument is invalid.
+
+        """
+        if unknown:
+            raise no_such_setting(unknown)
+        nodes = given_stores(stores, type(self)._runtime)
+        settings = LockSettings(
+            ttl=lease_time("ttl", ttl),
+            auto_renew=switch("auto_renew", auto_renew),
+            max_hold=NEVER if max_hold is None else lease_time("max_hold", max_hold),
+            on_lost=callback("on_lost", on_lost),
+            note=text("note", note, MAX_NOTE_BYTES),
+            retry=retries(retry),
+            poll=callback("poll", poll),
+        )
+        check_key(key)
+        self._state = QuorumState(type(self)._runtime(place_of(nodes)), key, settings, nodes, type(self)._start)
+        self._timeout = waiting(timeout)
+        self._blocks: WithBlocks[Any] = WithBlocks()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.key!r} at {self._state.runtime.store.traits.location}>"
+
+    @property
+    def key(self) -> str:
+        """The key."""
+        return self._state.key
+
+    @property
+    def owner(self) -> str:
+        """The owner in the records while this lock is held."""
+        return self._state.owner
+
+
 # Python begins with these names what it says of missing and superfluous arguments.
 SingleLock.__init__.__qualname__ = "Lock.__init__"
 SeveralLocks.__init__.__qualname__ = "MultiLock.__init__"
+SeveralStores.__init__.__qualname__ = "QuorumLock.__init__"

@@ -27,7 +27,7 @@ from caslock.protocol.record import Stamp, opening
 from caslock.protocol.writes import FREE_TTL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from tenacity.wait import WaitBaseT
 
@@ -225,7 +225,7 @@ class LockState:
             if not entered and not self._queue.enter(attempt, began):
                 queued = True
                 timeout = await self._turn(attempt, began, timeout, since)
-            if not await acquire.acquire(self.runtime, attempt, timeout, observed):
+            if not await self._ask(attempt, timeout, observed):
                 raise NotAcquired(self._busy(attempt, self._waited(began, since)))  # noqa: TRY301 - undone below, as whatever else happens
             hold = self._hold(attempt, make)
         except GeneratorExit:
@@ -277,13 +277,26 @@ class LockState:
             attempt.lease.on_loss.append(partial(call_on_lost, on_lost, hold))
         attempt.levels.append(hold)  # last: from now on others may report a loss
         self._unsettled = None
-        self.runtime.watch(attempt)
+        self._watch(attempt)
         return hold
+
+    # What a `QuorumState` does at several stores:
+
+    def _ask(
+        self, attempt: Attempt, timeout: float | None, observed: Observed | None
+    ) -> Coroutine[object, object, bool]:
+        return acquire.acquire(self.runtime, attempt, timeout, observed)
+
+    def _withdraw(self, attempt: Attempt, error: BaseException) -> Coroutine[object, object, None]:
+        return withdraw.give_up(self.runtime, attempt, error)
+
+    def _watch(self, attempt: Attempt) -> None:
+        self.runtime.watch(attempt)
 
     async def undo(self, attempt: Attempt, error: BaseException) -> None:
         """Leave nothing of a failed acquire behind, at the store or in the local queue."""
         try:
-            await withdraw.give_up(self.runtime, attempt, error)
+            await self._withdraw(attempt, error)
         finally:
             attempt.levels.clear()
             self._queue.leave(attempt, self.runtime.now())

@@ -454,5 +454,7 @@ def given_locks(locks: object, kind: type[L]) -> list[L]:
             (other,) = others
             several = other.replace("Lock", "MultiLock")
             message = f"expected {kind.__name__} objects; use {several} for {other} objects"
+        if any(other.endswith("QuorumLock") for other in others):
+            message = f"{kind.__name__.replace('Lock', 'MultiLock')} can't lock a QuorumLock together with other locks"
         raise TypeError(message)
     return found

@@ -32,6 +32,9 @@ def warn_of_loss(attempt: Attempt) -> None:
     """Log that a lease was lost, where, and why; tell the observers."""
     lost, location = attempt.lease.lost, location_of(attempt.runtime)
     where = "" if location in lost else f" at {location}"
+    if attempt.after_renewal is not None:
+        warn(f"one lease of lock {attempt.key!r}{where} was lost: {lost}")
+        return
     warn(f"lock {attempt.key!r}{where} was lost: {lost}")
     tell("lost", event_of(attempt, attempt.runtime.now() - attempt.lease.began, lost))
 
@@ -65,7 +68,9 @@ class Renewed:
             now = attempt.runtime.now()
             left = attempt.lease.deadline - now
             if attempt.lease.deadline > deadline:
-                if listens():
+                if attempt.after_renewal is not None:
+                    attempt.after_renewal()
+                elif listens():
                     tell("renewed", event_of(attempt, left))
             elif attempt.writes.count > count:  # it was sent
                 location = location_of(attempt.runtime)
@@ -74,7 +79,8 @@ class Renewed:
                         f"the lease of lock {attempt.key!r} at {location} could not be renewed; "
                         f"this is tried again until it ends, in {left:.3g} s"
                     )
-                tell("renewal_failed", event_of(attempt, left))
+                if attempt.after_renewal is None:
+                    tell("renewal_failed", event_of(attempt, left))
 
 
 def _warned_lately(what: str, now: float) -> bool:

@@ -101,6 +101,10 @@ class LoopRenewer:
         if self._is_over:
             coroutine.close()
             return
+        self.start(coroutine, done)
+
+    def start(self, coroutine: Coroutine[object, object, None], done: Callable[[], object]) -> None:
+        """Run a coroutine in a task that is cancelled when the loop ends, and call a function when it has ended."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
 

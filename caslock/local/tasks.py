@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from caslock.protocol.attempt import Attempt
+    from caslock.protocol.runtime import Runtime
     from caslock.store import (
         AsyncBatchingStore,
         AsyncQueueingStore,
@@ -140,6 +141,12 @@ class TaskRuntime:
 def task_runtime(store: object) -> TaskRuntime:
     """Return the runtime of all asyncio locks on `store`; raises TypeError unless it is a store."""
     return shared_of(store).runtime(TaskRuntime)
+
+
+def start_task(runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
+    """Run what `work` returns in a task of the running loop."""
+    del runtime
+    renewer_of(asyncio.get_running_loop()).start(work(), lambda: None)
 
 
 class TaskMutex:

@@ -12,7 +12,7 @@ import time
 from _thread import RLock
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from caslock.local import clock
 from caslock.local.settings import check_store, suspends
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from caslock.protocol.attempt import Attempt
+    from caslock.protocol.runtime import Runtime
     from caslock.store import (
         AsyncBatchingStore,
         AsyncQueueingStore,
@@ -139,6 +140,16 @@ class ThreadRuntime:
 def thread_runtime(store: object) -> ThreadRuntime:
     """Return the runtime of all blocking locks on `store`; raises TypeError unless it is a blocking store."""
     return shared_of(store).runtime(ThreadRuntime)
+
+
+MOST_VOTING: Final = 32
+"""Threads that acquire and release for QuorumLocks at one store at one time."""
+
+
+def start_thread(runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
+    """Run what `work` returns in one of the threads of a store."""
+    threads = cast("Shared", runtime.shared).part("votes", partial(Workers, "caslock-votes", MOST_VOTING))
+    threads.do(lambda: run(work()))
 
 
 class _Thread(threading.local):

@@ -17,6 +17,8 @@ from caslock.protocol.writes import FREE_TTL, InFlight, Writes
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tenacity.wait import WaitBaseT
 
     from caslock.protocol.contention import Contention
@@ -67,6 +69,7 @@ class Attempt:
     __slots__ = (
         "__weakref__",
         "_opening",
+        "after_renewal",
         "by",
         "contention",
         "ending",
@@ -134,6 +137,7 @@ class Attempt:
         self.woken: bool = False  # our removal woke a waiter of another process
         self.settled: bool = True  # False while a clean-up is unfinished
         self.scheduled: float = NEVER  # when the renewer looks at it next
+        self.after_renewal: Callable[[], object] | None = None  # set for one of the several leases of a QuorumLock
 
     @property
     def runtime(self) -> Runtime:

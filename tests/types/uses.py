@@ -36,6 +36,18 @@ def told_of_either(hold: Hold | AsyncHold) -> None:
     print(hold.key)  # noqa: T201 - as a user may
 
 
+def a_lock_at_several_stores(store: Store, async_store: AsyncStore) -> None:
+    """A lock at several stores gives the holds of a Lock, and takes neither an owner nor async stores."""
+    with caslock.QuorumLock([store] * 3, "k", ttl=3, on_lost=told) as held:
+        assert_type(held, caslock.Hold)
+    caslock.QuorumLock([async_store] * 3, "k")  # type: ignore[list-item]
+    caslock.QuorumLock([store] * 3, "k", owner="me")  # type: ignore[arg-type]
+    caslock.QuorumLock(store, "k")  # type: ignore[arg-type]
+    caslock.MultiLock([caslock.QuorumLock([store] * 3, "k")])  # type: ignore[list-item]
+    caslock.AsyncQuorumLock([store, async_store, store], "k", on_lost=told_of_either)
+    caslock.AsyncQuorumLock([async_store] * 3, "k", on_lost=told)  # type: ignore[arg-type]
+
+
 def a_lock(store: Store, async_store: AsyncStore) -> None:
     """A blocking lock takes blocking stores only, and a callback that takes its holds."""
     lock = caslock.Lock(store, "k", ttl=3, timeout=None, on_lost=told)
