@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
 import itertools
 import random
@@ -30,6 +31,7 @@ from caslock import (
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.locations import Place, Watched, fresh, observed, opened, until
+from tests.watching import WatchingMemory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -994,6 +996,48 @@ def test_a_loop_that_was_closed_during_a_renewal_keeps_no_release_waiting(keys: 
             await holds.release()
 
     asyncio.run(leave())
+
+
+class CountedWaits(WatchingMemory):
+    """Tells how many of its users wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = 0
+
+    def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """Count it."""
+        self.waiting += 1
+        try:
+            super().wait_while(key, version, timeout)
+        finally:
+            self.waiting -= 1
+
+
+def test_a_blocking_store_that_is_watched_wakes_tasks() -> None:
+    """It waits in a thread, not by polling; a waiter that is cancelled is free at once."""
+    store = CountedWaits()
+    rival = copy.copy(store)  # on the same memory, as of another process
+
+    async def main() -> None:
+        held = await AsyncLock(rival, "k").acquire()
+        assert held is not None
+        tired, waiter = (asyncio.create_task(AsyncLock(store, "k").acquire()) for _ in range(2))
+        while not store.waiting:  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.001)
+        tired.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tired
+        assert store.waiting == 1
+        while store.waiting < 2:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.001)
+        await held.release()
+        async with asyncio.timeout(5):
+            hold = await waiter
+        assert hold is not None
+        await hold.release()
+
+    asyncio.run(main())
 
 
 def _is_store(store: AsyncStore) -> AsyncStore:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Removal,
         Store,
         Traits,
+        WatchingStore,
     )
 
 
@@ -45,7 +46,7 @@ QUEUE_SHARE: Final = 0.25
 """Share of a request timeout for which a request to a blocking store waits for a thread; then it is dropped unsent."""
 
 MOST_ASKING: Final = 32
-"""Threads that send requests to one blocking store at one time, beside those that renew."""
+"""Threads that send requests to one blocking store at one time, beside those that renew; and as many that wait."""
 
 
 class TaskRuntime:
@@ -61,10 +62,9 @@ class TaskRuntime:
         self.store: AsyncStore = cast("AsyncStore", store) if native else _InThreads(shared, "requests", MOST_ASKING)
         # A request timeout, without the time for which the last request may wait for a thread.
         self.patience: float = (1.0 if native else 1.0 - QUEUE_SHARE) * self.store.traits.request_timeout
-        # A wait in a blocking store would occupy a worker thread all that time.
-        self.watching: AsyncWatchingStore | None = (
-            cast("AsyncWatchingStore", store) if native and hasattr(store, "wait_while") else None
-        )
+        # A wait in a blocking store occupies its thread all that time, so waits have threads of their own.
+        waiting = cast("AsyncWatchingStore", store) if native else _InThreads(shared, "waits", MOST_ASKING)
+        self.watching: AsyncWatchingStore | None = waiting if hasattr(store, "wait_while") else None
         self.queueing: AsyncQueueingStore | None = (
             cast("AsyncQueueingStore", store) if native and hasattr(store, "put_when_absent") else None
         )
@@ -246,6 +246,9 @@ class _InThreads:
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
         return await self._ask(self._store.invalidate, key, version)
+
+    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+        await self._ask(cast("WatchingStore", self._store).wait_while, key, version, timeout)
 
     async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
         return await self._ask(cast("BatchingStore", self._store).put_many, puts)
