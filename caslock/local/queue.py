@@ -38,7 +38,13 @@ PAUSE_SECONDS: Final = 0.005
 """The longest pause of an attempt that polls, to let others go first."""
 
 PAUSE_SHARE: Final = 0.2
-"""The same as a share of the time of the hand-overs: others poll less often the longer a tenure lasts."""
+"""The same as a share of the tenure or of the hand-overs: others poll less often the longer a tenure lasts."""
+
+LEAST_PAUSE: Final = 0.001
+"""Seconds of a share that is worth a pause."""
+
+UNSEEN_PAUSE_SECONDS: Final = 0.01
+"""The longest pause of a process that has had the key alone for `LONG_HAND_OVER_SECONDS`, again and again."""
 
 UNSEEN_SHARE: Final = 0.1
 """The same while no other process was seen to want the key."""
@@ -53,8 +59,11 @@ class LocalQueue:
         "_hand_overs",
         "_hand_overs_began",
         "_inside",
+        "_left",
         "_others_until",
         "_pause",
+        "_row_began",
+        "_yields",
         "_yields_until",
         "waiting",
     )
@@ -68,6 +77,8 @@ class LocalQueue:
         self._hand_overs = 0
         self._hand_overs_began = 0.0
         self._yields_until = 0.0
+        self._yields = PAUSE_SECONDS
+        self._left = self._row_began = 0.0  # when the last one left, and when tenures of this process began in a row
         self._others_until = 0.0  # other processes want the key, as far as we know
         self._pause = 0.0  # after many hand-overs: the longest pause of the next one in
 
@@ -75,10 +86,11 @@ class LocalQueue:
         """Go in, unless somebody else is inside or waits; always `leave` afterwards."""
         with self._guard:
             if not self._inside and not self.waiting:
-                self._hand_overs, self._pause = 0, 0.0
+                self._hand_overs = 0
                 self._inside = [weakref.ref(attempt)]
-                if self._yields_until:
-                    attempt.yields = PAUSE_SECONDS if now < self._yields_until else 0.0
+                if self._yields_until or self._pause:
+                    attempt.yields = self._pause or (self._yields if now < self._yields_until else 0.0)
+                    self._pause = 0.0
                 return True
             other = self._inside[0]() if self._inside else None
             if other is not None and not attempt.shared and not _is_over(other, now):
@@ -149,11 +161,13 @@ class LocalQueue:
     def leave(self, attempt: Attempt, now: float) -> None:
         """Let the next one in."""
         with self._guard:
-            woken = attempt.woken
-            if woken:
-                self._yields_until = now + YIELD_SECONDS
-            if woken or (attempt.contention is not None and attempt.contention.observed.record is not None):
+            waited = attempt.contention is not None and attempt.contention.observed.record is not None
+            if waited or attempt.woken:
                 self._others_until = now + SEEN_SECONDS
+            if attempt.woken:
+                self._yields_until = now + YIELD_SECONDS
+            elif attempt.runtime.queueing is None:
+                self._yield_next(attempt, now, waited=waited)
             if len(self._inside) == 1 and not self.waiting and self._inside[0]() is attempt:
                 self._inside = []
                 return
@@ -197,9 +211,26 @@ class LocalQueue:
                 attempt.event.set()
         return inside
 
+    def _yield_next(self, attempt: Attempt, now: float, *, waited: bool) -> None:
+        """Have the next attempt let other processes go first, at a store that does not queue them.
+
+        They learn of a release late: by a message that wakes them, or when they look again.
+        """
+        began = attempt.lease.began or now
+        if began - self._left > YIELD_SECONDS:
+            self._row_began = began
+        self._left = now
+        if now < self._others_until:
+            share = (now - began) * PAUSE_SHARE
+            least = PAUSE_SECONDS if waited and attempt.runtime.watching is not None else 0.0
+            self._yields = min(max(least, share if share >= LEAST_PAUSE else 0.0), LONGEST_PAUSE)
+            self._yields_until = now + YIELD_SECONDS
+        elif now - self._row_began >= LONG_HAND_OVER_SECONDS:  # others may want it all the same
+            self._pause, self._row_began = self._pause or UNSEEN_PAUSE_SECONDS, now
+
     def _let_in(self, attempt: Attempt, now: float) -> None:
         self._hand_overs = 0
-        attempt.yields = self._pause or (PAUSE_SECONDS if now < self._yields_until else 0.0)
+        attempt.yields = self._pause or (self._yields if now < self._yields_until else 0.0)
         self._pause = 0.0
         self._inside = [*self._inside, weakref.ref(attempt)]
 

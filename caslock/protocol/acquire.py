@@ -85,13 +85,23 @@ async def _resume(runtime: Runtime, attempt: Attempt, limit: float, observed: Ob
         observed = incoming.outcome
     if observed is None and attempt.writes.in_flight:  # the put sent for us got no answer, as our own might
         return await read(runtime, attempt, last_start(runtime, attempt.limit))
-    left = limit - runtime.now()
-    if observed is None and attempt.yields and left > 0:
+    if observed is None and attempt.yields and runtime.now() < limit:
         # This process has woken another one, or had the key for long: let others go first.
         if runtime.queueing is not None:
             return await _put_when_absent(runtime, attempt, YIELD_WAIT, limit)
-        await runtime.sleep(min(random.uniform(0.0, attempt.yields), left))  # noqa: S311 - no secret
+        await _yield(runtime, attempt, limit)
     return observed
+
+
+async def _yield(runtime: Runtime, attempt: Attempt, limit: float) -> None:
+    """Let other processes go first if this one has just had the key; half as long once one of them has had it.
+
+    Else a process whose requests take longer than the others' would never get a key that they want all the time.
+    """
+    left = limit - runtime.now()
+    if attempt.yields and left > 0:
+        pause, attempt.yields = random.uniform(0.0, attempt.yields), attempt.yields / 2  # noqa: S311 - no secret
+        await runtime.sleep(min(pause, left))
 
 
 async def _try(runtime: Runtime, attempt: Attempt, observed: Observed | None) -> bool:
@@ -151,6 +161,7 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
         with suppress(StoreError):  # a put shows what is wrong
             seconds = max(0.0, min(LONGEST_WAIT, limit - runtime.now()))
             await runtime.watching.wait_while(attempt.key, version, seconds)
+            await _yield(runtime, attempt, limit)
             return None
     await runtime.sleep(max(0.0, min(contention.pause(), limit - runtime.now())))
     return None

@@ -16,10 +16,14 @@ from caslock.local.lock_state import LockSettings, LockState
 from tests.herds.virtual_time import Process, Server, Timeline, pause
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from caslock.protocol.record import Stamp
+    from tests.herds.virtual_time import Waits
 
 HOLD: Final = 0.001
 TURNS: Final = 2  # of each waiter
+BODIES: Final = (0.0, 0.02, 0.2)  # seconds, of those who go on
 ARRIVAL: Final = 0.01  # seconds in which all arrive
 SLICE: Final = 100_000  # steps, after which we look whether the herd makes progress
 MOST_SLICES: Final = 60
@@ -50,6 +54,7 @@ class Herd:
         self.asked: dict[object, float] = {}  # of those who wait now
         self.inside = 0
         self.overlaps = 0
+        self.ends = 0.0  # when those who go on take the lock no more
 
     def ask(self) -> None:
         """Begin to wait."""
@@ -80,6 +85,32 @@ class OwnHost(LockState):
         return super()._stamp(second)._replace(host=f"host {id(self.runtime)}")
 
 
+async def _busy(herd: Herd, process: Process, waits: list[float]) -> None:
+    """Take the lock again and again."""
+    state = OwnHost(process, "key", LockSettings(TTL))
+    await pause(herd.timeline, random.uniform(0, ARRIVAL))
+    while herd.timeline.now < herd.ends:
+        began = herd.timeline.now
+        hold = await state.acquire(Holding, None)
+        waits.append(herd.timeline.now - began)
+        await pause(herd.timeline, random.choice(BODIES))
+        await hold._released()
+
+
+def unequal(distances: Sequence[float], threads: int, waits: Waits, seconds: float = 300.0) -> list[list[float]]:
+    """Have a process at each of the distances from a store: how long the threads of each wait, again and again."""
+    random.seed(threads)
+    run = Herd(len(distances), 1)
+    run.ends = run.timeline.now + seconds
+    waited: list[list[float]] = [[] for _ in distances]
+    for each, distance in zip(waited, distances, strict=True):
+        process = Process(run.timeline, run.server, waits, distance)
+        for _ in range(threads):
+            run.timeline.start(_busy(run, process, each))
+    assert run.run()
+    return waited
+
+
 async def _waiter(herd: Herd, process: Process) -> None:
     state = OwnHost(process, "key", LockSettings(TTL))
     await pause(herd.timeline, random.uniform(0, ARRIVAL))
@@ -95,7 +126,7 @@ def herd(waiters: int, threads: int, *, queueing: bool) -> Figures:
     random.seed(waiters)  # also for the jitter of the pauses: a herd is the same each time
     run = Herd(waiters, threads)
     for _ in range(run.processes):
-        process = Process(run.timeline, run.server, wakes=queueing)
+        process = Process(run.timeline, run.server, "queued" if queueing else "polled")
         for _ in range(run.threads):
             run.timeline.start(_waiter(run, process))
     ended = run.run()

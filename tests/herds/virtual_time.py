@@ -1,4 +1,4 @@
-"""Virtual time, and a store of one key that serves one request after another.
+"""Virtual time, and a store of one key that serves one request after another; it queues its waiters, or wakes all.
 
 A request takes half a round trip, waits until the store has served the requests before it, is served, and its answer
 takes the other half.  What the clients compute takes no time.
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Resume = Callable[[object], None]
     Park: TypeAlias = Callable[[Resume], None]
+    Waits: TypeAlias = Literal["polled", "queued", "watching"]
 
 ROUND_TRIP: Final = 0.0002
 SERVICE: Final = 0.00001  # seconds of the store for one request
@@ -85,6 +86,7 @@ class Server:
         self._versions = count(1)
         self._busy_until = 0.0
         self._line: OrderedDict[object, Callable[[], None]] = OrderedDict()
+        self._watchers: list[Callable[[], None]] = []
 
     async def ask(self, apply: Callable[[], object]) -> object:
         """Send a request, and give its answer."""
@@ -112,6 +114,7 @@ class Server:
         entry = self.observed()
         if version == (entry.version if entry else ABSENT):
             self._entry, self._ends = Entry(value, next(self._versions)), self._timeline.now + ttl
+            self._wake_watchers()
         return self._entry
 
     def invalidate(self, version: int) -> Entry | None:
@@ -120,11 +123,40 @@ class Server:
         if entry is None or entry.version != version:
             return entry
         self._entry = None
+        self._wake_watchers()
         if not self._line:
             return None
         _, go = self._line.popitem(last=False)
         go()  # what wakes it also writes for it, before anybody else's request is served
         return WOKEN
+
+    async def wait_while(self, version: int, timeout: float) -> None:
+        """See `caslock.store.WatchingStore.wait_while`."""
+        await Suspend(partial(self._watch, version, timeout))
+        await pause(self._timeline, ROUND_TRIP / 2)
+
+    def _watch(self, version: int, timeout: float, resume: Resume) -> None:
+        self.requests += 1
+        waiting = [resume]
+
+        def wake() -> None:
+            while waiting:
+                waiting.pop()(None)
+
+        def arrive() -> None:
+            entry = self.observed()
+            if entry is None or entry.version != version:
+                wake()
+            else:
+                self._watchers.append(wake)
+                self._timeline.at(self._timeline.now + timeout, wake)
+
+        self._timeline.at(self._timeline.now + ROUND_TRIP / 2, lambda: self._serve(arrive))
+
+    def _wake_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for wake in watchers:
+            wake()
 
     async def put_when_absent(self, value: bytes, ttl: float, timeout: float) -> object:
         """See `caslock.store.QueueingStore.put_when_absent`."""
@@ -162,31 +194,45 @@ async def pause(timeline: Timeline, seconds: float) -> None:
 class Process:
     """One process as the protocol sees it: a `Runtime` for all its threads."""
 
-    def __init__(self, timeline: Timeline, server: Server, *, wakes: bool) -> None:
-        """Connect to the server; without `wakes` as to a store that has no `put_when_absent`."""
+    def __init__(self, timeline: Timeline, server: Server, waits: Waits, distance: float = 0.0) -> None:
+        """Connect to a store whose clients wait like that; each message takes `distance` seconds longer."""
         self._timeline = timeline
         self._server = server
+        self._distance = distance
         self.store = self.home = self.renewing = self
         self.shared = Shared(self)
-        self.queueing = self if wakes else None
-        self.watching = None
+        self.queueing = self if waits == "queued" else None
+        self.watching = self if waits == "watching" else None
         self.batching = None
         self.traits = Traits("virtual://")
 
     async def get(self, key: str) -> Entry | None:
         """See `caslock.store.Store`."""
         del key
-        return _entry(await self._server.ask(self._server.observed))
+        return _entry(await self._ask(self._server.observed))
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `caslock.store.Store`."""
         del key
-        return _entry(await self._server.ask(partial(self._server.put, value, version, ttl)))
+        return _entry(await self._ask(partial(self._server.put, value, version, ttl)))
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
         """See `caslock.store.Store`."""
         del key
-        return _entry(await self._server.ask(partial(self._server.invalidate, version)))
+        return _entry(await self._ask(partial(self._server.invalidate, version)))
+
+    async def _ask(self, apply: Callable[[], object]) -> object:
+        await pause(self._timeline, self._distance)
+        answer = await self._server.ask(apply)
+        await pause(self._timeline, self._distance)
+        return answer
+
+    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """See `caslock.store.WatchingStore`."""
+        del key
+        await pause(self._timeline, self._distance)
+        await self._server.wait_while(version, timeout)
+        await pause(self._timeline, self._distance)
 
     def later(self, settle: Callable[[float], object], seconds: float) -> None:
         """Nothing is left for later by a server that always answers."""
