@@ -543,6 +543,26 @@ def test_a_store_that_fails_badly_is_found_out(
     assert {test for test in ALL if why[test] and not why[test].startswith(SKIPPED)} == wrong.tests, why
 
 
+class AsksForEach(Plain):
+    """A store whose list is many requests."""
+
+    asked = 0
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """Ask for each of the keys that there may be."""
+        for name in (f"{prefix}{number or ''}" for number in range(40)):
+            AsksForEach.asked += 1
+            entry = self.get(name)
+            if entry is not None:
+                yield name, entry
+
+
+def test_a_list_of_many_requests_takes_no_longer(redis_server: Server) -> None:
+    """The first and the last of its requests have faults, and not each of them."""
+    assert verdict(AsksForEach, redis_server, "test_a_cut_connection_is_not_retried") == ""
+    assert AsksForEach.asked < 1000
+
+
 def test_a_parent_that_comes_late_still_asks_at_the_same_time_as_its_child(
     redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

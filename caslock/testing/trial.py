@@ -36,6 +36,9 @@ SLACK: Final = 2.0
 RECONNECT: Final = 15.0
 """Seconds in which a store must find its way back to a server that answers again."""
 
+ENDS: Final = 3
+"""How many of the first and of the last requests of a call have faults: a list may need thousands."""
+
 HELD: Final = 0.3
 """Seconds by which a reply is late, so that it comes after its request was interrupted."""
 
@@ -103,11 +106,11 @@ class Trial:
         answer: object = _CALLS[self.verb](store, self)
         return list(cast("Iterator[object]", answer)) if self.verb == "list" else answer
 
-    def learn(self) -> range:
+    def learn(self) -> list[int]:
         """Call without a fault, so that the connection is open; give the numbers of its requests that carry the call.
 
         If the key can be seen in requests, they begin with the first that has it: one before that may only ask whether
-        the connection still works.
+        the connection still works.  Of many, such as a list may need, they are the first and the last.
         """
         requests = list[bytes]()
 
@@ -124,7 +127,8 @@ class Trial:
             self._clean()
         named = [number for number, request in enumerate(requests) if self.mark in request]
         self.named = bool(named)
-        return range(named[0] if named else 0, len(requests))
+        carry = list(range(named[0] if named else 0, len(requests)))
+        return carry if len(carry) <= 2 * ENDS else carry[:ENDS] + carry[-ENDS:]
 
     def strike(self, number: int, passage: Passage, act: Callable[[], object] = lambda: None) -> list[bytes]:
         """Plan a fault for the request of this number from now on, and then `act`; give a list that has it then."""
