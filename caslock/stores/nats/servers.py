@@ -50,6 +50,8 @@ class Connection(Generic[L]):
         self.wire: Wire = Wire()
         self.generation: int = link.generation
         self.used: float = link.used
+        self.before: bytes = b""
+        """What is to be sent before the next request."""
         self._heard: deque[Message] = deque()
         self.bucket: Mapping[str, Any] | None = None
         """The settings of the bucket; None: there is none."""
@@ -57,6 +59,7 @@ class Connection(Generic[L]):
     async def ask(self, ask: Ask, ends: float, before: bytes = b"") -> Message:
         """Send a request, behind other bytes, and wait for its answer."""
         self._heard.clear()
+        before, self.before = self.before + before, b""
         await self.link.send(before + self.wire.request(ask), ends)
         while not self.wire.is_answer(message := await self.next(ends)):
             self._heard.append(message)
@@ -132,7 +135,7 @@ class Servers(Generic[L]):
                 with suppress(TimeoutError):
                     while not self._verbs.changed(key, version, await connection.hear(name, until)):
                         pass
-            await connection.link.send(f"UNSUB {name}\r\n".encode(), monotonic() + self._target.timeout)
+            connection.before = connection.wire.unsubscribe(name)
             return True
 
         waiting.add(place)

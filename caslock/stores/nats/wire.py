@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _LINE: Final = 4096
 """Bytes of the longest line that is read; that of INFO may be longer."""
+_MOST: Final = 100
+"""Messages after which a subscription ends by itself, in case its connection is idle and sends no `unsubscribe`."""
 _LONGEST: Final = 1 << 26  # bytes of what is told at once
 _KNOWN: Final = re.compile(rb"(?i:INFO|MSG|HMSG|PING|PONG|\+OK|-ERR)([ \t\r]|$)")
 _BEGIN: Final = b"NATS/1.0"
@@ -97,10 +99,14 @@ class Wire:
         return message.verb == "MSG" and message.subject == f"{self._inbox}.{self._asked}"
 
     def subscribe(self, subject: str) -> tuple[str, bytes]:
-        """Give the name of a new subscription, and what makes it."""
+        """Give the name of a new subscription, and what makes it; it ends by itself after some messages."""
         self._subscribed += 1
         name = str(self._subscribed)
-        return name, f"SUB {subject} {name}\r\n".encode()
+        return name, f"SUB {subject} {name}\r\nUNSUB {name} {_MOST}\r\n".encode()
+
+    def unsubscribe(self, name: str) -> bytes:
+        """Give what ends a subscription."""
+        return f"UNSUB {name}\r\n".encode()
 
     def feed(self, piece: bytes) -> None:
         """Take what has come; raises ConnectionResetError for the end of the connection."""
