@@ -56,7 +56,9 @@ class Place:
         message = f"{self.traits.location} keeps no entries: ask one of its stores"
         raise StoreError(message)
 
-    get = put_if_version = invalidate = _refuse
+    get: Callable[..., NoReturn] = _refuse
+    put_if_version: Callable[..., NoReturn] = _refuse
+    invalidate: Callable[..., NoReturn] = _refuse
 
 
 _places: weakref.WeakValueDictionary[frozenset[Shared], Place] = weakref.WeakValueDictionary()

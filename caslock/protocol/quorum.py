@@ -86,11 +86,11 @@ class Ballot:
         self, attempts: Sequence[Attempt], guard: AbstractContextManager[object], events: Sequence[Event]
     ) -> None:
         """Begin with nothing sent; `events` wake those who wait for the votes."""
-        self.guard = guard
+        self.guard: AbstractContextManager[object] = guard
         self.votes: list[Vote] = [Vote(attempt) for attempt in attempts]
-        self.is_open = True  # a lease that is granted may still join
-        self.won = False  # a majority was had at one moment, and the acquire has returned
-        self.in_time = False  # it still was when its release began
+        self.is_open: bool = True  # a lease that is granted may still join
+        self.won: bool = False  # a majority was had at one moment, and the acquire has returned
+        self.in_time: bool = False  # it still was when its release began
         self.events: Sequence[Event] = events
 
     @property
