@@ -42,6 +42,9 @@ WAITING: Final = (
     "tests/stores/test_sql.py::",
     "tests/stores/test_tair.py::",
     "tests/test_bounds.py::",
+    "tests/test_cli_doctor.py::",  # servers that start
+    *(f"tests/test_contract.py::Test{name}" for name in ("AsyncEtcd", "AsyncHazelcast", "AsyncNats")),
+    *(f"tests/test_contract.py::Test{name}" for name in ("Etcd", "Hazelcast", "Nats")),
     "tests/test_contract_bites.py::",
     "tests/test_faults_bite.py::",
     "tests/test_server_contract_bites.py::",
