@@ -282,6 +282,33 @@ def test_a_pause_that_nobody_has_taken_is_forgotten(
         assert queue._pause == 0
 
 
+@pytest.mark.parametrize(("has_it", "pauses"), [(True, [0.4]), (False, [])])
+def test_only_a_process_that_has_had_the_key_lets_others_go_first(
+    monkeypatch: pytest.MonkeyPatch, passed: list[float], pauses: list[float], *, has_it: bool
+) -> None:
+    """Without a queue at the store, it pauses for a fifth of that time; one that only tried does not pause."""
+    store, asleep = WatchingMemory(), list[float]()
+    rival = copy.copy(store)  # on the same memory, as of another process
+
+    async def sleep(seconds: float) -> None:
+        asleep.append(seconds)
+
+    put_to_sleep(monkeypatch, store, sleep)
+    monkeypatch.setattr(random, "uniform", lambda _low, high: high)
+    lock, other = Lock(store, "k"), Lock(rival, "k")
+    with other:
+        assert lock.acquire(timeout=0) is None
+    if has_it:
+        hold = held(lock)
+        passed.append(2.0)
+        hold.release()
+    held(lock).release()
+    assert asleep == [pytest.approx(pause, rel=0.2) for pause in pauses]
+    passed.append(0.2)
+    held(lock).release()
+    assert len(asleep) == len(pauses)
+
+
 def test_a_process_that_has_woken_another_lets_it_go_first(
     memory: MemoryStore, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

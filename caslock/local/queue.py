@@ -86,11 +86,10 @@ class LocalQueue:
         """Go in, unless somebody else is inside or waits; always `leave` afterwards."""
         with self._guard:
             if not self._inside and not self.waiting:
-                self._hand_overs = 0
+                self._hand_overs, self._pause = 0, 0.0
                 self._inside = [weakref.ref(attempt)]
-                if self._yields_until or self._pause:
-                    attempt.yields = self._pause or (self._yields if now < self._yields_until else 0.0)
-                    self._pause = 0.0
+                if self._yields_until:
+                    attempt.yields = self._yields if now < self._yields_until else 0.0
                 return True
             other = self._inside[0]() if self._inside else None
             if other is not None and not attempt.shared and not _is_over(other, now):
@@ -165,7 +164,7 @@ class LocalQueue:
             if waited or attempt.woken:
                 self._others_until = now + SEEN_SECONDS
             if attempt.woken:
-                self._yields_until = now + YIELD_SECONDS
+                self._yields, self._yields_until = PAUSE_SECONDS, now + YIELD_SECONDS
             elif attempt.runtime.queueing is None:
                 self._yield_next(attempt, now, waited=waited)
             if len(self._inside) == 1 and not self.waiting and self._inside[0]() is attempt:
@@ -216,7 +215,9 @@ class LocalQueue:
 
         They learn of a release late: by a message that wakes them, or when they look again.
         """
-        began = attempt.lease.began or now
+        began = attempt.lease.began
+        if not began:  # it has not had the key
+            return
         if began - self._left > YIELD_SECONDS:
             self._row_began = began
         self._left = now
@@ -224,9 +225,11 @@ class LocalQueue:
             share = (now - began) * PAUSE_SHARE
             least = PAUSE_SECONDS if waited and attempt.runtime.watching is not None else 0.0
             self._yields = min(max(least, share if share >= LEAST_PAUSE else 0.0), LONGEST_PAUSE)
-            self._yields_until = now + YIELD_SECONDS
         elif now - self._row_began >= LONG_HAND_OVER_SECONDS:  # others may want it all the same
-            self._pause, self._row_began = self._pause or UNSEEN_PAUSE_SECONDS, now
+            self._yields, self._row_began = UNSEEN_PAUSE_SECONDS, now
+        else:
+            self._yields = 0.0
+        self._yields_until = now + YIELD_SECONDS
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
         self._hand_overs = 0
