@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,11 +61,12 @@ def test_a_test_waits_until_another_has_ended(pool: ThreadPoolExecutor) -> None:
 
 
 def test_what_waits_is_known_by_its_name() -> None:
-    """Each name is that of a file or a test, and a test is found by it, with whatever parameters."""
+    """Each name is that of a file, a class or a test, and a test is found by it, with whatever parameters."""
     for name in (*WAITING, *TOGETHER):
         file, _, test = name.partition("::")
         assert (ROOT / file).exists()
-        assert not test or hasattr(StoreContract, test) or f"def {test}" in (ROOT / file).read_text()
+        if test and not hasattr(StoreContract, test):
+            assert re.search(rf"\b(def {test}|class {test}\()", (ROOT / file).read_text())
     assert waits("tests/test_contract.py::TestRedis::test_a_refused_connection_is_not_sent")
     assert waits("tests/stores/test_redis_cluster.py::test_nodes_that_are_stopped_cost_two_timeouts[blocking-cold]")
     assert not waits("tests/test_lock.py::test_one_at_a_time[redis]")
