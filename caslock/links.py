@@ -8,9 +8,11 @@ import ssl
 from abc import ABC, abstractmethod
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from urllib.parse import urlsplit
 
 from caslock.connections import LEAST, is_readable
 from caslock.fork import generation
+from caslock.options import check_address
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PIECE: Final = 65_536
+
+
+FILES: Final = ("cacert", "cert", "key")
+"""Options of a URL that name files for TLS."""
 
 
 class Endpoint(NamedTuple):
@@ -29,6 +35,36 @@ class Endpoint(NamedTuple):
     def __str__(self) -> str:
         """Write it as in a URL."""
         return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def endpoints_of(hosts: str, port: int, kind: str, form: str) -> tuple[Endpoint, ...]:
+    """Read the servers of a URL, and name each once; `form` is what a URL that can't be read should look like."""
+    return tuple(dict.fromkeys(_endpoint(host, port, kind, form) for host in hosts.split(",")))
+
+
+def _endpoint(text: str, port: int, kind: str, form: str) -> Endpoint:
+    try:
+        parts = urlsplit(f"//{text}")
+    except ValueError:
+        raise ValueError(form) from None
+    check_address(parts, kind, "separate several by commas")
+    if not parts.hostname:
+        raise ValueError(form)
+    return Endpoint(parts.hostname, parts.port or port)
+
+
+def tls_of(files: dict[str, str], url: str) -> ssl.SSLContext:
+    """Make the settings of TLS from the options `FILES` of a URL, which errors call `url` ("an etcd URL")."""
+    if "key" in files and "cert" not in files:
+        raise ValueError(f"?key= of {url} needs ?cert=")
+    try:
+        context = ssl.create_default_context(cafile=files.get("cacert"))
+        if "cert" in files:
+            context.load_cert_chain(files["cert"], files.get("key"))
+    except OSError as error:  # also those of ssl
+        why = error.strerror or "no certificate in it"
+        raise ValueError(f"a file of ?cacert=, ?cert= or ?key= in {url} can't be used: {why}") from error
+    return context
 
 
 class Link(ABC):

@@ -18,7 +18,7 @@ LOCAL = (
     *("quorum", "multi", "lock"),
     *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "tasks"),
 )
-GROUND = ("errors", "store", "closing", "fork", "connections", "links", "loop_end", "options", "observer")
+GROUND = ("errors", "store", "closing", "fork", "connections", "options", "links", "loop_end", "observer")
 LADDER = (
     *GROUND,
     *(f"protocol.{name}" for name in PROTOCOL),

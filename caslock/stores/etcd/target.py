@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from caslock.links import Endpoint
-from caslock.options import check_address, check_prefix, check_timeout, either, no_other_options, options_of, seconds_of
+from caslock.links import FILES, Endpoint, endpoints_of, tls_of
+from caslock.options import check_prefix, check_timeout, either, no_other_options, options_of, seconds_of
+
+if TYPE_CHECKING:
+    import ssl
 
 TIMEOUT: Final = 2.0
 """Seconds that a verb may take, unless the user says otherwise."""
@@ -17,7 +19,6 @@ _FORM: Final = (
     "an etcd URL is etcd://user:password@host:port,host:port, or etcds:// for TLS, "
     "with ?timeout=, ?prefix= and, for TLS, ?cacert=, ?cert= and ?key="
 )
-_FILES: Final = ("cacert", "cert", "key")
 
 
 class Target(NamedTuple):
@@ -50,47 +51,23 @@ def target_of(url: str, prefix: str, timeout: float | None) -> Target:
         raise ValueError(str(error) if "given twice" in str(error) else _FORM) from None
     if parts.scheme not in ("etcd", "etcds") or parts.path.strip("/") or parts.fragment:
         raise ValueError(_FORM)
-    no_other_options(options, ("timeout", "prefix", *(_FILES if parts.scheme == "etcds" else ())), _FORM)
+    no_other_options(options, ("timeout", "prefix", *(FILES if parts.scheme == "etcds" else ())), _FORM)
     if "timeout" in options:
         if timeout is not None:
             raise ValueError("give the timeout once: in the URL, or as an argument")
         timeout = seconds_of(options.pop("timeout"), "an etcd")
     prefix = either("prefix", options.pop("prefix", ""), prefix)
     prefix.encode()  # a lone surrogate is a ValueError
-    files: dict[str, str] = {name: options.pop(name) for name in _FILES if name in options}
+    files: dict[str, str] = {name: options.pop(name) for name in FILES if name in options}
     user, at, hosts = parts.netloc.rpartition("@")
     name, colon, password = user.partition(":")
     if at and not (name and colon and password):
         raise ValueError("an etcd URL has both a user and a password, or neither")
     return Target(
-        endpoints=tuple(dict.fromkeys(_endpoint(host) for host in hosts.split(","))),
+        endpoints=endpoints_of(hosts, _PORT, "etcd", _FORM),
         user=unquote(name),
         password=unquote(password),
         prefix=prefix,
         timeout=check_timeout("timeout", TIMEOUT if timeout is None else timeout),
-        tls=_tls(files) if parts.scheme == "etcds" else None,
+        tls=tls_of(files, "an etcd URL") if parts.scheme == "etcds" else None,
     )
-
-
-def _endpoint(text: str) -> Endpoint:
-    try:
-        parts = urlsplit(f"//{text}")
-    except ValueError:
-        raise ValueError(_FORM) from None
-    check_address(parts, "etcd", "separate several by commas")
-    if not parts.hostname:
-        raise ValueError(_FORM)
-    return Endpoint(parts.hostname, parts.port or _PORT)
-
-
-def _tls(files: dict[str, str]) -> ssl.SSLContext:
-    if "key" in files and "cert" not in files:
-        raise ValueError("?key= of an etcd URL needs ?cert=")
-    try:
-        context = ssl.create_default_context(cafile=files.get("cacert"))
-        if "cert" in files:
-            context.load_cert_chain(files["cert"], files.get("key"))
-    except OSError as error:  # also those of ssl
-        why = error.strerror or "no certificate in it"
-        raise ValueError(f"a file of ?cacert=, ?cert= or ?key= in an etcd URL can't be used: {why}") from error
-    return context

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import ssl
 from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from caslock.links import Endpoint
-from caslock.options import check_address, check_timeout, no_other_options, options_of, seconds_of
+from caslock.links import FILES, Endpoint, endpoints_of, tls_of
+from caslock.options import check_timeout, no_other_options, options_of, seconds_of
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
 TIMEOUT: Final = 2.0
@@ -26,7 +26,6 @@ _FORM: Final = (
     "a NATS URL is nats://user:password@host:port,host:port/bucket, nats://token@host, or natss:// for TLS, "
     "with ?timeout=, ?replicas=, ?creds= and, for TLS, ?cacert=, ?cert= and ?key="
 )
-_FILES: Final = ("cacert", "cert", "key")
 _SEED: Final = re.compile("SU[A-Z2-7]{56}")
 _JWT: Final = re.compile(r"-BEGIN NATS USER JWT-+\s+(\S+)")
 
@@ -62,7 +61,7 @@ def target_of(url: str, timeout: float | None) -> Target:
         raise ValueError(str(error) if "given twice" in str(error) else _FORM) from None
     if parts.scheme not in ("nats", "natss") or parts.fragment:
         raise ValueError(_FORM)
-    no_other_options(options, ("timeout", "replicas", "creds", *(_FILES if parts.scheme == "natss" else ())), _FORM)
+    no_other_options(options, ("timeout", "replicas", "creds", *(FILES if parts.scheme == "natss" else ())), _FORM)
     if "timeout" in options:
         if timeout is not None:
             raise ValueError("give the timeout once: in the URL, or as an argument")
@@ -74,16 +73,16 @@ def target_of(url: str, timeout: float | None) -> Target:
     if not re.fullmatch("[A-Za-z0-9_-]{1,200}", bucket):
         raise ValueError("the path of a NATS URL names a bucket, of letters, digits, - and _")
     creds = options.pop("creds", "")
-    files: dict[str, str] = {name: options.pop(name) for name in _FILES if name in options}
+    files: dict[str, str] = {name: options.pop(name) for name in FILES if name in options}
     user, at, hosts = parts.netloc.rpartition("@")
     return Target(
-        endpoints=tuple(dict.fromkeys(_endpoint(host) for host in hosts.split(","))),
+        endpoints=endpoints_of(hosts, _PORT, "NATS", _FORM),
         credentials=_credentials(user, creds) if at or creds else {},
         creds=creds,
         bucket=bucket,
         replicas=int(replicas),
         timeout=check_timeout("timeout", TIMEOUT if timeout is None else timeout),
-        tls=_tls(files) if parts.scheme == "natss" else None,
+        tls=tls_of(files, "a NATS URL") if parts.scheme == "natss" else None,
     )
 
 
@@ -120,27 +119,3 @@ def _credentials(text: str, creds: str) -> dict[str, str]:
     if not name or (colon and not password):
         raise ValueError("a NATS URL has both a user and a password, or a token, or none of them")
     return {"user": unquote(name), "pass": unquote(password)} if colon else {"auth_token": unquote(name)}
-
-
-def _endpoint(text: str) -> Endpoint:
-    try:
-        parts = urlsplit(f"//{text}")
-    except ValueError:
-        raise ValueError(_FORM) from None
-    check_address(parts, "NATS", "separate several by commas")
-    if not parts.hostname:
-        raise ValueError(_FORM)
-    return Endpoint(parts.hostname, parts.port or _PORT)
-
-
-def _tls(files: dict[str, str]) -> ssl.SSLContext:
-    if "key" in files and "cert" not in files:
-        raise ValueError("?key= of a NATS URL needs ?cert=")
-    try:
-        context = ssl.create_default_context(cafile=files.get("cacert"))
-        if "cert" in files:
-            context.load_cert_chain(files["cert"], files.get("key"))
-    except OSError as error:  # also those of ssl
-        why = error.strerror or "no certificate in it"
-        raise ValueError(f"a file of ?cacert=, ?cert= or ?key= in a NATS URL can't be used: {why}") from error
-    return context
