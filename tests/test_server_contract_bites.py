@@ -537,10 +537,19 @@ def test_a_store_that_fails_well_passes(
 def test_a_store_that_fails_badly_is_found_out(
     wrong: WrongStore, redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each turns exactly those tests red that ask for what it does wrong."""
+    """Each turns exactly those tests red that ask for what it does wrong.
+
+    Another test that is red is asked again: on a busy machine an answer may once take longer than QUICK.
+    """
     monkeypatch.setattr(trial, "RECONNECT", 4.0)
     why = {test: verdict(wrong.make, redis_server, test) for test in ALL}
-    assert {test for test in ALL if why[test] and not why[test].startswith(SKIPPED)} == wrong.tests, why
+    why.update({test: verdict(wrong.make, redis_server, test) for test in red(why) - wrong.tests})
+    assert red(why) == wrong.tests, why
+
+
+def red(why: dict[str, str]) -> set[str]:
+    """Name the tests that were red."""
+    return {test for test in why if why[test] and not why[test].startswith(SKIPPED)}
 
 
 class AsksForEach(Plain):

@@ -851,7 +851,7 @@ def test_a_cluster_goes_on_without_its_leader(cluster: Cluster) -> None:
             race = threads.map(lambda number: store.put_if_version(f"{key}:race", b"%d" % number, ABSENT, 60), range(8))
             assert len(set(race)) == 1
         assert not list(examine(cluster.url))
-        with Lock(store, f"{key}:lock", ttl=12, timeout=20) as hold:
+        with Lock(store, f"{key}:lock", ttl=30, timeout=20) as hold:  # an election takes up to 9 s
             cluster.body(cluster.leader()).kill()
             versions = set[int]()
 
@@ -862,7 +862,7 @@ def test_a_cluster_goes_on_without_its_leader(cluster: Cluster) -> None:
                     versions.add(entry.version)
                 return len(versions) > 1
 
-            assert until(renewed, 20)
+            assert until(renewed, 30)
             hold.ensure_held()
             assert Lock(theirs, f"{key}:lock").acquire(timeout=0) is None
         assert theirs.get(f"{key}:lock") is None
