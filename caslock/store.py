@@ -10,6 +10,7 @@ A store keeps one value under each key, and gives each write a version.  It need
 3. The versions of a key never repeat and only grow, also across removal, expiry and re-creation.  If a store can only
    promise that they never repeat, its ``traits.fences`` is False.
 4. The ttl is measured by the store's clock, and rounded up if that clock is coarse.  An expired entry is not there.
+   If the store can't do that, its ``traits.expires`` is False, and an entry stays.
 5. A key is a str of 1 to 1,024 characters of any kind, a value is up to `MAX_VALUE` bytes.  A store whose keys are more
    restricted encodes them so that no two keys collide and no key is read as a command.
 6. A verb ends within one request timeout, including the time to connect, whatever the server does.  The client library
@@ -64,7 +65,8 @@ class Traits(NamedTuple):
     """Whether the versions of a key only grow, for as long as the place exists.  Only then is a version a fencing
     number."""
     expires: bool = True
-    """Whether the store ends leases by itself."""
+    """Whether the store ends leases by itself.  If not, an entry stays until it is written over or removed, and a lock
+    that waits takes the key over once it has seen one version for a whole ttl (`caslock.protocol.observation`)."""
     expiry_lag: float = 0.05
     """Seconds by which an entry may outlast its ttl because the store's clock is coarse."""
     request_timeout: float = 2.0

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "caslock"
 
 PROTOCOL = (
     *("record", "writes", "lease", "attempt", "runtime", "exchange", "contention"),
-    *("hand_over", "withdraw", "acquire", "renew", "release", "batch", "quorum"),
+    *("hand_over", "withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
 )
 LOCAL = (
     *("clock", "settings", "with_blocks", "hold", "reports", "queue", "shared", "lock_state"),

@@ -16,6 +16,7 @@ from caslock.protocol import exchange as request
 from caslock.protocol import lease as lease_module
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER, Lease
+from caslock.protocol.observation import ObservingStore, Sighting
 from caslock.protocol.record import NOTHING, Observed
 from caslock.protocol.writes import InFlight, Writes
 from tests import protocol_functions as protocol
@@ -317,6 +318,31 @@ write_and_not_look = altered(
 )
 """Note what is sent for a successor, and believe that it waits still."""
 
+
+def half_a_lease_is_enough(self: ObservingStore, key: str, entry: Entry | None) -> None:
+    """Take a lease for over that may have half of its time left."""
+    seen(self, key, entry)
+    where = self.traits.location, key
+    if where in self._seen:
+        version, over = self._seen[where]
+        self._seen[where] = Sighting(version, over - 0.5 * (over - self._now()))
+
+
+def any_version_will_do(self: ObservingStore, key: str, entry: Entry | None) -> None:
+    """Count from the first look at any version."""
+    where = self.traits.location, key
+    before = self._seen.get(where)
+    seen(self, key, entry)
+    if before and where in self._seen:
+        self._seen[where] = self._seen[where]._replace(over=before.over)
+
+
+def see_nothing(self: ObservingStore, key: str, entry: Entry | None) -> None:
+    """Wait for a store that ends leases by itself, although it does not."""
+
+
+seen = ObservingStore._note
+
 MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
     (Attempt, "remainder", leave_nothing),
     (Lease, "believe", believe_from_the_reply),
@@ -346,6 +372,9 @@ MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
     (LocalQueue, "leave", never_leave),
     (LocalQueue, "leave", leave_in_silence),
     (_Several, "acquire", take_every_turn_first),
+    (ObservingStore, "_note", half_a_lease_is_enough),
+    (ObservingStore, "_note", any_version_will_do),
+    (ObservingStore, "_note", see_nothing),
 ]
 
 

@@ -16,6 +16,7 @@ from caslock.local.settings import check_store, suspends
 from caslock.local.shared import Shared, shared_of
 from caslock.local.task_renewer import notice, renewer_of
 from caslock.local.workers import Workers
+from caslock.protocol.observation import ObservingStore
 from caslock.protocol.withdraw import Unsettled
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class TaskRuntime:
         self.home: object = store
         native = suspends(getattr(store, "get", None))
         self.store: AsyncStore = cast("AsyncStore", store) if native else _InThreads(shared, "requests", MOST_ASKING)
+        if not self.store.traits.expires:
+            self.store = ObservingStore(self.store, self.now)
         # A request timeout, without the time for which the last request may wait for a thread.
         self.patience: float = (1.0 if native else 1.0 - QUEUE_SHARE) * self.store.traits.request_timeout
         # A wait in a blocking store occupies its thread all that time, so waits have threads of their own.

@@ -19,6 +19,7 @@ from caslock.local.settings import check_store, suspends
 from caslock.local.shared import Shared, shared_of
 from caslock.local.thread_renewer import notice, watch
 from caslock.local.workers import Workers, run
+from caslock.protocol.observation import ObservingStore
 from caslock.protocol.withdraw import Unsettled, settle_later
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class ThreadRuntime:
         self.home: Store = store
         immediate = _Immediate(store)
         self.patience: float = immediate.traits.request_timeout
-        self.store: AsyncStore = immediate
+        self.store: AsyncStore = immediate if immediate.traits.expires else ObservingStore(immediate, self.now)
         self.watching: AsyncWatchingStore | None = immediate if hasattr(store, "wait_while") else None
         self.queueing: AsyncQueueingStore | None = immediate if hasattr(store, "put_when_absent") else None
         self.batching: AsyncBatchingStore | None = immediate if hasattr(store, "put_many") else None

@@ -25,6 +25,7 @@ from caslock.protocol.attempt import Attempt
 from caslock.protocol.contention import Contention
 from caslock.protocol.hand_over import HandOver
 from caslock.protocol.lease import Lease
+from caslock.protocol.observation import ObservingStore
 from caslock.protocol.record import Record
 from caslock.protocol.writes import Writes
 from tests.simulator.client import Client, NamedLockState
@@ -76,6 +77,9 @@ class _Print:
         self.queued(run)
         for process in run.processes:
             self.of((process.alive, max(process.stopped_until, run.now)))
+            if isinstance(process.store, ObservingStore):
+                now, seen = process.now(), process.store._seen
+                self.of({key: (version, max(over, now)) for key, (version, over) in seen.items()})
         for client in run.clients:
             self.of((client.alive, client.holding, client.attempts))
         for flow in run.flows.values():
@@ -94,6 +98,9 @@ class _Print:
             if lease.ends > run.now:
                 self.of((key, lease.entry.version, lease.ends, lease.record))
                 self.of(run.judge.fences.get(key, {}).get(lease.tenure))
+        for key, lease in sorted(run.store.remains.items()):
+            self.of((key, lease.entry.version, lease.record))
+            self.of(run.judge.fences.get(key, {}).get(lease.tenure))
         for key, line in run.store.lines.items():
             self.of([key, *((lined.get(id(waiter), "dead"), waiter.woken) for waiter in line)])
         self.of(max(run.store.full_until, run.now))
@@ -270,6 +277,7 @@ _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
     MultiState: _Print.nothing,
     Mutex: _Print.nothing,
     NamedLockState: _Print.name,
+    ObservingStore: _Print.nothing,
     Record: _Print.record,
     RetryCallState: _Print.attempt,
     Run: _Print.nothing,

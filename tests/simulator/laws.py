@@ -205,8 +205,10 @@ class Judge:
 
     def _kept_out(self, attempt: Attempt) -> bool:
         """Whether no late request of an attempt can land: else the error says so, unless a cancellation hides that."""
-        lease = self._run.store.observed(attempt.key, self._run.now)
-        return not attempt.writes.may_land(ABSENT) or (lease is not None and lease.record.free)
+        there, writes = self._run.store.entry(attempt.key, self._run.now), attempt.writes
+        if there is not None and writes.may_land(there.entry.version):
+            return False
+        return not writes.may_land(ABSENT) or (there is not None and there.record.free)
 
     def _settle(self, hold: str, key: str, why: str) -> None:
         if hold in self.excused:

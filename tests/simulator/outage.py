@@ -64,7 +64,7 @@ def _land(run: Run, who: str) -> None:
 
 def forget_dead(run: Run) -> None:
     """Drop late requests that can do nothing any more: versions don't come again."""
-    observed, now = run.store.observed, run.now
+    entry, now = run.store.entry, run.now
     run.late = [
         late
         for late in run.late
@@ -72,7 +72,7 @@ def forget_dead(run: Run) -> None:
         and any(
             part.version == ABSENT or (lease and lease.entry.version == part.version)
             for part in late.request.parts
-            for lease in (observed(part.key, now),)
+            for lease in (entry(part.key, now),)
         )
     ]
 

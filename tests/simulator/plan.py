@@ -39,6 +39,9 @@ _UNANSWERED: Final = ("lose", "lose reply", "late", "slow")
 KEEPING: Final = 1 / 6
 """Share of the seeds in which somebody has a `min_hold`."""
 
+LASTING: Final = 1 / 6
+"""Share of the seeds in which the store does not end leases by itself."""
+
 CROWDED: Final = 5
 """Every so many seeds there is a crowd."""
 
@@ -104,6 +107,8 @@ class Plan(NamedTuple):
     queueing: bool = True
     watching: bool = False
     batching: bool = True
+    expires: bool = True
+    """Whether the store ends leases by itself."""
     early: float = 0.0
     """Share of a holder's margin by which the store ends a lease too early."""
     poll: float | None = None
@@ -122,9 +127,13 @@ class Plan(NamedTuple):
 def drawn(seed: int) -> Plan:
     """Draw a plan: 2 to 4 clients in 1 to 4 processes, 2 to 5 rounds each; every fifth seed is a crowd.
 
-    In every sixth plan but crowds, some Lock objects have a `min_hold`; it is waited for with few steps.
+    In every sixth plan but crowds, some Lock objects have a `min_hold`; it is waited for with few steps.  In every
+    sixth, if clocks can be trusted, the store does not end leases by itself.
     """
     plan = _drawn(seed)
+    if plan.trusts_clocks and random.Random(f"expires {seed}").random() < LASTING:
+        # A lease is over for whoever has seen it for its ttl, by a clock that may be faster than the store's.
+        plan = plan._replace(expires=False, early=max(plan.early, 0.5))
     chance = random.Random(f"min_hold {seed}")
     if chance.random() > KEEPING or seed % CROWDED == CROWDED - 1:
         return plan

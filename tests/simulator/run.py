@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _WELL: Final = frozenset({"go", "1", "lands"})  # what happens when nothing goes wrong
 
-LONGEST: Final = 3000
-"""The most steps of a run: the longest that end have a tenth of that."""
+LONGEST: Final = 10_000
+"""The most steps of a run: the longest that end have a third of that."""
 
 
 class Late(NamedTuple):
@@ -56,7 +56,7 @@ class Run:
         random.seed(plan.seed)  # tenacity's jitter
         self.plan = plan
         self.now = START
-        self.store = SimulatedStore(plan.early)
+        self.store = SimulatedStore(plan.early, expires=plan.expires)
         self.story: list[Step] = []
         self.choices: list[Choice] = []
         self.violation: Violation | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from caslock.local.shared import Shared
+from caslock.protocol.observation import ObservingStore
 from caslock.protocol.withdraw import Unsettled, settle_later
 from caslock.store import ABSENT, Put, Traits
 from tests import protocol_functions as protocol
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from caslock.protocol.attempt import Attempt
-    from caslock.store import Entry
+    from caslock.store import AsyncStore, Entry
     from tests.simulator.client import Client
     from tests.simulator.plan import Plan
     from tests.simulator.run import Run
@@ -120,11 +121,13 @@ class Runtime:
         self.home: object = self
         self.renewing = self
         self.shared = Shared(self)
-        self.store = self
+        self.store: AsyncStore = self
         self.queueing = self if plan.queueing else None
         self.watching = self if plan.watching else None
         self.batching = self if plan.batching else None
-        self.traits = Traits("simulated://")
+        self.traits = Traits("simulated://", expires=plan.expires)
+        if not plan.expires:
+            self.store = ObservingStore(self, self.now, {})
         self.patience = self.traits.request_timeout
         self.renewers: dict[Attempt, Flow] = {}
 

@@ -62,6 +62,7 @@ def _scene(
     threads: bool = False,
     queueing: bool = False,
     batching: bool = False,
+    expires: bool = True,
     faults: frozenset[str] = FAULTS,
 ) -> Plan:
     processes = 1 + max(client.process for client in clients)
@@ -71,6 +72,7 @@ def _scene(
         (1.0,) * processes,
         queueing=queueing,
         batching=batching,
+        expires=expires,
         poll=1.0,
         faults=faults,
     )
@@ -84,6 +86,10 @@ SCENES: Final = {
     "two processes, keeping": _scene(_client("A", 0, _TWICE, min_hold=1.0), _client("B", 1, _ONE, min_hold=4.0)),
     "two tasks, keeping": _scene(_client("A", 0, _TWICE, min_hold=1.0), _client("B", 0, _ONE), queueing=True),
     "two processes, waking": _scene(_client("A", 0, _TWICE), _client("B", 1, _ONE), queueing=True),
+    "two processes, observing": _scene(_client("A", 0, _TWICE), _client("B", 1, _ONE), expires=False),
+    "three processes, observing": _scene(
+        _client("A", 0, _ONE, once=True), _client("B", 1, _ONE), _client("C", 2, _ONE), expires=False
+    ),
     "two tasks": _scene(_client("A", 0, _TWICE), _client("B", 0, _ONE)),
     "two threads of one Lock": _scene(_client("A", 0, _LONG, lock="L"), _client("B", 0, _ONE, lock="L"), threads=True),
     "two tasks, extending aside": _scene(

@@ -63,9 +63,17 @@ class Waiter:
 class SimulatedStore:
     """Versioned entries, and a line of waiters for each key: first come, first woken, even one that has died."""
 
-    def __init__(self, early: float) -> None:
-        """Begin empty; leases end by the part `early` of a holder's margin too early."""
+    def __init__(self, early: float, *, expires: bool = True) -> None:
+        """Begin empty; leases end by the part `early` of a holder's margin too early.
+
+        Args:
+            early: that part.
+            expires: whether the entry goes when its lease ends; else it stays until it is written over or removed.
+
+        """
+        self.expires = expires
         self.leases: dict[str, Lease] = {}
+        self.remains: dict[str, Lease] = {}  # entries that have outlasted their lease
         self.lines: dict[str, list[Waiter]] = {}
         self.changes: list[Change] = []
         self.expired: set[str] = set()  # holds whose record was there until their lease ended
@@ -82,20 +90,26 @@ class SimulatedStore:
         if request.verb in {"put", "wait"}:
             if now < self.full_until:
                 return None
-            observed = [self.observed(part.key, now) for part in parts]
+            observed = [self.entry(part.key, now) for part in parts]
             expected = [lease.entry.version if lease else ABSENT for lease in observed]
             if all(part.version == version for part, version in zip(parts, expected, strict=True)):
                 return [self._write(part, now, sender) for part in parts]
             return [lease and lease.entry for lease in observed]
         if request.verb == "remove":
             return [self._remove(part, now, sender) for part in parts]
-        return [lease and lease.entry for lease in (self.observed(part.key, now) for part in parts)]
+        return [lease and lease.entry for lease in (self.entry(part.key, now) for part in parts)]
+
+    def entry(self, key: str, now: float) -> Lease | None:
+        """What is under `key`."""
+        return self.observed(key, now) or self.remains.get(key)
 
     def observed(self, key: str, now: float) -> Lease | None:
-        """What is under `key`."""
+        """What is under `key`, unless its lease has ended."""
         lease = self.leases.get(key)
         if lease is not None and lease.ends <= now:
             del self.leases[key]
+            if not self.expires:
+                self.remains[key] = lease
             self.expired.update(lease.record.holds)
             if lease.record.quarantine and lease.record.holds:
                 self.unguarded.append(key)
@@ -104,7 +118,7 @@ class SimulatedStore:
 
     def line_up(self, key: str, now: float, until: float) -> Waiter | None:
         """Wait in line; None where nothing is there."""
-        if self.observed(key, now) is None:
+        if self.entry(key, now) is None:
             return None
         waiter = Waiter(until)
         self.lines.setdefault(key, []).append(waiter)
@@ -119,14 +133,16 @@ class SimulatedStore:
     def forget(self) -> None:
         """Lose every entry, but not the count of versions."""
         self.leases.clear()
+        self.remains.clear()
 
     def _write(self, part: Put, now: float, sender: Client) -> Entry:
-        before = self.observed(part.key, now)
+        there, before = self.entry(part.key, now), self.observed(part.key, now)
+        self.remains.pop(part.key, None)
         record = read(part.value)
         self.last += 1
         entry = Entry(part.value, self.last)
-        if before is not None and (record.kept or not set(before.record.holds).isdisjoint(record.holds)):
-            tenure = before.tenure
+        if there is not None and (record.kept or not set(there.record.holds).isdisjoint(record.holds)):
+            tenure = there.tenure
         else:
             self.tenures += 1
             tenure = self.tenures
@@ -137,10 +153,11 @@ class SimulatedStore:
         return entry
 
     def _remove(self, part: Put, now: float, sender: Client) -> Entry | None:
-        before = self.observed(part.key, now)
-        if before is None or before.entry.version != part.version:
-            return before and before.entry
-        del self.leases[part.key]
+        there, before = self.entry(part.key, now), self.observed(part.key, now)
+        if there is None or there.entry.version != part.version:
+            return there and there.entry
+        self.leases.pop(part.key, None)
+        self.remains.pop(part.key, None)
         self.changes.append(Change(part.key, before, None, sender))
         line = self.lines.get(part.key)
         if not line:
