@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from caslock.cli.main import say
+from caslock.cli.seconds import Seconds
 from caslock.cli.which_store import opened, store_option
 from caslock.errors import LockLost, NotAcquired, StoreError, told
 
@@ -66,7 +67,7 @@ class _BeforeDashes(click.Command):
 )
 @click.option(
     "--kill-after",
-    type=click.FloatRange(0, 86_400),
+    type=Seconds(0, 86_400),
     default=5.0,
     show_default=True,
     help="Seconds from SIGTERM to SIGKILL if the lock is lost.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from caslock.cli.holders import COLUMNS, holders, print_json, row, told
+from caslock.cli.seconds import Seconds
 from caslock.cli.which_store import json_option, opened, store_option
 from caslock.errors import StoreUnavailable
 
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 @click.command("top")
 @click.argument("prefix", default="")
 @store_option
-@click.option(
-    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between two looks."
-)
+@click.option("--interval", type=Seconds(0.1, 3600), default=1.0, show_default=True, help="Seconds between two looks.")
 @json_option
 def command(prefix: str, url: str | None, interval: float, *, as_json: bool) -> None:
     """Watch the keys that are held, and begin with PREFIX, until Ctrl-C.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from caslock.cli.seconds import Seconds
+
 
 @click.command("verify")
 @click.argument("url", default="")
@@ -16,7 +18,7 @@ import click
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 86_400, min_open=True),
+    type=Seconds(0, 86_400, min_open=True),
     default=60.0,
     show_default=True,
     help="How long torture goes on.",
