@@ -40,6 +40,7 @@ class Child:
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # whoever has started us may have blocked it
         self.group: int = _spawn(command, environment)
         self.in_foreground: bool = self._terminal.give(self.group)
         """Whether the terminal was ours to give: its Ctrl-C goes to the command, and not to us."""
