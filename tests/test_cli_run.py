@@ -49,6 +49,18 @@ def gone(pid: int, seconds: float = 10) -> bool:
     return False
 
 
+def test_the_end_of_the_command_is_seen_though_its_signal_was_blocked(url: str) -> None:
+    """A parent that blocks SIGCHLD passes that on to all that it starts."""
+    done = subprocess.run(
+        [*CASLOCK, "run", "key", "--", "sleep", "0.2"],
+        env=environment(url),
+        check=False,
+        timeout=20,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD}),
+    )
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("command", "status"),
     [
@@ -276,6 +288,9 @@ BAD = {
     ("run", "key", "--ttl", "x", "--", "true"): (2, "--ttl"),
     ("run", "key", "--timeout", "-5", "--", "true"): (2, "timeout must be"),
     ("run", "key", "--timeout", "5", "--no-wait", "--", "true"): (2, "not both"),
+    ("run", "key", "--kill-after", "nan", "--", "true"): (2, "'nan' is not a number"),
+    ("top", "--interval", "nan", "--json"): (2, "'nan' is not a number"),
+    ("verify", "nosuch://host", "--seconds", "nan"): (2, "'nan' is not a number"),
     ("run", "key", "--busy-exit-code", "256", "--", "true"): (2, "--busy-exit-code"),
     ("run", "", "--", "true"): (2, "key must be"),
     ("run", "k" * 1025, "--", "true"): (2, "key must be"),
@@ -297,6 +312,26 @@ def test_bad_input_gets_a_sentence(arguments: tuple[str, ...], url: str) -> None
     code, output, errors = caslock(*arguments, store=url)
     assert (code, output) == (status, "")
     assert told in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("show", "key", "--store", "nosuch://host"), 2),
+        (("break", "key"), 2),
+        (("run", "key", "--no-wait", "--", "true"), 124),
+        (("run", "other", "--", "no-such-command"), 127),
+    ],
+    ids=str,
+)
+def test_the_status_is_right_though_nothing_can_be_said(
+    arguments: tuple[str, ...], status: int, url: str, store: ClosableStore
+) -> None:
+    """A parent that has closed the standard streams still learns what has happened."""
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *CASLOCK, *arguments]
+    with Lock(store, "key"):
+        assert subprocess.run(closing, env=environment(url), check=False, timeout=30).returncode == status
+        assert Lock(store, "key").locked()
 
 
 def test_the_usual_store_is_a_file_of_the_user(tmp_path: Path) -> None:
@@ -389,6 +424,28 @@ def test_ctrl_z_stops_and_fg_continues(url: str) -> None:
         terminal.read_until("status 6")
         terminal.type("exit\n")
         assert terminal.status() == 0
+
+
+def test_the_next_program_of_a_pipeline_has_the_terminal(url: str, tmp_path: Path) -> None:
+    """As a pager needs it: it reads the terminal while the command runs, and Ctrl-Z and Ctrl-C reach both."""
+    command = f"{' '.join(CASLOCK)} run key -- sh -c 'echo $$ > {tmp_path}/pid; {READY}'"
+    pager = 'sh -c \'read x; echo a""sks; read y < /dev/tty; echo "$x, $y"; sleep 100\''
+    with AtTerminal("bash", "--norc", "-i", env=environment(url, PS1="prompt$ ")) as terminal:
+        terminal.read_until("prompt$ ")
+        terminal.type(f"{command} | {pager}; echo $((41 + 1)) after\n")
+        terminal.read_until("asks")
+        terminal.type("typed\n")
+        terminal.read_until("ready, typed")
+        terminal.type("\x1a")
+        terminal.read_until("Stopped")
+        terminal.read_until("prompt$ ")
+        terminal.type("fg\n")
+        terminal.read_until("sleep 100")
+        terminal.type("\x03")
+        terminal.read_until("prompt$ ")
+        assert gone(int((tmp_path / "pid").read_text()))
+        terminal.type("exit\n")
+        terminal.status()
 
 
 def test_a_job_in_the_background_waits_for_the_terminal(url: str) -> None:

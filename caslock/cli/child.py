@@ -1,7 +1,8 @@
 """A command in a process group of its own: its terminal, its signals, and its end.
 
 The command behaves as if the shell had started it: it is in the foreground of the terminal if caslock was, Ctrl-C and
-Ctrl-Z reach it, and signals that caslock receives are passed on to the whole group.
+Ctrl-Z reach it, and signals that caslock receives are passed on to the whole group.  In a pipeline, another program may
+need the terminal, such as a pager: then the command is put in the foreground only if it asks for the terminal.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import select
 import shutil
 import signal
+import stat
 import threading
 import time
 from contextlib import suppress
@@ -42,8 +44,8 @@ class Child:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # whoever has started us may have blocked it
         self.group: int = _spawn(command, environment)
-        self.in_foreground: bool = self._terminal.give(self.group)
-        """Whether the terminal was ours to give: its Ctrl-C goes to the command, and not to us."""
+        self.in_foreground: bool = self._give()
+        """Whether the terminal was given to the command: its Ctrl-C goes to that, and not to us."""
 
     def wait(self) -> int:
         """Return its exit status when it has ended; negative: the signal that ended it."""
@@ -60,13 +62,18 @@ class Child:
             self._terminal.take_back()
         return os.waitstatus_to_exitcode(status)
 
+    @property
+    def is_at_terminal(self) -> bool:
+        """Whether Ctrl-C goes to the command, or to us and all that is in a pipeline with us."""
+        return self.in_foreground or self._terminal.is_ours()
+
     def pass_on(self, number: int) -> None:
         """Pass a signal on to the whole group; to be called by a signal handler."""
         if number == signal.SIGCONT:
             self._continued = True
             if self._suspended:  # `_suspend` continues it, if it may
                 return
-            self.in_foreground = self._terminal.give(self.group)
+            self.in_foreground = self._give()
         self._send(number)
 
     def end(self, grace: float) -> None:
@@ -87,7 +94,7 @@ class Child:
         if number in _WANTS_TERMINAL and self._terminal.give(self.group):
             self.in_foreground = True  # it was faster than we, or `fg` has brought us to the foreground since
             self._send(signal.SIGCONT)
-        elif number in _WANTS_TERMINAL or self._terminal.foreground() == self.group:
+        elif number in _WANTS_TERMINAL or self._terminal.foreground() == self.group or self._terminal.is_ours():
             self._suspend(signal.SIGTSTP if number == signal.SIGSTOP else number)
         # Else somebody has stopped the command only, and may continue it; the lock is kept meanwhile.
 
@@ -105,8 +112,11 @@ class Child:
         self._suspended = False
         if number in _WANTS_TERMINAL and not self._continued:
             self._send(signal.SIGHUP)  # nobody can bring us to the foreground: the kernel ends such a group so
-        self.in_foreground = self._terminal.give(self.group)
+        self.in_foreground = self._give()
         self._send(signal.SIGCONT)
+
+    def _give(self) -> bool:
+        return self._terminal.foreground() == self.group if _in_pipeline() else self._terminal.give(self.group)
 
     def _send(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -118,6 +128,14 @@ class Child:
         except OSError:
             return False
         return True
+
+
+def _in_pipeline() -> bool:
+    for stream in range(3):
+        with suppress(OSError):  # it is closed
+            if stat.S_ISFIFO(os.fstat(stream).st_mode):
+                return True
+    return False
 
 
 def _spawn(command: Sequence[str], environment: Mapping[str, str]) -> int:

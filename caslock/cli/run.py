@@ -195,10 +195,10 @@ class _Run:
         return status
 
     def _exit_status(self, status: int) -> int:
-        if status == -signal.SIGINT and (self._child is None or self._child.in_foreground):
+        if status == -signal.SIGINT and (self._child is None or self._child.is_at_terminal):
             # Ctrl-C.  A script that it shall end, too, has to get it, and looks whether it has ended us.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(0 if self._child else os.getpid(), signal.SIGINT)
+            os.kill(0 if self._child and self._child.in_foreground else os.getpid(), signal.SIGINT)
         return status if status >= 0 else SIGNAL - status
 
     def _listen(self, names: Sequence[str]) -> None:

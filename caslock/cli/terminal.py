@@ -24,9 +24,13 @@ class Terminal:
         except OSError:
             return -1
 
+    def is_ours(self) -> bool:
+        """Tell whether our own group is in the foreground."""
+        return self.foreground() == os.getpgrp()
+
     def give(self, group: int) -> bool:
         """Put a group in the foreground, if that is ours to give; tells whether it is there."""
-        if self.foreground() == os.getpgrp():
+        if self.is_ours():
             self._set(group)
         return self.foreground() == group
 
