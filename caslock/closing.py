@@ -1,4 +1,4 @@
-"""What the stores offer beside their verbs: ``with`` and ``async with`` close them, and they can't be copied."""
+"""How stores and their connections are closed: stores by ``with`` and ``async with``, connections by any failure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,27 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
+
+
+class on_failure:  # noqa: N801 - as `contextlib.suppress`
+    """Calls a function if the block raises anything, an interrupt and a cancellation included.
+
+    A connection is closed so, because an answer that is still to come would be read as that of the next request.
+    """
+
+    __slots__ = ("_act",)
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._act()
 
 
 class AsyncClosing:

@@ -11,15 +11,22 @@ import re
 import selectors
 import time
 from collections import deque
-from typing import Final, Generic, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from caslock.fork import generation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MOST_IDLE: Final = 32
 """Connections kept; where more requests run at once, more are opened, and closed afterwards."""
 
 RESTED: Final = 1.0
 """Seconds after which an idle connection is looked at before it is used: the server may have closed it."""
+
+MOST_WAITING: Final = 32
+"""Connections on which a store's waiters may be at one time, in one process or loop, for each server or cluster."""
 
 LEAST: Final = 0.001
 """Seconds; the shortest timeout of a socket.  One of 0 would mean that it never blocks."""
@@ -98,6 +105,25 @@ class IdleConnections(Generic[C]):
                 connection.close()
             else:
                 self._inherited.append(connection)
+
+
+class Waiters:
+    """Those who wait at a server, each on a connection of its own."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's
+
+    @contextmanager
+    def one_more(self, failure: Exception) -> Iterator[None]:
+        """Count one for as long as the block runs, or raise `failure` if there are `MOST_WAITING`."""
+        places, place = self._places.setdefault(generation(), set()), object()
+        if len(places) >= MOST_WAITING:
+            raise failure
+        try:
+            places.add(place)
+            yield
+        finally:
+            places.discard(place)
 
 
 def is_readable(descriptor: int) -> bool:

@@ -7,17 +7,21 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
-from caslock.connections import LEAST, is_readable
+from caslock.closing import on_failure
+from caslock.connections import LEAST, IdleConnections, is_readable
+from caslock.connections import Connection as AnyConnection
+from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
 from caslock.options import check_address
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 T = TypeVar("T")
+C = TypeVar("C", bound=AnyConnection)
 
 _PIECE: Final = 65_536
 
@@ -105,30 +109,28 @@ class Link(ABC):
 class SocketLink(Link):
     """A socket.  None of its methods suspends."""
 
-    def __init__(self, endpoint: Endpoint, connected: socket.socket) -> None:
-        """Take a connected socket."""
+    def __init__(self, endpoint: Endpoint, opened: socket.socket) -> None:
+        """Take a socket."""
         super().__init__(endpoint)
-        self._socket = connected
+        self._socket = opened
 
     @classmethod
     async def open(cls, endpoint: Endpoint, tls: ssl.SSLContext | None, ends: float) -> Self:
         """See `Link.open`: each address of the host in turn."""
         problem: OSError = ConnectionRefusedError("the host has no address")
         for family, kind, protocol, _, address in socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM):
-            opened = socket.socket(family, kind, protocol)
+            opened = cls(endpoint, socket.socket(family, kind, protocol))
             try:
-                opened.settimeout(_left(ends))
-                opened.connect(address)
-                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if tls:
-                    opened.settimeout(_left(ends))
-                    opened = tls.wrap_socket(opened, server_hostname=endpoint.host, do_handshake_on_connect=False)
-                    opened.do_handshake()
-                return cls(endpoint, opened)
-            except BaseException as error:
-                opened.close()
-                if not isinstance(error, OSError) or isinstance(error, ssl.SSLError):
-                    raise
+                with on_failure(opened.close):
+                    opened._socket.settimeout(_left(ends))
+                    opened._socket.connect(address)
+                    opened._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    if tls:
+                        await opened.secure(tls, ends)
+                    return opened
+            except ssl.SSLError:
+                raise
+            except OSError as error:
                 problem = error
         raise problem
 
@@ -194,6 +196,38 @@ class StreamLink(Link):
     def close(self) -> None:
         """See `Link.close`; the socket is closed in the next turn of the loop."""
         self._writer.transport.abort()
+
+
+class Pool(Generic[C]):
+    """The idle connections to the servers of a cluster, and which server is asked next."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], failure: Callable[[Exception], StoreError]) -> None:
+        """`failure` makes the error of a connection that could not be opened."""
+        self._endpoints, self._failure = endpoints, failure
+        self._current = 0  # the server that has answered last
+        self.idle: IdleConnections[C] = IdleConnections()
+
+    async def connect(self, opening: Callable[[Endpoint, float], Awaitable[C]], ends: float) -> C:
+        """Connect to a server, beginning with the one that has answered last, each for its share of the time."""
+        problems = list[StoreError]()
+        first = self._current
+        for left in range(len(self._endpoints), 0, -1):
+            place = (first - left) % len(self._endpoints)
+            now = monotonic()
+            try:
+                connection = await opening(self._endpoints[place], now + (ends - now) / left)
+            except Exception as error:  # noqa: BLE001 - raised if no other server answers
+                problems.append(self._failure(error))
+            else:
+                self._current = place
+                return connection
+        raise next((each for each in problems if isinstance(each, StoreUnavailable)), problems[0])
+
+    def leave(self, endpoint: Endpoint | None = None) -> None:
+        """Ask another server than `endpoint` (None: the last one) next time, on a new connection."""
+        self.idle.close()  # what has ended one connection has probably ended them all
+        if endpoint is None or self._endpoints[self._current] == endpoint:
+            self._current = (self._current + 1) % len(self._endpoints)
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:

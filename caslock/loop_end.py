@@ -42,6 +42,27 @@ class Connections(Protocol):
 
 
 C = TypeVar("C", bound=Connections)
+T = TypeVar("T")
+
+
+class Loops(Generic[T]):
+    """What each event loop has of its own."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        """Make it for a loop that asks for the first time."""
+        self._make = make
+        # What a forked child inherits stays in here: it is neither used, nor closed, nor collected as garbage.
+        self._loops: dict[tuple[int, asyncio.AbstractEventLoop], T] = {}
+
+    def here(self) -> T:
+        """Give what the running loop has."""
+        here = mine, _ = generation(), asyncio.get_running_loop()
+        found = self._loops.get(here)
+        if found is None:
+            for theirs in [each for each in self._loops if each[0] == mine and each[1].is_closed()]:
+                self._loops.pop(theirs, None)
+            found = self._loops[here] = self._make()
+        return found
 
 
 class PerLoop(Generic[C]):
@@ -49,19 +70,11 @@ class PerLoop(Generic[C]):
 
     def __init__(self, make: Callable[[], C]) -> None:
         """Make connections for a loop when it first asks."""
-        self._make = make
-        # What a forked child inherits stays in here: it is neither used, nor closed, nor collected as garbage.
-        self._loops: dict[tuple[int, asyncio.AbstractEventLoop], _Loop[C]] = {}
+        self._loops = Loops(lambda: _Loop(make()))
 
     def mine(self) -> C:
         """Give those of the running loop."""
-        here = mine, _ = generation(), asyncio.get_running_loop()
-        found = self._loops.get(here)
-        if found is None:
-            for theirs in [each for each in self._loops if each[0] == mine and each[1].is_closed()]:
-                self._loops.pop(theirs, None)
-            found = self._loops[here] = _Loop(self._make())
-        return found.connections
+        return self._loops.here().connections
 
 
 class _Loop(Generic[C]):

@@ -11,6 +11,7 @@ import hashlib
 import math
 import re
 import time
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -23,7 +24,7 @@ from pymemcache.exceptions import (
     MemcacheUnknownError,
 )
 
-from caslock.closing import Closing
+from caslock.closing import Closing, on_failure
 from caslock.connections import LEAST, IdleConnections, is_readable, reason
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
@@ -41,7 +42,7 @@ from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 
@@ -216,32 +217,29 @@ class MemcachedStore(Closing):
 
     def _exchange(self, connection: _Connection, packet: bytes, ends: float) -> bytes:
         """Send a packet, and receive of the reply what comes at once."""
-        try:
+        with self._asking(connection):
             connection.socket.settimeout(_left(ends))
             connection.socket.sendall(packet)
             return connection.socket.recv(_PIECE)
-        except BaseException as problem:
-            self._hang_up(connection, problem)
-            raise
 
     def _finish(self, connection: _Connection, reply: bytes, ends: float, parse: Callable[[bytes, int], T | None]) -> T:
         """Receive until `parse` finds the reply whole, and keep the connection."""
-        try:
+        with self._asking(connection):
             while (found := parse(reply, connection.origin)) is None:
                 connection.socket.settimeout(_left(ends))
                 if not (piece := connection.socket.recv(_PIECE)):
-                    raise ConnectionResetError("the server closed the connection")  # noqa: TRY301 - as the kernel does
+                    raise ConnectionResetError("the server closed the connection")
                 reply += piece
-        except BaseException as problem:
-            self._hang_up(connection, problem)
-            raise
         self._idle.keep(connection)
         return found
 
-    def _hang_up(self, connection: _Connection, problem: BaseException) -> None:
-        """Close a connection with an unread reply, which would answer the next request; raises what an error means."""
-        connection.close()
-        if isinstance(problem, Exception):
+    @contextmanager
+    def _asking(self, connection: _Connection) -> Iterator[None]:
+        """Close a connection that may have an unread reply, and raise what an error means."""
+        try:
+            with on_failure(connection.close):
+                yield
+        except Exception as problem:
             self._idle.close()  # what has ended one connection has probably ended them all
             raise StoreUnavailable(f"{self.traits.location} did not answer ({problem})") from problem
 
@@ -279,7 +277,7 @@ class MemcachedStore(Closing):
         """Connect, and learn which start of the server this is and whether locks are safe with it."""
         left = _left(ends)
         client = self._new_client(timeout=left, connect_timeout=left)
-        try:
+        with on_failure(client.close):
             client._connect()  # noqa: SLF001 - else `stats` would connect, and begin the timeout anew after that
             facts = _facts(client, ends) | _facts(client, ends, "settings")
             while facts[b"uptime"] < _OF_AGE and _left(ends) > 2 * _PAUSE:
@@ -287,9 +285,6 @@ class MemcachedStore(Closing):
                 facts |= _facts(client, ends)
             self._start = start = _start(facts, self.traits.location, not_before=self._start)
             return _Connection(client, start, facts[b"pid"])
-        except BaseException:
-            client.close()
-            raise
 
 
 class _Reply(NamedTuple):

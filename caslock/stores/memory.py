@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from uuid import uuid4
 
-from caslock.closing import AsyncClosing, Closing
+from caslock.closing import AsyncClosing, Closing, on_failure
 from caslock.errors import StoreUnavailable
 from caslock.fork import at_fork
 from caslock.store import ABSENT, WOKEN, Entry, Traits
@@ -87,14 +87,11 @@ class MemoryStore(Closing):
         gate = threading.Lock()
         gate.acquire()
         waiter = _Waiter(gate.release)
-        try:
+        with on_failure(partial(self._step_out, key, waiter, interrupted=True)):
             if self._line_up(key, waiter):
                 gate.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
             self._step_out(key, waiter)
             return self.put_if_version(key, value, ABSENT, ttl)
-        except BaseException:
-            self._step_out(key, waiter, interrupted=True)
-            raise
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None]:
         """Write all of them if every one finds its version, otherwise none."""
@@ -241,16 +238,13 @@ class AsyncMemoryStore(AsyncClosing):
         memory, gate = self.memory, asyncio.Event()
         memory._refuse_nested()  # noqa: SLF001 - the same file
         waiter = _Waiter(partial(asyncio.get_running_loop().call_soon_threadsafe, gate.set))
-        try:
+        with on_failure(partial(memory._step_out, key, waiter, interrupted=True)):  # noqa: SLF001 - the same file
             if memory._line_up(key, waiter):  # noqa: SLF001 - the same file
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout):
                         await gate.wait()
             memory._step_out(key, waiter)  # noqa: SLF001 - the same file
             return memory.put_if_version(key, value, ABSENT, ttl)
-        except BaseException:
-            memory._step_out(key, waiter, interrupted=True)  # noqa: SLF001 - the same file
-            raise
 
     async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None]:
         """See `MemoryStore.put_many`."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 from urllib.parse import unquote
 
-from caslock.closing import Closing
+from caslock.closing import Closing, on_failure
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import at_fork, generation
 from caslock.options import check_key, check_timeout, no_other_options, options_of, seconds_of
@@ -204,13 +204,10 @@ class SQLiteStore(Closing):
         if self._generation != generation():
             raise StoreError(f"{self._path}: the process was forked by C code; create the store after the fork")
         try:
-            return verb(self._ready(ends))
+            with on_failure(self._drop):  # it rolls back: whatever was interrupted, the next verb starts afresh
+                return verb(self._ready(ends))
         except (sqlite3.Error, OverflowError) as error:
-            self._drop()
             raise self._outcome(error) from error
-        except BaseException:
-            self._drop()  # it rolls back: whatever was interrupted, the next verb starts afresh
-            raise
 
     def _ready(self, ends: float) -> sqlite3.Cursor:
         """Give the cursor, which waits for other processes no longer than until the moment `ends`."""

@@ -8,13 +8,14 @@ because the member said that it has no leader or does not know who asks.
 
 from __future__ import annotations
 
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from caslock.connections import IdleConnections
+from caslock.closing import on_failure
+from caslock.connections import Waiters
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.fork import generation
-from caslock.links import Link
+from caslock.links import Link, Pool
 from caslock.stores.etcd.failures import NO_TOKEN, NOT_HERE, TooOld
 from caslock.stores.etcd.requests import Refused
 from caslock.stores.etcd.wire import Call, Reply, Stream, exchange
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound=Link)
 T = TypeVar("T")
 
-MOST_WAITING: Final = 32
-"""Connections on which waiters may be at one time, in one process or loop."""
-
 _OLDEST: Final = (3, 4)
 _TURNS: Final = 2  # how often a token is renewed for one packet
 
@@ -44,10 +42,9 @@ class Members(Generic[L]):
     def __init__(self, target: Target, failures: Failures, kind: type[L]) -> None:
         """Open nothing yet."""
         self._target, self._failures, self._kind = target, failures, kind
-        self._idle: IdleConnections[L] = IdleConnections()
+        self._pool: Pool[L] = Pool(target.endpoints, partial(failures.of, sent=False))
         self._token = ""
-        self._current = 0  # the member that has answered last
-        self._waiting: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's
+        self._waiters = Waiters()
 
     async def run(self, verb: Generator[list[Call], list[Reply], T]) -> T:
         """Run a verb to its end; raises what an error means, within the timeout."""
@@ -70,33 +67,27 @@ class Members(Generic[L]):
     async def wait_while(self, verbs: Verbs, key: str, version: int, timeout: float) -> None:
         """Watch from the next revision on; if etcd has compacted that away, look, and watch from now on."""
         until = monotonic() + timeout
-        waiting, place = self._waiting.setdefault(generation(), set()), object()
-        if len(waiting) >= MOST_WAITING:
-            raise self._failures.cannot_wait()
         revision = version + 1
-        waiting.add(place)
-        try:
+        with self._waiters.one_more(self._failures.cannot_wait()):
             while compacted := await self._watch(verbs.watch(key, revision), until):
                 revision, entry = await self.run(verbs.look(key, compacted))
                 if entry is None or entry.version != version:
                     return
-        finally:
-            waiting.discard(place)
 
     def close(self) -> None:
         """Close what is idle; the next request opens one again."""
-        self._idle.close()
+        self._pool.idle.close()
 
     def end(self) -> None:
         """Close what is idle, and keep nothing from now on."""
-        self._idle.end()
+        self._pool.idle.end()
 
     async def _watch(self, call: Call, until: float) -> int:
         """Wait for a change until then, and give 0, or the revision up to which there is no history any more."""
         ends = monotonic() + self._target.timeout
         if self._target.user and not self._token:
             await self._authenticate(ends)
-        link = await self._connect(ends, greet=False)
+        link = await self._pool.connect(self._open, ends)
         begun = False
         try:
             stream = Stream(call, self._headers(link))
@@ -139,7 +130,7 @@ class Members(Generic[L]):
             if said in NO_TOKEN and self._target.user:
                 self._forget(token)
             elif any(each in said for each in NOT_HERE) and len(self._target.endpoints) > 1:
-                self._leave(self._target.endpoints[self._current])
+                self._pool.leave()
             else:
                 return replies
 
@@ -158,17 +149,15 @@ class Members(Generic[L]):
             self._token = ""
 
     async def _exchange(self, calls: list[Call], ends: float) -> list[Reply]:
-        link = self._idle.take() or await self._connect(ends)
+        link = self._pool.idle.take() or await self._pool.connect(self._greet, ends)
         try:
-            found = await self._talk(link, calls, ends)
-        except BaseException as error:
-            link.close()
-            if not isinstance(error, Exception):
-                raise
-            self._leave(link.endpoint)
+            with on_failure(link.close):
+                found = await self._talk(link, calls, ends)
+        except Exception as error:
+            self._pool.leave(link.endpoint)
             raise self._failures.of(error, sent=True) from error
         if found.reusable:
-            self._idle.keep(link)
+            self._pool.idle.keep(link)
         else:
             link.close()
         return found.replies
@@ -183,35 +172,14 @@ class Members(Generic[L]):
             found: Replies = done.value
             return found
 
-    async def _connect(self, ends: float, *, greet: bool = True) -> L:
-        """Connect to a member, beginning with the one that has answered last."""
-        problems = list[StoreError]()
-        endpoints, first = self._target.endpoints, self._current
-        for number in range(len(endpoints)):
-            place = (first + number) % len(endpoints)
-            now = monotonic()
-            share = now + (ends - now) / (len(endpoints) - number)
-            link = None
-            try:
-                link = await self._kind.open(endpoints[place], self._target.tls, share)
-                if greet:
-                    _check(*(await self._talk(link, [Call("/version")], share)).replies)
-            except BaseException as error:
-                if link:
-                    link.close()
-                if not isinstance(error, Exception):
-                    raise
-                problems.append(self._failures.of(error, sent=False))
-            else:
-                self._current = place
-                return link
-        raise next((each for each in problems if isinstance(each, StoreUnavailable)), problems[0])
+    async def _open(self, endpoint: Endpoint, ends: float) -> L:
+        return await self._kind.open(endpoint, self._target.tls, ends)
 
-    def _leave(self, endpoint: Endpoint) -> None:
-        """Ask another member next time; what has ended one connection has probably ended them all."""
-        self._idle.close()
-        if self._target.endpoints[self._current] == endpoint:
-            self._current = (self._current + 1) % len(self._target.endpoints)
+    async def _greet(self, endpoint: Endpoint, ends: float) -> L:
+        link = await self._open(endpoint, ends)
+        with on_failure(link.close):
+            _check(*(await self._talk(link, [Call("/version")], ends)).replies)
+        return link
 
     def _headers(self, link: L) -> dict[str, str]:
         """Have a member that knows no leader refuse at once, for then nothing is applied."""

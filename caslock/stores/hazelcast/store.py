@@ -6,12 +6,13 @@ import asyncio
 import threading
 import weakref
 from concurrent.futures import Future
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from caslock.closing import AsyncClosing, Closing
+from caslock.closing import AsyncClosing, Closing, on_failure
 from caslock.fork import generation
-from caslock.loop_end import before_the_loop_ends
+from caslock.loop_end import Loops, before_the_loop_ends
 from caslock.store import Entry, Traits
 from caslock.stores.hazelcast.entries import Entries
 from caslock.stores.hazelcast.place import place_of
@@ -134,7 +135,7 @@ class AsyncHazelcastStore(AsyncClosing):
     def __init__(self, url: str, *, timeout: float | None = None) -> None:
         """See `HazelcastStore`."""
         self._place = place_of(url, timeout)
-        self._loops: dict[tuple[int, asyncio.AbstractEventLoop], _Loop] = {}  # as in HazelcastStore
+        self._loops = Loops(partial(_Loop, self._place))
         self.traits: Traits = _traits(self._place)
 
     @classmethod
@@ -144,30 +145,30 @@ class AsyncHazelcastStore(AsyncClosing):
 
     async def get(self, key: str) -> Entry | None:
         """See `HazelcastStore.get`."""
-        return await self._here().entries.get(key, self._ends())
+        return await self._loops.here().entries.get(key, self._ends())
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `HazelcastStore.put_if_version`."""
-        return await self._here().entries.put(key, value, version, ttl, self._ends())
+        return await self._loops.here().entries.put(key, value, version, ttl, self._ends())
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
         """See `HazelcastStore.invalidate`."""
-        return await self._here().entries.remove(key, version, self._ends())
+        return await self._loops.here().entries.remove(key, version, self._ends())
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `HazelcastStore.wait_while`."""
-        await self._here().entries.wait_while(key, version, timeout, self._ends())
+        await self._loops.here().entries.wait_while(key, version, timeout, self._ends())
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
         """See `HazelcastStore.list`."""
-        for name in await self._here().entries.names(prefix, self._ends()):
+        for name in await self._loops.here().entries.names(prefix, self._ends()):
             found = await self.get(name)
             if found is not None:
                 yield name, found
 
     async def aclose(self) -> None:
         """Close the connection of the running loop; the next request opens one again."""
-        await self._here().session.close()
+        await self._loops.here().session.close()
 
     def __repr__(self) -> str:
         """Show the location."""
@@ -175,15 +176,6 @@ class AsyncHazelcastStore(AsyncClosing):
 
     def _ends(self) -> float:
         return monotonic() + self._place.timeout
-
-    def _here(self) -> _Loop:
-        here = mine, _ = generation(), asyncio.get_running_loop()
-        found = self._loops.get(here)
-        if found is None:
-            for theirs in [each for each in self._loops if each[0] == mine and each[1].is_closed()]:
-                self._loops.pop(theirs, None)
-            found = self._loops[here] = _Loop(self._place)
-        return found
 
 
 class _Loop:
@@ -218,11 +210,8 @@ class _Thread:
     def run(self, act: Callable[[Entries, float], Coroutine[Any, Any, T]], ends: float) -> T:
         """Run a verb there, and wait for it."""
         future = asyncio.run_coroutine_threadsafe(act(self._here.entries, ends), self._loop)
-        try:
+        with on_failure(future.cancel):
             return future.result()
-        except BaseException:
-            future.cancel()
-            raise
 
     def end_with(self, store: HazelcastStore) -> None:
         """Have it end with a store that nobody has closed, or with the process."""

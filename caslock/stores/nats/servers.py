@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from caslock.connections import IdleConnections
-from caslock.errors import StoreError, StoreUnavailable
-from caslock.fork import generation
-from caslock.links import Link
+from caslock.closing import on_failure
+from caslock.connections import Waiters
+from caslock.links import Link, Pool
 from caslock.stores.nats.failures import ToldError, check_jetstream, check_server, check_stream
 from caslock.stores.nats.requests import NO_STREAM, RefusedError, sound
 from caslock.stores.nats.target import signed
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound=Link)
 T = TypeVar("T")
-
-MOST_WAITING: Final = 32
-"""Connections on which waiters may be at one time, in one process or loop."""
 
 _OTHER_STREAM: Final = 10058
 
@@ -103,9 +100,8 @@ class Servers(Generic[L]):
         """Open nothing yet."""
         self._target, self._verbs, self._failures, self._kind = target, verbs, failures, kind
         self._look = Ask.api(f"STREAM.INFO.{verbs.stream}")
-        self._idle: IdleConnections[Connection[L]] = IdleConnections()
-        self._current = 0  # the server that has answered last
-        self._waiting: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's
+        self._pool: Pool[Connection[L]] = Pool(target.endpoints, partial(failures.of, sent=False))
+        self._waiters = Waiters()
 
     async def run(self, verb: Generator[Ask, Message, T], *, writes: bool = False) -> T:
         """Run a verb to its end; raises what an error means, within the timeout."""
@@ -123,9 +119,7 @@ class Servers(Generic[L]):
         ends, until = monotonic() + self._target.timeout, monotonic() + timeout
         look = self._verbs.look(key)
         ask = next(look)
-        waiting, place = self._waiting.setdefault(generation(), set()), object()
-        if len(waiting) >= MOST_WAITING:
-            raise self._failures.cannot_wait()
+        busy = self._failures.cannot_wait()
 
         async def watch(connection: Connection[L]) -> bool:
             if not self._verbs.tells(connection.bucket or {}):
@@ -138,50 +132,28 @@ class Servers(Generic[L]):
             connection.before = connection.wire.unsubscribe(name)
             return True
 
-        waiting.add(place)
-        try:
+        with self._waiters.one_more(busy):
             if not await self._use(watch, ends):
-                raise self._failures.cannot_wait()
-        finally:
-            waiting.discard(place)
+                raise busy
 
     async def _use(self, act: Callable[[Connection[L]], Coroutine[Any, Any, T]], ends: float) -> T:
         """Act on a connection that nobody else uses.  It is closed after a failure, since an answer may still come."""
-        connection = self._idle.take() or await self._connect(ends)
+        connection = self._pool.idle.take() or await self._pool.connect(self._open, ends)
         try:
-            result = await act(connection)
-        except BaseException as error:
-            connection.close()
-            if not isinstance(error, Exception):
-                raise
+            with on_failure(connection.close):
+                result = await act(connection)
+        except Exception as error:
             if not isinstance(error, RefusedError):
-                self._leave(connection.link.endpoint)
+                self._pool.leave(connection.link.endpoint)
             raise self._failures.of(error, sent=True) from error
-        self._idle.keep(connection)
+        self._pool.idle.keep(connection)
         return result
 
-    async def _connect(self, ends: float) -> Connection[L]:
-        """Connect to a server, beginning with the one that has answered last."""
-        problems = list[StoreError]()
-        endpoints, first = self._target.endpoints, self._current
-        for number in range(len(endpoints)):
-            place = (first + number) % len(endpoints)
-            now = monotonic()
-            share = now + (ends - now) / (len(endpoints) - number)
-            connection = None
-            try:
-                connection = Connection(await self._kind.open(endpoints[place], None, share))
-                await self._greet(connection, share)
-            except BaseException as error:
-                if connection:
-                    connection.close()
-                if not isinstance(error, Exception):
-                    raise
-                problems.append(self._failures.of(error, sent=False))
-            else:
-                self._current = place
-                return connection
-        raise next((each for each in problems if isinstance(each, StoreUnavailable)), problems[0])
+    async def _open(self, endpoint: Endpoint, ends: float) -> Connection[L]:
+        connection = Connection(await self._kind.open(endpoint, None, ends))
+        with on_failure(connection.close):
+            await self._greet(connection, ends)
+        return connection
 
     async def _greet(self, connection: Connection[L], ends: float) -> None:
         """Say who connects, and check the server and the bucket."""
@@ -213,19 +185,13 @@ class Servers(Generic[L]):
         check_stream(about["config"], self._verbs.stream)
         connection.bucket = about["config"]
 
-    def _leave(self, endpoint: Endpoint) -> None:
-        """Ask another server next time; what has ended one connection has probably ended them all."""
-        self._idle.close()
-        if self._target.endpoints[self._current] == endpoint:
-            self._current = (self._current + 1) % len(self._target.endpoints)
-
     def close(self) -> None:
         """Close what is idle; the next request opens one again."""
-        self._idle.close()
+        self._pool.idle.close()
 
     def end(self) -> None:
         """Close what is idle, and keep nothing from now on."""
-        self._idle.end()
+        self._pool.idle.end()
 
 
 async def _follow(

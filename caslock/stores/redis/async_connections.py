@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from caslock.fork import generation
 from caslock.loop_end import before_the_loop_ends
@@ -13,12 +13,8 @@ from caslock.stores.redis.failures import FAILOVER, TOO_LATE
 from caslock.stores.redis.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from caslock.stores.redis.requests import Request
     from caslock.stores.redis.server import Address, Server
-
-T = TypeVar("T")
 
 
 class Pipelines(Connections[Pipeline]):
@@ -105,23 +101,3 @@ class Pipelines(Connections[Pipeline]):
         if self._shared:
             self._shared.retire()
         self._shared = None
-
-
-class Loops(Generic[T]):
-    """What each event loop has of its own."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        """Have nothing yet."""
-        self._make = make
-        # What a forked child inherits stays in here: it is neither used, nor closed, nor collected as garbage.
-        self._loops: dict[tuple[int, asyncio.AbstractEventLoop], T] = {}
-
-    def here(self) -> T:
-        """Give what the running loop has."""
-        here = mine, _ = generation(), asyncio.get_running_loop()
-        found = self._loops.get(here)
-        if found is None:
-            for theirs in [each for each in self._loops if each[0] == mine and each[1].is_closed()]:
-                self._loops.pop(theirs, None)
-            found = self._loops[here] = self._make()
-        return found

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from redis import exceptions
 
-from caslock.connections import Connection, IdleConnections
+from caslock.connections import Connection, IdleConnections, Waiters
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.fork import generation
 from caslock.stores.redis.failures import FAILOVER, TOO_LATE
 from caslock.stores.redis.requests import Request, who
 
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from caslock.stores.redis.server import Address, Server
     from caslock.stores.redis.wire import Reply
 
-
-MOST_WAITING: Final = 32
-"""Connections on which a store's waiters may block at one time, in one process or loop, for each server."""
 
 _LATE: Final = 0.5
 """Seconds that Redis has at least to end a wait, even if the timeout is shorter: it checks ten times a second."""
@@ -55,7 +51,7 @@ class Connections(ABC, Generic[L]):
         """Open nothing yet; `address` is that of a cluster's node."""
         self._server, self._new = server, server.opener(address)
         self._idle: IdleConnections[L] = IdleConnections()
-        self._waiting: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's
+        self._waiters = Waiters()
         self._sleeps_until = 0.0
 
     async def ask(self, request: Request[T], within: float | None = None) -> T:
@@ -96,14 +92,11 @@ class Connections(ABC, Generic[L]):
 
     async def wait(self, request: Request[T], within: float | None = None) -> T:
         """Do the same for a request that waits; ``StoreUnavailable(sent=False)``, at once: it can't wait."""
-        waiting, place = self._waiting.setdefault(generation(), set()), object()
-        if len(waiting) >= MOST_WAITING or monotonic() < self._sleeps_until:
-            raise self._server.failures.cannot_wait()
-        try:
-            waiting.add(place)
+        busy = self._server.failures.cannot_wait()
+        if monotonic() < self._sleeps_until:
+            raise busy
+        with self._waiters.one_more(busy):
             return await self.ask(request, within)
-        finally:
-            waiting.discard(place)
 
     async def server_id(self) -> str | None:
         """Give the run id of the server, and the database; None: it does not say.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis import exceptions
 
+from caslock.closing import on_failure
 from caslock.connections import LEAST, is_readable
 from caslock.fork import generation
 from caslock.stores.redis.connections import Connections
@@ -32,14 +33,11 @@ class Connection:
         self.generation: int = generation()
         self.used: float = monotonic()
         self._connection, self._server, self._reader = connection, server, new_reader()
-        try:
+        with on_failure(connection.disconnect):
             connection.ends = ends
             connection.connect()
             self._socket: Untyped = connection._sock  # noqa: SLF001 - there is no other way to the socket
             self.hurry(ends)
-        except BaseException:
-            connection.disconnect()
-            raise
 
     async def ask(self, request: Request[Any], ends: float, wait: float) -> list[Reply]:
         """See `Link.ask`; it never suspends."""

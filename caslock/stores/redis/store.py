@@ -11,7 +11,8 @@ import redis
 import redis.asyncio
 
 from caslock.closing import AsyncClosing, Closing
-from caslock.stores.redis.async_connections import Loops, Pipelines
+from caslock.loop_end import Loops
+from caslock.stores.redis.async_connections import Pipelines
 from caslock.stores.redis.cluster import Cluster
 from caslock.stores.redis.failures import REDIS, Dialect
 from caslock.stores.redis.requests import FOREIGN, Requests

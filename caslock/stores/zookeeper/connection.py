@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kazoo.exceptions import EXCEPTIONS, AuthFailedError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.serialization import Auth, CloseInstance, Connect, ReplyHeader, Transaction, Watch
 
+from caslock.closing import on_failure
 from caslock.connections import LEAST, is_readable
 from caslock.fork import generation
 
@@ -111,7 +112,7 @@ class Connection:
 
     def _open(self, address: _Address, ensemble: Ensemble, ends: float) -> None:
         self._socket = socket.socket(address.family, socket.SOCK_STREAM)
-        try:
+        with on_failure(self.drop):
             self._socket.settimeout(max(ends - monotonic(), LEAST))
             self._socket.connect(address.address)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -121,16 +122,13 @@ class Connection:
             self._send(_frame(hello.serialize()), ends)
             session, _ = Connect.deserialize(self._frame(ends), 0)
             if session.time_out <= 0:
-                raise ConnectionResetError("the server has refused to open a session")  # noqa: TRY301 - no session is used that is not open
+                raise ConnectionResetError("the server has refused to open a session")
             self.session = session.time_out
             for scheme, secret in ensemble.credentials:
                 self._send(_frame(struct.pack("!ii", _AUTH, Auth.type) + Auth(0, scheme, secret).serialize()), ends)
                 header, _ = ReplyHeader.deserialize(self._frame(ends), 0)
                 if header.xid != _AUTH or header.err:
-                    raise AuthFailedError  # noqa: TRY301 - as above
-        except BaseException:
-            self.drop()
-            raise
+                    raise AuthFailedError
 
     def _reply(self, xid: int, request: Any, ends: float) -> Reply:  # noqa: ANN401 - kazoo comes without types
         while True:

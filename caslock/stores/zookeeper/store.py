@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.protocol.serialization import Create, GetChildren, GetData, SetData, Sync
 
-from caslock.closing import Closing
+from caslock.closing import Closing, on_failure
 from caslock.connections import IdleConnections
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
@@ -267,11 +267,9 @@ class ZooKeeperStore(Closing):
             busy.add(place)
             connection = self._idle.take() or self._connect(ends)
             try:
-                result = act(connection)
-            except BaseException as error:
-                connection.drop()
-                if not isinstance(error, Exception):
-                    raise
+                with on_failure(connection.drop):
+                    result = act(connection)
+            except Exception as error:
                 self._idle.close()  # what has ended one connection has probably ended them all
                 raise of_asking(self.traits.location, error) from error
             self._idle.keep(connection)
