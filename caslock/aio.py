@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
-from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, told
+from caslock.errors import CaslockError, LockLost, NotAcquired, StoreError, told
 from caslock.local.hold import Holding
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
 from caslock.local.multi import Holds
@@ -76,9 +76,7 @@ class _Releasing(OnlyAsyncWith, ABC):
         """
         try:
             self.ensure_held()
-        except NotHeld:
-            raise
-        except BaseException:  # lost, or interrupted
+        except LockLost:
             with suppress(CaslockError):
                 await self.release()
             raise

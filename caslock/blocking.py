@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
+from caslock.closing import on_failure
 from caslock.errors import CaslockError, NotAcquired, NotHeld, told
 from caslock.local.hold import Holding
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
@@ -63,12 +64,12 @@ class _Held(OnlyWith, ABC):
         re-creates a lost one.  Raises `LockLost` if the lease is lost, `StoreUnavailable` if there was no answer,
         `NotHeld` after the release.
         """
-        try:
+        with on_failure(self._mend):  # an interrupt may leave a mutex taken, and the renewer waiting for it
             run(self._renewed(ttl))
-        except BaseException:  # an interrupt may leave a mutex taken, and the renewer waiting for it
-            for hold in self._each():
-                mend(hold._attempt)
-            raise
+
+    def _mend(self) -> None:
+        for hold in self._each():
+            mend(hold._attempt)
 
     def release(self) -> None:
         """Release the hold; any thread may call this.  The key becomes free with the owner's last hold.
@@ -83,8 +84,8 @@ class _Held(OnlyWith, ABC):
         except CaslockError:
             raise
         except BaseException:  # interrupted: release first
+            self._mend()
             for hold in reversed(self._each()):
-                mend(hold._attempt)
                 if hold._is_open:
                     with suppress(CaslockError):
                         run(hold._released())

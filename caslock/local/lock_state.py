@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar, cast
 
 from caslock import observer
+from caslock.closing import undoing
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
 from caslock.fork import at_fork, generation
 from caslock.local.hold import Holding
@@ -182,13 +183,8 @@ class LockState:
 
         Whatever it raises, nothing of the attempt is left behind.
         """
-        try:
+        async with undoing(partial(self.undo, attempt)):
             await withdraw.step_back(self.runtime, attempt)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            await self.undo(attempt, error)
-            raise
         self._queue.leave(attempt, self.runtime.now())
 
     async def _turn(self, attempt: Attempt, began: float, timeout: float | None, since: float | None) -> float | None:
@@ -222,18 +218,15 @@ class LockState:
             attempt.limit = NEVER if timeout is None else began + timeout
         queued = False
         try:
-            if not entered and not self._queue.enter(attempt, began):
-                queued = True
-                timeout = await self._turn(attempt, began, timeout, since)
-            if not await self._ask(attempt, timeout, observed):
-                raise NotAcquired(self._busy(attempt, self._waited(began, since)))  # noqa: TRY301 - undone below, as whatever else happens
-            hold = self._hold(attempt, make)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            await self.undo(attempt, error)
-            if isinstance(error, NotAcquired):
-                self._tell_outcome(attempt, "busy", since or began, queued=queued, reason=str(error))
+            async with undoing(partial(self.undo, attempt)):
+                if not entered and not self._queue.enter(attempt, began):
+                    queued = True
+                    timeout = await self._turn(attempt, began, timeout, since)
+                if not await self._ask(attempt, timeout, observed):
+                    raise NotAcquired(self._busy(attempt, self._waited(began, since)))  # noqa: TRY301 - told below
+                hold = self._hold(attempt, make)
+        except NotAcquired as error:
+            self._tell_outcome(attempt, "busy", since or began, queued=queued, reason=str(error))
             raise
         self._tell_outcome(attempt, "acquired", since or began, queued=queued)
         return hold
@@ -258,15 +251,10 @@ class LockState:
 
         Whatever it raises, nothing of the attempt is left behind.
         """
-        try:
+        async with undoing(partial(self.undo, attempt)):
             if not await acquire.acquire(self.runtime, attempt, 0.0, observed):
                 return None
             hold = self._hold(attempt, make)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            await self.undo(attempt, error)
-            raise
         self._tell_outcome(attempt, "acquired", since)
         return hold
 

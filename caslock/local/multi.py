@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar, cast
 
+from caslock.closing import failure_of, undoing
 from caslock.errors import (
     CaslockError,
     LockLost,
@@ -108,35 +109,28 @@ class Holds(Generic[H_co]):
         for runtime in {hold._state.runtime for hold in self._holds}:
             limit = min(limit, last_start_of_three(runtime))
         removed: dict[Attempt, Observed] = {}
-        failure = await self._remove_together(removed)
+        failure = await failure_of(self._remove_together(removed))
         hangs = False
         for hold in reversed(self._holds):
             if not hold._is_open:
                 continue
-            try:
-                if hangs and hold._attempt.levels == [hold] and hold._state.runtime.now() >= limit:
-                    hold._state.release_later(hold)  # it is no longer renewed, so it expires
-                    raise _being_released(hold)  # noqa: TRY301 - raised once the rest is released
-                await hold._released(limit, removed.get(hold._attempt))
-            except GeneratorExit:
-                raise
-            except BaseException as error:  # noqa: BLE001 - raised once the rest is released
+            error: BaseException | None
+            if hangs and hold._attempt.levels == [hold] and hold._state.runtime.now() >= limit:
+                hold._state.release_later(hold)  # it is no longer renewed, so it expires
+                error = _being_released(hold)
+            else:
+                error = await failure_of(hold._released(limit, removed.get(hold._attempt)))
+            if error is not None:
                 hangs = hangs or any(isinstance(each, StoreUnavailable) for each in (error, error.__cause__))
                 failure = _worse(failure, error)
         if failure is not None:
             raise failure
 
-    async def _remove_together(self, removed: dict[Attempt, Observed]) -> BaseException | None:
-        """Release as one request what can be, and add the answers to `removed`; return what has interrupted that."""
+    async def _remove_together(self, removed: dict[Attempt, Observed]) -> None:
+        """Release as one request what can be, and add the answers to `removed`."""
         leaving = [hold for hold in reversed(self._holds) if hold._leaves_key]
         if len(leaving) > 1 and all(hold._state.runtime is leaving[0]._state.runtime for hold in leaving):
-            try:
-                removed |= await batch.remove_together(leaving[0]._state.runtime, [hold._attempt for hold in leaving])
-            except GeneratorExit:
-                raise
-            except BaseException as error:  # noqa: BLE001 - raised once all is released
-                return error
-        return None
+            removed |= await batch.remove_together(leaving[0]._state.runtime, [hold._attempt for hold in leaving])
 
 
 M = TypeVar("M", bound=Holds[Holding])
@@ -168,20 +162,8 @@ class MultiState(Generic[H, M]):
         began = self._runtime.now()
         states = self.states if len(self._runtimes) == 1 else await self._identified()
         several = _Several(states, make, timeout, began, caller)
-        try:
+        async with undoing(several.give_back):
             await several.acquire()
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            stuck: list[CaslockError] = []
-            limit = last_start(self._runtime, several.limit)
-            await self._runtime.finish(partial(_roll_back, several.attempts, several.taken, error, stuck, limit))
-            unsure = [told(trouble) for trouble in stuck if isinstance(trouble, StoreError)]
-            unsure += [_left_behind(hold) for hold in several.taken if hold._attempt.lease.record is not None]
-            if unsure and isinstance(error, NotAcquired):
-                message = f"could not acquire all keys, and those acquired may not have been released: {unsure[0]}"
-                raise OutcomeUnknown(message) from error
-            raise
         held = self._gather(several.taken)
         self._forget_released()
         self._held.append(held)
@@ -252,6 +234,18 @@ class _Several(Generic[H]):
                 await self._win(state, entered=entered, answers=answers)
         for hold in self.taken:  # the first lease must have outlasted the last acquire
             hold.ensure_held()
+
+    async def give_back(self, error: BaseException) -> None:
+        """Give back what was taken, after a failure; raises `OutcomeUnknown` if that may have failed as well."""
+        stuck: list[CaslockError] = []
+        runtime = self._states[0].runtime
+        limit = last_start(runtime, self.limit)
+        await runtime.finish(partial(_roll_back, self.attempts, self.taken, error, stuck, limit))
+        unsure = [told(trouble) for trouble in stuck if isinstance(trouble, StoreError)]
+        unsure += [_left_behind(hold) for hold in self.taken if hold._attempt.lease.record is not None]
+        if unsure and isinstance(error, NotAcquired):
+            message = f"could not acquire all keys, and those acquired may not have been released: {unsure[0]}"
+            raise OutcomeUnknown(message) from error
 
     def _re_enter(self, state: LockState) -> bool:
         hold = state.re_enter(self._make, self._caller)

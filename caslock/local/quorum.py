@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
 
+from caslock.closing import failure_of, undoing
 from caslock.errors import CaslockError, LockLost, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.local.lock_state import LockSettings, LockState
 from caslock.protocol import acquire, release, renew, withdraw
@@ -203,30 +204,22 @@ class QuorumState(LockState):
         if not ballot.begin(vote):
             ballot.tell()
             return
-        try:
-            await self._take(attempt, ballot, vote)
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # noqa: BLE001 - raised where the votes are counted
-            ballot.end(vote, error)
-        else:
+        failure = await failure_of(self._take(attempt, ballot, vote))
+        if failure is None:
             ballot.tell()
+        else:
+            ballot.end(vote, failure)  # raised where the votes are counted
         self._go_on(vote)
 
     async def _take(self, attempt: Attempt, ballot: Ballot, vote: Vote) -> None:
         part = vote.attempt
         runtime = part.runtime
-        try:
+        async with undoing(partial(withdraw.give_up, runtime, part)):
             if not await acquire.acquire(runtime, part, 0.0):
-                raise NotAcquired("held by another")  # noqa: TRY301 - undone below, as whatever else happens
+                raise NotAcquired("held by another")
             part.lease.on_loss.append(partial(self._part_lost, attempt, ballot))
             if not ballot.join(vote, runtime.now()):
-                raise NotAcquired("too late")  # noqa: TRY301 - as above
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            await withdraw.give_up(runtime, part, error)
-            raise
+                raise NotAcquired("too late")
         runtime.watch(part)
 
     def _judge(self, attempt: Attempt, ballot: Ballot) -> None:
@@ -291,17 +284,9 @@ class QuorumState(LockState):
         """Release one lease; if there is no answer, go on in the background."""
         if not ballot.leave(vote):
             return
-        part, stage = vote.attempt, Stage.HELD
-        failure: BaseException | None = None
-        try:
-            await release.release(part.runtime, part)
-            stage = Stage.OVER
-        except GeneratorExit:
-            raise
-        except LockLost as loss:
-            failure, stage = loss, Stage.OVER
-        except BaseException as error:  # noqa: BLE001 - raised where the votes are counted
-            failure = error
+        part = vote.attempt
+        failure = await failure_of(release.release(part.runtime, part))
+        stage = Stage.OVER if failure is None or isinstance(failure, LockLost) else Stage.HELD
         if part.lease.record is not None:
             part.runtime.later(partial(release.release_quietly, part.runtime, part), FREE_TTL)
         ballot.end(vote, failure, stage=stage)

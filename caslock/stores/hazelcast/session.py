@@ -11,6 +11,7 @@ import contextlib
 import logging
 import secrets
 from contextvars import ContextVar
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
@@ -28,6 +29,7 @@ from hazelcast.errors import (
 )
 from hazelcast.lifecycle import LifecycleState
 
+from caslock.closing import on_failure
 from caslock.connections import LEAST, reason
 from caslock.errors import StoreError, StoreUnavailable
 
@@ -191,14 +193,14 @@ class Session:
             starting = asyncio.create_task(self._start(client))
         finally:
             _heard.reset(before)
+        starting.add_done_callback(_forget)
         try:
-            # Not cancelled, because the client swallows that.  It ends when the client is shut down.
-            done, _ = await asyncio.wait({starting}, timeout=_left(ends))
-            return _Open(client, starting.result() if done else _too_late(), waits)
-        except BaseException as error:
-            starting.add_done_callback(_forget)
-            self._leave(client)
-            if heard and isinstance(error, HazelcastError) and isinstance(heard[0], Exception):
+            with on_failure(partial(self._leave, client)):
+                # Not cancelled, because the client swallows that.  It ends when the client is shut down.
+                done, _ = await asyncio.wait({starting}, timeout=_left(ends))
+                return _Open(client, starting.result() if done else _too_late(), waits)
+        except HazelcastError as error:
+            if heard and isinstance(heard[0], Exception):
                 raise heard[0] from error
             raise
 

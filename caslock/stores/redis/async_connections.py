@@ -6,6 +6,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from caslock.closing import undoing
 from caslock.fork import generation
 from caslock.loop_end import before_the_loop_ends
 from caslock.stores.redis.connections import Connections
@@ -72,13 +73,10 @@ class Pipelines(Connections[Pipeline]):
 
     async def _open(self, *, shared: bool) -> Pipeline:
         connection = self._new()
-        try:
+        async with undoing(lambda _: connection.disconnect(nowait=True)):
             async with asyncio.timeout(self._server.patience):
                 await connection.connect()
             link = Pipeline(connection, self._server.acknowledge, shared=shared)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
         if shared:
             self._shared = link
         return link
