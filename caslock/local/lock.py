@@ -56,6 +56,22 @@ class Settings(TypedDict, Generic[H], total=False):
     poll: WaitBaseT | None
 
 
+def _checked(given: Settings[Any], owner: str | None = None, min_hold: float | None = None) -> LockSettings:
+    max_hold = given["max_hold"]
+    longest = NEVER if max_hold is None else lease_time("max_hold", max_hold)
+    return LockSettings(
+        ttl=lease_time("ttl", given["ttl"]),
+        owner=owner_name(owner),
+        auto_renew=switch("auto_renew", given["auto_renew"]),
+        max_hold=longest,
+        min_hold=least_hold(min_hold, longest, owner),
+        on_lost=callback("on_lost", given["on_lost"]),
+        note=text("note", given["note"], MAX_NOTE_BYTES),
+        retry=retries(given["retry"]),
+        poll=callback("poll", given["poll"]),
+    )
+
+
 class LockObject:
     """Neither copied nor called."""
 
@@ -71,7 +87,31 @@ class LockObject:
         raise not_called(self, self._with)
 
 
-class SingleLock(LockObject, Generic[S, H]):
+class OneKey(LockObject):
+    """A lock on one key."""
+
+    _state: LockState
+
+    def _begin(self, state: LockState, timeout: float | None) -> None:
+        self._state = state
+        self._timeout = waiting(timeout)
+        self._blocks: WithBlocks[Any] = WithBlocks()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.key!r} at {self._state.runtime.store.traits.location}>"
+
+    @property
+    def key(self) -> str:
+        """The key."""
+        return self._state.key
+
+    @property
+    def owner(self) -> str:
+        """The owner in the record while this lock is held."""
+        return self._state.owner
+
+
+class SingleLock(OneKey, Generic[S, H]):
     """A lock on one key of a store of type `S`."""
 
     _runtime: staticmethod[[object], Runtime]
@@ -128,36 +168,12 @@ class SingleLock(LockObject, Generic[S, H]):
         """
         if unknown:
             raise no_such_setting(unknown)
-        longest = NEVER if max_hold is None else lease_time("max_hold", max_hold)
         runtime = type(self)._runtime(store)
-        settings = LockSettings(
-            ttl=lease_time("ttl", ttl),
-            owner=owner_name(owner),
-            auto_renew=switch("auto_renew", auto_renew),
-            max_hold=longest,
-            min_hold=least_hold(min_hold, longest, owner),
-            on_lost=callback("on_lost", on_lost),
-            note=text("note", note, MAX_NOTE_BYTES),
-            retry=retries(retry),
-            poll=callback("poll", poll),
-        )
         check_key(key)
-        self._state = LockState(runtime, key, settings)
-        self._timeout = waiting(timeout)
-        self._blocks: WithBlocks[Any] = WithBlocks()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.key!r} at {self._state.runtime.store.traits.location}>"
-
-    @property
-    def key(self) -> str:
-        """The key."""
-        return self._state.key
-
-    @property
-    def owner(self) -> str:
-        """The owner in the record while this lock is held."""
-        return self._state.owner
+        given = Settings(
+            ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
+        )
+        self._begin(LockState(runtime, key, _checked(given, owner, min_hold)), timeout)
 
 
 L = TypeVar("L", bound=SingleLock[Any, Any])
@@ -213,7 +229,7 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
         return tuple(state.key for state in self._state.states)
 
 
-class SeveralStores(LockObject, Generic[S, H]):
+class SeveralStores(OneKey, Generic[S, H]):
     """A lock on one key at several independent stores of type `S`."""
 
     _runtime: staticmethod[[object], Runtime]
@@ -259,32 +275,12 @@ class SeveralStores(LockObject, Generic[S, H]):
         if unknown:
             raise no_such_setting(unknown)
         nodes = given_stores(stores, type(self)._runtime)
-        settings = LockSettings(
-            ttl=lease_time("ttl", ttl),
-            auto_renew=switch("auto_renew", auto_renew),
-            max_hold=NEVER if max_hold is None else lease_time("max_hold", max_hold),
-            on_lost=callback("on_lost", on_lost),
-            note=text("note", note, MAX_NOTE_BYTES),
-            retry=retries(retry),
-            poll=callback("poll", poll),
-        )
         check_key(key)
-        self._state = QuorumState(type(self)._runtime(place_of(nodes)), key, settings, nodes, type(self)._start)
-        self._timeout = waiting(timeout)
-        self._blocks: WithBlocks[Any] = WithBlocks()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.key!r} at {self._state.runtime.store.traits.location}>"
-
-    @property
-    def key(self) -> str:
-        """The key."""
-        return self._state.key
-
-    @property
-    def owner(self) -> str:
-        """The owner in the records while this lock is held."""
-        return self._state.owner
+        given = Settings(
+            ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
+        )
+        runtime = type(self)._runtime(place_of(nodes))
+        self._begin(QuorumState(runtime, key, _checked(given), nodes, type(self)._start), timeout)
 
 
 # Python begins with these names what it says of missing and superfluous arguments.
