@@ -524,6 +524,13 @@ def test_without_file_locks_nothing_is_written(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("write_file needs flock, which this system does not have []\n", "")
 
 
+def test_content_is_bytes(tmp_path: Path) -> None:
+    """Text is refused before anything is written, also the fence."""
+    with pytest.raises(TypeError, match="content must be bytes, not str"):
+        write_file(tmp_path / "room.txt", "Ada", fence=5)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_keeps_its_mode_and_its_link(tmp_path: Path) -> None:
     """The new content has the permissions of the old, and goes to where a symbolic link leads."""
     path, link = tmp_path / "room.txt", tmp_path / "link.txt"

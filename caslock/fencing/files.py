@@ -39,10 +39,13 @@ def write_file(path: str | os.PathLike[str], content: bytes, *, fence: int, time
         TimeoutError: another writer was at it for `timeout` seconds.
         OSError: as the operating system raises it.
         NotImplementedError: there is no `flock`, as on Windows.
-        ValueError, TypeError: `fence` is not a positive int, or the fence file has something else in it.
+        ValueError, TypeError: `fence` is not a positive int, `content` is not bytes, or the fence file has something
+            else in it.
 
     """
     checked(fence)
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise TypeError(f"content must be bytes, not {type(content).__name__}")
     if not timeout >= 0:
         raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
     target = Path(os.path.realpath(path))
