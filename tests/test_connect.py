@@ -293,6 +293,8 @@ def test_what_is_no_text(make: Callable[[object], object], url: object) -> None:
         ("redis://localhost/0?connect_timeout=1", "check the option connect_timeout: .* socket_connect_timeout"),
         ("redis://localhost/0?zzzz=1", "check the option zzzz"),
         ("redis://localhost/0?retry=1", "invalid Redis URL"),
+        ("redis://localhost/0?maint_notifications_config=x", "invalid Redis URL"),
+        ("redis://localhost/0?cache_config=x", "invalid Redis URL"),
         ("redis://localhost/0?db=", "invalid Redis URL"),
         ("redis://localhost/0?socket_timeout=soon", "check the option socket_timeout"),
         ("redis://localhost/0?replicas=few", "check the option replicas"),
