@@ -276,9 +276,10 @@ def _check_function(function: object) -> None:
 
 def _at_once(function: Callable[..., object], result: object) -> object:
     """Refuse a result that only begins to run after the release."""
-    if isinstance(result, (Coroutine, Generator, AsyncGenerator)):
-        if not isinstance(result, AsyncGenerator):
-            result.close()
+    pending = getattr(result, "gen", result)  # of a context manager that is made of a generator function
+    if isinstance(pending, (Coroutine, Generator, AsyncGenerator)):
+        if not isinstance(pending, AsyncGenerator):
+            pending.close()
         raise _too_early(function, f"returned a {type(result).__name__}")
     return result
 

@@ -64,6 +64,9 @@ class KeyTemplate:
             names = ", ".join(known) or "none"
             message = f"key {self._key!r} names {field.name!r}, but the arguments of {named(function)} are: {names}"
             raise ValueError(message)
+        if field.conversion not in (None, "s", "r", "a"):
+            message = f"key {self._key!r}: '!{field.conversion}' is none of !s, !r, !a"
+            raise ValueError(message)
         if "{" in field.spec:
             message = f"key {self._key!r}: the format of {field.name!r} must not contain a field"
             raise ValueError(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import threading
@@ -324,6 +325,7 @@ def test_what_is_no_store_is_refused_when_decorating(store: Any_) -> None:
         ("k:{room", "expected '}'"),
         ("k:}", "Single '}'"),
         ("k:{room:{user}}", "must not contain a field"),
+        ("k:{room!x}", "'!x' is none of !s, !r, !a"),
         ("", "1 to 1,024"),
         ("x" * 1025, "1 to 1,024"),
     ],
@@ -407,7 +409,16 @@ def test_a_generator_function_is_refused_when_decorating(memory: MemoryStore, fu
         locked(memory, "k")(function)
 
 
-@pytest.mark.parametrize("function", [generator, async_generator, skipped_later])
+@pytest.mark.parametrize(
+    "function",
+    [
+        generator,
+        async_generator,
+        skipped_later,
+        contextlib.contextmanager(generator),
+        contextlib.asynccontextmanager(async_generator),
+    ],
+)
 def test_a_function_that_returns_what_runs_later_is_told(
     memory: MemoryStore, function: Callable[[], Coroutine[Any, Any, object]]
 ) -> None:
