@@ -31,7 +31,7 @@ class LockEvent(NamedTuple):
     seconds: float
     """What it measures depends on the event: see `Observer`."""
     reason: str = ""
-    """Why the lease was lost, or the key could not be acquired."""
+    """Why the lease was lost, or the key could not be acquired; or that its release failed."""
 
 
 class Observer:
@@ -61,7 +61,7 @@ class Observer:
         """A lease was lost, ``seconds`` after the key was acquired.  Each loss is told once."""
 
     def released(self, event: LockEvent) -> None:
-        """A key was released by its holder, ``seconds`` after it was acquired."""
+        """A key was released by its holder, ``seconds`` after it was acquired; told once, even if that failed."""
 
 
 NAMES: Final = ("waited", "acquired", "busy", "renewed", "renewal_failed", "lost", "released")
@@ -123,7 +123,8 @@ def tell(name: str, event: LockEvent) -> None:
             log_error(f"the observer {type(observer).__name__} raised an exception")
     if name in _TEXTS and "logging" in sys.modules and (name != "waited" or event.seconds > _long_wait):
         level, text = _TEXTS[name]
-        _log().log(level, text, event.key, event.location, event.seconds)
+        failed = f": {event.reason}" if event.reason else ""
+        _log().log(level, text + "%s", event.key, event.location, event.seconds, failed)
 
 
 _TEXTS: Final = {

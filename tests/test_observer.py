@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import AsyncLock, Hold, Lock, LockEvent, LockLost, MultiLock, Observer, log_long_waits, observe
+from caslock import (
+    AsyncLock,
+    Hold,
+    Lock,
+    LockEvent,
+    LockLost,
+    MultiLock,
+    Observer,
+    StoreUnavailable,
+    log_long_waits,
+    observe,
+)
 from caslock.local import reports
 from caslock.stores.memory import MemoryStore
 from caslock.testing import FaultyStore, lose_request
@@ -88,6 +99,25 @@ def test_each_loss_is_told_once(recorder: Recorder) -> None:
     assert until(lambda: len(lost) == 2 and recorder.names.count("lost") == 2, 2)
     assert recorder.names == ["acquired", "lost"] * 2 or recorder.names.count("released") == 0
     assert all(event.reason and event.seconds > 0 for name, event in recorder.events if name == "lost")
+
+
+@pytest.mark.parametrize("calls_again", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_release_without_an_answer_is_told_once(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture, *, several: bool, calls_again: bool
+) -> None:
+    """Each hold has one end, also if its release is not called again: else there seem to be ever more holds."""
+    caplog.set_level(logging.DEBUG, "caslock")
+    store = FaultyStore(recorder.store)
+    hold = MultiLock(store, ["a", "b"]).acquire() if several else Lock(store, "a").acquire()
+    assert hold is not None
+    with store.unavailable(), pytest.raises(StoreUnavailable):
+        hold.release()
+    if calls_again:
+        hold.release()
+    assert recorder.names.count("released") == recorder.names.count("acquired") == 1 + several
+    assert recorder.events[-1][1].reason == "the release failed"
+    assert caplog.messages[-1].endswith("s: the release failed")
 
 
 def test_asyncio_tells_the_same(recorder: Recorder) -> None:

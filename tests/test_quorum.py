@@ -804,6 +804,22 @@ def test_observers_are_told_of_the_lock_and_not_of_its_leases() -> None:
     assert events == [("acquired", where), ("busy", where), ("released", where)]
 
 
+def test_a_release_without_an_answer_is_told_once_to_observers() -> None:
+    """Whether or not it is called again."""
+    three, key, told = stores(), fresh(), Told()
+    stop = observe(told)
+    try:
+        hold = QuorumLock(three, key).acquire()
+        assert hold is not None
+        with three[0].unavailable(), three[1].unavailable(), pytest.raises(StoreUnavailable):
+            hold.release()
+        assert [name for name, event in told.events if event.key == key] == ["acquired", "released"]
+        hold.release()
+    finally:
+        stop()
+    assert [name for name, event in told.events if event.key == key] == ["acquired", "released"]
+
+
 # The rule itself
 
 

@@ -244,6 +244,13 @@ class LockState:
         if observer.listens():
             observer.tell(name, event_of(attempt, self.runtime.now() - since, reason))
 
+    def _tell_release(self, attempt: Attempt) -> None:
+        """Tell observers and the log of the end of a hold that was not lost, also if the store gave no answer."""
+        if not (attempt.release_told or attempt.lease.lost):
+            attempt.release_told = True
+            failed = "" if attempt.lease.record is None else "the release failed"
+            self._tell(attempt, "released", attempt.lease.began, failed)
+
     async def settle(
         self, attempt: Attempt, make: Callable[[LockState, Attempt], H], observed: Observed | None, since: float
     ) -> H | None:
@@ -356,14 +363,14 @@ class LockState:
             self._forget(attempt)
             if attempt.lease.record is None:
                 attempt.levels.clear()
-                if not attempt.lease.lost:
-                    self._tell(attempt, "released", attempt.lease.began)
+            self._tell_release(attempt)
 
     def release_later(self, hold: Holding) -> None:
         """Release a hold in the background: its own release got no answer, or was not tried."""
         attempt = hold._attempt
         attempt.ending = True
         self._forget(attempt)
+        self._tell_release(attempt)
         self.runtime.later(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
 
     def leaves_key(self, hold: Holding) -> bool:

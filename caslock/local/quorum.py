@@ -329,8 +329,7 @@ class QuorumState(LockState):
             self._forget(attempt)
             if lease.record is None:
                 attempt.levels.clear()
-                if not lease.lost:
-                    self._tell(attempt, "released", lease.began)
+            self._tell_release(attempt)
 
     # Renewal
 

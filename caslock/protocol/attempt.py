@@ -85,6 +85,7 @@ class Attempt:
         "mutex",
         "outgoing",
         "owner",
+        "release_told",
         "retry",
         "scheduled",
         "settled",
@@ -134,6 +135,7 @@ class Attempt:
         self.ending: bool = False  # a release or a withdrawal has begun: no more renewals
         # Releases that were sent before the deadline and may have been applied; each counts from before it is sent.
         self.left_in_time: int = 0
+        self.release_told: bool = False  # to the observers: once, however often it has to be called
         self.woken: bool = False  # our removal woke a waiter of another process
         self.settled: bool = True  # False while a clean-up is unfinished
         self.scheduled: float = NEVER  # when the renewer looks at it next
