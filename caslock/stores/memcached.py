@@ -11,7 +11,6 @@ import hashlib
 import math
 import re
 import time
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -42,7 +41,7 @@ from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -217,31 +216,31 @@ class MemcachedStore(Closing):
 
     def _exchange(self, connection: _Connection, packet: bytes, ends: float) -> bytes:
         """Send a packet, and receive of the reply what comes at once."""
-        with self._asking(connection):
-            connection.socket.settimeout(_left(ends))
-            connection.socket.sendall(packet)
-            return connection.socket.recv(_PIECE)
+        try:
+            with on_failure(connection.close):
+                connection.socket.settimeout(_left(ends))
+                connection.socket.sendall(packet)
+                return connection.socket.recv(_PIECE)
+        except Exception as problem:
+            raise self._unanswered(problem) from problem
 
     def _finish(self, connection: _Connection, reply: bytes, ends: float, parse: Callable[[bytes, int], T | None]) -> T:
         """Receive until `parse` finds the reply whole, and keep the connection."""
-        with self._asking(connection):
-            while (found := parse(reply, connection.origin)) is None:
-                connection.socket.settimeout(_left(ends))
-                if not (piece := connection.socket.recv(_PIECE)):
-                    raise ConnectionResetError("the server closed the connection")
-                reply += piece
+        try:
+            with on_failure(connection.close):
+                while (found := parse(reply, connection.origin)) is None:
+                    connection.socket.settimeout(_left(ends))
+                    if not (piece := connection.socket.recv(_PIECE)):
+                        raise ConnectionResetError("the server closed the connection")  # noqa: TRY301 - as the kernel does
+                    reply += piece
+        except Exception as problem:
+            raise self._unanswered(problem) from problem
         self._idle.keep(connection)
         return found
 
-    @contextmanager
-    def _asking(self, connection: _Connection) -> Iterator[None]:
-        """Close a connection that may have an unread reply, and raise what an error means."""
-        try:
-            with on_failure(connection.close):
-                yield
-        except Exception as problem:
-            self._idle.close()  # what has ended one connection has probably ended them all
-            raise StoreUnavailable(f"{self.traits.location} did not answer ({problem})") from problem
+    def _unanswered(self, problem: Exception) -> StoreUnavailable:
+        self._idle.close()  # what has ended one connection has probably ended them all
+        return StoreUnavailable(f"{self.traits.location} did not answer ({problem})")
 
     def _judge(self, verdict: bytes, entry: Entry | None, version: int) -> Entry | None:
         """Give the entry, or raise `StoreError` if the server has refused what it could have done."""
