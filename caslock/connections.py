@@ -12,12 +12,12 @@ import selectors
 import time
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from caslock.fork import generation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
 
 MOST_IDLE: Final = 32
 """Connections kept; where more requests run at once, more are opened, and closed afterwards."""
@@ -50,6 +50,7 @@ class Connection(Protocol):
 
 
 C = TypeVar("C", bound=Connection)
+T = TypeVar("T")
 
 # Where there is poll(), it needs no descriptor of its own: the selector of epoll would fail when none is left.
 _SELECTOR: Final = getattr(selectors, "PollSelector", selectors.SelectSelector)
@@ -124,6 +125,16 @@ class Waiters:
             yield
         finally:
             places.discard(place)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, because its connections block."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise RuntimeError("a blocking connection has suspended")
 
 
 def is_readable(descriptor: int) -> bool:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast
 from typing import overload as overload_
 
 from caslock.blocking import Lock
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from caslock.aio import AsyncLock
     from caslock.local.lock import Settings
     from caslock.store import AsyncStore, Store
+
+    AnyStore: TypeAlias = Store | AsyncStore | Callable[[], Store | AsyncStore]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,7 +54,7 @@ class Returns(Protocol[B_co]):
 
 @overload_
 def locked(
-    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+    store: AnyStore,
     key: str,
     *,
     timeout: float | Own | None = ...,
@@ -63,18 +65,13 @@ def locked(
 
 @overload_
 def locked(
-    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
-    key: str,
-    *,
-    timeout: float | Own = ...,
-    busy: Literal["skip"],
-    **settings: Unpack[Settings[Any]],
+    store: AnyStore, key: str, *, timeout: float | Own = ..., busy: Literal["skip"], **settings: Unpack[Settings[Any]]
 ) -> Returns[None]: ...
 
 
 @overload_
 def locked(
-    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+    store: AnyStore,
     key: str,
     *,
     timeout: float | Own = ...,
@@ -85,28 +82,18 @@ def locked(
 
 @overload_
 def locked(
-    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
-    key: str,
-    *,
-    timeout: float | Own = ...,
-    busy: Callable[..., B],
-    **settings: Unpack[Settings[Any]],
+    store: AnyStore, key: str, *, timeout: float | Own = ..., busy: Callable[..., B], **settings: Unpack[Settings[Any]]
 ) -> Returns[B]: ...
 
 
 @overload_
 def locked(
-    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
-    key: str,
-    *,
-    timeout: float | Own = ...,
-    busy: B,
-    **settings: Unpack[Settings[Any]],
+    store: AnyStore, key: str, *, timeout: float | Own = ..., busy: B, **settings: Unpack[Settings[Any]]
 ) -> Returns[B]: ...
 
 
 def locked(
-    store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+    store: AnyStore,
     key: str,
     *,
     timeout: float | Own | None = Own.TIMEOUT,
@@ -213,7 +200,7 @@ class _Locks(Generic[L]):
     def __init__(
         self,
         make: Callable[..., L],
-        store: Store | AsyncStore | Callable[[], Store | AsyncStore],
+        store: AnyStore,
         timeout: float | None,
         settings: Mapping[str, object],
     ) -> None:

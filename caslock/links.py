@@ -7,7 +7,7 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from caslock.closing import on_failure
@@ -18,9 +18,8 @@ from caslock.fork import generation
 from caslock.options import check_address
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-T = TypeVar("T")
 C = TypeVar("C", bound=AnyConnection)
 
 _PIECE: Final = 65_536
@@ -228,16 +227,6 @@ class Pool(Generic[C]):
         self.idle.close()  # what has ended one connection has probably ended them all
         if endpoint is None or self._endpoints[self._current] == endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
-
-
-def finished(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, because all its links are a `SocketLink`."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    raise RuntimeError("a blocking connection has suspended")
 
 
 def _left(ends: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
-from urllib.parse import SplitResult, parse_qsl
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,6 +49,17 @@ def options_of(query: str) -> dict[str, str]:
     return options
 
 
+def split_url(url: str, what: str, form: str) -> tuple[SplitResult, dict[str, str]]:
+    """Split a URL, and read its options; `form` is what a URL that can't be read should look like."""
+    if not isinstance(url, str):
+        raise TypeError(f"the URL of {what} must be a str, not {type(url).__name__}")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError(form) from None
+    return parts, options_of(parts.query)
+
+
 def no_other_options(options: Iterable[str], known: Iterable[str], usage: str) -> None:
     """Raise ValueError, with the usage of a URL, if it has an option that is not a known one."""
     from difflib import get_close_matches  # noqa: PLC0415 - not for `import caslock`
@@ -89,6 +100,15 @@ def check_timeout(name: str, value: object, *, or_zero: bool = False) -> float:
         least = "of 0 or more" if or_zero else "above 0"
         raise ValueError(f"{name} must be a number of seconds {least} and at most {LONGEST}, not {value!r}")
     return float(value)
+
+
+def timeout_of(options: dict[str, str], timeout: float | None, kind: str, default: float) -> float:
+    """Take the timeout out of the options of a URL, or else the argument; raises ValueError if both are given."""
+    if "timeout" in options:
+        if timeout is not None:
+            raise ValueError("give the timeout once: in the URL, or as an argument")
+        timeout = seconds_of(options.pop("timeout"), kind)
+    return check_timeout("timeout", default if timeout is None else timeout)
 
 
 def seconds_of(text: str, kind: str) -> float:

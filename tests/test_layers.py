@@ -48,8 +48,8 @@ MAY_IMPORT["stores"] = set()  # the package itself; its stores:
 OF_A_STORE = {"errors", "store", "closing", "fork", "options"}
 OF_A_CLIENT = OF_A_STORE | {"connections"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
-STORES["sql"] = STORES["hazelcast"] = STORES["redis"]
-STORES["etcd"] = STORES["nats"] = STORES["redis"] | {"links"}
+STORES["sql"] = STORES["redis"]
+STORES["etcd"] = STORES["nats"] = STORES["hazelcast"] = STORES["redis"] | {"links"}
 STORES["zookeeper"] = OF_A_CLIENT
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""

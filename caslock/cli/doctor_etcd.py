@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from caslock.cli.finding import danger, note, warning
-from caslock.links import SocketLink, finished
+from caslock.connections import run
+from caslock.links import SocketLink
 from caslock.stores.etcd.failures import Failures
 from caslock.stores.etcd.members import Members
 from caslock.stores.etcd.target import target_of
@@ -28,7 +29,7 @@ def examine(url: str) -> Iterator[Finding]:
     target = target_of(url, "", None)
     members = Members(target, Failures(target.location), SocketLink)
     try:
-        listed, alarms = finished(members.run(_facts()))
+        listed, alarms = run(members.run(_facts()))
     finally:
         members.close()
     for alarm in {each["alarm"] for each in alarms.body.get("alarms", [])}:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from caslock.cli.finding import danger, note, warning
-from caslock.links import SocketLink, finished
+from caslock.connections import run
+from caslock.links import SocketLink
 from caslock.stores.nats.failures import Failures
 from caslock.stores.nats.requests import Verbs
 from caslock.stores.nats.servers import Servers
@@ -25,7 +26,7 @@ def examine(url: str) -> Iterator[Finding]:
     verbs = Verbs(target.bucket)
     servers = Servers(target, verbs, Failures(target.location), SocketLink)
     try:
-        about = finished(servers.run(verbs.about()))
+        about = run(servers.run(verbs.about()))
     finally:
         servers.close()
     if about is None:

@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Self
 
 from caslock.closing import AsyncClosing, Closing
-from caslock.links import SocketLink, StreamLink, finished
+from caslock.connections import run
+from caslock.links import SocketLink, StreamLink
 from caslock.loop_end import PerLoop
 from caslock.store import Traits
 from caslock.stores.etcd.failures import Failures
@@ -52,25 +53,25 @@ class EtcdStore(Closing):
 
     def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
-        return finished(self._members.run(self._verbs.get(key)))
+        return run(self._members.run(self._verbs.get(key)))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `Store.put_if_version`: one packet, and if it is refused a second one, which revokes the lease."""
-        return finished(self._members.run(self._verbs.put(key, value, version, ttl)))
+        return run(self._members.run(self._verbs.put(key, value, version, ttl)))
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`."""
-        return finished(self._members.run(self._verbs.remove(key, version)))
+        return run(self._members.run(self._verbs.remove(key, version)))
 
     def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `WatchingStore.wait_while`: a watch, on a connection of its own."""
-        finished(self._members.wait_while(self._verbs, key, version, timeout))
+        run(self._members.wait_while(self._verbs, key, version, timeout))
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """See `ListingStore.list`, 500 at a time."""
         after = b""
         while True:
-            pairs, after = finished(self._members.run(self._verbs.page(prefix, after)))
+            pairs, after = run(self._members.run(self._verbs.page(prefix, after)))
             yield from pairs
             if not after:
                 return

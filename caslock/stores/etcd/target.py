@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from caslock.links import FILES, Endpoint, endpoints_of, tls_of
-from caslock.options import check_prefix, check_timeout, either, no_other_options, options_of, seconds_of
+from caslock.options import check_prefix, either, no_other_options, split_url, timeout_of
 
 if TYPE_CHECKING:
     import ssl
@@ -41,21 +41,12 @@ class Target(NamedTuple):
 
 def target_of(url: str, prefix: str, timeout: float | None) -> Target:
     """Read a URL; raises ValueError or TypeError, which show nothing of it."""
-    if not isinstance(url, str):
-        raise TypeError(f"the URL of an etcd must be a str, not {type(url).__name__}")
     check_prefix(prefix)
-    try:
-        parts = urlsplit(url)
-        options = options_of(parts.query)
-    except ValueError as error:
-        raise ValueError(str(error) if "given twice" in str(error) else _FORM) from None
+    parts, options = split_url(url, "an etcd", _FORM)
     if parts.scheme not in ("etcd", "etcds") or parts.path.strip("/") or parts.fragment:
         raise ValueError(_FORM)
     no_other_options(options, ("timeout", "prefix", *(FILES if parts.scheme == "etcds" else ())), _FORM)
-    if "timeout" in options:
-        if timeout is not None:
-            raise ValueError("give the timeout once: in the URL, or as an argument")
-        timeout = seconds_of(options.pop("timeout"), "an etcd")
+    timeout = timeout_of(options, timeout, "an etcd", TIMEOUT)
     prefix = either("prefix", options.pop("prefix", ""), prefix)
     prefix.encode()  # a lone surrogate is a ValueError
     files: dict[str, str] = {name: options.pop(name) for name in FILES if name in options}
@@ -68,6 +59,6 @@ def target_of(url: str, prefix: str, timeout: float | None) -> Target:
         user=unquote(name),
         password=unquote(password),
         prefix=prefix,
-        timeout=check_timeout("timeout", TIMEOUT if timeout is None else timeout),
+        timeout=timeout,
         tls=tls_of(files, "an etcd URL") if parts.scheme == "etcds" else None,
     )

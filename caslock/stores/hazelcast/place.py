@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from typing import Final, NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-from caslock.options import check_address, check_timeout, no_other_options, options_of, seconds_of
+from caslock.links import endpoints_of
+from caslock.options import no_other_options, split_url, timeout_of
 
 TIMEOUT: Final = 2.0
 """Seconds that a verb may take, unless the user says otherwise."""
@@ -44,18 +45,9 @@ class Place(NamedTuple):
 
 def place_of(url: str, timeout: float | None) -> Place:
     """Read a URL; raises ValueError or TypeError, which show nothing of it."""
-    if not isinstance(url, str):
-        raise TypeError(f"the URL of a Hazelcast must be a str, not {type(url).__name__}")
-    try:
-        parts = urlsplit(url)
-        options = options_of(parts.query)
-    except ValueError as error:
-        raise ValueError(str(error) if "given twice" in str(error) else _FORM) from None
+    parts, options = split_url(url, "a Hazelcast", _FORM)
     no_other_options(options, ("timeout", "cluster"), _FORM)
-    if "timeout" in options:
-        if timeout is not None:
-            raise ValueError("give the timeout once: in the URL, or as an argument")
-        timeout = seconds_of(options.pop("timeout"), "a Hazelcast")
+    timeout = timeout_of(options, timeout, "a Hazelcast", TIMEOUT)
     cluster = options.pop("cluster", CLUSTER)
     name = unquote(parts.path).removeprefix("/").removesuffix("/") or MAP
     user, at, hosts = parts.netloc.rpartition("@")
@@ -69,22 +61,10 @@ def place_of(url: str, timeout: float | None) -> Place:
     ):
         raise ValueError(_FORM)
     return Place(
-        members=tuple(dict.fromkeys(_member(host) for host in hosts.split(","))),
+        members=tuple(map(str, endpoints_of(hosts, _PORT, "Hazelcast", _FORM))),
         map=name,
         cluster=cluster,
         user=unquote(given[1]) if given else "",
         password=unquote(given[2]) if given else "",
-        timeout=check_timeout("timeout", TIMEOUT if timeout is None else timeout),
+        timeout=timeout,
     )
-
-
-def _member(text: str) -> str:
-    try:
-        parts = urlsplit(f"//{text}")
-    except ValueError:
-        raise ValueError(_FORM) from None
-    check_address(parts, "Hazelcast", "separate several by commas")
-    if not parts.hostname:
-        raise ValueError(_FORM)
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{host}:{parts.port or _PORT}"

@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Self
 
 from caslock.closing import AsyncClosing, Closing
-from caslock.links import SocketLink, StreamLink, finished
+from caslock.connections import run
+from caslock.links import SocketLink, StreamLink
 from caslock.loop_end import PerLoop
 from caslock.store import Traits
 from caslock.stores.nats.failures import Failures
@@ -51,24 +52,24 @@ class NatsStore(Closing):
 
     def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
-        return finished(self._servers.run(self._verbs.get(key)))
+        return run(self._servers.run(self._verbs.get(key)))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `Store.put_if_version`: one request, and if it is refused a second one, which looks."""
-        return finished(self._servers.run(self._verbs.put(key, value, version, ttl), writes=True))
+        return run(self._servers.run(self._verbs.put(key, value, version, ttl), writes=True))
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`; like a put."""
-        return finished(self._servers.run(self._verbs.remove(key, version), writes=True))
+        return run(self._servers.run(self._verbs.remove(key, version), writes=True))
 
     def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `WatchingStore.wait_while`: a subscription, on a connection that nobody else uses."""
-        finished(self._servers.wait_while(key, version, timeout))
+        run(self._servers.wait_while(key, version, timeout))
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """See `ListingStore.list`, one request for each entry of the bucket."""
         seen, sequence = set[str](), 1
-        while found := finished(self._servers.run(self._verbs.next(sequence))):
+        while found := run(self._servers.run(self._verbs.next(sequence))):
             key, entry, sequence = found
             if key and entry and key.startswith(prefix) and key not in seen:
                 seen.add(key)

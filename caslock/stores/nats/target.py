@@ -6,10 +6,10 @@ import re
 from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from caslock.links import FILES, Endpoint, endpoints_of, tls_of
-from caslock.options import check_timeout, no_other_options, options_of, seconds_of
+from caslock.options import no_other_options, split_url, timeout_of
 
 if TYPE_CHECKING:
     import ssl
@@ -52,20 +52,11 @@ class Target(NamedTuple):
 
 def target_of(url: str, timeout: float | None) -> Target:
     """Read a URL; raises ValueError or TypeError, which show nothing of it."""
-    if not isinstance(url, str):
-        raise TypeError(f"the URL of a NATS server must be a str, not {type(url).__name__}")
-    try:
-        parts = urlsplit(url)
-        options = options_of(parts.query)
-    except ValueError as error:
-        raise ValueError(str(error) if "given twice" in str(error) else _FORM) from None
+    parts, options = split_url(url, "a NATS server", _FORM)
     if parts.scheme not in ("nats", "natss") or parts.fragment:
         raise ValueError(_FORM)
     no_other_options(options, ("timeout", "replicas", "creds", *(FILES if parts.scheme == "natss" else ())), _FORM)
-    if "timeout" in options:
-        if timeout is not None:
-            raise ValueError("give the timeout once: in the URL, or as an argument")
-        timeout = seconds_of(options.pop("timeout"), "a NATS")
+    timeout = timeout_of(options, timeout, "a NATS", TIMEOUT)
     replicas = options.pop("replicas", "1")
     if replicas not in ("1", "2", "3", "4", "5"):
         raise ValueError("the replicas of a NATS bucket must be a number from 1 to 5")
@@ -81,7 +72,7 @@ def target_of(url: str, timeout: float | None) -> Target:
         creds=creds,
         bucket=bucket,
         replicas=int(replicas),
-        timeout=check_timeout("timeout", TIMEOUT if timeout is None else timeout),
+        timeout=timeout,
         tls=tls_of(files, "a NATS URL") if parts.scheme == "natss" else None,
     )
 

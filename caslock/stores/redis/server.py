@@ -11,7 +11,7 @@ import inspect
 import math
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import redis
 import redis.asyncio
@@ -21,18 +21,17 @@ from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
 
-from caslock.connections import LEAST
+from caslock.connections import LEAST, run
 from caslock.options import check_prefix, check_replicas, check_timeout
 from caslock.store import Traits
 from caslock.stores.redis.failures import Dialect, Failures
 from caslock.stores.redis.wire import packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from caslock.stores.redis.wire import Reply
 
-T = TypeVar("T")
 Untyped: TypeAlias = Any  # redis-py: its two APIs are used by one code here, and share no type
 Address: TypeAlias = tuple[str, int]
 
@@ -135,16 +134,6 @@ class Server:
         for name in ("socket_timeout", "socket_connect_timeout"):
             settings[name] = min(settings[name], share)
         return type(client).from_pool(type(pool)(connection_class=pool.connection_class, **settings))
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        found: T = done.value
-        return found
-    raise RuntimeError("a blocking connection suspended")
 
 
 class _Primary:

@@ -11,12 +11,13 @@ import redis
 import redis.asyncio
 
 from caslock.closing import AsyncClosing, Closing
+from caslock.connections import run
 from caslock.loop_end import Loops
 from caslock.stores.redis.async_connections import Pipelines
 from caslock.stores.redis.cluster import Cluster
 from caslock.stores.redis.failures import REDIS, Dialect
 from caslock.stores.redis.requests import FOREIGN, Requests
-from caslock.stores.redis.server import Server, run
+from caslock.stores.redis.server import Server
 from caslock.stores.redis.sockets import Sockets
 from caslock.stores.redis.url import open_url
 

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 from kazoo.client import KazooClient
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from caslock.options import check_timeout, no_other_options, options_of, seconds_of
+from caslock.options import check_timeout, no_other_options, options_of, timeout_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,10 +64,7 @@ def _of_url(url: str, timeout: float | None) -> Ensemble:
     parts = urlsplit(url)
     options = options_of(parts.query)
     no_other_options(options, ("timeout", *(_TLS if parts.scheme == "zookeepers" else ())), _USAGE)
-    if "timeout" in options:
-        if timeout is not None:
-            raise ValueError("give the timeout once: in the URL, or as an argument")
-        timeout = seconds_of(options.pop("timeout"), "a ZooKeeper")
+    timeout = timeout_of(options, timeout, "a ZooKeeper", TIMEOUT)
     secure = parts.scheme == "zookeepers"
     user, at, hosts = parts.netloc.rpartition("@")
     # A password may have a colon; a user has none, or the server could not tell them apart.
@@ -85,7 +82,7 @@ def _of_url(url: str, timeout: float | None) -> Ensemble:
     return Ensemble(
         _hosts(hosts),
         root,
-        check_timeout("timeout", TIMEOUT if timeout is None else timeout),
+        timeout,
         credentials,
         CREATOR_ALL_ACL if credentials else OPEN_ACL_UNSAFE,
         _context(options) if secure else None,
