@@ -62,7 +62,7 @@ class Run:
         self.violation: Violation | None = None
         self.flows: dict[str, Flow] = {}
         self.late: list[Late] = []
-        self.judge = Judge(self)
+        self.judge = self._judge()
         self.raced = 0  # at which line of the last step it has struck, if that was a race
         self.troubled = -NEVER  # when something has gone wrong last
         self._graves: list[Flow] = []
@@ -75,6 +75,9 @@ class Run:
         self.clients: list[Client] = []
         for client in plan.clients:
             self.enter(client)
+
+    def _judge(self) -> Judge:
+        return Judge(self)
 
     def enter(self, plan: ClientPlan) -> None:
         """Start a client."""

@@ -76,6 +76,7 @@ class Event:
     async def wait(self, timeout: float | None) -> None:
         """Stop until it is set, or for `timeout` seconds."""
         await Listening(self, NEVER if timeout is None else self._runtime.now() + timeout)
+        self.flag = False
 
     def set(self) -> None:
         """Wake the waiter."""
