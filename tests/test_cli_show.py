@@ -117,6 +117,22 @@ def test_break_asks_first(answer: str, status: int, url: str, store: ClosableSto
     assert lock.locked() == (answer == "n")
 
 
+def test_break_spares_a_later_holder(url: str, store: ClosableStore) -> None:
+    """If the key has changed hands while the question waited for its answer, it is asked again."""
+    hold = Lock(store, "key", owner="first").acquire()
+    assert hold
+    with AtTerminal(*CASLOCK, "break", "key", env=environment(url)) as terminal:
+        assert "first" in terminal.read_until("[y/N]")
+        hold.release()
+        later = Lock(store, "key", owner="later")
+        assert later.acquire()
+        terminal.type("y\n")
+        assert "later" in terminal.read_until("[y/N]")
+        terminal.type("n\n")
+        assert terminal.status() == 1
+    assert later.locked()
+
+
 def test_top_shows_what_is_held(url: str, store: ClosableStore) -> None:
     """A table that follows what happens, until Ctrl-C."""
     with AtTerminal(*CASLOCK, "top", "--interval", "0.1", env=environment(url, TERM="xterm")) as terminal:

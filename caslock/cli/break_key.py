@@ -29,11 +29,14 @@ def command(key: str, url: str | None, *, yes: bool, as_json: bool) -> int:
     with opened(url, looks=True) as store:
         lock = Lock(store, key)
         holder = lock.holder()
-        if holder is not None and not yes:
+        asked = None
+        while holder is not None and not yes and asked != (holder.owner, holder.fence, holder.since_iso):
             if not sys.stdin.isatty():
                 raise click.UsageError("nobody is here to be asked: give --yes")
             if not click.confirm(printable(f"{key!r} is held by {holder}. Take it away?"), err=True):
                 return FREE
+            asked = holder.owner, holder.fence, holder.since_iso
+            holder = lock.holder()  # the answer may have taken long, and concerns no later holder
         taken = None if holder is None else lock.force_release()
     if as_json:
         print_json(told(key, taken))
