@@ -27,6 +27,7 @@ from caslock import fork as process
 from caslock.local import shared
 from caslock.local import thread_renewer as renewer
 from caslock.local.shared import shared_of
+from caslock.local.workers import Workers
 from caslock.protocol.lease import NEVER
 from caslock.stores.memory import MemoryStore
 from tests.locations import PROMPT, Place, Watched, fresh, observed, opened, until
@@ -704,6 +705,24 @@ def test_an_interrupted_extension_stops_no_other_renewals(kind: str) -> None:
     for hold in [*extended, *kept]:
         with contextlib.suppress(LockLost):
             hold.release()
+
+
+def test_an_interrupt_as_a_thread_gets_a_job_stops_no_other_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt at each moment, also inside of `threading`: the next job is run all the same."""
+    monkeypatch.setattr(f"{__name__}.LIBRARIES", ("/workers.py", "/threading.py"))
+    made: list[Workers] = []
+
+    def prepare() -> Callable[[], object]:
+        workers = Workers("test", 1)
+        workers.do(lambda: None)
+        assert until(lambda: workers._idle)
+        made.append(workers)
+        return lambda: workers.do(lambda: None)
+
+    for moment in every_moment(prepare):
+        done = threading.Event()
+        made[-1].do(done.set)
+        assert done.wait(10), moment
 
 
 def test_a_block_interrupted_as_it_ends_is_bounded_by_the_lease() -> None:

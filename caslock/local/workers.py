@@ -25,8 +25,10 @@ class Workers:
 
     def __init__(self, name: str, most: int) -> None:
         self._name, self._most = name, most
-        # Reentrant: a signal handler may use a lock while its thread is in here.
-        self._guard = threading.Condition(threading.RLock())
+        # Reentrant: a signal handler may use a lock while its thread is in here.  It is taken directly and not through
+        # the condition, whose methods are Python code: an interrupt inside of these would leave it locked.
+        self._guard = threading.RLock()
+        self._more = threading.Condition(self._guard)
         self._jobs = deque["Callable[[], object]"]()
         self._threads = set[threading.Thread]()
         self._idle = 0
@@ -35,8 +37,8 @@ class Workers:
         """Run `job` in a thread; if none can be started, in the calling thread, or (here=False) not at all."""
         with self._guard:
             self._jobs.append(job)
+            self._more.notify()
             if self._idle >= len(self._jobs):
-                self._guard.notify()
                 return
             if len(self._threads) < self._most and (thread := start(self._work, self._name)):
                 self._threads.add(thread)
@@ -53,7 +55,7 @@ class Workers:
         while True:
             with self._guard:
                 self._idle += 1
-                if not self._guard.wait_for(self._jobs.__len__, linger):
+                if not self._more.wait_for(self._jobs.__len__, linger):
                     self._threads.discard(threading.current_thread())
                 self._idle -= 1
                 if not self._jobs:
