@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from types import CoroutineType, TracebackType
 
     from caslock.local.lock_state import LockState
+    from caslock.local.multi import MultiState
+    from caslock.local.quorum import QuorumState
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
 
@@ -109,21 +111,25 @@ class AsyncHold(Holding, _Releasing):
 
 
 B = TypeVar("B", AsyncHold, "AsyncMultiHold")
+B_co = TypeVar("B_co", covariant=True)
+
+
+class _State(Protocol[B_co]):
+    """What `LockState` and `MultiState` have in common."""
+
+    def acquire(
+        self, make: type[AsyncHold], timeout: float | None, caller: Task | None = None
+    ) -> Coroutine[object, object, B_co]: ...
+
+    def newest_hold(self, me: Task | None = None) -> Holding | Holds[AsyncHold]: ...
 
 
 class _Acquired(OnlyAsyncWith, ABC, Generic[B]):
     """What `AsyncLock` and `AsyncMultiLock` have in common: to be acquired, and an asynchronous context manager."""
 
+    _state: _State[B]
     _timeout: float | None
     _blocks: WithBlocks[_Block[B]]
-
-    @abstractmethod
-    async def _take(self, timeout: float | None, caller: Task | None = None) -> B:
-        """Acquire; raises `NotAcquired`."""
-
-    @abstractmethod
-    async def _release(self, caller: Task | None) -> None:
-        """Release what `caller` has acquired last."""
 
     def acquire(
         self,
@@ -142,7 +148,7 @@ class _Acquired(OnlyAsyncWith, ABC, Generic[B]):
 
     async def _acquire_for(self, caller: Task | None, timeout: float | None) -> B | None:
         try:
-            held = await self._take(timeout, _here(caller))
+            held = await self._state.acquire(AsyncHold, timeout, _here(caller))
         except NotAcquired:
             return None
         for attempt in held._attempts:
@@ -151,11 +157,16 @@ class _Acquired(OnlyAsyncWith, ABC, Generic[B]):
 
     def release(self) -> Coroutine[object, object, None]:
         """Release what the task that makes this call has acquired last; see `Hold.release`."""
-        return _named(f"{type(self).__name__}.release", self._release(calling_task()))
+        caller = calling_task()
+
+        async def release() -> None:
+            await self._state.newest_hold(caller)._released()
+
+        return _named(f"{type(self).__name__}.release", release())
 
     async def __aenter__(self) -> B:
         """Acquire within the lock's own timeout, or raise `NotAcquired`."""
-        held = await self._take(self._timeout)
+        held = await self._state.acquire(AsyncHold, self._timeout)
         _Block(self._blocks, held, held._attempts)
         return held
 
@@ -172,14 +183,9 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
     If the lease is lost, the ``async with`` block is cancelled (as by `asyncio.timeout`) and raises `LockLost`.
     """
 
+    _state: LockState
     _runtime = staticmethod(task_runtime)
     _with = "async with"
-
-    async def _take(self, timeout: float | None, caller: Task | None = None) -> AsyncHold:
-        return await self._state.acquire(AsyncHold, timeout, caller)
-
-    async def _release(self, caller: Task | None) -> None:
-        await self._state.newest_hold(caller)._released()
 
     async def locked(self) -> bool:
         """Whether anybody holds the key now."""
@@ -200,15 +206,10 @@ class AsyncQuorumLock(SeveralStores[AsyncStore | Store, AsyncHold], _Acquired[As
     If fewer than a majority of the leases are left, the ``async with`` block is cancelled and raises `LockLost`.
     """
 
+    _state: QuorumState
     _runtime = staticmethod(task_runtime)
     _start = staticmethod(start_task)
     _with = "async with"
-
-    async def _take(self, timeout: float | None, caller: Task | None = None) -> AsyncHold:
-        return await self._state.acquire(AsyncHold, timeout, caller)
-
-    async def _release(self, caller: Task | None) -> None:
-        await self._state.newest_hold(caller)._released()
 
 
 class AsyncMultiHold(Holds[AsyncHold], _Releasing):
@@ -232,14 +233,9 @@ class AsyncMultiHold(Holds[AsyncHold], _Releasing):
 class AsyncMultiLock(SeveralLocks[AsyncStore | Store, AsyncLock, AsyncHold, AsyncMultiHold], _Acquired[AsyncMultiHold]):
     """Several locks as one, for asyncio; see `MultiLock`."""
 
+    _state: MultiState[AsyncHold, AsyncMultiHold]
     _lock_type, _hold_type = AsyncLock, AsyncMultiHold
     _with = "async with"
-
-    async def _take(self, timeout: float | None, caller: Task | None = None) -> AsyncMultiHold:
-        return await self._state.acquire(AsyncHold, timeout, caller)
-
-    async def _release(self, caller: Task | None) -> None:
-        await self._state.newest_holds(caller)._released()
 
 
 def _give(caller: Task | None, attempt: Attempt) -> None:

@@ -337,4 +337,4 @@ class MultiLock(SeveralLocks[Store, Lock, Hold, MultiHold], _Acquired[MultiHold]
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `MultiHold.release`."""
-        self._state.newest_holds().release()
+        self._state.newest_hold().release()

@@ -70,6 +70,14 @@ def tls_of(files: dict[str, str], url: str) -> ssl.SSLContext:
     return context
 
 
+def tls_refused(location: str, error: ssl.SSLError) -> StoreError:
+    """Say why a server and we could not agree on TLS."""
+    why = str(error.reason).lower().replace("_", " ")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message or "the certificate is not trusted"
+    return StoreError(f"{location} and this client do not accept each other's TLS ({why}).")
+
+
 class Link(ABC):
     """A connection, for one packet at a time."""
 

@@ -34,10 +34,8 @@ def examine(url: str) -> Iterator[Finding]:
         members.close()
     for alarm in {each["alarm"] for each in alarms.body.get("alarms", [])}:
         yield danger(*_ALARMS.get(alarm, (f"it has the alarm {alarm}", "locks may be impossible", "See etcd's log")))
-    voting, named = (
-        [each for each in listed.body.get("members", []) if not each.get("isLearner")],
-        len(target.endpoints),
-    )
+    voting = [each for each in listed.body.get("members", []) if not each.get("isLearner")]
+    named = len(target.endpoints)
     if len(voting) == 1:
         yield note("it has one member", "while that is down, no lock can be acquired")
     elif len(voting) == _PAIR:

@@ -180,7 +180,7 @@ class MultiState(Generic[H, M]):
                 with suppress(ValueError):  # another thread was faster
                     self._held.remove(held)
 
-    def newest_holds(self, me: object = None) -> M:
+    def newest_hold(self, me: object = None) -> M:
         """Return what `me` (None: this thread or task) has acquired last and not released."""
         me = me or self._runtime.me()
         self._forget_released()

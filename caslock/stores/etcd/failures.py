@@ -9,6 +9,7 @@ import h11
 
 from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.links import tls_refused
 from caslock.stores.etcd.requests import Refused
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ class Failures:
             if isinstance(error, ssl.SSLError) and error.reason in _IS_PLAIN:
                 return StoreError(f"{self._location} does not speak TLS. {_PLAIN}.")
             if isinstance(error, ssl.SSLError) and error.reason and error.reason not in _CUT:
-                why = _of_tls(error)
-                return StoreError(f"{self._location} and this client do not accept each other's TLS ({why}).")
+                return tls_refused(self._location, error)
             if isinstance(error, ConnectionResetError | ssl.SSLError):
                 tls = self._location.startswith("etcds")
                 hint = f"Does it speak TLS? {_PLAIN}" if tls else f"{_OTHER}; for TLS, begin the URL with etcds://"
@@ -95,9 +95,3 @@ class Failures:
             return StoreUnavailable(f"{self._location} is unreachable ({reason(error)})", sent=False)
         say = "gave no answer, and may have applied the request"
         return StoreUnavailable(f"{self._location} {say} ({reason(error)})")
-
-
-def _of_tls(error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message or "the certificate is not trusted"
-    return str(error.reason).lower().replace("_", " ")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.links import tls_refused
 from caslock.stores.nats.requests import RefusedError
 from caslock.stores.nats.wire import NotNatsError
 
@@ -92,10 +93,7 @@ class Failures:
             say = "gave no answer, and may have applied the request"
             return StoreUnavailable(f"{self._location} {say} ({reason(error)})")
         if isinstance(error, ssl.SSLError) and error.reason and "EOF" not in error.reason:
-            why = str(error.reason).lower().replace("_", " ")
-            if isinstance(error, ssl.SSLCertVerificationError):
-                why = error.verify_message or "the certificate is not trusted"
-            return StoreError(f"{self._location} and this client do not accept each other's TLS ({why}).")
+            return tls_refused(self._location, error)
         if isinstance(error, ConnectionResetError | ssl.SSLError):
             return StoreUnavailable(f"{self._location} has closed the connection. {_OTHER}.", sent=False)
         return StoreUnavailable(f"{self._location} is unreachable ({reason(error)})", sent=False)
