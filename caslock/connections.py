@@ -108,6 +108,11 @@ class IdleConnections(Generic[C]):
                 self._inherited.append(connection)
 
 
+def seconds_left(ends: float) -> float:
+    """Return the seconds until the moment `ends`, as a timeout of a socket."""
+    return max(ends - time.monotonic(), LEAST)
+
+
 class Waiters:
     """Those who wait at a server, each on a connection of its own."""
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from caslock.closing import on_failure
-from caslock.connections import LEAST, IdleConnections, is_readable
 from caslock.connections import Connection as AnyConnection
+from caslock.connections import IdleConnections, is_readable, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
 from caslock.options import check_address
@@ -129,7 +129,7 @@ class SocketLink(Link):
             opened = cls(endpoint, socket.socket(family, kind, protocol))
             try:
                 with on_failure(opened.close):
-                    opened._socket.settimeout(_left(ends))
+                    opened._socket.settimeout(seconds_left(ends))
                     opened._socket.connect(address)
                     opened._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     if tls:
@@ -143,18 +143,18 @@ class SocketLink(Link):
 
     async def secure(self, tls: ssl.SSLContext, ends: float) -> None:
         """See `Link.secure`."""
-        self._socket.settimeout(_left(ends))
+        self._socket.settimeout(seconds_left(ends))
         self._socket = tls.wrap_socket(self._socket, server_hostname=self.endpoint.host, do_handshake_on_connect=False)
         self._socket.do_handshake()
 
     async def send(self, packet: bytes, ends: float) -> None:
         """See `Link.send`."""
-        self._socket.settimeout(_left(ends))
+        self._socket.settimeout(seconds_left(ends))
         self._socket.sendall(packet)
 
     async def receive(self, ends: float) -> bytes:
         """See `Link.receive`."""
-        self._socket.settimeout(_left(ends))
+        self._socket.settimeout(seconds_left(ends))
         return self._socket.recv(_PIECE)
 
     def is_quiet(self) -> bool:
@@ -177,23 +177,23 @@ class StreamLink(Link):
     @classmethod
     async def open(cls, endpoint: Endpoint, tls: ssl.SSLContext | None, ends: float) -> Self:
         """See `Link.open`."""
-        async with asyncio.timeout(_left(ends)):
+        async with asyncio.timeout(seconds_left(ends)):
             return cls(endpoint, *await asyncio.open_connection(*endpoint, ssl=tls))
 
     async def secure(self, tls: ssl.SSLContext, ends: float) -> None:
         """See `Link.secure`."""
-        async with asyncio.timeout(_left(ends)):
+        async with asyncio.timeout(seconds_left(ends)):
             await self._writer.start_tls(tls, server_hostname=self.endpoint.host)
 
     async def send(self, packet: bytes, ends: float) -> None:
         """See `Link.send`."""
         self._writer.write(packet)
-        async with asyncio.timeout(_left(ends)):
+        async with asyncio.timeout(seconds_left(ends)):
             await self._writer.drain()
 
     async def receive(self, ends: float) -> bytes:
         """See `Link.receive`."""
-        async with asyncio.timeout(_left(ends)):
+        async with asyncio.timeout(seconds_left(ends)):
             return await self._reader.read(_PIECE)
 
     def is_quiet(self) -> bool:
@@ -235,7 +235,3 @@ class Pool(Generic[C]):
         self.idle.close()  # what has ended one connection has probably ended them all
         if endpoint is None or self._endpoints[self._current] == endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
-
-
-def _left(ends: float) -> float:
-    return max(ends - monotonic(), LEAST)

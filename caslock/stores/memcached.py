@@ -24,7 +24,7 @@ from pymemcache.exceptions import (
 )
 
 from caslock.closing import Closing, on_failure
-from caslock.connections import LEAST, IdleConnections, is_readable, reason
+from caslock.connections import IdleConnections, is_readable, reason, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
 from caslock.options import (
@@ -218,7 +218,7 @@ class MemcachedStore(Closing):
         """Send a packet, and receive of the reply what comes at once."""
         try:
             with on_failure(connection.close):
-                connection.socket.settimeout(_left(ends))
+                connection.socket.settimeout(seconds_left(ends))
                 connection.socket.sendall(packet)
                 return connection.socket.recv(_PIECE)
         except Exception as problem:
@@ -229,7 +229,7 @@ class MemcachedStore(Closing):
         try:
             with on_failure(connection.close):
                 while (found := parse(reply, connection.origin)) is None:
-                    connection.socket.settimeout(_left(ends))
+                    connection.socket.settimeout(seconds_left(ends))
                     if not (piece := connection.socket.recv(_PIECE)):
                         raise ConnectionResetError("the server closed the connection")  # noqa: TRY301 - as the kernel does
                     reply += piece
@@ -274,12 +274,12 @@ class MemcachedStore(Closing):
 
     def _open(self, ends: float) -> _Connection:
         """Connect, and learn which start of the server this is and whether locks are safe with it."""
-        left = _left(ends)
+        left = seconds_left(ends)
         client = self._new_client(timeout=left, connect_timeout=left)
         with on_failure(client.close):
             client._connect()  # noqa: SLF001 - else `stats` would connect, and begin the timeout anew after that
             facts = _facts(client, ends) | _facts(client, ends, "settings")
-            while facts[b"uptime"] < _OF_AGE and _left(ends) > 2 * _PAUSE:
+            while facts[b"uptime"] < _OF_AGE and seconds_left(ends) > 2 * _PAUSE:
                 time.sleep(_PAUSE)
                 facts |= _facts(client, ends)
             self._start = start = _start(facts, self.traits.location, not_before=self._start)
@@ -336,12 +336,8 @@ class _Connection:
         self._client.close()
 
 
-def _left(ends: float) -> float:
-    return max(ends - time.monotonic(), LEAST)
-
-
 def _facts(client: Client, ends: float, *about: str) -> dict[bytes, Any]:
-    client.sock.settimeout(_left(ends))
+    client.sock.settimeout(seconds_left(ends))
     facts: dict[bytes, Any] = client.stats(*about)
     return facts
 

@@ -30,7 +30,7 @@ from hazelcast.errors import (
 from hazelcast.lifecycle import LifecycleState
 
 from caslock.closing import on_failure
-from caslock.connections import LEAST, reason
+from caslock.connections import LEAST, reason, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Session:
         """Call a method of the map, by the moment `ends`."""
         used = await self._opened(ends)
         try:
-            async with asyncio.timeout(_left(ends)):
+            async with asyncio.timeout(seconds_left(ends)):
                 return await getattr(used.map, method)(*arguments)
         except TimeoutError as error:
             self._retire(used)
@@ -114,7 +114,7 @@ class Session:
         )
         used.waits.add(changed)
         try:
-            done, _ = await asyncio.wait({listener}, timeout=_left(ends))
+            done, _ = await asyncio.wait({listener}, timeout=seconds_left(ends))
             if not done:
                 self._retire(used)
                 raise self._unanswered(TimeoutError())
@@ -144,7 +144,7 @@ class Session:
         if self._open is not None and self._open.client.lifecycle_service.is_running():
             return self._open
         try:
-            async with asyncio.timeout(_left(ends)):
+            async with asyncio.timeout(seconds_left(ends)):
                 await self._opening.acquire()
         except TimeoutError as error:
             raise StoreUnavailable(f"{self._place.location} is unreachable (no answer in time)", sent=False) from error
@@ -160,7 +160,7 @@ class Session:
         count, problem = len(self._place.members), Exception()
         for number in range(count):
             try:
-                opened = await self._begin(self._first, monotonic() + _left(ends) / (count - number))
+                opened = await self._begin(self._first, monotonic() + seconds_left(ends) / (count - number))
             except StoreError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is, the next member is asked
@@ -197,7 +197,7 @@ class Session:
         try:
             with on_failure(partial(self._leave, client)):
                 # Not cancelled, because the client swallows that.  It ends when the client is shut down.
-                done, _ = await asyncio.wait({starting}, timeout=_left(ends))
+                done, _ = await asyncio.wait({starting}, timeout=seconds_left(ends))
                 return _Open(client, starting.result() if done else _too_late(), waits)
         except HazelcastError as error:
             if heard and isinstance(heard[0], Exception):
@@ -232,7 +232,7 @@ class Session:
         if self._place.user:
             config.creds_username, config.creds_password = self._place.user, self._place.password
         config.smart_routing = False  # a connection to each member would hang on one that is frozen
-        config.connection_timeout = _left(ends)
+        config.connection_timeout = seconds_left(ends)
         config.cluster_connect_timeout = 0  # one try
         config.reconnect_mode = ReconnectMode.OFF
         config.invocation_timeout = LEAST  # nothing is sent twice
@@ -290,10 +290,6 @@ def _forget(task: asyncio.Task[Any]) -> None:
     """Take the error of a task, or asyncio would log it."""
     if not task.cancelled():
         task.exception()
-
-
-def _left(ends: float) -> float:
-    return max(ends - monotonic(), LEAST)
 
 
 def _told(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redis import exceptions
 
 from caslock.closing import on_failure
-from caslock.connections import LEAST, is_readable
+from caslock.connections import is_readable, seconds_left
 from caslock.fork import generation
 from caslock.stores.redis.connections import Connections
 from caslock.stores.redis.wire import MORE, PUSH, new_reader
@@ -69,7 +69,7 @@ class Connection:
         As a rule it waits for the timeout: to set it anew for each request, to acquire and release takes 6 % longer.
         """
         self._hurried = True
-        self._socket.settimeout(max(ends - monotonic(), LEAST))
+        self._socket.settimeout(seconds_left(ends))
 
     def relax(self) -> bool:
         """Have it wait as a rule again; False: there is something left to read."""

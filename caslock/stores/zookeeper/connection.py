@@ -18,7 +18,7 @@ from kazoo.exceptions import EXCEPTIONS, AuthFailedError, RolledBackError, Runti
 from kazoo.protocol.serialization import Auth, CloseInstance, Connect, ReplyHeader, Transaction, Watch
 
 from caslock.closing import on_failure
-from caslock.connections import LEAST, is_readable
+from caslock.connections import is_readable, seconds_left
 from caslock.fork import generation
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class Connection:
         self._xid = 0
         addresses, failed = _addresses(ensemble.hosts)
         for number, address in enumerate(addresses):
-            now = monotonic()
             try:
-                self._open(address, ensemble, now + max(ends - now, LEAST) / (len(addresses) - number))
+                share = seconds_left(ends) / (len(addresses) - number)
+                self._open(address, ensemble, monotonic() + share)
             except AuthFailedError:
                 raise
             except Exception as error:  # noqa: BLE001 - the last one is raised
@@ -113,7 +113,7 @@ class Connection:
     def _open(self, address: _Address, ensemble: Ensemble, ends: float) -> None:
         self._socket = socket.socket(address.family, socket.SOCK_STREAM)
         with on_failure(self.drop):
-            self._socket.settimeout(max(ends - monotonic(), LEAST))
+            self._socket.settimeout(seconds_left(ends))
             self._socket.connect(address.address)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if ensemble.tls:
@@ -146,7 +146,7 @@ class Connection:
     def _frame(self, ends: float) -> bytes:
         size = 4
         while len(self._received) < size or (size == 4 and (size := 4 + self._length()) > len(self._received)):  # noqa: PLR2004 - bytes
-            self._socket.settimeout(max(ends - monotonic(), LEAST))
+            self._socket.settimeout(seconds_left(ends))
             piece = self._socket.recv(_CHUNK)
             if not piece:
                 raise ConnectionResetError("the server has closed the connection")
@@ -162,7 +162,7 @@ class Connection:
         return int(length)
 
     def _send(self, packet: bytes | bytearray, ends: float) -> None:
-        self._socket.settimeout(max(ends - monotonic(), LEAST))
+        self._socket.settimeout(seconds_left(ends))
         self._socket.sendall(packet)
 
 
