@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
-from caslock.closing import on_failure
 from caslock.errors import CaslockError, NotAcquired, NotHeld, told
+from caslock.guards import on_failure
 from caslock.local.hold import Holding
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
 from caslock.local.multi import Holds

@@ -10,11 +10,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
-from caslock.closing import on_failure
 from caslock.connections import Connection as AnyConnection
 from caslock.connections import IdleConnections, is_readable, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
+from caslock.guards import on_failure
 from caslock.options import check_address
 
 if TYPE_CHECKING:

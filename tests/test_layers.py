@@ -18,7 +18,7 @@ LOCAL = (
     *("quorum", "multi", "lock"),
     *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "tasks"),
 )
-GROUND = ("errors", "store", "closing", "fork", "connections", "options", "links", "loop_end", "observer")
+GROUND = ("errors", "store", "guards", "closing", "fork", "connections", "options", "links", "loop_end", "observer")
 LADDER = (
     *GROUND,
     *(f"protocol.{name}" for name in PROTOCOL),
@@ -45,7 +45,7 @@ LADDER = (
 
 MAY_IMPORT = {own: set(LADDER[:rung]) for rung, own in enumerate(LADDER)}
 MAY_IMPORT["stores"] = set()  # the package itself; its stores:
-OF_A_STORE = {"errors", "store", "closing", "fork", "options"}
+OF_A_STORE = {"errors", "store", "guards", "closing", "fork", "options"}
 OF_A_CLIENT = OF_A_STORE | {"connections"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
 STORES["sql"] = STORES["redis"]
@@ -54,7 +54,7 @@ STORES["zookeeper"] = OF_A_CLIENT
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""
 for own in PROTOCOL:
-    MAY_IMPORT[f"protocol.{own}"] -= {"closing", "connections", "fork", "links", "loop_end", "options", "observer"}
+    MAY_IMPORT[f"protocol.{own}"] -= set(GROUND) - {"errors", "store"}
 for own in ("task_renewer", "tasks"):  # threads and tasks are siblings, and so are the two APIs
     MAY_IMPORT[f"local.{own}"] -= {"local.thread_renewer", "local.threads"}
 MAY_IMPORT["aio"] -= {"blocking", "local.thread_renewer", "local.threads"}

@@ -15,9 +15,9 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar, cast
 
 from caslock import observer
-from caslock.closing import undoing
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
 from caslock.fork import at_fork, generation
+from caslock.guards import undoing
 from caslock.local.hold import Holding
 from caslock.local.reports import call_on_lost, event_of
 from caslock.protocol import acquire, release, renew, withdraw

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar, cast
 
-from caslock.closing import failure_of, undoing
 from caslock.errors import (
     CaslockError,
     LockLost,
@@ -18,6 +17,7 @@ from caslock.errors import (
     StoreUnavailable,
     told,
 )
+from caslock.guards import failure_of, undoing
 from caslock.local.hold import Holding, not_copied_hold
 from caslock.protocol import batch
 from caslock.protocol.lease import NEVER

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
 
-from caslock.closing import failure_of, undoing
 from caslock.errors import CaslockError, LockLost, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
+from caslock.guards import failure_of, undoing
 from caslock.local.lock_state import LockSettings, LockState
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt, First

@@ -23,10 +23,11 @@ from pymemcache.exceptions import (
     MemcacheUnknownError,
 )
 
-from caslock.closing import Closing, on_failure
+from caslock.closing import Closing
 from caslock.connections import IdleConnections, is_readable, reason, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
+from caslock.guards import on_failure
 from caslock.options import (
     check_address,
     check_key,

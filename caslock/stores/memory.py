@@ -15,9 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from uuid import uuid4
 
-from caslock.closing import AsyncClosing, Closing, on_failure
+from caslock.closing import AsyncClosing, Closing
 from caslock.errors import StoreUnavailable
 from caslock.fork import at_fork
+from caslock.guards import on_failure
 from caslock.store import ABSENT, WOKEN, Entry, Traits
 
 if TYPE_CHECKING:

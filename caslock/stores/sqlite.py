@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 from urllib.parse import unquote
 
-from caslock.closing import Closing, on_failure
+from caslock.closing import Closing
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import at_fork, generation
+from caslock.guards import on_failure
 from caslock.options import check_key, check_timeout, no_other_options, options_of, seconds_of
 from caslock.store import ABSENT, Entry, Put, Traits
 

@@ -12,9 +12,9 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from caslock.closing import on_failure
 from caslock.connections import Waiters
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.guards import on_failure
 from caslock.links import Link, Pool
 from caslock.stores.etcd.failures import NO_TOKEN, NOT_HERE, TooOld
 from caslock.stores.etcd.requests import Refused

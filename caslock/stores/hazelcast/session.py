@@ -29,9 +29,9 @@ from hazelcast.errors import (
 )
 from hazelcast.lifecycle import LifecycleState
 
-from caslock.closing import on_failure
 from caslock.connections import LEAST, reason, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.guards import on_failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine

@@ -10,8 +10,9 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from caslock.closing import AsyncClosing, Closing, on_failure
+from caslock.closing import AsyncClosing, Closing
 from caslock.fork import generation
+from caslock.guards import on_failure
 from caslock.loop_end import Loops, before_the_loop_ends
 from caslock.store import Entry, Traits
 from caslock.stores.hazelcast.entries import Entries

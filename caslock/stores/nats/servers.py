@@ -16,8 +16,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from caslock.closing import on_failure
 from caslock.connections import Waiters
+from caslock.guards import on_failure
 from caslock.links import Link, Pool
 from caslock.stores.nats.failures import ToldError, check_jetstream, check_server, check_stream
 from caslock.stores.nats.requests import NO_STREAM, RefusedError, sound

@@ -6,8 +6,8 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from caslock.closing import undoing
 from caslock.fork import generation
+from caslock.guards import undoing
 from caslock.loop_end import before_the_loop_ends
 from caslock.stores.redis.connections import Connections
 from caslock.stores.redis.failures import FAILOVER, TOO_LATE

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis import exceptions
 
-from caslock.closing import on_failure
 from caslock.connections import is_readable, seconds_left
 from caslock.fork import generation
+from caslock.guards import on_failure
 from caslock.stores.redis.connections import Connections
 from caslock.stores.redis.wire import MORE, PUSH, new_reader
 

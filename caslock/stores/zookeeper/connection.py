@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kazoo.exceptions import EXCEPTIONS, AuthFailedError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.serialization import Auth, CloseInstance, Connect, ReplyHeader, Transaction, Watch
 
-from caslock.closing import on_failure
 from caslock.connections import is_readable, seconds_left
 from caslock.fork import generation
+from caslock.guards import on_failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

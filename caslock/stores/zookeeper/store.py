@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.protocol.serialization import Create, GetChildren, GetData, SetData, Sync
 
-from caslock.closing import Closing, on_failure
+from caslock.closing import Closing
 from caslock.connections import IdleConnections
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
+from caslock.guards import on_failure
 from caslock.store import ABSENT, Entry, Traits
 from caslock.stores.zookeeper.connection import Connection
 from caslock.stores.zookeeper.ensemble import ensemble_of
