@@ -25,6 +25,7 @@ from caslock.testing.queueing_contract import QueueingContract
 from caslock.testing.server_contract import ServerContract
 from caslock.testing.steps import Clients
 from caslock.testing.watching_contract import WatchingContract
+from tests.lasting import Lasting
 from tests.watching import WatchingMemory
 
 if TYPE_CHECKING:
@@ -121,6 +122,24 @@ class EndsLate(MemoryStore):
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """Add a second."""
         return super().put_if_version(key, value, version, ttl + 1)
+
+
+class EndsWhatItKeeps(MemoryStore):
+    """Says that it ends no lease, and ends each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.traits = self.traits._replace(expires=False)
+
+
+class EndsWhatIsOverwritten(Lasting):
+    """Says that it ends no lease, and ends those of entries that were written over."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Keep a new entry only."""
+        if version == ABSENT:
+            return super().put_if_version(key, value, version, ttl)
+        return self._below.put_if_version(key, value, version, ttl)
 
 
 class AddsUp(MemoryStore):
@@ -689,6 +708,12 @@ BAD_STORES = [
     BadStore(CountsWithNothing, "test_a_refusal_returns_the_current_entry"),
     BadStore(EndsEarly, "test_a_lease_lasts_for_its_ttl_and_ends"),
     BadStore(EndsLate, "test_a_lease_lasts_for_its_ttl_and_ends"),
+    BadStore(EndsWhatItKeeps, "test_an_entry_outlasts_its_ttl_if_the_store_ends_no_lease"),
+    BadStore(
+        lambda: EndsWhatIsOverwritten(MemoryStore()),
+        "test_an_entry_outlasts_its_ttl_if_the_store_ends_no_lease",
+        "EndsWhatIsOverwritten",
+    ),
     BadStore(AddsUp, "test_a_lease_lasts_for_its_ttl_and_ends"),
     BadStore(TouchedByRefusals, "test_a_lease_lasts_for_its_ttl_and_ends"),
     BadStore(lambda: FoldsKeys(str.lower), "test_any_text_is_a_key", "lower"),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ import pytest
 from caslock.errors import StoreError
 from caslock.store import ABSENT, MAX_VALUE, AsyncStore, IdentifiedStore, Store
 from caslock.testing.extremes import KEYS, VALUES, salted
-from caslock.testing.steps import LONG, SHORT, Clients, Lease, at_once, put, remove
+from caslock.testing.steps import LONG, SHORT, Clients, Lease, at_once, put, remove, skip_unless_leases_end
 
 if TYPE_CHECKING:
     from caslock.store import Entry
@@ -31,6 +32,7 @@ class EntryContract:
         A renewal replaces a longer or a shorter lease, and never adds to it; a refused put makes no lease longer.
         """
         mine, theirs, key = caslock_clients
+        skip_unless_leases_end(mine)
         coarse = mine.traits.expiry_lag > COARSE
         ttls = (0.05, SHORT, 0.5, 1.01) if coarse else (0.0505, SHORT)
         leases = [Lease(f"{key}:{number}", ttl) for number, ttl in enumerate(ttls)]
@@ -48,6 +50,26 @@ class EntryContract:
         leases.append(refusing)
 
         at_once(lambda number: leases[number].watch(theirs), len(leases))
+
+    def test_an_entry_outlasts_its_ttl_if_the_store_ends_no_lease(self, caslock_clients: Clients) -> None:
+        """If traits.expires is False, an entry stays until it is written over or removed.
+
+        A lock takes the version that it has seen for a whole ttl for one that is still there.
+        """
+        mine, theirs, key = caslock_clients
+        if mine.traits.expires:
+            pytest.skip("traits.expires is True: entries expire")
+        created = put(mine, f"{key}:created", b"lease", ttl=SHORT / 4)
+        shortened = put(mine, f"{key}:shortened", b"lease", put(mine, f"{key}:shortened", b"").version, SHORT / 4)
+        time.sleep(2 * SHORT)
+
+        for name, entry in ((f"{key}:created", created), (f"{key}:shortened", shortened)):
+            assert mine.get(name) == theirs.get(name) == entry, "traits.expires is False, and an entry has expired"
+            assert theirs.put_if_version(name, b"other", ABSENT, LONG) == entry
+            renewed = put(mine, name, b"renewed", entry.version, SHORT / 4)
+            time.sleep(SHORT / 2)
+            remove(theirs, name, renewed.version)
+            assert mine.get(name) is None
 
     def test_any_text_is_a_key(self, caslock_clients: Clients) -> None:
         """1 to 1,024 characters of any kind are a key, no two keys collide, and none is read as a command."""
@@ -125,7 +147,6 @@ class EntryContract:
         assert theirs.traits._replace(request_timeout=0) == traits._replace(request_timeout=0)
         assert min(traits.request_timeout, theirs.traits.request_timeout) > 0
         assert traits.expiry_lag >= 0
-        assert traits.expires, "a store that does not end leases by itself needs more than this contract"
 
     def test_two_clients_give_one_identity(self, caslock_clients: Clients) -> None:
         """Both clients have one name for their server, and no two keys have one stored name."""

@@ -40,6 +40,9 @@ MANY: Final = 50
 """How many do the same at once, and how many keys are changed together."""
 
 
+LASTING: Final = "traits.expires is False"
+
+
 class Clients(NamedTuple):
     """What each test of the contract is given."""
 
@@ -68,6 +71,12 @@ def remove(store: Store, key: str, version: int) -> None:
     """Remove, and check that it succeeded."""
     answer = store.invalidate(key, version)
     assert absent(answer), f"{answer} under {key[:80]!r} after a removal of version {version}"
+
+
+def skip_unless_leases_end(store: Store) -> None:
+    """Skip a test of what happens when a lease ends if the store does not end leases by itself."""
+    if not store.traits.expires:
+        pytest.skip(f"{LASTING}: no entry expires")
 
 
 def until_expired(store: Store, key: str, ttl: float) -> None:

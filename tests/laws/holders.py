@@ -118,8 +118,10 @@ class Holders:
         await scene.play.together(racers, len(racers))
 
         for name, hold in holds.items():
-            await scene.until_gone(hold.key, SHORT) if name.endswith("0") else None
-            assert len(wins[name]) == (not name.endswith("0"))
+            raced = not name.endswith("0")
+            if not raced:
+                await scene.until_over(hold, SHORT)
+            assert len(wins[name]) == raced
             assert hold.lost
             assert hold.remaining() == 0
             with pytest.raises(LockLost):
@@ -128,7 +130,8 @@ class Holders:
                 with pytest.raises(LockLost):
                     await done(hold.release())
             holder = await scene.holder(hold.key)
-            assert (holder.holds if holder else ()) == tuple(winner._attempt.hold_id for winner in wins[name])
+            if raced or scene.traits.expires:  # else its own entry may still be there
+                assert (holder.holds if holder else ()) == tuple(winner._attempt.hold_id for winner in wins[name])
             for winner in wins[name]:
                 winner.ensure_held()
                 assert winner._attempt.lease.fence > hold._attempt.lease.fence or not scene.traits.fences

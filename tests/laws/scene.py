@@ -261,13 +261,13 @@ class Scene:
             assert time.monotonic() < give_up, f"{what}: not within {within:g} s"
             await self.play.sleep(0.005)
 
-    async def until_gone(self, key: str, ttl: float) -> None:
-        """Wait for the end of a lease, as the store sees it."""
+    async def until_over(self, hold: AnyHold, ttl: float) -> None:
+        """Wait for the end of a lease, as the store sees it; if that ends none, as its holder does."""
 
-        async def gone() -> bool:
-            return await done(self.store.get(key)) is None
+        async def over() -> bool:
+            return await done(self.store.get(hold.key)) is None if self.traits.expires else hold.lost
 
-        await self.until(gone, f"the end of a lease of {ttl:g} s", ttl + self.traits.expiry_lag + 5.0)
+        await self.until(over, f"the end of a lease of {ttl:g} s", ttl + self.traits.expiry_lag + 5.0)
 
 
 async def attempt(lock: AnyLock, timeout: float | None = 0) -> AnyHold | None:
