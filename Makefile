@@ -14,6 +14,9 @@ HAZELCAST_VERSION := 5.7.0
 HAZELCAST_SHA256 := 241ec66cea8491787f68c3336f069ac463877af50bdb7676cd9d538f1940dc33
 HAZELCAST := .servers/hazelcast-$(HAZELCAST_VERSION).jar
 
+DYNAMODB_VERSION := 2.6.1
+DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test prove quick mutate pythons bench servers check lint types clean
@@ -51,8 +54,8 @@ pythons: servers  ## run the quick tests on every other installed Python from 3.
 bench: servers $(VENV)/.bench  ## measure caslock and other lock libraries (about 12 minutes; with ARGS=--quick about one)
 	@$(RUN) -m benchmarks $(ARGS)
 
-servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper, etcd, NATS and Hazelcast)
-	@if test "$(SERVERS)" = all; then $(MAKE) -s $(NATS) $(HAZELCAST) & trap wait EXIT; fi; \
+servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper, etcd, NATS, Hazelcast and DynamoDB Local)
+	@if test "$(SERVERS)" = all; then $(MAKE) -s $(NATS) $(HAZELCAST) & $(MAKE) -s $(DYNAMODB) & trap wait EXIT; fi; \
 	missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
 	done; \
@@ -92,6 +95,14 @@ $(HAZELCAST):
 	    && echo "$(HAZELCAST_SHA256)  $@.part" | sha256sum --check --status; then \
 	    mv $@.part $@; echo "hazelcast $(HAZELCAST_VERSION), from Maven Central"; \
 	else rm -f $@.part; echo "Not installed: hazelcast (Maven Central gave no such jar)"; fi
+
+$(DYNAMODB): tests/dynamodb.xml
+	@command -v mvn >/dev/null || { echo "Not installed: DynamoDB Local (this needs Maven: apt-get install maven)"; exit 0; }; \
+	rm -rf $@.part; mkdir -p .servers; \
+	if said=$$(mvn --quiet --batch-mode --strict-checksums --file $< dependency:copy-dependencies -DexcludeTypes=dll,dylib \
+	    -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/$@.part" 2>&1 </dev/null); then \
+	    rm -rf $@; mv $@.part $@; touch $@; echo "DynamoDB Local $(DYNAMODB_VERSION), from Maven Central"; \
+	else rm -rf $@.part; echo "Not installed: DynamoDB Local (Maven has said: $$(echo "$$said" | grep -m 1 ERROR))"; fi
 
 check: lint types  ## run lint and types
 

@@ -92,6 +92,12 @@ _HAZELCAST: Final = _Kind(
     "hazelcast",
     ("hazelcast",),
 )
+_DYNAMODB: Final = _Kind(
+    "dynamodb",
+    {_BLOCKING: "DynamoDBStore", _ASYNCIO: "AsyncDynamoDBStore"},
+    "dynamodb",
+    ("botocore", "boto3"),
+)
 _OWN: Final = {
     "memory": _MEMORY,
     "sqlite": _SQLITE,
@@ -102,6 +108,7 @@ _OWN: Final = {
     **dict.fromkeys(("etcd", "etcds"), _ETCD),
     **dict.fromkeys(("nats", "natss"), _NATS),
     "hazelcast": _HAZELCAST,
+    "dynamodb": _DYNAMODB,
     **dict.fromkeys(("postgresql", "postgresql+psycopg"), _POSTGRESQL),
     **dict.fromkeys(
         ("mysql", "mysql+pymysql", "mysql+asyncmy", "mariadb", "mariadb+pymysql", "mariadb+asyncmy"), _MYSQL

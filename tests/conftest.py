@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pytest
 import redis
 
+from caslock.stores.dynamodb import DynamoDBStore
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from tests import turns
 from tests.locations import KINDS, Place, opened, until
 from tests.servers import (
+    DYNAMODB,
     ETCD,
     HAZELCAST,
     HOST,
@@ -166,6 +168,18 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def hazelcast_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return the Hazelcast that all tests share: use keys of your own."""
     with shared(HAZELCAST, tmp_path_factory.mktemp("hazelcast")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dynamodb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return the DynamoDB Local that all tests share, with a table: use keys of your own."""
+    with shared(DYNAMODB, tmp_path_factory.mktemp("dynamodb")) as server, pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            if name not in os.environ:
+                patch.setenv(name, "caslock")
+        with DynamoDBStore(server.url, timeout=20) as store:
+            store.create_table()
         yield server
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -357,6 +357,29 @@ HAZELCAST: Final = Kind(
 )
 
 
+def _dynamodb(port: int, _: Path) -> list[str]:
+    """Have DynamoDB Local keep all in memory, in one place for all regions and access keys."""
+    quick = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto"]
+    main = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
+    jars, options = DYNAMODB.needs, ["-inMemory", "-sharedDb", "-disableTelemetry", "-port", str(port)]
+    return [*quick, f"-Djava.library.path={jars}", "-cp", f"{jars}/*", main, *options]
+
+
+DYNAMODB: Final = Kind(
+    name="dynamodb",
+    url=f"dynamodb://eu-central-1/caslock?endpoint=http://{HOST}:{{port}}",
+    port=8000,
+    binaries=("java",),
+    needs=str(Path(__file__).parent.parent / ".servers" / "dynamodb-2.6.1"),
+    arguments=_dynamodb,
+    options=(),
+    image="",
+    hello=b"GET / HTTP/1.1\r\nHost: dynamodb\r\n\r\n",
+    ready=(b"HTTP/1.1 400",),  # it wants a signature
+    package="dynamodb",  # of Maven Central, not of Debian
+)
+
+
 def hazelcast(member: Member) -> Kind:
     """Give a Hazelcast with these settings in its file."""
     return replace(HAZELCAST, arguments=functools.partial(_hazelcast, member=member))
@@ -456,7 +479,7 @@ def shared(kind: Kind, folder: Path) -> Iterator[Server]:
         with private(kind, folder) as server:
             yield server
         return
-    location = urlsplit(url)
+    location = urlsplit(dict(parse_qsl(urlsplit(url).query)).get("endpoint", url))
     server = Server(kind, url, location.hostname or HOST, location.port or kind.port)
     server.wait()
     yield server

@@ -15,6 +15,7 @@ import redis
 
 from caslock import Lock, StoreError, connect
 from caslock.cli.doctor import _SCHEMES
+from caslock.cli.doctor_dynamodb import judged
 from caslock.cli.doctor_sqlite import NETWORK, file_system
 from caslock.connect import _OWN
 from caslock.store import ABSENT
@@ -168,6 +169,17 @@ def test_a_hazelcast_is_looked_at(hazelcast_server: Server) -> None:
     """One member alone keeps no lock when it ends."""
     code, found = findings(hazelcast_server.url)
     assert (code, found) == (1, {"Hazelcast keeps nothing on disk": "note", "it has one member": "warning"})
+
+
+def test_a_table_of_dynamodb_is_looked_at(dynamodb_server: Server) -> None:
+    """A table that `create_table` has made is well; a global one is not, if the last of two writes wins there."""
+    assert findings(dynamodb_server.url) == (0, {})
+    table = {"TableStatus": "ACTIVE", "BillingModeSummary": {"BillingMode": "PAY_PER_REQUEST"}, "Replicas": [{}]}
+    enabled = {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires"}
+    assert [each.what for each in judged(table, enabled)] == ["it is a global table"]
+    assert not list(judged(table | {"MultiRegionConsistency": "STRONG"}, enabled))
+    bad = list(judged({"TableStatus": "UPDATING"}, {"TimeToLiveStatus": "DISABLED"}))
+    assert [each.severity.name for each in bad] == ["warning", "note", "note"]
 
 
 def test_a_sqlite_file_is_looked_at(tmp_path: Path) -> None:

@@ -258,6 +258,7 @@ def test_a_url_that_cannot_be_meant(make: Callable[[str], object], url: str, sen
         "etcd://localhost?timout=3",
         "nats://localhost?timout=3",
         "hazelcast://localhost?timout=3",
+        "dynamodb://eu-central-1?timout=3",
     ],
 )
 def test_an_option_with_a_typing_error_is_named(make: Callable[[str], object], url: str) -> None:

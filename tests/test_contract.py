@@ -13,8 +13,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import boto3
 import pytest
 import redis
 import redis.asyncio
@@ -23,6 +24,7 @@ from pymemcache.client.base import Client
 from sqlalchemy import create_engine, make_url
 
 from caslock import stores
+from caslock.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore
 from caslock.stores.etcd import AsyncEtcdStore, EtcdStore
 from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
 from caslock.stores.memcached import MemcachedStore
@@ -35,6 +37,7 @@ from caslock.stores.tair import AsyncTairStore, TairStore
 from caslock.stores.zookeeper import ZooKeeperStore
 from caslock.testing import StoreContract, StoreServer, on_loop
 from tests.fenceless import Fenceless
+from tests.lasting import Lasting
 from tests.laws.locks import LockContract
 from tests.watching import AsyncWatchingMemory, WatchingMemory
 
@@ -575,6 +578,86 @@ class TestAsyncNats(AsyncNats, LockContract, StoreContract):
     proved = ("asyncio",)
 
 
+@pytest.fixture(scope="session")
+def boto3_client(dynamodb_server: Server) -> Any:  # noqa: ANN401 - boto3 ships no types
+    """Make a client with credentials of its own."""
+    session = boto3.Session("another", "caslock", region_name="eu-central-1")
+    return session.client("dynamodb", endpoint_url=f"http://{dynamodb_server.host}:{dynamodb_server.port}")
+
+
+class DynamoDB:
+    """A store from a URL, beside another from a client of boto3."""
+
+    covers: ClassVar[type] = DynamoDBStore
+    apis: ClassVar[tuple[str, ...]] = ("blocking", "asyncio")
+
+    @pytest.fixture
+    def store(self, dynamodb_server: Server) -> Iterator[DynamoDBStore]:
+        """Take a URL."""
+        store = DynamoDBStore(dynamodb_server.url, timeout=10)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def caslock_server(self, dynamodb_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> DynamoDBStore:
+            return DynamoDBStore(f"dynamodb://eu-central-1?endpoint=http://{host}:{port}", timeout=CONNECTING)
+
+        return StoreServer(dynamodb_server.host, dynamodb_server.port, make, CONNECTING)
+
+    @pytest.fixture
+    def another_store(self, boto3_client: Any) -> Iterator[DynamoDBStore]:  # noqa: ANN401 - as above
+        """Take a client."""
+        store = DynamoDBStore(boto3_client, timeout=10)
+        yield store
+        store.close()
+
+
+class AsyncDynamoDB(DynamoDB):
+    """The same for asyncio, beside a blocking store that serves asyncio from threads."""
+
+    covers: ClassVar[type] = AsyncDynamoDBStore
+    apis: ClassVar[tuple[str, ...]] = ("asyncio",)
+
+    @pytest.fixture
+    def store(self, dynamodb_server: Server) -> Iterator[AsyncDynamoDBStore]:
+        """Take a URL."""
+        store = AsyncDynamoDBStore(dynamodb_server.url, timeout=10)
+        yield store
+        on_loop(store.aclose())
+
+    @pytest.fixture
+    def caslock_server(self, dynamodb_server: Server) -> StoreServer:
+        """Return the way to a server that fails."""
+
+        def make(host: str, port: int) -> AsyncDynamoDBStore:
+            return AsyncDynamoDBStore(f"dynamodb://eu-central-1?endpoint=http://{host}:{port}", timeout=CONNECTING)
+
+        return StoreServer(dynamodb_server.host, dynamodb_server.port, make, CONNECTING)
+
+
+class TestDynamoDB(DynamoDB, StoreContract):
+    """DynamoDB."""
+
+
+class TestAsyncDynamoDB(AsyncDynamoDB, StoreContract):
+    """DynamoDB, for asyncio."""
+
+
+@pytest.mark.long
+class TestDynamoDBLocks(DynamoDB, LockContract):
+    """Locks in DynamoDB; how asyncio reaches a blocking store is tried with all the others."""
+
+    apis = ("blocking",)
+
+
+@pytest.mark.long
+class TestAsyncDynamoDBLocks(AsyncDynamoDB, LockContract):
+    """Locks in DynamoDB, for asyncio."""
+
+
 class TestWatchingMemory(NoServer, LockContract, StoreContract):
     """A store that is watched: it has `wait_while` and `list`."""
 
@@ -612,6 +695,17 @@ class TestFencelessMemory(NoServer, LockContract, StoreContract):
 
 
 @pytest.mark.long
+class TestLastingMemory(NoServer, StoreContract):
+    """A memory that ends no lease by itself."""
+
+    covers: ClassVar = None
+
+    @pytest.fixture
+    def store(self) -> Lasting:
+        """Make a memory."""
+        return Lasting(MemoryStore())
+
+
 class TestFencelessSQLite(NoServer, LockContract, StoreContract):
     """The same over two connections to one file: it is polled."""
 
@@ -666,7 +760,7 @@ def test_no_store_is_left_out(suite: type) -> None:
     for found in bound:
         native = inspect.iscoroutinefunction(found.covers.get)
         apis = {"asyncio"} if native else {"blocking", "asyncio"}
-        assert set(found.apis) == (apis if found is not TestPostgreSQLLocks else {"blocking"})
+        assert set(found.apis) == ({"blocking"} if found in (TestPostgreSQLLocks, TestDynamoDBLocks) else apis)
 
 
 def test_every_test_says_what_it_proves() -> None:

@@ -48,7 +48,7 @@ MAY_IMPORT["stores"] = set()  # the package itself; its stores:
 OF_A_STORE = {"errors", "store", "guards", "closing", "fork", "options"}
 OF_A_CLIENT = OF_A_STORE | {"connections"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
-STORES["sql"] = STORES["redis"]
+STORES["sql"] = STORES["dynamodb"] = STORES["redis"]
 STORES["etcd"] = STORES["nats"] = STORES["hazelcast"] = STORES["redis"] | {"links"}
 STORES["zookeeper"] = OF_A_CLIENT
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis

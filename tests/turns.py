@@ -36,6 +36,7 @@ WAITING: Final = (
     "tests/stores/test_etcd.py::",
     "tests/stores/test_nats.py::",
     "tests/stores/test_hazelcast.py::",
+    "tests/stores/test_dynamodb.py::",
     "tests/stores/test_quorum.py::",
     "tests/stores/test_redis_cluster.py::test_nodes_that_are_stopped",
     "tests/stores/test_redis_wait.py::",
@@ -43,8 +44,8 @@ WAITING: Final = (
     "tests/stores/test_tair.py::",
     "tests/test_bounds.py::",
     "tests/test_cli_doctor.py::",  # servers that start
-    *(f"tests/test_contract.py::Test{name}" for name in ("AsyncEtcd", "AsyncHazelcast", "AsyncNats")),
-    *(f"tests/test_contract.py::Test{name}" for name in ("Etcd", "Hazelcast", "Nats")),
+    *(f"tests/test_contract.py::Test{name}" for name in ("AsyncDynamoDB", "AsyncEtcd", "AsyncHazelcast", "AsyncNats")),
+    *(f"tests/test_contract.py::Test{name}" for name in ("DynamoDB", "Etcd", "Hazelcast", "Nats")),
     "tests/test_contract_bites.py::",
     "tests/test_faults_bite.py::",
     "tests/test_server_contract_bites.py::",

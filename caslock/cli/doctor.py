@@ -26,6 +26,7 @@ _SCHEMES: Final = {
     **dict.fromkeys(("etcd", "etcds"), "etcd"),
     **dict.fromkeys(("nats", "natss"), "nats"),
     "hazelcast": "hazelcast",
+    "dynamodb": "dynamodb",
     **dict.fromkeys(("tair", "tairs"), "tair"),
     **dict.fromkeys(("zookeeper", "zookeepers"), "zookeeper"),
     "postgresql": "postgresql",

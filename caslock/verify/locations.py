@@ -40,7 +40,7 @@ _REDIS: Final = ("socket_timeout", "socket_connect_timeout")
 TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("redis", "rediss", "tair", "tairs"), _REDIS),
     **dict.fromkeys(("memcached", "postgresql", "mysql", "mariadb", "zookeeper"), ("timeout",)),
-    **dict.fromkeys(("etcd", "etcds", "nats", "natss", "hazelcast"), ("timeout",)),
+    **dict.fromkeys(("etcd", "etcds", "nats", "natss", "hazelcast", "dynamodb"), ("timeout",)),
 }
 """Which options of a URL set the timeout of a request, by scheme."""
 
@@ -50,9 +50,9 @@ SIZES: Final = (1, 100, 300, 1000)
 
 def server_of(plan: Plan) -> tuple[str, int] | None:
     """Tell the address that a proxy can stand before; None where faults must be injected inside the workers."""
-    parts = urlsplit(plan.url)
+    parts = urlsplit(_address(plan.url))
     several = "," in parts.netloc or parts.scheme.endswith(("+cluster", "+sentinel"))
-    if plan.factory or not plan.proxy or several:
+    if plan.factory or not plan.proxy or several or parts.scheme == "https":
         return None
     port = parts.port or PORTS.get(parts.scheme)
     if not parts.hostname or not port:
@@ -66,12 +66,21 @@ def through(url: str, port: int, timeout: float, host: str = "127.0.0.1") -> str
     How to say so is known of caslock's own schemes only; a URL with another scheme names its own timeout.
     """
     parts = urlsplit(url)
+    if _address(url) != url:
+        options = dict(parse_qsl(parts.query)) | {"endpoint": f"http://{host}:{port}", "timeout": f"{timeout:g}"}
+        return urlunsplit(parts._replace(query=urlencode(options)))
     user, at, _ = parts.netloc.rpartition("@")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     options |= dict.fromkeys(TIMEOUTS.get(parts.scheme, ()), f"{timeout:g}")
     return urlunsplit(
         parts._replace(netloc=f"{user}{at}{f'[{host}]' if ':' in host else host}:{port}", query=urlencode(options))
     )
+
+
+def _address(url: str) -> str:
+    """Give the URL that names the server: that of a DynamoDB names a region, and another server in an option."""
+    parts = urlsplit(url)
+    return dict(parse_qsl(parts.query)).get("endpoint", url) if parts.scheme == "dynamodb" else url
 
 
 def open_store(plan: Plan, url: str) -> Store | AsyncStore:

@@ -1,0 +1,151 @@
+"""What an error of DynamoDB, of botocore or of the connection means, in words that show no secret."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from botocore import exceptions
+
+from caslock.connections import reason
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.stores.dynamodb.requests import KEY, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from caslock.stores.dynamodb.requests import Request
+    from caslock.stores.dynamodb.target import Target
+
+_NOT_APPLIED: Final = {
+    "LimitExceededException",
+    "ProvisionedThroughputExceededException",
+    "ReplicatedWriteConflictException",
+    "RequestLimitExceeded",
+    "ResourceInUseException",
+    "Throttling",
+    "ThrottlingException",
+    "TransactionConflictException",
+    "TransactionInProgressException",
+}
+_CREDENTIALS: Final = {
+    "ExpiredTokenException": "the credentials have expired",
+    "IncompleteSignature": "the credentials are malformed",
+    "InvalidSignatureException": "the secret key does not fit the access key, or this machine's clock is wrong",
+    "MissingAuthenticationToken": "the request had no credentials",
+    "RequestExpired": "this machine's clock is wrong",
+    "UnrecognizedClientException": "the access key or the session token is not known",
+}
+_PARTITION_KEY: Final = f'a table whose partition key is "{KEY}" of type S, without a sort key'
+_ADVICE: Final = {
+    "ResourceNotFoundException": f"Make {_PARTITION_KEY}, or call create_table() of the store.",
+    "AccessDeniedException": "Allow dynamodb:GetItem and dynamodb:PutItem on the table, and dynamodb:Scan for lists.",
+    "ValidationException": f"Locks need {_PARTITION_KEY}.",
+}
+_CONFIGURED: Final = (
+    exceptions.NoCredentialsError,
+    exceptions.PartialCredentialsError,
+    exceptions.ProfileNotFound,
+    exceptions.ConfigParseError,
+)
+_NOT_SENT: Final = (
+    exceptions.ConnectTimeoutError,
+    exceptions.CredentialRetrievalError,
+    exceptions.MetadataRetrievalError,
+    exceptions.ProxyConnectionError,
+    exceptions.SSOError,
+    exceptions.TokenRetrievalError,
+)
+_NOT_CONNECTED: Final = ("ClientConnectorError", "NameResolutionError", "NewConnectionError", "gaierror")
+"""Of aiohttp, urllib3 and socket: aiobotocore raises an EndpointConnectionError also for a connection that was lost."""
+
+_SERVER_ERROR: Final = 500
+
+
+class CutShortError(Exception):
+    """A reply had no body."""
+
+
+class Failures:
+    """Makes the errors of one store."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._location = target.location
+
+    def of(self, error: Exception, *, sent: bool) -> StoreError:
+        """Tell which outcome an error means; `sent` is False while there is no client that could have sent it."""
+        if isinstance(error, exceptions.ClientError):
+            return self._of_reply(error)
+        if failed := self._before_sending(error, sent=sent):
+            return failed
+        say = "gave no answer, and may have applied the request"
+        return StoreUnavailable(f"{self._location} {say} ({_reason(_first(error))})")
+
+    def shown(self, error: Exception) -> Exception | None:
+        """Give the cause to be shown; None if its text may have a session token."""
+        return None if _code(error) == "InvalidSignatureException" else error
+
+    def too_late(self) -> StoreUnavailable:
+        """Give the error of a write that was refused, and for which there is no time to try it again."""
+        return StoreUnavailable(f"{self._location} was too slow to be asked again", sent=False)
+
+    def _before_sending(self, error: Exception, *, sent: bool) -> StoreError | None:
+        """Tell what was in the way; None: the request may have been sent."""
+        if isinstance(error, _CONFIGURED):
+            told = str(error).rstrip(".")
+            hint = "Configure them as for boto3: AWS_ACCESS_KEY_ID, AWS_PROFILE, ~/.aws or a role"
+            return StoreError(f"{self._location} can't be asked without AWS credentials ({told}). {hint}.")
+        first = _first(error)
+        if isinstance(error, exceptions.SSLError) and "verify failed" in str(first):
+            return StoreError(f"{self._location} has a certificate that is not trusted.")
+        kinds = {kind.__name__ for kind in type(first).__mro__}
+        if not sent or isinstance(error, _NOT_SENT) or not kinds.isdisjoint(_NOT_CONNECTED):
+            told = "no answer in time" if isinstance(error, exceptions.ConnectTimeoutError) else _reason(first)
+            return StoreUnavailable(f"{self._location} is unreachable ({told})", sent=False)
+        return None
+
+    def _of_reply(self, error: exceptions.ClientError) -> StoreError:
+        where, code = self._location, _code(error)
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if code in _NOT_APPLIED:
+            return StoreUnavailable(f"{where} can't serve it now ({code}). Try again later.", sent=False)
+        if status >= _SERVER_ERROR or not code or code.isdigit():
+            say = "gave no answer, and may have applied the request"
+            return StoreUnavailable(f"{where} {say} (error {code or status})")
+        if code in _CREDENTIALS:
+            return StoreError(f"{where} has refused the credentials: {_CREDENTIALS[code]}.")
+        told = str(error.response["Error"].get("Message", "")).rstrip(".")
+        advice = _ADVICE.get(code, "")
+        return StoreError(f"{where} has refused the request ({code}: {told}). {advice}".rstrip())
+
+
+def reply_of(body: Mapping[str, Any]) -> Reply:
+    """Check that a reply has a body: botocore takes one that was cut short for one that is empty."""
+    if body.keys() <= {"ResponseMetadata"}:
+        raise CutShortError("the answer broke off")
+    return Reply(body, accepted=True)
+
+
+def refusal_of(error: exceptions.ClientError, request: Request) -> Reply:
+    """Give the refusal that the request expects; raises the error if it is another one."""
+    if _code(error) != request.refused_by:
+        raise error
+    return Reply(error.response, accepted=False)
+
+
+def _code(error: Exception) -> str:
+    """Give the code of an answer; "" for any other error."""
+    response = error.response if isinstance(error, exceptions.ClientError) else {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def _first(error: BaseException) -> BaseException:
+    """Find what began a chain of errors."""
+    found = getattr(error, "kwargs", {}).get("error")
+    return found if isinstance(found, BaseException) else error
+
+
+def _reason(error: BaseException) -> str:
+    """Say it in a few words, without the address that urllib3 and aiohttp name."""
+    below = getattr(error, "os_error", None) or error.__cause__ or error.__context__
+    return reason(below if isinstance(below, OSError) else error)[:200]

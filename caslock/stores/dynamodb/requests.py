@@ -1,0 +1,231 @@
+"""What is sent to DynamoDB, and what its replies mean.  Nothing here does any I/O.
+
+A verb is a generator: it yields a request, is sent the reply, and returns its result.  A get is one GetItem, and a
+write one conditional PutItem, whose refusal brings the item that is there.
+
+A removal leaves a marker: an item with a version and without a value.  So the versions of a key grow across removals:
+
+- A write over an entry has the larger of the wall clock in microseconds, and one more than the version before.
+- A write over nothing, or over a marker, has the wall clock, and is accepted only if that is larger than the version of
+  the marker.  If it is not, because this clock is behind another, the refusal brings the marker, and a second request
+  has its version and one more.
+
+Every item has the time at which DynamoDB may delete it, a week after its lease or its removal (the attribute for
+DynamoDB's "time to live").  By then a clock has passed its version, unless two clocks differ by a week.
+"""
+
+from __future__ import annotations
+
+import time
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from caslock.errors import StoreError, StoreUnavailable
+from caslock.options import check_key
+from caslock.store import ABSENT, MAX_VALUE, Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    Item = Mapping[str, Mapping[str, Any]]
+
+KEY: Final = "key"
+"""The attribute that is the partition key."""
+
+EXPIRES: Final = "expires"
+"""The attribute from which DynamoDB's "time to live" takes when it may delete an item."""
+
+KEPT: Final = 7 * 24 * 3600
+"""Seconds for which an item is kept after its lease, or after its removal."""
+
+_LONGEST_TTL: Final = 10**9
+_LONGEST_NAME: Final = 2048  # bytes of a partition key
+_DIGEST: Final = "sha256:"  # how a name begins that is not the key itself
+_HEAD: Final = 100  # characters of the key that follow a digest, to be read by people
+
+_PAUSE: Final = 0.5  # seconds between two looks at a table that is being made
+_LOOKS: Final = 240
+
+_NOT_EMPTY: Final = {"ReturnConsumedCapacity": "TOTAL"}
+"""Has DynamoDB tell something in any case: an empty reply is one that was cut short."""
+
+
+class Condition(NamedTuple):
+    """What must be true for a write."""
+
+    text: str
+    names: Mapping[str, str]
+    version: int
+
+
+class Request(NamedTuple):
+    """A call of the client."""
+
+    method: str
+    arguments: dict[str, Any]
+    refused_by: str = ""
+    """The code of the error that is a reply, and not a failure."""
+    pause: float = 0.0
+    """Seconds to wait before it is sent."""
+
+
+class Reply(NamedTuple):
+    """What came of it."""
+
+    body: Mapping[str, Any]
+    accepted: bool
+    """False: the condition of a write was not met, and the body has the item that is there."""
+
+
+class Page(NamedTuple):
+    """A part of a list."""
+
+    pairs: list[tuple[str, Entry]]
+    after: Item | None
+    """Behind which item the next part begins; None: this was the last."""
+
+
+class Verbs:
+    """The requests about one table."""
+
+    def __init__(self, table: str, location: str) -> None:
+        self._table = table
+        self._location = location
+
+    def get(self, key: str) -> Generator[Request, Reply, Entry | None]:
+        """Read the entry, from the primary."""
+        found = yield self._request("get_item", Key={KEY: {"S": name_of(key)}}, ConsistentRead=True, **_NOT_EMPTY)
+        return self._entry(found.body.get("Item"))
+
+    def put(self, key: str, value: bytes, version: int, ttl: float) -> Generator[Request, Reply, Entry | None]:
+        """Write, if that version is there; see the docstring of the module."""
+        check_key(key)
+        if len(value) > MAX_VALUE:
+            raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {len(value)}")
+        if not 0 < ttl <= _LONGEST_TTL:
+            raise ValueError(f"ttl must be more than 0 and up to {_LONGEST_TTL:,} seconds, not {ttl}")
+        if version != ABSENT:
+            new = max(_now(), version + 1)
+            done = yield self._write(key, new, ttl, _has(version), value)
+            return Entry(value, new) if done.accepted else self._entry(done.body.get("Item"))
+        new = _now()
+        for _ in range(2):
+            done = yield self._write(key, new, ttl, _is_free_below(new), value)
+            if done.accepted:
+                return Entry(value, new)
+            there = done.body.get("Item")
+            found = self._entry(there)
+            if found is not None or not there:
+                return found
+            new = max(_now(), int(there["version"]["N"]) + 1)
+        return None
+
+    def remove(self, key: str, version: int) -> Generator[Request, Reply, Entry | None]:
+        """Write a marker over the entry, with the same version."""
+        done = yield self._write(key, version, 0, _has(version))
+        return None if done.accepted else self._entry(done.body.get("Item"))
+
+    def page(self, prefix: str, after: Item | None) -> Generator[Request, Reply, Page]:
+        """List the entries in the next part of the table whose key begins with `prefix`."""
+        begin = {"ExclusiveStartKey": after} if after else {}
+        found = yield self._request("scan", ConsistentRead=True, **begin)
+        pairs = list[tuple[str, Entry]]()
+        for item in found.body.get("Items", ()):
+            key = str(item.get("full_key", item[KEY]).get("S", ""))
+            if key.startswith(prefix) and "version" in item:
+                entry = self._entry(item)
+                pairs += [(key, entry)] if entry else []
+        return Page(pairs, found.body.get("LastEvaluatedKey"))
+
+    def creation(self) -> Generator[Request, Reply, None]:
+        """Make the table, wait until it can be used, and have it delete what is older than `KEPT`."""
+        keys = {
+            "AttributeDefinitions": [{"AttributeName": KEY, "AttributeType": "S"}],
+            "KeySchema": [{"AttributeName": KEY, "KeyType": "HASH"}],
+        }
+        made = self._request("create_table", BillingMode="PAY_PER_REQUEST", **keys)
+        yield made._replace(refused_by="ResourceInUseException")  # there is one
+        look = self._request("describe_table")._replace(refused_by="ResourceNotFoundException")
+        for _ in range(_LOOKS):
+            found = yield look
+            if found.accepted and found.body["Table"]["TableStatus"] in ("ACTIVE", "UPDATING"):
+                break
+            look = look._replace(pause=_PAUSE)
+        else:
+            raise StoreUnavailable(f"{self._location} is still being made. Try again later.", sent=False)
+        ttl = self._request("update_time_to_live", TimeToLiveSpecification={"Enabled": True, "AttributeName": EXPIRES})
+        yield ttl._replace(refused_by="ValidationException")  # it is enabled
+
+    def _write(self, key: str, version: int, ttl: float, condition: Condition, value: bytes | None = None) -> Request:
+        name = name_of(key)
+        item = {KEY: {"S": name}, "version": _number(version), EXPIRES: _number(int(time.time() + ttl) + KEPT)}
+        if value is not None:
+            item["value"] = _attribute(value)
+        if name != key:
+            item["full_key"] = {"S": key}
+        write = self._request(
+            "put_item",
+            Item=item,
+            ConditionExpression=condition.text,
+            ExpressionAttributeNames=condition.names,
+            ExpressionAttributeValues={":version": _number(condition.version)},
+            ReturnValuesOnConditionCheckFailure="ALL_OLD",
+            **_NOT_EMPTY,
+        )
+        return write._replace(refused_by="ConditionalCheckFailedException")
+
+    def _request(self, method: str, **arguments: object) -> Request:
+        return Request(method, {"TableName": self._table, **arguments})
+
+    def _entry(self, item: Item | None) -> Entry | None:
+        """Read an item; None for a marker."""
+        if not item:
+            return None
+        try:
+            version = int(item["version"]["N"])
+            ((kind, value),) = item.get("value", {"": None}).items()
+        except (KeyError, ValueError):
+            kind, version, value = "other", ABSENT, None
+        if kind == "S":
+            return Entry(str(value).encode(), version)
+        if kind == "B":
+            return Entry(bytes(value), version)
+        if kind:
+            raise StoreError(f"{self._location} has an item under this key that caslock has not written")
+        return None
+
+
+def _has(version: int) -> Condition:
+    names = {"#value": "value", "#version": "version"}
+    return Condition("attribute_exists(#value) AND #version = :version", names, version)
+
+
+def _is_free_below(version: int) -> Condition:
+    names = {"#key": KEY, "#value": "value", "#version": "version"}
+    free = "attribute_not_exists(#key) OR (attribute_not_exists(#value) AND #version < :version)"
+    return Condition(free, names, version)
+
+
+def name_of(key: str) -> str:
+    """Name the item of a key: itself, or if that is too long, a digest and its beginning."""
+    raw = check_key(key)
+    if len(raw) <= _LONGEST_NAME and not key.startswith(_DIGEST):
+        return key
+    return f"{_DIGEST}{sha256(raw).hexdigest()}:{key[:_HEAD]}"
+
+
+def _now() -> int:
+    """Tell the wall clock in microseconds."""
+    return time.time_ns() // 1000
+
+
+def _number(number: int) -> dict[str, str]:
+    return {"N": str(number)}
+
+
+def _attribute(value: bytes) -> dict[str, Any]:
+    """Keep what is text as text, so that people can read it."""
+    try:
+        return {"S": value.decode()}
+    except UnicodeDecodeError:
+        return {"B": value}

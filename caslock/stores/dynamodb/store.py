@@ -1,0 +1,282 @@
+"""The two stores.  `requests` has their verbs, `target` the settings of their clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+from botocore.exceptions import ClientError
+
+from caslock.closing import AsyncClosing, Closing
+from caslock.errors import StoreError
+from caslock.fork import generation
+from caslock.loop_end import Loops, before_the_loop_ends
+from caslock.store import Traits
+from caslock.stores.dynamodb.failures import Failures, refusal_of, reply_of
+from caslock.stores.dynamodb.requests import Reply, Request, Verbs
+from caslock.stores.dynamodb.target import target_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+
+    from caslock.store import Entry
+    from caslock.stores.dynamodb.target import Client, Target
+
+T = TypeVar("T")
+
+_LATE: Final = 0.5  # of the timeout: after that, a second request would come too late
+_INSTALL: Final = "pip install 'caslock[dynamodb-async]', or give AsyncLock a DynamoDBStore"
+
+
+def _traits(target: Target) -> Traits:
+    return Traits(target.location, expires=False, expiry_lag=0.0, request_timeout=target.timeout)
+
+
+class DynamoDBStore(Closing):
+    """A `Store` in a table of DynamoDB; safe to share between threads and across a fork.
+
+    DynamoDB does not end entries in time: an entry stays until it is removed or written over.
+
+    Fences are the clocks of the clients in microseconds, or one more than the version before, and only grow as long as
+    no clock is a week behind another.
+    """
+
+    def __init__(self, target: str | Client, *, table: str | None = None, timeout: float | None = None) -> None:
+        """Keep the entries in ``dynamodb://region/table``, or in a table that a boto3 client reaches; no I/O yet.
+
+        ``?endpoint=http://host:port`` is another server than that of AWS.  Credentials are found as boto3 finds them.
+        Of a client, the region, endpoint, credentials and settings are used, and neither its connections nor its
+        retries.  The table is ``caslock`` if none is named.  `timeout` (2 s) is how long a verb may take, also as
+        ``?timeout=``.  Raises ValueError or TypeError for bad arguments.
+        """
+        self._target = target_of(target, table, timeout)
+        self._verbs = Verbs(self._target.table, self._target.location)
+        self._failures = Failures(self._target)
+        # By generation: what a forked child inherits is neither used, nor closed, nor collected as garbage.
+        self._clients: dict[int, Client] = {}
+        self._guards: dict[int, threading.RLock] = {}  # reentrant: a signal handler may use the store meanwhile
+        self._closed = False
+        self.traits: Traits = _traits(self._target)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make a store; see the class."""
+        return cls(url)
+
+    def get(self, key: str) -> Entry | None:
+        """See `Store.get`: a strongly consistent read."""
+        return self._run(self._verbs.get(key))
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`: one request, or two for a new entry if this machine's clock is behind."""
+        return self._run(self._verbs.put(key, value, version, ttl))
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `Store.invalidate`: one request, which leaves a marker with the version."""
+        return self._run(self._verbs.remove(key, version))
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """See `ListingStore.list`: it reads the whole table."""
+        page = self._run(self._verbs.page(prefix, None))
+        yield from page.pairs
+        while page.after:
+            page = self._run(self._verbs.page(prefix, page.after))
+            yield from page.pairs
+
+    def create_table(self) -> None:
+        """Make the table if there is none, billed by request, and wait until it can be used, for up to two minutes.
+
+        DynamoDB's "time to live" is enabled for it: it deletes what nobody has used for a week.
+
+        Raises `StoreUnavailable` and `StoreError`.
+        """
+        self._run(self._verbs.creation(), None)
+
+    def close(self) -> None:
+        """Close the connections.  A later request opens one, and closes it."""
+        self._closed = True
+        self._end()
+
+    def __repr__(self) -> str:
+        """Show the location."""
+        return f"DynamoDBStore({self.traits.location!r})"
+
+    def _run(self, verb: Generator[Request, Reply, T], within: float | None = _LATE) -> T:
+        began, client, request = time.monotonic(), None, next(verb)
+        try:
+            client = self._client()
+            while True:
+                request = verb.send(_asked(client, request))
+                if within is not None and time.monotonic() - began > within * self._target.timeout:
+                    request = verb.throw(self._failures.too_late())
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is raised as what it means
+            raise self._failures.of(error, sent=client is not None) from self._failures.shown(error)
+        finally:
+            if self._closed:
+                self._end()
+
+    def _client(self) -> Client:
+        mine = generation()
+        found = self._clients.get(mine)
+        if found is None:
+            with self._guards.setdefault(mine, threading.RLock()):
+                found = self._clients.get(mine)
+                if found is None:
+                    found = self._clients[mine] = self._target.new_client()
+        return found
+
+    def _end(self) -> None:
+        """Close what is idle; a connection that is in use is closed after its reply."""
+        found = self._clients.get(generation())
+        if found is not None:
+            found.close()
+
+
+class AsyncDynamoDBStore(AsyncClosing):
+    """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
+
+    def __init__(self, target: str | Client, *, table: str | None = None, timeout: float | None = None) -> None:
+        """See `DynamoDBStore`; a client is one of aiobotocore.
+
+        Raises ModuleNotFoundError if aiobotocore is not installed.
+        """
+        try:
+            import aiobotocore.session  # noqa: F401, PLC0415 - an extra of its own
+        except ImportError as error:
+            told = f"DynamoDB for asyncio needs the package aiobotocore: {_INSTALL}"
+            raise ModuleNotFoundError(told, name=error.name) from error
+        self._target = target_of(target, table, timeout)
+        self._verbs = Verbs(self._target.table, self._target.location)
+        self._failures = Failures(self._target)
+        self._loops = Loops(partial(_Loop, self._target))
+        self.traits: Traits = _traits(self._target)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make a store; see the class."""
+        return cls(url)
+
+    async def get(self, key: str) -> Entry | None:
+        """See `DynamoDBStore.get`."""
+        return await self._run(self._verbs.get(key))
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `DynamoDBStore.put_if_version`."""
+        return await self._run(self._verbs.put(key, value, version, ttl))
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `DynamoDBStore.invalidate`."""
+        return await self._run(self._verbs.remove(key, version))
+
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+        """See `DynamoDBStore.list`."""
+        page = await self._run(self._verbs.page(prefix, None))
+        for pair in page.pairs:
+            yield pair
+        while page.after:
+            page = await self._run(self._verbs.page(prefix, page.after))
+            for pair in page.pairs:
+                yield pair
+
+    async def create_table(self) -> None:
+        """See `DynamoDBStore.create_table`."""
+        await self._run(self._verbs.creation(), within=None)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop; the next request opens one again."""
+        await self._loops.here().close()
+
+    def __repr__(self) -> str:
+        """Show the location."""
+        return f"AsyncDynamoDBStore({self.traits.location!r})"
+
+    async def _run(self, verb: Generator[Request, Reply, T], within: float | None = 1.0) -> T:
+        sent, request = False, next(verb)
+        try:
+            async with asyncio.timeout(within and within * self._target.timeout):
+                async with self._loops.here().client() as client:
+                    sent = True
+                    while True:
+                        request = verb.send(await _answered(client, request))
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is raised as what it means
+            raise self._failures.of(error, sent=sent) from self._failures.shown(error)
+
+
+class _Loop:
+    """The client of one event loop, which is running."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._generation = generation()
+        self._opening = asyncio.Lock()
+        self._open: Client = None
+        self._users: dict[Client, int] = {}
+        self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """Give a client, which is not closed meanwhile."""
+        async with self._opening:
+            if self._open is None:
+                self._open = await self._made()
+        client = self._open
+        self._users[client] = self._users.get(client, 0) + 1
+        try:
+            yield client
+        finally:
+            self._users[client] -= 1
+            if client is not self._open and not self._users[client]:
+                del self._users[client]
+                await _shut(client)
+
+    async def close(self) -> None:
+        """Close the client, or have the last request that uses it do so."""
+        client, self._open = self._open, None
+        if self._generation == generation() and client is not None and not self._users.get(client):
+            self._users.pop(client, None)
+            await _shut(client)
+
+    async def _made(self) -> Client:
+        from aiobotocore.config import AioConfig  # noqa: PLC0415 - see `AsyncDynamoDBStore`
+        from aiobotocore.session import AioSession  # noqa: PLC0415 - as above
+
+        session = self._target.prepare(AioSession())
+        return await session.create_client(**self._target.client_settings(AioConfig)).__aenter__()
+
+
+async def _shut(client: Client) -> None:
+    await client.__aexit__(None, None, None)
+    for _ in range(2):  # a transport closes its socket in the next turn of the loop
+        await asyncio.sleep(0)
+
+
+def _asked(client: Client, request: Request) -> Reply:
+    if request.pause:
+        time.sleep(request.pause)
+    try:
+        return reply_of(getattr(client, request.method)(**request.arguments))
+    except ClientError as error:
+        return refusal_of(error, request)
+
+
+async def _answered(client: Client, request: Request) -> Reply:
+    if request.pause:
+        await asyncio.sleep(request.pause)
+    try:
+        return reply_of(await getattr(client, request.method)(**request.arguments))
+    except ClientError as error:
+        return refusal_of(error, request)
