@@ -10,33 +10,29 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from caslock import Lock, StoreError, StoreUnavailable, connect, connect_async
 from caslock.store import ABSENT, Entry
 from caslock.stores.etcd import AsyncEtcdStore, EtcdStore
-from caslock.testing.drive import driven, on_loop
 from caslock.testing.extremes import KEYS, VALUES
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
 from tests.locations import fresh, until
 from tests.servers import ETCD, HOST, Process, Server, free_port, missing
+from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from caslock import Store
     from caslock.store import ListingStore, WatchingStore
     from tests.conftest import NewServer
-
-SECRET = "p@ss/w0rd?"  # noqa: S105 - of a user that ends with its test
-QUOTED = "p%40ss%2Fw0rd%3F"
 
 
 def ask(server: Server, path: str, token: str = "", **body: object) -> Any:  # noqa: ANN401 - JSON
@@ -58,50 +54,18 @@ def leases(server: Server) -> set[str]:
     return {lease["ID"] for lease in ask(server, "lease/leases").get("leases", [])}
 
 
-class Opening(NamedTuple):
-    """How to make stores of one API; they are closed with the test."""
-
-    blocking: bool
-    open: Callable[..., Store]
-
-
 @pytest.fixture(params=["blocking", "asyncio"])
 def api(request: pytest.FixtureRequest) -> Iterator[Opening]:
     """Give each API in turn."""
     blocking = request.param == "blocking"
-    with contextlib.ExitStack() as stack:
-
-        def make(url: str, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
-            store = EtcdStore(url, **settings) if blocking else AsyncEtcdStore(url, **settings)
-            stack.callback(store.close if isinstance(store, EtcdStore) else lambda: on_loop(store.aclose()))
-            return driven(store)
-
-        yield Opening(blocking, make)
+    with opening(EtcdStore if blocking else AsyncEtcdStore, blocking=blocking) as found:
+        yield found
 
 
 @pytest.fixture
 def store(api: Opening, etcd_server: Server) -> Store:
     """A store on the shared server."""
     return api.open(etcd_server.url, timeout=10)
-
-
-def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
-    """Write, and expect success."""
-    entry = store.put_if_version(key, value, version, ttl)
-    assert entry is not None
-    assert entry.value == value
-    assert entry.version > version
-    return entry
-
-
-def refusal(act: Callable[[], object], match: str) -> StoreError:
-    """Expect a definite refusal, which says so in one sentence and names the place once."""
-    with pytest.raises(StoreError, match=match) as caught:
-        act()
-    assert not isinstance(caught.value, StoreUnavailable), caught.value
-    assert str(caught.value).count("://127.0.0.1") == 1, caught.value
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-    return caught.value
 
 
 def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, new_etcd: NewServer) -> None:

@@ -7,9 +7,8 @@ import contextlib
 import gc
 import threading
 import time
-import traceback
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hazelcast.client import HazelcastClient
@@ -19,11 +18,11 @@ import caslock.stores.hazelcast.session
 from caslock import Lock, LockLost, StoreError, StoreUnavailable, connect, connect_async
 from caslock.store import ABSENT, Entry
 from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
-from caslock.testing.drive import driven, on_loop
 from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port, unreachable_port
 from caslock.testing.steps import in_a_thread, timed
 from tests.locations import fresh, until
 from tests.servers import HAZELCAST, HOST, Member, Server, hazelcast, private
+from tests.stores.opening import QUOTED, Opening, opening, put, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,32 +30,16 @@ if TYPE_CHECKING:
     from caslock import Store
     from caslock.store import ListingStore
 
-SECRET = "p@ss/w0rd?"  # noqa: S105 - of nobody
-QUOTED = "p%40ss%2Fw0rd%3F"
-
 PING = 22
 """Bytes that an idle connection sends now and then."""
-
-
-class Opening(NamedTuple):
-    """How to make stores of one API; they are closed with the test."""
-
-    blocking: bool
-    open: Callable[..., Store]
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def api(request: pytest.FixtureRequest) -> Iterator[Opening]:
     """Give each API in turn."""
     blocking = request.param == "blocking"
-    with contextlib.ExitStack() as stack:
-
-        def make(url: str, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
-            store = HazelcastStore(url, **settings) if blocking else AsyncHazelcastStore(url, **settings)
-            stack.callback(store.close if isinstance(store, HazelcastStore) else lambda: on_loop(store.aclose()))
-            return driven(store)
-
-        yield Opening(blocking, make)
+    with opening(HazelcastStore if blocking else AsyncHazelcastStore, blocking=blocking) as found:
+        yield found
 
 
 @pytest.fixture
@@ -80,24 +63,6 @@ def locks(hazelcast_server: Server) -> Iterator[Any]:
     )
     yield client.get_map("locks").blocking()
     client.shutdown()
-
-
-def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
-    """Write, and expect success."""
-    entry = store.put_if_version(key, value, version, ttl)
-    assert entry is not None
-    assert entry.value == value
-    return entry
-
-
-def refusal(act: Callable[[], object], match: str) -> StoreError:
-    """Expect a definite refusal, which says so in one sentence and names the place once."""
-    with pytest.raises(StoreError, match=match) as caught:
-        act()
-    assert not isinstance(caught.value, StoreUnavailable), caught.value
-    assert str(caught.value).count("://127.0.0.1") == 1, caught.value
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-    return caught.value
 
 
 def requests_of(proxy: FaultProxy, act: Callable[[], object], count: int) -> bool:

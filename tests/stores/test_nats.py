@@ -11,9 +11,8 @@ import re
 import socket
 import threading
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import nkeys
 import pytest
@@ -24,24 +23,22 @@ from caslock.store import ABSENT, Entry
 from caslock.stores.nats import AsyncNatsStore, NatsStore
 from caslock.stores.nats.requests import Verbs
 from caslock.stores.nats.wire import Ask, Message
-from caslock.testing.drive import driven, on_loop
+from caslock.testing.drive import driven
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
 from tests.locations import fresh, until
 from tests.servers import HOST, NATS, Process, Server, free_port, missing
+from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal
 from tests.stores.test_etcd import listens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
     from pathlib import Path
 
     from caslock import Store
     from caslock.store import ListingStore, WatchingStore
     from tests.conftest import NewServer
-
-SECRET = "p@ss/w0rd?"  # noqa: S105 - of a user that ends with its test
-QUOTED = "p%40ss%2Fw0rd%3F"
 
 
 def once(ask: Ask) -> Generator[Ask, Message, Message]:
@@ -69,50 +66,18 @@ def make_bucket(server: Server, name: str, **settings: object) -> str:
     return f"{server.url}/{name}"
 
 
-class Opening(NamedTuple):
-    """How to make stores of one API; they are closed with the test."""
-
-    blocking: bool
-    open: Callable[..., Store]
-
-
 @pytest.fixture(params=["blocking", "asyncio"])
 def api(request: pytest.FixtureRequest) -> Iterator[Opening]:
     """Give each API in turn."""
     blocking = request.param == "blocking"
-    with contextlib.ExitStack() as stack:
-
-        def make(url: str, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
-            store = NatsStore(url, **settings) if blocking else AsyncNatsStore(url, **settings)
-            stack.callback(store.close if isinstance(store, NatsStore) else lambda: on_loop(store.aclose()))
-            return driven(store)
-
-        yield Opening(blocking, make)
+    with opening(NatsStore if blocking else AsyncNatsStore, blocking=blocking) as found:
+        yield found
 
 
 @pytest.fixture
 def store(api: Opening, nats_server: Server) -> Store:
     """A store on the shared server."""
     return api.open(nats_server.url, timeout=10)
-
-
-def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
-    """Write, and expect success."""
-    entry = store.put_if_version(key, value, version, ttl)
-    assert entry is not None
-    assert entry.value == value
-    assert entry.version > version
-    return entry
-
-
-def refusal(act: Callable[[], object], match: str) -> StoreError:
-    """Expect a definite refusal, which says so in one sentence and names the place once."""
-    with pytest.raises(StoreError, match=match) as caught:
-        act()
-    assert not isinstance(caught.value, StoreUnavailable), caught.value
-    assert str(caught.value).count("://127.0.0.1") == 1, caught.value
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-    return caught.value
 
 
 # Requests and markers
