@@ -468,14 +468,15 @@ UNREACHABLE = "test_an_unreachable_server_is_given_up_in_time"
 FROZEN = "test_a_request_without_an_answer_is_given_up_in_time"
 FROZEN_BEFORE = "test_a_server_that_never_speaks_is_given_up_in_time"
 CUT = "test_a_cut_connection_is_not_retried"
+STRANGE = "test_another_protocol_is_an_error"
 INTERRUPTED = "test_an_interrupted_request_leaves_no_reply_behind"
 CLOSED = "test_a_closed_store_has_no_connection"
 FORKED = "test_a_forked_child_has_connections_of_its_own"
 TWICE = "test_a_store_is_closed_by_with_and_may_be_closed_again"
-ALL = {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, INTERRUPTED, CLOSED, FORKED, TWICE}
+ALL = {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE, INTERRUPTED, CLOSED, FORKED, TWICE}
 
 WRONG_STORES = [
-    WrongStore(LeaksClientErrors, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT}),
+    WrongStore(LeaksClientErrors, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE}),
     WrongStore(RetriesByItself, {FROZEN, CUT}),
     WrongStore(HasNoTimeout, {UNREACHABLE, FROZEN, FROZEN_BEFORE}),
     WrongStore(NeverSaysUnsent, {REFUSED, GONE, UNREACHABLE}),
@@ -485,8 +486,8 @@ WRONG_STORES = [
     WrongStore(NeverCloses, {CLOSED}),
     WrongStore(StaysOpen, {CLOSED}),
     WrongStore(HasNoWith, {TWICE}),
-    WrongStore(WatchesForEver, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE}),
-    WrongStore(LeaksWhatItsListMeets, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT}),
+    WrongStore(WatchesForEver, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, STRANGE}),
+    WrongStore(LeaksWhatItsListMeets, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE}),
     WrongStore(SharesWithItsChildren, {FORKED}),
     WrongStore(ClosesOnce, {CLOSED, TWICE}),
     WrongStore(CannotBeClosed, {CLOSED}),
@@ -494,7 +495,7 @@ WRONG_STORES = [
     WrongStore(TakesAnEndForAnAnswer, {CUT}),
     WrongStore(AsyncHasNoTimeout, {UNREACHABLE, FROZEN, FROZEN_BEFORE}),
     WrongStore(AsyncRetriesByItself, {FROZEN, CUT}),
-    WrongStore(AsyncLeaksClientErrors, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT}),
+    WrongStore(AsyncLeaksClientErrors, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE}),
     WrongStore(AsyncNeverSaysUnsent, {REFUSED, GONE, UNREACHABLE}),
     WrongStore(AsyncKeepsConnections, {INTERRUPTED}),
 ]

@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import random
 import socket
+import socketserver
 import struct
 import threading
 import time
@@ -70,6 +71,27 @@ def refused_port() -> Iterator[int]:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]
+
+
+@contextlib.contextmanager
+def foreign_port(answer: Callable[[bytes], bytes]) -> Iterator[int]:
+    """Give a loopback port of a server that speaks another protocol: `answer` makes its answer to what it receives."""
+
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                while received := self.request.recv(65_536):
+                    self.request.sendall(answer(received))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="caslock-foreign-server", daemon=True)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ from uuid import uuid4
 
 import pytest
 
-from caslock.errors import StoreUnavailable
+from caslock.errors import StoreError, StoreUnavailable
 from caslock.testing.drive import driven, is_async, on_loop
-from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port, unreachable_port
+from caslock.testing.proxy import PASS, FaultProxy, Passage, foreign_port, refused_port, unreachable_port
 from caslock.testing.steps import put
 from caslock.testing.trial import Trial, can, until_answered
 
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from caslock.testing.proxy import Kind
 
 _LOOPBACK: Final = "127.0.0.1"
+
+_ANSWERS: Final[tuple[Callable[[bytes], bytes], ...]] = (
+    lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    lambda _: b"\x15\x03\x03\x00\x02\x02\x46",  # a TLS alert: protocol version
+    lambda _: bytes(range(256)),
+)
+"""What servers of other kinds say: one of HTTP, one of TLS, and one that makes no sense."""
 
 
 class StoreServer(NamedTuple):
@@ -114,6 +121,12 @@ class ServerContract:
 
         _each_verb(caslock_server, freeze)
 
+    def test_another_protocol_is_an_error(self, caslock_server: StoreServer | None) -> None:
+        """At a server that is not one of the store's, each verb raises StoreError or StoreUnavailable, in time."""
+        for answer in _ANSWERS:
+            with foreign_port(answer) as port:
+                _each_verb(caslock_server, Trial.must_be_refused, port=port, failure=StoreError)
+
     def test_a_cut_connection_is_not_retried(self, caslock_server: StoreServer | None) -> None:
         """One fault is one StoreUnavailable, even if a retry would succeed; a broken reply is thrown away."""
         kinds: tuple[Kind, ...] = ("cut before", "cut reply", "cut after")
@@ -175,11 +188,17 @@ def _must_not_be_sent(trial: Trial) -> None:
 
 
 def _each_verb(
-    server: StoreServer | None, act: Callable[[Trial], None], *, port: int | None = None, one_by_one: bool = False
+    server: StoreServer | None,
+    act: Callable[[Trial], None],
+    *,
+    port: int | None = None,
+    failure: type[StoreError] = StoreUnavailable,
+    one_by_one: bool = False,
 ) -> None:
     """Act with every verb that the store has, all at the same time, unless `one_by_one`.
 
-    The store goes through a proxy, or to `port` if that is given; then it may also fail as soon as it is made.
+    The store goes through a proxy, or to `port` if that is given; then it may also fail by `failure` as soon as it is
+    made.
     """
     if server is None:
         pytest.skip("the fixture caslock_server gave None: the store has no server that could fail")
@@ -187,7 +206,7 @@ def _each_verb(
     def one(verb: str) -> None:
         try:
             with FaultProxy(server.host, server.port) as proxy:
-                raw = _made(server, proxy.port if port is None else port, may_fail=port is not None)
+                raw = _made(server, proxy.port) if port is None else _made(server, port, failure)
                 if raw is not None:
                     try:
                         act(Trial(verb, server.timeout, proxy, raw, driven(direct)))
@@ -208,12 +227,12 @@ def _each_verb(
         _close(direct)
 
 
-def _made(server: StoreServer, port: int, *, may_fail: bool) -> Store | AsyncStore | None:
-    """Make a store; None if it said at once that it can't connect."""
+def _made(server: StoreServer, port: int, failure: type[StoreError] | tuple[()] = ()) -> Store | AsyncStore | None:
+    """Make a store; None if it said at once, by `failure`, that it can't connect."""
     try:
         return server.make(_LOOPBACK, port)
-    except StoreUnavailable as error:
-        if not may_fail or error.sent:
+    except failure as error:
+        if isinstance(error, StoreUnavailable) and error.sent:
             raise
         return None
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from caslock.errors import StoreUnavailable
+from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, BatchingStore, Put, Removal
 from caslock.testing.drive import driven, is_async, on_loop
 from caslock.testing.proxy import PASS, FaultProxy, Passage
@@ -172,6 +172,19 @@ class Trial:
         right = self.verb == "wait_while" or (unless_right and answer == self.direct.get(self.key))
         assert right, f"{self.verb} answered {answer!r} after a fault: does the client below retry by itself?"
         return None
+
+    def must_be_refused(self) -> None:
+        """Check that the verb raises StoreError in time, also if that is StoreUnavailable; or `wait_while` ends."""
+        self.prepare()
+        try:
+            answer = self.within_timeout(lambda: self.call(self.store))
+        except StoreError:
+            return
+        except AssertionError:
+            raise
+        except Exception as error:
+            raise AssertionError(f"{self.verb} raised {error!r}, which is no StoreError") from error
+        assert self.verb == "wait_while", f"{self.verb} answered {answer!r} at a server that speaks another protocol"
 
     def must_not_be_sent(self) -> None:
         """Check that the verb fails in time, and says that nothing was sent."""

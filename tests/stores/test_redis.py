@@ -27,7 +27,7 @@ from redis.sentinel import Sentinel
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, AsyncListingStore, AsyncStore, Entry, ListingStore, Store, Traits
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
-from caslock.testing.proxy import refused_port
+from caslock.testing.proxy import foreign_port, refused_port
 from tests.servers import HOST, Process, absent, free_port, ringing
 
 if TYPE_CHECKING:
@@ -436,6 +436,32 @@ def test_a_server_that_is_not_there_is_unavailable_and_nothing_was_sent(api: Api
     assert str(caught.value) == f"redis://{HOST}:{port}/0 is unreachable (connection refused)"
     assert not caught.value.sent
     assert isinstance(caught.value.__cause__, redis.ConnectionError)
+
+
+def test_an_answer_that_redis_does_not_give_is_none(api: Api) -> None:
+    """A server that echoes what it gets sends arrays back: no verb takes one for an entry, or for its absence."""
+    with foreign_port(lambda request: request) as port:
+        store = api.open(f"redis://{HOST}:{port}", protocol=2, driver_info=None)
+        asks: tuple[Callable[[], object], ...] = (
+            lambda: store.get("k"),
+            lambda: store.put_if_version("k", b"v", ABSENT, 30),
+            lambda: store.invalidate("k", 1),
+        )
+        for ask in asks:
+            with pytest.raises(StoreUnavailable):
+                ask()
+
+
+def test_another_protocol_is_named(api: Api) -> None:
+    """What answers by HTTP, or by TLS to what is not, is told apart."""
+    for answer, hint in (
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "speaks HTTP"),
+        (b"\x15\x03\x03\0\2\2F", "use rediss://"),
+    ):
+        with foreign_port(lambda _, answer=answer: answer) as port:  # type: ignore[misc] # as a default
+            store = api.open(f"redis://{HOST}:{port}")
+            with pytest.raises(StoreUnavailable, match=hint):
+                store.get("k")
 
 
 def test_sentinels_that_are_not_there_are_named_without_their_settings() -> None:

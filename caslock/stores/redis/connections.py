@@ -71,6 +71,7 @@ class Connections(ABC, Generic[L]):
             reply = replies[request.replies - 1]
             if isinstance(reply, FAILOVER):
                 raise reply  # noqa: TRY301 - no open connection is used again
+            answer: T = None if isinstance(reply, Exception) else request.read(reply)  # type: ignore[assignment] # unused
         except BaseException as error:
             if link:  # the answer may still come, and must not be read as that of the next request
                 self._give_up(link, error)
@@ -85,7 +86,7 @@ class Connections(ABC, Generic[L]):
         if not isinstance(reply, Exception):
             if server.replicas:
                 server.check(replies[-1])
-            return request.read(reply)
+            return answer
         if isinstance(reply, exceptions.NoScriptError) and request.script:
             return await self.ask(request.in_full(), ends - monotonic())
         raise server.failures.of(reply) from reply

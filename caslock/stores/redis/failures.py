@@ -42,6 +42,7 @@ ADVICE: Final = {
 _HINTS: Final = {  # what to do about a connection that could not be opened, by its error ("TLS" where it is to be used)
     r"""(got "|Protocol Error: b['"])E""": "that port speaks memcached, not Redis; check the host and port",
     r"""(got "|Protocol Error: b['"])[H<]""": "that port speaks HTTP, not Redis; check the host and port",
+    r"""(got "|Protocol Error: b['"])\\x15""": "that port speaks TLS; use {0}s://",
     "WRONG_VERSION_NUMBER": "that port does not speak TLS; use {0}://, or the server's tls-port",
     "^TLS .*Timeout": "does that port speak TLS? if not, use {0}://",
     "^(?!TLS ).*(reset by peer|Connection lost|closed by)": "if that port requires TLS, use {0}s://",

@@ -31,6 +31,7 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
+from redis import exceptions
 from redis.crc import key_slot
 
 from caslock.errors import StoreError
@@ -232,7 +233,13 @@ def who(database: int) -> Request[str | None]:
 def _entries(values: list[bytes], reply: Reply) -> list[Entry | None]:
     """Read what is under each key after a verb."""
     replies = reply if isinstance(reply, list) else [reply]
+    if len(replies) != len(values):
+        raise _strange(reply)
     return [_entry(value, each) for value, each in zip(values, replies, strict=True)]
+
+
+def _strange(reply: Reply) -> exceptions.InvalidResponse:
+    return exceptions.InvalidResponse(f"an answer that Redis does not give: {reply!r:.60}")
 
 
 def _entry(value: bytes, reply: Reply) -> Entry | None:
@@ -241,8 +248,10 @@ def _entry(value: bytes, reply: Reply) -> Entry | None:
         if reply > 0:
             return Entry(value, reply)
         return WOKEN if reply else None
-    if not isinstance(reply, bytes):
+    if reply is None:
         return None
+    if not isinstance(reply, bytes):
+        raise _strange(reply)
     ours = _OURS.match(reply)
     if not ours or int(ours[1]) > LAST_VERSION:
         return Entry(reply, FOREIGN)
