@@ -13,7 +13,7 @@ import secrets
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hazelcast.asyncio import HazelcastClient
 from hazelcast.config import Config, IntType, ReconnectMode
@@ -198,7 +198,9 @@ class Session:
             with on_failure(partial(self._leave, client)):
                 # Not cancelled, because the client swallows that.  It ends when the client is shut down.
                 done, _ = await asyncio.wait({starting}, timeout=seconds_left(ends))
-                return _Open(client, starting.result() if done else _too_late(), waits)
+                if not done:
+                    raise TimeoutError
+                return _Open(client, starting.result(), waits)
         except HazelcastError as error:
             if heard and isinstance(heard[0], Exception):
                 raise heard[0] from error
@@ -280,10 +282,6 @@ class Session:
     def _unanswered(self, error: Exception) -> StoreUnavailable:
         where = self._place.location
         return StoreUnavailable(f"{where} gave no answer, and may have applied the request ({_told(error)})")
-
-
-def _too_late() -> NoReturn:
-    raise TimeoutError
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
