@@ -82,10 +82,11 @@ def test_a_store_that_can_not_list_says_so(memcached_server: Server) -> None:
 def test_a_note_can_not_change_the_terminal(url: str, store: ClosableStore) -> None:
     """What others have written is shown without its control characters."""
     assert Lock(store, "key\a", note="\x1b[31mred\n\u202e").acquire()
-    for arguments in ("list",), ("show", "key\a"), ("break", "key\a", "--yes"):
-        output = caslock(*arguments, store=url)[1]
-        assert "\\x1b[31mred\\n\\u202e" in output
-        assert output.replace("\n", "").isprintable()
+    busy = ("run", "key\a", "--no-wait", "--", "true")
+    for arguments in ("list",), ("show", "key\a"), busy, ("break", "key\a", "--yes"):
+        _, output, errors = caslock(*arguments, store=url)
+        assert "\\x1b[31mred\\n\\u202e" in (errors if arguments == busy else output)
+        assert (output + errors).replace("\n", "").isprintable()
 
 
 def test_break_takes_a_key_away(url: str, store: ClosableStore) -> None:

@@ -86,7 +86,11 @@ class Record(NamedTuple):
             return None
 
     def __str__(self) -> str:
-        """Say who holds the key, since when, and for how long at most."""
+        """Say who holds the key, since when, and for how long at most, without control characters of others."""
+        text = self._told()
+        return text if text.isprintable() else repr(text)[1:-1]
+
+    def _told(self) -> str:
         if self.free:
             return "nobody"
         if self.foreign:
