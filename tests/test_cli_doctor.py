@@ -37,7 +37,8 @@ def findings(url: str) -> tuple[int, dict[str, str]]:
     code, output, errors = caslock("doctor", url, "--json")
     assert errors == ""
     report = json.loads(output)
-    assert report["round_trip"] >= 0
+    refused = any(each["what"] == "it refuses to be asked" for each in report["findings"])
+    assert report["round_trip"] is None if refused else report["round_trip"] >= 0
     assert all(finding["means"] for finding in report["findings"])
     return code, {finding["what"]: finding["severity"] for finding in report["findings"]}
 
@@ -126,6 +127,17 @@ def test_what_is_wrong_with_a_memcached_is_found(memcached_server: Server, new_m
     assert (code, found) == (0, {"memcached keeps nothing": "note"})
     code, found = findings(f"{new_memcached('-M', '-C').url}?timeout=20")
     assert (code, found["it refuses to be asked"]) == (3, "danger")
+
+
+def test_what_has_refused_is_not_said_to_answer(tmp_path: Path) -> None:
+    """Nothing was measured: there is no round trip to tell of."""
+    file = tmp_path / "text.db"
+    file.write_text("This is no database. " * 100)
+    url = f"sqlite:///{file}"
+    code, output, _ = caslock("doctor", url)
+    assert (code, "answers in" in output, "it refuses to be asked" in output) == (3, False, True)
+    code, output, _ = caslock("doctor", url, "--json")
+    assert (code, json.loads(output)["round_trip"]) == (3, None)
 
 
 def test_what_is_wrong_with_an_etcd_is_found(new_etcd: NewServer) -> None:

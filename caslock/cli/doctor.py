@@ -60,15 +60,14 @@ def command(context: click.Context, named: str, url: str | None, *, as_json: boo
         found = [each.to_dict() for each in findings]
         print_json({"store": location, "round_trip": trip, "findings": found})
     else:
-        click.echo(f"{location} answers in {1000 * trip:.2g} ms")
+        click.echo(location if trip is None else f"{location} answers in {1000 * trip:.2g} ms")
         for finding in sorted(findings, reverse=True):
             click.echo(str(finding))
     return STATUS[worst]
 
 
-def examined(store: Store, url: str) -> tuple[float, list[Finding]]:
-    """Give the seconds of a round trip, and what was found; raises `StoreUnavailable`."""
-    trip = 0.0
+def examined(store: Store, url: str) -> tuple[float | None, list[Finding]]:
+    """Give the seconds of a round trip (None: it was refused), and what was found; raises `StoreUnavailable`."""
     findings = list[Finding]()
     try:
         trip = _round_trip(store)
@@ -77,7 +76,7 @@ def examined(store: Store, url: str) -> tuple[float, list[Finding]]:
         findings += _of_settings(store, url)
         if isinstance(error, StoreUnavailable) and not any(each.severity == refused.severity for each in findings):
             raise  # nothing in its settings explains that
-        return trip, [refused, *findings]
+        return None, [refused, *findings]
     if trip >= _SLOW:
         findings.append(
             warning(f"it answers in {trip:.1f} s", "short leases can't be renewed in time", "Use a long ttl")
