@@ -531,6 +531,14 @@ def test_content_is_bytes(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """Nothing is left next to a directory."""
+    (tmp_path / "room").mkdir()
+    with pytest.raises(ValueError, match="room is not a regular file"):
+        write_file(tmp_path / "room", b"Ada", fence=5)
+    assert [path.name for path in tmp_path.iterdir()] == ["room"]
+
+
 def test_a_file_keeps_its_mode_and_its_link(tmp_path: Path) -> None:
     """The new content has the permissions of the old, and goes to where a symbolic link leads."""
     path, link = tmp_path / "room.txt", tmp_path / "link.txt"

@@ -39,8 +39,8 @@ def write_file(path: str | os.PathLike[str], content: bytes, *, fence: int, time
         TimeoutError: another writer was at it for `timeout` seconds.
         OSError: as the operating system raises it.
         NotImplementedError: there is no `flock`, as on Windows.
-        ValueError, TypeError: `fence` is not a positive int, `content` is not bytes, or the fence file has something
-            else in it.
+        ValueError, TypeError: `fence` is not a positive int, `content` is not bytes, `path` is a directory or another
+            kind of special file, or the fence file has something else in it.
 
     """
     checked(fence)
@@ -49,6 +49,8 @@ def write_file(path: str | os.PathLike[str], content: bytes, *, fence: int, time
     if not timeout >= 0:
         raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
     target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target} is not a regular file")
     beside = _beside(target, ".fence")
     with _locked(_beside(target, ".lock"), timeout):
         seen = _fence_in(beside)
