@@ -147,12 +147,12 @@ def test_an_error_without_a_secret_is_shown_as_it_is() -> None:
 def test_a_file_by_its_path(make: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three slashes and a relative path, or four and an absolute one, mean one file; the location is such a URL."""
     monkeypatch.chdir(tmp_path)
-    one, two = make("sqlite:///odd%20%3F%25@#.db"), make(f"sqlite:///{tmp_path}/odd %3F%25@#.db?timeout=1.5")
+    one, two = make("sqlite:///odd%20%3F%25@#%0A.db"), make(f"sqlite:///{tmp_path}/odd %3F%25@#%0A.db?timeout=1.5")
     assert isinstance(one, SQLiteStore)
     assert isinstance(two, SQLiteStore)
     assert one.traits.location == two.traits.location
     one.put_if_version("k", b"v", 0, 60)
-    assert [path.name for path in tmp_path.glob("*.db")] == ["odd ?%@#.db"]
+    assert [path.name for path in tmp_path.glob("*.db")] == ["odd ?%@#\n.db"]
     three = connect(one.traits.location)
     assert isinstance(three, SQLiteStore)
     assert three.get("k") == two.get("k") is not None
@@ -227,6 +227,8 @@ def test_an_unknown_scheme(make: Callable[[str], object]) -> None:
         ("sqlite://", "sqlite:///relative"),
         ("sqlite:///", "MemoryStore"),
         ("sqlite:///:memory:", "MemoryStore"),
+        ("sqlite:///x.db\n", "control character"),
+        ("redis://localhost/0\r\n", "control character"),
         ("sqlite:///x.db?timeout=soon", "number of seconds"),
         ("sqlite:///x.db?timeout=nan", "timeout must be"),
         ("sqlite:///x.db?timeout=1&mode=ro&cache=shared", "there is no option mode"),

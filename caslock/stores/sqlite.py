@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sqlite3
 import threading
 import time
@@ -107,7 +108,7 @@ class SQLiteStore(Closing):
         self._mutex = threading.RLock()
         self._waits = -1.0  # how long the connection waits for another process
         self._generation = generation()
-        location = "sqlite:///" + str(self._path).replace("%", "%25").replace("?", "%3F")
+        location = "sqlite:///" + re.sub(r"[%?\x00-\x1f\x7f]", lambda sign: f"%{ord(sign[0]):02X}", str(self._path))
         self.traits: Traits = Traits(location, request_timeout=self._patience)
         with _forking:
             _stores.add(self)
