@@ -10,12 +10,12 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import pytest
 import redis
 
-from caslock.stores.dynamodb import DynamoDBStore
+from caslock import connect
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from tests import turns
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
+
+    from caslock.stores.dynamodb import DynamoDBStore
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -178,7 +180,7 @@ def dynamodb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             if name not in os.environ:
                 patch.setenv(name, "caslock")
-        with DynamoDBStore(server.url, timeout=20) as store:
+        with cast("DynamoDBStore", connect(f"{server.url}&timeout=20")) as store:
             store.create_table()
         yield server
 
