@@ -128,8 +128,8 @@ def connect(target: str | Client, *, prefix: str = "", replicas: int = 0) -> Clo
     ``%3F``; ``?timeout=5``: seconds to wait for others); ``memory://``, a new one each time; ``redis://``,
     ``rediss://``, ``unix://``, ``redis+cluster://``, ``redis+sentinel://``, ``tair://``, ``tairs://``,
     ``memcached://``, ``postgresql://``, ``mysql://``, ``mariadb://``, ``zookeeper://``, ``zookeepers://``,
-    ``etcd://``, ``etcds://``, ``nats://``, ``natss://`` and ``hazelcast://``, each with the options of its store's
-    `from_url`; and any scheme of an installed entry point (see the documentation of the module).
+    ``etcd://``, ``etcds://``, ``nats://``, ``natss://``, ``hazelcast://`` and ``dynamodb://``, each with the options of
+    its store's `from_url`; and any scheme of an installed entry point (see the documentation of the module).
 
     Clients: a ``redis.Redis``, one of ``Sentinel.master_for``, a ``RedisCluster``, pymemcache's ``Client`` and
     ``PooledClient``, SQLAlchemy's ``Engine``, or a ``KazooClient``.  Their settings are used, not their connections.

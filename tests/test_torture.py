@@ -138,6 +138,14 @@ def test_nats_withstands_torture(new_nats: Callable[..., Server]) -> None:
 @unix
 @pytest.mark.long
 @patient
+def test_dynamodb_withstands_torture(dynamodb_server: Server) -> None:
+    """Nor on DynamoDB, which ends no lease: those of killed holders are taken over by observation."""
+    check(Plan(url=dynamodb_server.url, seconds=8, seed=8), None)
+
+
+@unix
+@pytest.mark.long
+@patient
 def test_memcached_withstands_stops_under_short_leases(new_memcached: Callable[..., Server]) -> None:
     """A memcached that is stopped for longer than leases last breaks no law but for leases written as it goes on."""
     server = new_memcached()

@@ -26,6 +26,9 @@ SLOW: Final = 0.25
 """Seconds after which an answer is too old to tell anything."""
 
 
+FOREVER: Final = 1e9
+"""Seconds for which a record may be there where the store ends no lease: a lock takes it over after its ttl."""
+
 PATIENCE: Final = 10.0
 """Seconds in which its last request ends."""
 
@@ -77,8 +80,8 @@ class Monitor:
         if entry is None:
             self._history.note("clear", "", key, at=asked)
         else:
-            record = decode(entry.value)
+            record, traits = decode(entry.value), self._store.traits
             self._history.note(
                 "seen", "", key, record.owner, " ".join(record.holds), fence=entry.version, at=asked,
-                until=record.ttl + self._store.traits.expiry_lag, note=str(record),
+                until=record.ttl + traits.expiry_lag if traits.expires else FOREVER, note=str(record),
             )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from caslock.errors import StoreError
 from caslock.local import clock
 from caslock.protocol.record import decode
+from caslock.store import ABSENT
 from caslock.testing.proxy import FaultProxy, chance
 from caslock.verify import locations
 from caslock.verify.cleanup import remove_keys
@@ -180,18 +181,25 @@ class Run:
         longest = max(plan.ttls[1], plan.several_ttl if plan.several else 0.0)
         patience = longest + self._direct.traits.expiry_lag + 1.0
         end = clock.now() + patience
-        held = plan.all_names()
+        held, seen = plan.all_names(), dict[str, tuple[int, float]]()
         while held and clock.now() < end:
-            held = [key for key in held if self._is_held(key)]
+            held = [key for key in held if self._is_held(key, seen)]
             time.sleep(0.05 if held else 0)
         for key in held:
             self.note("orphan", "", key, note=f"held for more than {patience:.3g} s after the end")
         for key in plan.all_names():
             self.note("counter", "", key, fence=FencedCounter(self._folder, key).count)
 
-    def _is_held(self, key: str) -> bool:
+    def _is_held(self, key: str, seen: dict[str, tuple[int, float]]) -> bool:
+        """Whether nobody could acquire a key; `seen` is which version was first seen when, as a lock observes it."""
         try:
             entry = self._direct.get(key)
         except StoreError:
             return True
-        return entry is not None and not decode(entry.value).free
+        if entry is None or decode(entry.value).free:
+            return False
+        if self._direct.traits.expires:
+            return True
+        if seen.get(key, (ABSENT, 0.0))[0] != entry.version:
+            seen[key] = entry.version, clock.now()
+        return clock.now() < seen[key][1] + decode(entry.value).ttl

@@ -198,6 +198,7 @@ def test_what_another_program_has_written_is_never_overwritten(store: Store, dyn
         ):
             refusal(act, "that caslock has not written")
         assert dynamodb.get_item(TableName="caslock", Key={"key": {"S": key}})["Item"] == item
+        assert not list(cast("ListingStore", store).list(key))
         dynamodb.delete_item(TableName="caslock", Key={"key": {"S": key}})
 
 

@@ -29,7 +29,7 @@ _NOT_APPLIED: Final = {
 }
 _CREDENTIALS: Final = {
     "ExpiredTokenException": "the credentials have expired",
-    "IncompleteSignature": "the credentials are malformed",
+    "IncompleteSignatureException": "the credentials are malformed",
     "InvalidSignatureException": "the secret key does not fit the access key, or this machine's clock is wrong",
     "MissingAuthenticationToken": "the request had no credentials",
     "RequestExpired": "this machine's clock is wrong",

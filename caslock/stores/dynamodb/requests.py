@@ -17,6 +17,7 @@ DynamoDB's "time to live").  By then a clock has passed its version, unless two 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -132,9 +133,9 @@ class Verbs:
         pairs = list[tuple[str, Entry]]()
         for item in found.body.get("Items", ()):
             key = str(item.get("full_key", item[KEY]).get("S", ""))
-            if key.startswith(prefix) and "version" in item:
+            with suppress(StoreError):  # of another program
                 entry = self._entry(item)
-                pairs += [(key, entry)] if entry else []
+                pairs += [(key, entry)] if entry and key.startswith(prefix) else []
         return Page(pairs, found.body.get("LastEvaluatedKey"))
 
     def creation(self) -> Generator[Request, Reply, None]:
