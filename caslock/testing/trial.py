@@ -195,6 +195,8 @@ class Trial:
         """Check that after a fault the store answers what is true; then remove what was written."""
         assert self.reconnected(lambda: self.store.get(self.key)) == self.direct.get(self.key)
         self._clean()
+        if self.verb == "wait_while":  # its connection may be another one, and has to be open for the next fault
+            self.reconnected(lambda: self.call(self.store))
 
     def must_be_disconnected(self, when: str) -> None:
         """Check that no connection is left."""
