@@ -94,7 +94,7 @@ def _session(facts: dict[str, Any], *, own: bool) -> Iterator[Finding]:
         cure = f"Set default_transaction_isolation to 'read committed' for {facts['user']}"
         yield warning(f"transactions are {facts['isolation']}", means, cure)
     if own and not facts["direct"]:
-        means = "it does not pass on caslock's settings, and statements can't be prepared"
+        means = "it does not pass on caslock's settings, statements can't be prepared, and waiters poll"
         yield note("the session is not caslock's own: a pooler such as PgBouncer is between", means)
     if facts["timeout"] == "0":
         means = "a request that was given up may take effect later, and keep a key until its lease ends"

@@ -155,6 +155,16 @@ def async_engine_of(target: Target) -> AsyncEngine:
     return create_async_engine(target.url, async_creator=connected, **settings)
 
 
+def connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
+    """Open a connection that no engine has, by the moment at which the verb of this thread ends."""
+    return _bounded(_connect_by(target, awaits=False), target)
+
+
+async def async_connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
+    """The same for asyncio; it has no limit of its own."""
+    return await _connect_by(target, awaits=True)()
+
+
 def begin(target: Target) -> None:
     """Note when a verb of this thread has to end."""
     _MOMENT.ends = time.monotonic() + target.timeout

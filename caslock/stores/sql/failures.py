@@ -61,10 +61,19 @@ class Failures:
         failed.__cause__ = error
         return failed
 
+    def cannot_wait(self, why: str) -> StoreUnavailable:
+        """Give the error of a wait that nobody could end."""
+        return StoreUnavailable(f"{self._location} can't serve another waiter now: {why}", sent=False)
+
     def _masked(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+def is_told(error: BaseException) -> bool:
+    """Tell whether the server itself has said that it takes no connection now."""
+    return _BUSY.search(str(error)) is not None
 
 
 def is_missing(error: exc.DBAPIError) -> bool:

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from sqlalchemy import exc
 
 from caslock.closing import AsyncClosing, Closing
+from caslock.connections import run
 from caslock.fork import generation
-from caslock.loop_end import before_the_loop_ends
+from caslock.loop_end import PerLoop, before_the_loop_ends
 from caslock.store import Traits
 from caslock.stores.sql.engines import async_engine_of, begin, engine_of, limit, target_of
 from caslock.stores.sql.failures import Failures
 from caslock.stores.sql.table import Verbs, with_table
+from caslock.stores.sql.waits import TaskWaits, ThreadWaits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
 
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -35,6 +37,9 @@ class SQLStore(Closing):
     they end early.
     """
 
+    wait_while: Callable[[str, int, float], None]
+    """See `WatchingStore.wait_while`: the server notifies us.  Only a store in PostgreSQL has it."""
+
     def __init__(self, target: str | URL | Engine, *, timeout: float | None = None) -> None:
         """Keep the entries in the database of a URL, or of an engine of yours; no I/O yet.
 
@@ -48,6 +53,9 @@ class SQLStore(Closing):
         self._engines: dict[int, Engine] = {}  # those of a parent are neither used, nor closed, nor collected
         self._closed = False
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
+        self._waits: dict[int, ThreadWaits] = {}  # as the engines
+        if self._target.backend == "postgresql":
+            self.wait_while = self._wait_while
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -84,6 +92,8 @@ class SQLStore(Closing):
     def close(self) -> None:
         """Close the idle connections.  A later request opens one, and closes it."""
         self._closed = True
+        if waits := self._waits.get(generation()):
+            waits.end()
         engine = self._engines.pop(generation(), None)
         if engine is not None:
             engine.dispose()
@@ -91,6 +101,13 @@ class SQLStore(Closing):
     def __repr__(self) -> str:
         """Show the location."""
         return f"SQLStore({self.traits.location!r})"
+
+    def _wait_while(self, key: str, version: int, timeout: float) -> None:
+        mine = generation()
+        waits = self._waits.get(mine) or self._waits.setdefault(mine, ThreadWaits(self._target, self._failures))
+        if self._closed:
+            waits.end()
+        run(waits.wait_while(key, version, timeout))
 
     def _run(self, verb: Generator[Request, Reply, T]) -> T:
         begin(self._target)
@@ -136,6 +153,9 @@ class SQLStore(Closing):
 class AsyncSQLStore(AsyncClosing):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
 
+    wait_while: Callable[[str, int, float], Awaitable[None]]
+    """See `SQLStore.wait_while`."""
+
     def __init__(self, target: str | URL | AsyncEngine, *, timeout: float | None = None) -> None:
         """See `SQLStore`; an engine is an ``AsyncEngine``."""
         self._target = target_of(target, timeout, awaits=True)
@@ -144,6 +164,9 @@ class AsyncSQLStore(AsyncClosing):
         self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
         self._inherited: list[_Loop] = []  # the parent's: neither used, nor closed, nor collected as garbage
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
+        self._waits = PerLoop(lambda: TaskWaits(self._target, self._failures))
+        if self._target.backend == "postgresql":
+            self.wait_while = self._wait_while
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -177,11 +200,15 @@ class AsyncSQLStore(AsyncClosing):
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
+        self._waits.mine().close()
         await self._here().close()
 
     def __repr__(self) -> str:
         """Show the location."""
         return f"AsyncSQLStore({self.traits.location!r})"
+
+    async def _wait_while(self, key: str, version: int, timeout: float) -> None:
+        await self._waits.mine().wait_while(key, version, timeout)
 
     async def _run(self, verb: Generator[Request, Reply, T]) -> T:
         sent = False

@@ -1,0 +1,325 @@
+"""How waiters of a key in PostgreSQL are notified, against real servers: what the contract does not ask."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from caslock import Lock, StoreUnavailable, WatchingStore
+from caslock.store import ABSENT, Entry
+from caslock.stores.sql import AsyncSQLStore, SQLStore
+from caslock.stores.sql.listener import MOST_KEYS
+from caslock.stores.sql.table import look_at, name_of, place_of
+from caslock.testing.drive import driven, on_loop
+from caslock.testing.extremes import KEYS
+from caslock.testing.steps import timed
+from tests.locations import fresh, until
+from tests.servers import POSTGRESQL, private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from caslock import Store
+    from tests.servers import Server
+
+    class Watching(Store, WatchingStore):
+        """A store with `wait_while`."""
+
+
+LONG = 20.0  # seconds of a wait that something else has to end
+SOON = 8.0  # seconds in which that has happened, however busy this machine is
+
+
+class Postgres:
+    """The server, and how to make stores on it and to ask it."""
+
+    def __init__(self, server: Server, stack: contextlib.ExitStack, *, blocking: bool) -> None:
+        self.server, self.blocking, self._stack = server, blocking, stack
+        self._name = fresh()  # other tests use the server at the same time
+        self.url = server.url.replace("postgresql:", "postgresql+psycopg:")
+        engine = create_engine(self.url, isolation_level="AUTOCOMMIT")
+        stack.callback(engine.dispose)
+        self._admin = stack.enter_context(engine.connect())
+
+    def open(self, target: Any = None, **settings: Any) -> Watching:  # noqa: ANN401 - as the stores take them
+        """Make a store that is closed at the end of the test."""
+        target = f"{self.server.url}?application_name={self._name}" if target is None else target
+        store = SQLStore(target, **settings) if self.blocking else AsyncSQLStore(target, **settings)
+        self._stack.callback(store.close if isinstance(store, SQLStore) else lambda: on_loop(store.aclose()))
+        return cast("Watching", driven(store))
+
+    def ask(self, statement: str, **values: object) -> Any:  # noqa: ANN401 - one value of any kind
+        """Give the first value that a statement finds."""
+        return self._admin.execute(text(statement), values).scalar()
+
+    def listeners(self, key: str) -> int:
+        """Count the sessions that say that they wait for a key."""
+        return int(self.ask(f"SELECT count(*) {_OF_KEY}", place=place_of(name_of(key)[0])))
+
+    def end_listeners(self, key: str) -> bool:
+        """Terminate a session that waits for a key."""
+        return bool(self.ask(f"SELECT pg_terminate_backend(pid) {_OF_KEY}", place=place_of(name_of(key)[0])))
+
+    def sessions(self) -> int:
+        """Count the sessions whose last statement was one of a listener's."""
+        ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = :name AND query ~ :statements"
+        return int(self.ask(ours, name=self._name, statements=_LISTENS))
+
+
+_OF_KEY = (
+    "FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+    " AND ((classid::bigint << 32) | objid::bigint) = :place"
+)
+_LISTENS = "^(BEGIN; LISTEN|UNLISTEN|SELECT true FROM caslock)"
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def postgres(request: pytest.FixtureRequest, postgresql_server: Server) -> Iterator[Postgres]:
+    """Return the shared server, with each API."""
+    with contextlib.ExitStack() as stack:
+        yield Postgres(postgresql_server, stack, blocking=request.param == "blocking")
+
+
+def put(store: Store, key: str, version: int = ABSENT) -> Entry:
+    """Write, and expect success."""
+    entry = store.put_if_version(key, b"v", version, 60)
+    assert entry is not None
+    return entry
+
+
+def test_only_a_store_in_postgresql_waits() -> None:
+    """MySQL can't notify, so locks poll there."""
+    assert isinstance(SQLStore("postgresql://db/app"), WatchingStore)
+    assert isinstance(AsyncSQLStore("postgresql://db/app"), WatchingStore)
+    assert not hasattr(SQLStore("mysql://db/app"), "wait_while")
+    assert not hasattr(AsyncSQLStore("mysql://db/app"), "wait_while")
+
+
+def test_the_look_finds_every_key(postgres: Postgres) -> None:
+    """The statement that a waiter sends is never changed by a key, and finds the row of each."""
+    salt, store = fresh(), postgres.open()
+    for key in [salt + key for key in KEYS if len(key) < 800] + [salt + "'; --", salt + "\\'", salt + "{}%s"]:
+        entry = put(store, key)
+        name = name_of(key)[0]
+        assert postgres.ask(look_at(name, entry.version).replace(":", r"\:")) is True
+        assert postgres.ask(look_at(name, entry.version + 1).replace(":", r"\:")) is None
+
+
+def test_forty_waiters_share_one_connection(postgres: Postgres) -> None:
+    """Waiters for ten keys end with the change of their own key, and the server then knows of none."""
+    store, other = postgres.open(timeout=10), postgres.open()
+    entries = {key: put(other, key) for key in [fresh() for _ in range(10)]}
+    waits = [timed(_wait(store, key, entry)) for key, entry in entries.items() for _ in range(4)]
+    assert until(lambda: all(postgres.listeners(key) for key in entries))
+    assert postgres.sessions() == 1
+    *others, last = entries.items()
+    for key, entry in others:
+        other.invalidate(key, entry.version)
+    assert max(wait.result(LONG)[0] for wait in waits[:-4]) < SOON
+    assert not any(wait.done() for wait in waits[-4:])
+    put(other, last[0], last[1].version)
+    assert max(wait.result(LONG)[0] for wait in waits[-4:]) < SOON
+    assert until(lambda: not any(postgres.listeners(key) for key in entries))
+    assert postgres.sessions() == 1
+
+
+def _wait(store: Watching, key: str, entry: Entry, timeout: float = LONG) -> Callable[[], None]:
+    return lambda: store.wait_while(key, entry.version, timeout)
+
+
+def test_nobody_is_notified_of_a_key_that_nobody_waits_for(postgres: Postgres) -> None:
+    """A session that listens to a key without having its lock hears nothing."""
+    store, key = postgres.open(), fresh()
+    entry = put(store, key)
+    import psycopg  # noqa: PLC0415 - an optional package
+
+    with psycopg.connect(postgres.server.url, autocommit=True) as plain:
+        place = place_of(name_of(key)[0])
+        plain.execute(f'LISTEN "caslock{place}"')
+        entry = put(store, key, entry.version)
+        store.invalidate(key, entry.version)
+        assert list(plain.notifies(timeout=0.2)) == []
+        entry = put(store, key)
+        plain.execute(f"SELECT pg_advisory_lock_shared({place})")
+        store.invalidate(key, entry.version)
+        assert [each.channel for each in plain.notifies(timeout=LONG, stop_after=1)] == [f"caslock{place}"]
+
+
+def test_more_keys_than_a_session_may_lock_are_polled(postgres: Postgres) -> None:
+    """A wait for one key too many is refused at once; when others have ended, it is served."""
+    store = postgres.open(timeout=10)
+    entries = {key: put(store, key) for key in [fresh() for _ in range(MOST_KEYS + 1)]}
+    *most, (key, entry) = entries.items()
+    waits = [timed(_wait(store, *each)) for each in most]
+    assert until(lambda: all(postgres.listeners(each) for each, _ in most))
+    with pytest.raises(StoreUnavailable, match="too many keys") as caught:
+        store.wait_while(key, entry.version, LONG)
+    assert not caught.value.sent
+    for each, one in most:
+        store.invalidate(each, one.version)
+    assert max(wait.result(LONG)[0] for wait in waits) < SOON
+    store.wait_while(key, entry.version, 0.05)
+
+
+def test_a_terminated_session_ends_its_waits_and_the_next_one_is_served(postgres: Postgres) -> None:
+    """All waiters are told at once that the connection was lost."""
+    store = postgres.open(timeout=10)
+    entries = {key: put(store, key) for key in (fresh(), fresh())}
+    waits = [timed(_wait(store, key, entry)) for key, entry in entries.items()]
+    assert until(lambda: all(postgres.listeners(each) == 1 for each in entries))
+    began = time.monotonic()
+    key, entry = next(iter(entries.items()))
+    assert postgres.end_listeners(key)
+    for wait in waits:
+        with pytest.raises(StoreUnavailable):
+            wait.result(LONG)
+    assert time.monotonic() - began < SOON
+    assert until(lambda: not postgres.listeners(key))
+    again = timed(_wait(store, key, entry))
+    assert until(lambda: postgres.listeners(key) == 1)
+    store.invalidate(key, entry.version)
+    assert again.result(LONG)[0] < SOON
+
+
+def test_a_frozen_server_holds_no_waiter(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A wait ends at its timeout, and the next ones within a request timeout; all is well when the server goes on."""
+    with private(POSTGRESQL, tmp_path_factory.mktemp("frozen")) as server:
+        store = postgres.open(server.url, timeout=0.5)
+        key = fresh()
+        assert until(lambda: _answers(store))
+        entry = put(store, key)
+        store.wait_while(key, entry.version, 0.05)
+        under_way = timed(_wait(store, key, entry, 0.5))
+        time.sleep(0.2)  # so that it has most likely begun
+        server.pause()
+        try:
+            with contextlib.suppress(StoreUnavailable):
+                under_way.result(4)
+            for _ in range(2):
+                began = time.monotonic()
+                with pytest.raises(StoreUnavailable):
+                    store.wait_while(key, entry.version, 0.5)
+                assert time.monotonic() - began < 2.5
+        finally:
+            server.resume()
+        assert until(lambda: _answers(store))
+        store.wait_while(key, entry.version, 0.05)
+
+
+def _answers(store: Store) -> bool:
+    try:
+        store.get("k")
+    except StoreUnavailable:
+        return False
+    return True
+
+
+def test_behind_pgbouncer_a_lock_polls(postgres: Postgres, pgbouncer: str) -> None:
+    """A wait is refused at once and leaves nothing in the pooled session, and a lock waits all the same."""
+    store, key = postgres.open(pgbouncer, timeout=10), fresh()
+    entry = put(store, key)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="PgBouncer") as caught:
+            store.wait_while(key, entry.version, LONG)
+        assert not caught.value.sent
+    assert postgres.listeners(key) == 0
+    # What a waiter without a pooler hears of, although the release comes through one.
+    direct = postgres.open(timeout=10)
+    wait = timed(_wait(direct, key, entry))
+    assert until(lambda: postgres.listeners(key) == 1)
+    store.invalidate(key, entry.version)
+    assert wait.result(LONG)[0] < SOON
+    with SQLStore(pgbouncer, timeout=10) as pooled, Lock(pooled, key):
+        began = time.monotonic()
+        with SQLStore(pgbouncer, timeout=10) as another:
+            assert Lock(another, key).acquire(timeout=0.2) is None
+        assert time.monotonic() - began < SOON
+
+
+def test_a_closed_store_leaves_no_session(postgres: Postgres) -> None:
+    """Neither after a wait, nor with one under way when it is closed, nor with one that is begun afterwards."""
+    store, other, key = postgres.open(timeout=10), postgres.open(), fresh()
+    entry = put(other, key)
+    store.wait_while(key, entry.version, 0.05)
+    assert postgres.sessions() == 1
+    cast("Any", store).close()
+    assert until(lambda: not postgres.sessions())
+    wait = timed(_wait(store, key, entry))
+    assert until(lambda: postgres.listeners(key) == 1)
+    cast("Any", store).close()
+    other.invalidate(key, entry.version)
+    assert wait.result(LONG)[0] < SOON
+    assert until(lambda: not postgres.sessions())
+
+
+def test_an_engine_of_the_user_lends_one_connection(postgres: Postgres) -> None:
+    """Waiters of a store on an engine are notified as well, and its pool of one is free for its owner."""
+    make: Any = create_engine if postgres.blocking else create_async_engine
+    engine = make(postgres.url, pool_size=1, max_overflow=0, pool_timeout=5)
+    store, key = postgres.open(engine, timeout=10), fresh()
+    entry = put(store, key)
+    wait = timed(_wait(store, key, entry))
+    assert until(lambda: postgres.listeners(key) == 1)
+    if postgres.blocking:
+        with engine.connect() as mine:
+            assert mine.execute(text("SELECT 1")).scalar() == 1
+    store.invalidate(key, entry.version)
+    assert wait.result(LONG)[0] < SOON
+    engine.dispose() if postgres.blocking else on_loop(engine.dispose())
+
+
+def test_a_forked_child_waits_on_a_connection_of_its_own(postgresql_server: Server) -> None:
+    """It does not touch that of its parent, on which another thread waits at the fork."""
+    key = fresh()
+    with SQLStore(postgresql_server.url, timeout=10) as store:
+        entry = put(store, key)
+        waiting = cast("Watching", store)
+        wait = timed(_wait(waiting, key, entry))
+        with contextlib.ExitStack() as stack:
+            server = Postgres(postgresql_server, stack, blocking=True)
+            assert until(lambda: server.listeners(key) == 1)
+            child = multiprocessing.get_context("fork").Process(target=_wait(waiting, key, entry))
+            child.start()
+            assert until(lambda: server.listeners(key) == 2)
+        assert not wait.done()
+        store.invalidate(key, entry.version)
+        assert wait.result(LONG)[0] < SOON
+        child.join(LONG)
+        assert child.exitcode == 0
+
+
+def test_a_release_wakes_a_lock_of_another_process(postgresql_server: Server) -> None:
+    """A lock is passed on soon although it was held for long, when a lock that polls looks twice a second."""
+    key, context = fresh(), multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_hold, args=(postgresql_server.url, key, theirs))
+    child.start()
+    tooks = list[float]()
+    with SQLStore(postgresql_server.url, timeout=10) as store:
+        for _ in range(3):
+            assert ours.poll(60)
+            ours.recv()
+            with Lock(store, key):
+                got = time.time()
+                assert ours.poll(60)
+                tooks.append(got - ours.recv())
+                ours.send("again")
+    child.join(60)
+    assert sorted(tooks)[1] < 0.06, tooks
+
+
+def _hold(url: str, key: str, pipe: Any) -> None:  # noqa: ANN401 - a connection of multiprocessing
+    with SQLStore(url, timeout=10) as store:
+        for _ in range(3):
+            with Lock(store, key):
+                pipe.send("held")
+                time.sleep(0.6)
+                released = time.time()
+            pipe.send(released)
+            pipe.recv()
