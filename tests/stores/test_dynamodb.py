@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import boto3
 import pytest
+from aiobotocore.session import get_session
 from botocore.exceptions import ClientError
 
 from caslock import AsyncLock, Lock, LockLost, StoreError, StoreUnavailable, connect, connect_async
@@ -309,6 +310,24 @@ def test_the_key_of_a_dead_holder_is_taken_over_after_its_ttl(dynamodb_server: S
                 assert hold.fence
 
         asyncio.run(take())
+
+
+def test_a_client_of_aiobotocore_lends_its_settings(dynamodb_server: Server) -> None:
+    """Region, endpoint and credentials are the client's; one for the other API is refused."""
+    settings = {"region_name": "eu-central-1", "endpoint_url": f"http://{HOST}:{dynamodb_server.port}"}
+
+    async def use() -> None:
+        own = {"aws_access_key_id": "another", "aws_secret_access_key": SECRET}
+        async with get_session().create_client("dynamodb", **settings, **own) as client:
+            async with AsyncDynamoDBStore(client, timeout=10) as store, AsyncLock(store, fresh()) as hold:
+                assert hold.fence
+                assert store.traits.location == DynamoDBStore(dynamodb_server.url).traits.location
+            with pytest.raises(TypeError, match="a client of aiobotocore, and a DynamoDBStore one of boto3"):
+                DynamoDBStore(client)
+
+    asyncio.run(use())
+    with pytest.raises(TypeError, match="a client of aiobotocore, and a DynamoDBStore one of boto3"):
+        AsyncDynamoDBStore(boto3.client("dynamodb", **settings))
 
 
 def test_a_store_is_closed_while_others_use_it(api: Opening, dynamodb_server: Server) -> None:

@@ -154,7 +154,7 @@ class AsyncDynamoDBStore(AsyncClosing):
         except ImportError as error:
             told = f"DynamoDB for asyncio needs the package aiobotocore: {_INSTALL}"
             raise ModuleNotFoundError(told, name=error.name) from error
-        self._target = target_of(target, table, timeout)
+        self._target = target_of(target, table, timeout, awaits=True)
         self._verbs = Verbs(self._target.table, self._target.location)
         self._failures = Failures(self._target)
         self._loops = Loops(partial(_Loop, self._target))

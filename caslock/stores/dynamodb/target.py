@@ -89,12 +89,18 @@ def _loader(path: str | None) -> object:
     return create_loader(path)
 
 
-def target_of(target: str | Client, table: str | None, timeout: float | None) -> Target:
-    """Read a URL, or ask a client; raises ValueError or TypeError, which show no value of an option."""
+def target_of(target: str | Client, table: str | None, timeout: float | None, *, awaits: bool = False) -> Target:
+    """Read a URL, or ask a client; raises ValueError or TypeError, which show no value of an option.
+
+    `awaits`: a client is to be one of aiobotocore.
+    """
     if isinstance(target, str):
         return _of_url(target, table, timeout)
     if getattr(getattr(getattr(target, "meta", None), "service_model", None), "service_name", "") != "dynamodb":
         raise TypeError(f"expected a URL (str) or a client of DynamoDB, not {type(target).__name__}")
+    if awaits != any(kind.__module__.startswith("aiobotocore.") for kind in type(target).__mro__):
+        told = "an AsyncDynamoDBStore takes a client of aiobotocore, and a DynamoDBStore one of boto3"
+        raise TypeError(f"{told}; a URL serves both")
     endpoint = str(target.meta.endpoint_url)
     return Target(
         region=target.meta.region_name,
