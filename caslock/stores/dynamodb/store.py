@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LATE: Final = 0.5  # of the timeout: after that, a second request would come too late
 _INSTALL: Final = "pip install 'caslock[dynamodb-async]', or give AsyncLock a DynamoDBStore"
 
 
@@ -94,7 +93,7 @@ class DynamoDBStore(Closing):
 
         Raises `StoreUnavailable` and `StoreError`.
         """
-        self._run(self._verbs.creation(), None)
+        self._run(self._verbs.creation(), bounded=False)
 
     def close(self) -> None:
         """Close the connections.  A later request opens one, and closes it."""
@@ -105,13 +104,13 @@ class DynamoDBStore(Closing):
         """Show the location."""
         return f"DynamoDBStore({self.traits.location!r})"
 
-    def _run(self, verb: Generator[Request, Reply, T], within: float | None = _LATE) -> T:
+    def _run(self, verb: Generator[Request, Reply, T], *, bounded: bool = True) -> T:
         began, client, request = time.monotonic(), None, next(verb)
         try:
             client = self._client()
             while True:
                 request = verb.send(_asked(client, request))
-                if within is not None and time.monotonic() - began > within * self._target.timeout:
+                if bounded and time.monotonic() - began > self._target.timeout / 2:  # it may take the other half
                     request = verb.throw(self._failures.too_late())
         except StopIteration as done:
             result: T = done.value
@@ -189,7 +188,7 @@ class AsyncDynamoDBStore(AsyncClosing):
 
     async def create_table(self) -> None:
         """See `DynamoDBStore.create_table`."""
-        await self._run(self._verbs.creation(), within=None)
+        await self._run(self._verbs.creation(), bounded=False)
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; the next request opens one again."""
@@ -199,10 +198,10 @@ class AsyncDynamoDBStore(AsyncClosing):
         """Show the location."""
         return f"AsyncDynamoDBStore({self.traits.location!r})"
 
-    async def _run(self, verb: Generator[Request, Reply, T], within: float | None = 1.0) -> T:
+    async def _run(self, verb: Generator[Request, Reply, T], *, bounded: bool = True) -> T:
         sent, request = False, next(verb)
         try:
-            async with asyncio.timeout(within and within * self._target.timeout):
+            async with asyncio.timeout(self._target.timeout if bounded else None):
                 async with self._loops.here().client() as client:
                     sent = True
                     while True:
