@@ -689,7 +689,6 @@ class TestFencelessMemory(NoServer, LockContract, StoreContract):
         return Fenceless(MemoryStore())
 
 
-@pytest.mark.long
 class TestLastingMemory(NoServer, StoreContract):
     """A memory that ends no lease by itself."""
 
@@ -701,6 +700,7 @@ class TestLastingMemory(NoServer, StoreContract):
         return Lasting(MemoryStore())
 
 
+@pytest.mark.long
 class TestFencelessSQLite(NoServer, LockContract, StoreContract):
     """The same over two connections to one file: it is polled."""
 
