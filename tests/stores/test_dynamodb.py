@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import boto3
@@ -235,6 +239,44 @@ def test_a_table_with_another_key_is_refused(api: Opening, dynamodb_server: Serv
     for act in (lambda: store.get("k"), lambda: put(store, "k")):
         refusal(act, 'ValidationException.*partition key is "key" of type S, without a sort key')
     dynamodb.delete_table(TableName=name)
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """The metadata service of a machine in EC2 that has a role."""
+
+    def do_PUT(self) -> None:
+        """Give a token."""
+        self._say("token")
+
+    def do_GET(self) -> None:
+        """Name the role, or give its credentials."""
+        keys = {"AccessKeyId": "role", "SecretAccessKey": "secret", "Token": "token"}
+        until = (datetime.now(UTC) + timedelta(hours=6)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._say("role" if self.path.endswith("/") else json.dumps({**keys, "Expiration": until, "Code": "Success"}))
+
+    def log_message(self, format: str, *_: object) -> None:  # noqa: A002 - as it is called there
+        """Say nothing."""
+
+    def _say(self, text: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def test_the_credentials_of_a_machines_role_are_found(
+    api: Opening, dynamodb_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine in EC2 has them from its metadata service, which is asked with the store's default timeout too."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_EC2_METADATA_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as service:
+        Thread(target=service.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{service.server_port}/")
+        try:
+            assert api.open(dynamodb_server.url).get(fresh()) is None
+        finally:
+            service.shutdown()
 
 
 def test_without_credentials_nothing_is_sent(

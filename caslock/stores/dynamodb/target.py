@@ -77,7 +77,7 @@ class Target(NamedTuple):
     def prepare(self, session: Any) -> Any:  # noqa: ANN401 - of botocore or aiobotocore
         """Have a session of botocore look for credentials in time, or take those of the user's client; return it."""
         session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
-        session.set_config_variable("metadata_service_timeout", self.timeout / 4)
+        session.set_config_variable("metadata_service_timeout", max(1, round(self.timeout / 4)))  # whole seconds only
         if self.client is not None:
             session._credentials = self.client._get_credentials()  # noqa: SLF001 - as above; they renew themselves
         return session
