@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from caslock.connections import LEAST
+from caslock.guards import on_failure
 from caslock.options import check_timeout, no_other_options
 
 if TYPE_CHECKING:
@@ -315,11 +316,8 @@ def _bounded(connect: Callable[[], Any], target: Target) -> Any:  # noqa: ANN401
             outcome.set_result(connection)
 
     threading.Thread(target=open_it, name="caslock-connect", daemon=True).start()
-    try:
+    with on_failure(lambda: outcome.add_done_callback(_close_late)):
         connection = outcome.result(_left())
-    except BaseException:
-        outcome.add_done_callback(_close_late)
-        raise
     if target.backend == "postgresql":
         _wait_until_the_end(connection)
     return connection
