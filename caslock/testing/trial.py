@@ -225,11 +225,23 @@ class Trial:
         if is_async(self.raw):
             on_loop(self._cancel(number, late))
         elif sys.platform != "win32":  # `skip_unless_interruptible` was called, so this is the main thread
-            main = threading.get_ident()
-            struck = self.strike(number, late, lambda: signal.pthread_kill(main, signal.SIGUSR1))
-            with _raising(signal.SIGUSR1), contextlib.suppress(_Interrupted):
-                self.call(self.store)
-                assert not struck, "the request was interrupted, and that was swallowed"
+            self._signal(number, late)
+
+    def _signal(self, number: int, late: Passage) -> None:
+        main, guard, returned, sent = threading.get_ident(), threading.Lock(), list[bool](), list[bool]()
+
+        def interrupt() -> None:
+            with guard:
+                if not returned:  # a call may end before its last request arrives
+                    sent.append(True)
+                    signal.pthread_kill(main, signal.SIGUSR1)
+
+        self.strike(number, late, interrupt)
+        with _raising(signal.SIGUSR1), contextlib.suppress(_Interrupted):
+            self.call(self.store)
+            with guard:
+                returned.append(True)
+            assert not sent, "the request was interrupted, and that was swallowed"
 
     async def _cancel(self, number: int, late: Passage) -> None:
         async def call() -> None:
@@ -241,16 +253,17 @@ class Trial:
                 await answer
 
         def cancel() -> None:
-            task.cancel()
-            # Up to Python 3.11 `asyncio.wait_for` swallows a cancellation that comes as it ends: then this one counts.
-            loop.call_later(HELD / 3, task.cancel)
+            if task.cancel():  # else it has ended before its last request arrived
+                cancelled.append(True)
+                # Up to Python 3.11 `asyncio.wait_for` swallows a cancellation that comes as it ends: then this counts.
+                loop.call_later(HELD / 3, task.cancel)
 
-        loop = asyncio.get_running_loop()
+        loop, cancelled = asyncio.get_running_loop(), list[bool]()
         task = loop.create_task(call())
-        struck = self.strike(number, late, lambda: loop.call_soon_threadsafe(cancel))
+        self.strike(number, late, lambda: loop.call_soon_threadsafe(cancel))
         with contextlib.suppress(asyncio.CancelledError):
             await task
-            assert not struck, "the request was cancelled, and that was swallowed"
+            assert not cancelled, "the request was cancelled, and that was swallowed"
 
     def _written(self) -> bool:
         observed = self.direct.get(self.key)
