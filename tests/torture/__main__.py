@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import sys
 import tempfile
 from dataclasses import replace
@@ -15,15 +16,19 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from caslock.errors import StoreError
+from caslock.stores.dynamodb import DynamoDBStore
 from caslock.verify import locations
 from caslock.verify.plan import Plan
 from caslock.verify.run import torture
 from caslock.verify.signals import Interrupts
 from tests.servers import (
+    DYNAMODB,
     ETCD,
     HAZELCAST,
     MEMCACHED,
+    MYSQL,
     NATS,
+    POSTGRESQL,
     REDIS,
     TAIR_EMULATOR,
     ZOOKEEPER,
@@ -46,6 +51,9 @@ KINDS: Final = {
     "etcd": ETCD,
     "nats": NATS,
     "hazelcast": HAZELCAST,
+    "dynamodb": DYNAMODB,
+    "postgresql": POSTGRESQL,
+    "mariadb": MYSQL,
     "tair": (not is_url(TAIR_EMULATOR) and tair_module()) or TAIR_EMULATOR,
 }
 SMALL: Final = ("-m", "4", "-M")
@@ -60,9 +68,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=main.__doc__)
     parser.add_argument(
         "store",
-        help="a URL, as caslock.connect takes it; or sqlite, redis, memcached, zookeeper, etcd, nats, hazelcast or "
-        "tair: our own, whose server is stopped, killed and (Redis, memcached, Tair) out of memory besides (tair: of "
-        "the module that CASLOCK_TEST_TAIR names, else emulated)",
+        help=f"a URL, as caslock.connect takes it; or one of {', '.join(OWN)}: our own, whose server is stopped, "
+        "killed (not DynamoDB Local) and (Redis, memcached, Tair) out of memory besides (tair: of the module that "
+        "CASLOCK_TEST_TAIR names, else emulated)",
     )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -124,8 +132,18 @@ def own_store(name: str) -> Iterator[tuple[str, TroubledServer | None]]:
             yield f"sqlite:///{folder}/locks.db", None
             return
         with private(KINDS[name], Path(folder), *(SMALL if name == "memcached" else ())) as server:
-            squeezed = {"squeeze_every": 0.0} if name in ("zookeeper", "etcd", "nats", "hazelcast") else {}
+            squeezed = {} if name in ("redis", "memcached", "tair") else {"squeeze_every": 0.0}
+            if name == "dynamodb":
+                squeezed["restart_every"] = 0.0  # its table would be gone
+                _make_table(server.url)
             yield server.url, TroubledServer(server, **squeezed)
+
+
+def _make_table(url: str) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        os.environ.setdefault(name, "caslock")
+    with DynamoDBStore.from_url(f"{url}&timeout=20") as store:
+        store.create_table()
 
 
 def _say(line: str, code: int) -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from caslock.verify.run import Run
 
+FORGETS_NOTHING: Final = ("etcd", "mysql", "nats", "postgresql", "zookeeper")
+
 MOST: Final = 200_000
 """Items that fill a memcached server; it should be a small one, started with ``-M``, so that it evicts nothing."""
 
@@ -68,7 +70,7 @@ class TroubledServer:
             run.note("forever", "", key)
 
     def _restart(self, run: Run) -> None:
-        if urlsplit(run.plan.url).scheme not in ("etcd", "nats", "zookeeper"):
+        if urlsplit(run.plan.url).scheme not in FORGETS_NOTHING:
             run.note("down")
             self.server.restart()
             run.note("up")
