@@ -35,10 +35,10 @@ from caslock.verify.locations import through
 from caslock.verify.plan import SEVERAL
 from caslock.verify.report import report
 from caslock.verify.timeline import timeline
-from tests.servers import REDIS, TIED, missing
+from tests.servers import REDIS, TIED, missing, private
 from tests.test_simulate_bites import take_every_turn_first
 from tests.torture import LAWS, TroubledServer
-from tests.torture.__main__ import NOT_TRIED, main, own_store
+from tests.torture.__main__ import KINDS, NOT_TRIED, OPTIONS, main, own_store
 from tests.torture.etcd_leases import RESTARTED
 from tests.torture.failover import SixNodes, TroubledPrimaries, Watched
 
@@ -133,6 +133,16 @@ def test_nats_withstands_torture(new_nats: Callable[..., Server]) -> None:
     """Nor on NATS, which is stopped and killed; its leases survive that."""
     server = new_nats()
     check(Plan(url=server.url, seconds=SECONDS / 2, seed=7), server, SECONDS / 5)
+
+
+@unix
+@pytest.mark.long
+@patient
+@pytest.mark.parametrize("name", ["postgresql", "mariadb"])
+def test_databases_withstand_torture(name: str, tmp_path: Path) -> None:
+    """Nor on PostgreSQL and MariaDB, which are stopped and killed; their leases survive that."""
+    with private(KINDS[name], tmp_path, *OPTIONS.get(name, ())) as server:
+        check(Plan(url=server.url, seconds=SECONDS, seed=9), server, SECONDS / 2)
 
 
 @unix

@@ -56,8 +56,11 @@ KINDS: Final = {
     "mariadb": MYSQL,
     "tair": (not is_url(TAIR_EMULATOR) and tair_module()) or TAIR_EMULATOR,
 }
-SMALL: Final = ("-m", "4", "-M")
-"""Options of a memcached that is soon full, and evicts nothing."""
+OPTIONS: Final = {
+    "memcached": ("-m", "4", "-M"),  # it is soon full, and evicts nothing
+    "mariadb": ("--innodb-flush-log-at-trx-commit=2",),  # what it has acknowledged outlives it, if killed
+}
+"""What servers are started with besides."""
 
 OWN: Final = ("sqlite", *KINDS)
 """The stores that a run can make for itself."""
@@ -131,7 +134,7 @@ def own_store(name: str) -> Iterator[tuple[str, TroubledServer | None]]:
         if name not in KINDS:
             yield f"sqlite:///{folder}/locks.db", None
             return
-        with private(KINDS[name], Path(folder), *(SMALL if name == "memcached" else ())) as server:
+        with private(KINDS[name], Path(folder), *OPTIONS.get(name, ())) as server:
             squeezed = {} if name in ("redis", "memcached", "tair") else {"squeeze_every": 0.0}
             if name == "dynamodb":
                 squeezed["restart_every"] = 0.0  # its table would be gone
