@@ -150,7 +150,7 @@ class Mutex:
 def an_attempt(script: Scripted, retry: Retry = Retry(), *, key: str = "key", ttl: float = TTL) -> Attempt:
     """Begin one."""
     terms = Terms(cast("Runtime", script), key, "me", ttl, True, NEVER, retry, shared=False)  # noqa: FBT003 - a field
-    return Attempt(terms, "mine.1", First(STAMP, opening("me", ttl, STAMP)), Mutex(), by=None)
+    return Attempt(terms, "mine.1", lambda: First(STAMP, opening("me", ttl, STAMP)), Mutex(), by=None)
 
 
 def run(coroutine: Coroutine[object, object, object]) -> object:

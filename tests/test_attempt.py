@@ -38,7 +38,7 @@ class Told:
 def attempt(hold_id: str = "mine.2", ttl: float = TTL) -> Attempt:
     """Begin one."""
     terms = Terms(cast("Runtime", Told()), "key", OWNER, ttl, True, NEVER, Retry(), shared=True)  # noqa: FBT003 - a field
-    return Attempt(terms, hold_id, First(STAMP, opening(OWNER, ttl, STAMP)), cast("Mutex", None), by=None)
+    return Attempt(terms, hold_id, lambda: First(STAMP, opening(OWNER, ttl, STAMP)), cast("Mutex", None), by=None)
 
 
 def record(*holds: str, owner: str = OWNER, ttl: float = TTL, quarantine: float = 0.0) -> Record:

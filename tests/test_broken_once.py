@@ -22,6 +22,7 @@ from caslock import (
     OutcomeUnknown,
     StoreUnavailable,
 )
+from caslock.local.lock_state import LockState
 from caslock.protocol.record import Record, decode, encode
 from caslock.store import Entry
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from caslock import Entry, Hold
+    from caslock.protocol.attempt import Terms
 
 
 def eventually(condition: Callable[[], object], seconds: float = 3) -> bool:
@@ -340,14 +342,14 @@ def test_threads_of_one_lock_never_share_a_hold_id(monkeypatch: pytest.MonkeyPat
     """A thread that takes over while another makes its attempt has a hold id of its own."""
     state = Lock(MemoryStore(), "key")._state.begun()
     others: list[str] = []
-    now = time.time
+    terms = state._terms
 
-    def while_another_acquires() -> float:
-        monkeypatch.setattr(time, "time", now)
+    def while_another_acquires(_: LockState) -> Terms:
+        monkeypatch.undo()
         others.append(state._attempt().hold_id)
-        return now()
+        return terms
 
-    monkeypatch.setattr(time, "time", while_another_acquires)
+    monkeypatch.setattr(LockState, "_terms", property(while_another_acquires))
     assert state._attempt().hold_id not in others
     assert others
 

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -911,6 +912,26 @@ def test_a_waiter_watches_the_store_instead_of_polling(pool: ThreadPoolExecutor)
     assert mine is not None
     assert time.monotonic() - began < 1.5
     assert ours.requests == before + 1
+    mine.release()
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["at the store", "in the local queue"])
+def test_since_is_when_a_waiter_got_the_key(
+    monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, *, asks: bool
+) -> None:
+    """The record of a contender that has waited for an hour says when it got the key, not when it came."""
+    ours, key, came = WatchingMemory(), fresh(), int(time.time())
+    theirs = copy.copy(ours) if asks else ours
+    monkeypatch.setattr(time, "time", lambda: came)
+    hold = held(Lock(theirs, key))
+    waiting = pool.submit(held, Lock(ours, key))
+    assert until(lambda: bool(ours._changed._waiters) if asks else waiters(ours, key))  # type: ignore[attr-defined] # of a threading.Condition
+    monkeypatch.setattr(time, "time", lambda: came + 3600)
+    hold.release()
+    mine = waiting.result()
+    record = Lock(ours, key).holder()
+    assert record is not None
+    assert record.since == datetime.fromtimestamp(came + 3600, UTC)
     mine.release()
 
 

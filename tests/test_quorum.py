@@ -829,7 +829,9 @@ def ballot(number: int) -> Ballot:
     terms = Terms(runtime, "key", "owner", 10.0, auto_renew=True, max_hold=NEVER, retry=Retry(), shared=False)
     first = First(Stamp("", "", 0, ""), ("", "", ""))
     return Ballot(
-        [Attempt(terms, f"nonce.{each}", first, runtime.mutex(), None) for each in range(number)], threading.RLock(), []
+        [Attempt(terms, f"nonce.{each}", lambda: first, runtime.mutex(), None) for each in range(number)],
+        threading.RLock(),
+        [],
     )
 
 

@@ -58,12 +58,12 @@ class LockState:
 
     __slots__ = (
         "_attempts",
-        "_first",
         "_guard",
         "_inherited",
         "_nonce",
         "_numbers",
         "_queue",
+        "_stamps",
         "_terms",
         "_unsettled",
         "generation",
@@ -102,7 +102,7 @@ class LockState:
             poll,
             min_hold,
         )
-        self._first: tuple[int, First] = (-1, _NO_FIRST)  # what records say in this second of the wall clock
+        self._stamps = Stamps(self._terms.owner, self._terms.ttl, _hostname(), self.settings.note)
         self.newest: str = ""  # hold id
         self.generation = generation()  # last, because other threads then rely on the rest
 
@@ -126,16 +126,7 @@ class LockState:
 
     def _attempt(self) -> Attempt:
         self.newest = hold = f"{self._nonce}.{next(self._numbers)}"  # which another thread may replace at once
-        second = int(time.time())
-        of, first = self._first
-        if of != second:
-            stamp = self._stamp(second)
-            first = First(stamp, opening(self._terms.owner, self._terms.ttl, stamp))
-            self._first = second, first
-        return Attempt(self._terms, hold, first, self.runtime.mutex(), self.runtime.me())
-
-    def _stamp(self, second: int) -> Stamp:
-        return Stamp(_iso(second), _hostname(), os.getpid(), self.settings.note)
+        return Attempt(self._terms, hold, self._stamps, self.runtime.mutex(), self.runtime.me())
 
     async def acquire(self, make: Callable[[LockState, Attempt], H], timeout: float | None, caller: object = None) -> H:
         """Acquire or re-enter (see `re_enter`); raises `NotAcquired` after `timeout` seconds.
@@ -457,7 +448,6 @@ class LockState:
 
 
 _BY_OURSELVES: Final = "by this thread or task through another Lock object: use one Lock, or give both the same owner"
-_NO_FIRST: Final = First(Stamp("", "", 0, ""), ("", "", ""))
 _begin_guard = threading.RLock()
 
 
@@ -467,6 +457,30 @@ def _free_begin_guard() -> None:
 
 
 at_fork(after_in_child=_free_begin_guard)
+
+
+class Stamps:
+    """What the records of one Lock object say for people in this second of the wall clock."""
+
+    __slots__ = ("_host", "_last", "_note", "_owner", "_ttl")
+
+    def __init__(self, owner: str, ttl: float, host: str, note: str) -> None:
+        self._owner, self._ttl, self._host, self._note = owner, ttl, host, note
+        self._last: tuple[int, First] | None = None
+
+    def with_ttl(self, ttl: float) -> Stamps:
+        """Return those of a lease of another length."""
+        return Stamps(self._owner, ttl, self._host, self._note)
+
+    def __call__(self) -> First:
+        """Return that of this moment."""
+        second, last = int(time.time()), self._last
+        if last is not None and last[0] == second:
+            return last[1]
+        stamp = Stamp(_iso(second), self._host, os.getpid(), self._note)
+        first = First(stamp, opening(self._owner, self._ttl, stamp))
+        self._last = second, first
+        return first
 
 
 @lru_cache(maxsize=1)

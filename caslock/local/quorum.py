@@ -17,11 +17,10 @@ from caslock.errors import CaslockError, LockLost, NotAcquired, OutcomeUnknown, 
 from caslock.guards import failure_of, undoing
 from caslock.local.lock_state import LockSettings, LockState
 from caslock.protocol import acquire, release, renew, withdraw
-from caslock.protocol.attempt import Attempt, First
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER
 from caslock.protocol.quorum import Ballot, QuorumLease, Stage, Vote
-from caslock.protocol.record import opening
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import Traits
 
@@ -118,14 +117,14 @@ class QuorumState(LockState):
 
     def _part(self, node: Runtime, hold: str, attempt: Attempt) -> Attempt:
         """Return an acquire at one store."""
-        lease, first = attempt.lease, self._first[1]
+        lease, stamps = attempt.lease, self._stamps
         began, now = lease.began, node.now()
         rest = lease.max_hold - (now - began if began else 0.0)
         ttl = max(min(lease.ttl, rest), 0.0)
         if ttl != self._terms.ttl:
-            first = First(first.stamp, opening(attempt.owner, ttl, first.stamp))
+            stamps = stamps.with_ttl(ttl)
         terms = self._terms._replace(runtime=node, ttl=ttl, max_hold=rest)
-        part = Attempt(terms, hold, first, node.mutex(), attempt.by)
+        part = Attempt(terms, hold, stamps, node.mutex(), attempt.by)
         part.limit = now  # it is one try
         part.after_renewal = partial(self._fill, attempt)
         return part

@@ -57,7 +57,7 @@ class Terms(NamedTuple):
 
 
 class First(NamedTuple):
-    """What the records of an attempt say for people, and the text around the ids in its first one: see `opening`."""
+    """What a record says for people, and the text around the ids in the first one of a tenure: see `opening`."""
 
     stamp: Stamp
     opening: tuple[str, str, str]
@@ -68,7 +68,6 @@ class Attempt:
 
     __slots__ = (
         "__weakref__",
-        "_opening",
         "after_renewal",
         "by",
         "contention",
@@ -90,7 +89,7 @@ class Attempt:
         "scheduled",
         "settled",
         "shared",
-        "stamp",
+        "stamps",
         "terms",
         "woken",
         "writes",
@@ -103,16 +102,14 @@ class Attempt:
     retry: Retry
     shared: bool
     min_hold: float  # as in its terms; 0 once its acquire has failed, which nobody has relied on
-    stamp: Stamp
-    _opening: tuple[str, str, str]
 
-    def __init__(self, terms: Terms, hold_id: str, first: First, mutex: Mutex, by: object) -> None:
+    def __init__(self, terms: Terms, hold_id: str, stamps: Callable[[], First], mutex: Mutex, by: object) -> None:
         """Begin with nothing sent.
 
         Args:
             terms: what all attempts of a Lock object have in common.
             hold_id: ``<nonce of the Lock object>.<number>``: the proof that a record is this attempt's.
-            first: what its records say for people, and how the first one is written.
+            stamps: gives what a record of this moment says for people, and how the first one is written.
             mutex: lets one renewal, extension or release at a time.
             by: the thread or task that acquires.
 
@@ -120,7 +117,7 @@ class Attempt:
         self.terms = terms
         _, self.key, self.owner, ttl, auto_renew, max_hold, self.retry, self.shared, _, self.min_hold = terms
         self.hold_id: str = hold_id
-        self.stamp, self._opening = first
+        self.stamps: Callable[[], First] = stamps
         self.mutex: Mutex = mutex
         self.by: object = by
         self.lease: Lease = Lease(ttl, max_hold, auto_renew=auto_renew)
@@ -162,8 +159,8 @@ class Attempt:
         writes.count += 1
         write_id = f"{hold_id}.{writes.count}"  # as `next_id` has it
         writes.in_flight[write_id] = _new(InFlight, (expected, now, ttl))
-        record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *self.stamp, FORM))
-        before, between, after = self._opening
+        stamp, (before, between, after) = self.stamps()
+        record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *stamp, FORM))
         return record, f"{before}{hold_id}{between}{write_id}{after}".encode()
 
     def leaves(self, record: Record | None, now: float) -> bool:
@@ -213,9 +210,8 @@ class Attempt:
 
     def _tenure(self, quarantine: float) -> Record:
         """Begin a tenure: its fence will be the version."""
-        return Record(
-            self.owner, (self.hold_id,), self.lease.asked, self.writes.next_id(), None, quarantine, *self.stamp
-        )
+        stamp = self.stamps().stamp  # of now: the attempt may have waited for long
+        return Record(self.owner, (self.hold_id,), self.lease.asked, self.writes.next_id(), None, quarantine, *stamp)
 
     def holds_with(self, record: Record, version: int, now: float) -> None:
         """Note that we hold the key with `record`."""
@@ -260,7 +256,7 @@ class Attempt:
 
     def free_record(self, ttl: float) -> Record:
         """Return a record that nobody holds: for `ttl` seconds no put that expects absence can be applied."""
-        return Record(self.owner, (), ttl, self.writes.next_id(), None, 0.0, *self.stamp)
+        return Record(self.owner, (), ttl, self.writes.next_id(), None, 0.0, *self.stamps().stamp)
 
     def lose(self, why: str) -> LockLost:
         """Note a loss, for every level of re-entry: only a new acquire with a new hold id can hold the key again."""

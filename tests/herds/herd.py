@@ -12,13 +12,12 @@ import random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.local.hold import Holding
-from caslock.local.lock_state import LockSettings, LockState
+from caslock.local.lock_state import LockSettings, LockState, Stamps
 from tests.herds.virtual_time import Process, Server, Timeline, pause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from caslock.protocol.record import Stamp
     from tests.herds.virtual_time import Waits
 
 HOLD: Final = 0.001
@@ -81,8 +80,9 @@ class Herd:
 class OwnHost(LockState):
     """The real one, in a process that has a host of its own: otherwise all have the same."""
 
-    def _stamp(self, second: int) -> Stamp:
-        return super()._stamp(second)._replace(host=f"host {id(self.runtime)}")
+    def _begin(self) -> None:
+        super()._begin()
+        self._stamps = Stamps(self._terms.owner, self._terms.ttl, f"host {id(self.runtime)}", self.settings.note)
 
 
 async def _busy(herd: Herd, process: Process, waits: list[float]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from caslock.errors import CaslockError, StoreError, StoreUnavailable, told
 from caslock.local.hold import Holding
-from caslock.local.lock_state import LockSettings, LockState
+from caslock.local.lock_state import LockSettings, LockState, Stamps
 from caslock.local.multi import Holds, MultiState
 from caslock.protocol.attempt import Retry
 from tests.simulator.runtime import Flow, Runtime
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from caslock.local.queue import LocalQueue
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.record import Observed, Record, Stamp
+    from caslock.protocol.record import Observed, Record
     from tests.simulator.plan import ClientPlan, Round, Stay
     from tests.simulator.run import Run
 
@@ -57,10 +57,8 @@ class NamedLockState(LockState):
     def _begin(self) -> None:
         super()._begin()
         self._nonce = self.name
-        self._terms = self._terms._replace(owner=self.settings.owner or self.name)
-
-    def _stamp(self, second: int) -> Stamp:
-        return super()._stamp(second)._replace(host="host")
+        self._terms = terms = self._terms._replace(owner=self.settings.owner or self.name)
+        self._stamps = Stamps(terms.owner, terms.ttl, "host", self.settings.note)
 
     def _attempt(self) -> Attempt:
         attempt = super()._attempt()

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _MOMENTS: Final = START / 2
 
 _CONSTANT: Final = frozenset({
-    "__weakref__", "_crowd", "_opening", "_pause", "_poll", "auto_renew", "by", "key", "max_hold", "mutex", "on_loss",
-    "owner", "retry", "shared", "stamp", "terms", "scheduled",
+    "__weakref__", "_crowd", "_pause", "_poll", "auto_renew", "by", "key", "max_hold", "mutex", "on_loss",
+    "owner", "retry", "shared", "stamps", "terms", "scheduled",
 })  # fmt: skip
 """Attributes of an attempt that come from its plan, or have no effect; its mutex is added elsewhere."""
 
