@@ -27,14 +27,17 @@ from caslock.local.multi import _Several
 from caslock.store import Traits
 from caslock.stores.redis import RedisStore
 from caslock.stores.sqlite import SQLiteStore
+from caslock.testing.drive import driven
+from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.verify import PREFIX, Event, Judgement, Outcome, Plan, judge, torture
 from caslock.verify.counter import FencedCounter, StaleFence
 from caslock.verify.delays import SLACK
 from caslock.verify.history import History, read
-from caslock.verify.locations import through
+from caslock.verify.locations import close, open_store, server_of, through
 from caslock.verify.plan import SEVERAL
 from caslock.verify.report import report
 from caslock.verify.timeline import timeline
+from caslock.verify.worker import fault_writer
 from tests.servers import REDIS, TIED, missing, private
 from tests.test_simulate_bites import take_every_turn_first
 from tests.torture import LAWS, TroubledServer
@@ -1026,6 +1029,33 @@ def test_a_plan_travels_as_json() -> None:
     assert Plan.from_json(plan.to_json()) == plan
     assert len({*plan.names(), *Plan().names()}) == 2 * plan.keys
     assert all(key.startswith(PREFIX) for key in plan.names())
+
+
+SERVERS = ("redis", "memcached", "postgresql", "mysql", "etcd", "zookeeper", "hazelcast", "nats", "dynamodb")
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_fault_is_that_of_a_hold(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Whatever a store makes of a record in its requests, a late one is known as that of its hold."""
+    plan = Plan(url=request.getfixturevalue(f"{name}_server").url)
+    history, server, requests = History(tmp_path / "1.history"), server_of(plan), list[bytes]()
+    assert server
+
+    def listen(sent: bytes) -> Passage:
+        requests.append(sent)
+        return PASS
+
+    with FaultProxy(*server, listen) as proxy:
+        store = open_store(plan, through(plan.url, proxy.port, 5.0))
+        with Lock(driven(store), plan.names()[0], ttl=9):
+            record = driven(store).get(plan.names()[0])
+        close(store)
+    assert record
+    for sent in requests:
+        fault_writer(history)(sent, Passage("hold request", 2.0))
+    history.close()
+    holds = " ".join(json.loads(record.value)["holds"])
+    assert holds in {event.hold for event in read(tmp_path)}
 
 
 def test_a_url_leads_through_the_proxy() -> None:

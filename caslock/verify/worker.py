@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import json
 import os
@@ -16,6 +17,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from urllib.parse import unquote_to_bytes
 
 from caslock.local import clock
 from caslock.testing.proxy import FAULTS, Kind, Passage, chance
@@ -38,6 +40,8 @@ DEPTH: Final = 20
 
 _KEY: Final = re.compile(re.escape(PREFIX.encode()) + rb"\w+:\d+")
 _HOLDS: Final = re.compile(rb'"holds":\[([^\]]*)\]')
+_BASE64: Final = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}")
+_HEXADECIMAL: Final = re.compile(rb"X'([0-9a-f]+)'")
 
 
 def odds(times: float) -> dict[Kind, float]:
@@ -49,13 +53,23 @@ def fault_writer(history: History, who: str = "") -> Callable[[bytes, Passage], 
     """Make what writes down the faults of requests (of worker `who`), with the key and the holds in the request."""
 
     def write(request: bytes, passage: Passage) -> None:
-        key, holds = _KEY.search(request), b",".join(_HOLDS.findall(request))
+        text = _plain(request)
+        key, holds = _KEY.search(text), b",".join(dict.fromkeys(_HOLDS.findall(text)))
         history.note(
             "fault", who, key[0].decode() if key else "", "", " ".join(re.findall(r"[^\",]+", holds.decode())),
             note=passage.kind, until=passage.seconds,
         )  # fmt: skip
 
     return write
+
+
+def _plain(request: bytes) -> bytes:
+    """Add to a request what it has in base64 (etcd, DynamoDB), hexadecimal or escaped (MySQL), and %3A (ZooKeeper)."""
+    parts = [request, *(bytes.fromhex(word.decode()) for word in _HEXADECIMAL.findall(request))]
+    for word in _BASE64.findall(request):
+        with suppress(ValueError):
+            parts.append(base64.b64decode(word, validate=True))
+    return unquote_to_bytes(b"\n".join(parts).replace(b"\\", b""))
 
 
 class Place(NamedTuple):
