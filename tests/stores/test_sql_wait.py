@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
+import signal
+import socket
 import time
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,8 +19,10 @@ from caslock.store import ABSENT, Entry
 from caslock.stores.sql import AsyncSQLStore, SQLStore
 from caslock.stores.sql.listener import MOST_KEYS
 from caslock.stores.sql.table import look_at, name_of, place_of
+from caslock.stores.sql.wait import Wait
 from caslock.testing.drive import driven, on_loop
 from caslock.testing.extremes import KEYS
+from caslock.testing.proxy import FaultProxy, Passage
 from caslock.testing.steps import timed
 from tests.locations import fresh, until
 from tests.servers import POSTGRESQL, private
@@ -212,6 +217,56 @@ def test_a_frozen_server_holds_no_waiter(postgres: Postgres, tmp_path_factory: p
         store.wait_while(key, entry.version, 0.05)
 
 
+@pytest.mark.long
+def test_waits_at_a_frozen_server_end_in_time(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Neither for the answer to the end of another wait, nor for another connection, does one wait a second time."""
+    with private(POSTGRESQL, tmp_path_factory.mktemp("frozen")) as server:
+        store, new = postgres.open(server.url, timeout=2), postgres.open(server.url, timeout=2)
+        assert until(lambda: _answers(store))
+        entries = {key: put(store, key) for key in [fresh() for _ in range(3)]}
+        waits = [timed(_wait(store, *each, 2.0 + number / 10)) for number, each in enumerate(entries.items())]
+        assert until(lambda: all(_listeners(server, each) for each in entries))
+        server.pause()
+        try:
+            assert max(wait.result(LONG)[0] for wait in waits) < 3.2
+            key, entry = next(iter(entries.items()))
+            first = timed(lambda: _refused(_wait(new, key, entry)))
+            time.sleep(1.5)
+            began = time.monotonic()
+            _refused(_wait(new, key, entry))
+            assert time.monotonic() - began < 3
+            first.result(LONG)
+        finally:
+            server.resume()
+
+
+def _listeners(server: Server, key: str) -> int:
+    with contextlib.ExitStack() as stack:
+        return Postgres(server, stack, blocking=True).listeners(key)
+
+
+def _refused(wait: Callable[[], None]) -> None:
+    with pytest.raises(StoreUnavailable):
+        wait()
+
+
+def test_who_finds_the_connection_dead_tells_the_one_that_reads(postgres: Postgres, postgresql_server: Server) -> None:
+    """The only waiter until now ends with the next one, whose look gets no answer."""
+    with FaultProxy(postgresql_server.host, postgresql_server.port) as proxy:
+        url = postgresql_server.url.replace(f":{postgresql_server.port}", f":{proxy.port}")
+        store, other = postgres.open(url, timeout=0.5), postgres.open()
+        entries = {key: put(other, key) for key in (fresh(), fresh())}
+        (key, entry), second = entries.items()
+        first = timed(_wait(store, key, entry))
+        assert until(lambda: postgres.listeners(key) == 1)
+        proxy.decide = lambda _: Passage("drop request")
+        _refused(_wait(store, *second))
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            first.result(LONG)
+        assert time.monotonic() - began < SOON
+
+
 def _answers(store: Store) -> bool:
     try:
         store.get("k")
@@ -272,6 +327,93 @@ def test_an_engine_of_the_user_lends_one_connection(postgres: Postgres) -> None:
     store.invalidate(key, entry.version)
     assert wait.result(LONG)[0] < SOON
     engine.dispose() if postgres.blocking else on_loop(engine.dispose())
+
+
+@pytest.mark.parametrize("postgres", ["blocking"], indirect=True)
+def test_a_session_that_could_not_have_the_lock_stops_listening(postgres: Postgres) -> None:
+    """While somebody writes a key, its lock can't be had: the wait ends, and leaves nothing in the session."""
+    import psycopg  # noqa: PLC0415 - an optional package
+
+    from caslock.stores.sql.listener import Listener  # noqa: PLC0415 - as above
+
+    name = fresh().encode()
+    with psycopg.connect(postgres.server.url, autocommit=True) as writer, psycopg.connect(postgres.server.url) as ours:
+        writer.execute(f"SELECT pg_advisory_lock({place_of(name)})")
+        listener, wait = Listener(ours), Wait(name, 1)
+
+        def answered(done: Callable[[], object]) -> bool:
+            listener.read()
+            return bool(done())
+
+        assert until(lambda: answered(lambda: listener.is_direct))
+        assert listener.begin(wait)
+        listener.look(wait, shares=True)
+        assert until(lambda: answered(lambda: wait.there is not None))
+        assert not wait.there
+        listener.end(wait)
+        assert until(lambda: answered(lambda: not listener._asked))
+        ours.pgconn.nonblocking = 0
+        assert ours.execute("SELECT count(*) FROM pg_listening_channels()").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("postgres", ["blocking"], indirect=True)
+def test_a_signal_handler_may_wait(postgres: Postgres) -> None:
+    """It is refused at once, and so its lock polls, if it has interrupted a wait, which goes on."""
+    store, other = postgres.open(timeout=LONG), postgres.open()
+    entries = {key: put(other, key) for key in (fresh(), fresh())}
+    (key, entry), second = entries.items()
+    tooks = list[float]()
+
+    def handle(*_: object) -> None:
+        began = time.monotonic()
+        _refused(_wait(store, *second))
+        tooks.append(time.monotonic() - began)
+        other.invalidate(key, entry.version)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        began = time.monotonic()
+        store.wait_while(key, entry.version, LONG)
+        assert time.monotonic() - began < SOON
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(tooks) == 1
+    assert tooks[0] < SOON
+
+
+def test_another_socket_may_have_the_number_of_one_that_was_lost(postgresql_server: Server) -> None:
+    """Libpq closes it as it finds it dead; whatever the loop then reads under that number is none of ours."""
+
+    async def scenario(server: Postgres) -> None:
+        store, key = AsyncSQLStore(postgresql_server.url, timeout=10), fresh()
+        entry = await store.put_if_version(key, b"v", ABSENT, 60)
+        assert entry is not None
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+        wait = asyncio.ensure_future(store.wait_while(key, entry.version, LONG))
+        assert await asyncio.to_thread(until, lambda: server.listeners(key))
+        listener = store._waits.mine()._listener
+        assert listener is not None
+        assert server.end_listeners(key)
+        while not listener.problem:  # noqa: ASYNC110 - so that nobody else has run since it was found dead
+            await asyncio.sleep(0)
+        sockets = list[socket.socket]()
+        while listener.descriptor not in [each.fileno() for each in sockets]:
+            sockets += socket.socketpair()
+        (same,) = (each for each in sockets if each.fileno() == listener.descriptor)
+        loop.add_reader(same, heard.set)
+        with pytest.raises(StoreUnavailable):
+            await wait
+        other = sockets[sockets.index(same) ^ 1]
+        other.send(b"x")
+        await asyncio.wait_for(heard.wait(), SOON)
+        loop.remove_reader(same)
+        for each in sockets:
+            each.close()
+        await store.aclose()
+
+    with contextlib.ExitStack() as stack:
+        asyncio.run(scenario(Postgres(postgresql_server, stack, blocking=True)))
 
 
 def test_a_forked_child_waits_on_a_connection_of_its_own(postgresql_server: Server) -> None:

@@ -168,7 +168,12 @@ async def async_connection_of(target: Target) -> Any:  # noqa: ANN401 - a connec
 
 def begin(target: Target) -> None:
     """Note when a verb of this thread has to end."""
-    _MOMENT.ends = time.monotonic() + target.timeout
+    begin_until(time.monotonic() + target.timeout)
+
+
+def begin_until(ends: float) -> None:
+    """Note that a verb of this thread has to end by a moment of `time.monotonic`."""
+    _MOMENT.ends = ends
 
 
 def limit(driver: Any) -> None:  # noqa: ANN401 - a connection of some driver

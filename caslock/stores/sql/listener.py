@@ -7,14 +7,16 @@ still there, so whatever that look misses is told later.
 
 from __future__ import annotations
 
-import threading
+import socket
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.errors import error_from_result
-from psycopg.pq import DiagnosticField, ExecStatus
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
-from caslock.stores.sql.table import CHANNEL, look_at, place_of
+from caslock.stores.sql.table import CHANNEL
+from caslock.stores.sql.wait import Channel, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,48 +25,6 @@ MOST_KEYS: Final = 50
 """Keys that one connection waits for; a server has room for 64 locks for each session, unless it is told otherwise."""
 
 _NO_TABLE: Final = b"42P01"
-
-
-class Channel:
-    """What is known of one key."""
-
-    def __init__(self, place: int) -> None:
-        """Nobody waits yet."""
-        self.place = place
-        self.waits = 0
-        """How many wait for the key."""
-        self.told = 0
-        """How often a change was told."""
-        self.shared = False
-        """Whether the session listens to the channel and has the lock."""
-
-    def begin(self) -> str:
-        """Give the statements that make it shared.  The lock counts from the end of a transaction of its own."""
-        share = f"SELECT pg_try_advisory_lock_shared({self.place})"
-        return f'BEGIN; LISTEN "{CHANNEL}{self.place}"; {share}; COMMIT; '
-
-    def end(self) -> str:
-        """Give the statements that undo this."""
-        return f'UNLISTEN "{CHANNEL}{self.place}"; SELECT pg_advisory_unlock_shared({self.place})'
-
-
-class Wait:
-    """One wait for one key."""
-
-    def __init__(self, channel: Channel, name: bytes, version: int) -> None:
-        """Whatever the channel is told from now on ends it."""
-        self.channel = channel
-        self.look = look_at(name, version)
-        self.shares = False
-        """Whether the channel is to be shared before the session looks."""
-        self.there: bool | None = None
-        """Whether the entry was there; None: there is no answer yet."""
-        self._told = channel.told
-
-    @property
-    def over(self) -> bool:
-        """Whether a change was told."""
-        return self.channel.told != self._told
 
 
 class Listener:
@@ -80,10 +40,13 @@ class Listener:
         """Whether the session is our own; None: there is no answer yet."""
         self.problem: BaseException | None = None
         """Why nothing more can be heard."""
-        self.reading = threading.Lock()
-        """Had by the thread that reads."""
+        self.reader: Any = None
+        """Stands for the thread that reads; for asyncio, the event loop that does."""
         self.sleeping: list[Callable[[], object]] = []
         """What wakes each of those who wait until something was read."""
+        self.users = set[Wait]()
+        """The waits from their beginning until they need the connection no more: it may not be closed meanwhile."""
+        self._waits = set[Wait]()  # those that have not ended
         self._channels: dict[int, Channel] = {}
         self._to_ask: deque[Wait | Channel] = deque()  # a wait to begin, or a channel that nobody waits for any more
         self._asked: Wait | Channel | None = None
@@ -93,25 +56,21 @@ class Listener:
         self._pgconn.flush()
 
     @property
-    def waits(self) -> bool:
-        """Whether anybody waits."""
-        return any(channel.waits for channel in self._channels.values())
-
-    @property
     def is_behind(self) -> bool:
         """Whether nobody waits, and the server was not told so yet."""
-        return bool(self._to_ask) and not (self.waits or self.problem)
+        return bool(self._to_ask) and not (self._waits or self.problem)
 
-    def begin(self, name: bytes, version: int) -> Wait | None:
-        """Begin to wait; None: too many keys are waited for.  `end` has to follow."""
-        place = place_of(name)
-        channel = self._channels.get(place)
-        if channel is None:
-            if len(self._channels) >= MOST_KEYS:
-                return None
-            channel = self._channels[place] = Channel(place)
-        channel.waits += 1
-        return Wait(channel, name, version)
+    def begin(self, wait: Wait) -> bool:
+        """Begin to wait; False: too many keys are waited for.  `end` and `leave` have to follow."""
+        if wait.channel.place not in self._channels and len(self._channels) >= MOST_KEYS:
+            return False
+        wait.listener = self
+        self.users.add(wait)
+        self._waits.add(wait)
+        wait.channel = self._channels.setdefault(wait.channel.place, wait.channel)
+        wait.channel.waits += 1
+        wait.told = wait.channel.told  # whatever it is told from now on ends the wait
+        return True
 
     def look(self, wait: Wait, *, shares: bool) -> None:
         """Ask whether the entry is there, and before that, if need be, share the channel."""
@@ -120,7 +79,10 @@ class Listener:
         self._ask()
 
     def end(self, wait: Wait) -> None:
-        """Wait no more."""
+        """Wait no more; nothing happens if the wait has ended before."""
+        if wait not in self._waits:
+            return
+        self._waits.discard(wait)
         channel = wait.channel
         channel.waits -= 1
         if not (channel.waits or self.problem):
@@ -147,15 +109,27 @@ class Listener:
             if channel is not None:
                 channel.told += 1
 
+    def fail(self, problem: BaseException) -> None:
+        """Hear nothing more, because of the first problem, and wake everybody, also whoever waits at the socket."""
+        self.problem = self.problem or problem
+        if self._pgconn.status == ConnStatus.OK:  # else libpq has closed the socket, and its number may be another's
+            end = socket.socket(fileno=self.descriptor)
+            with suppress(OSError):  # the server has ended the connection
+                end.shutdown(socket.SHUT_RDWR)
+            end.detach()
+        self.wake()
+
     def close(self) -> None:
-        """Close the connection for good."""
-        self._pgconn.finish()
+        """Close the connection for good, unless somebody needs it still."""
+        if not self.users:
+            self._pgconn.finish()
 
     def _answered(self) -> None:
         asked, rows = self._asked, self._rows
         self._asked, self._rows = None, []
         if isinstance(asked, Wait):
             if asked.shares:
+                asked.channel.heard = True
                 asked.channel.shared = asked.channel.shared or rows[0] == b"t"
             # Without the lock, somebody writes the key at this moment.
             asked.there = rows[-1] == b"t" and (asked.channel.shared or not asked.shares)
@@ -173,7 +147,7 @@ class Listener:
                 continue  # somebody waits again
             else:
                 del self._channels[asked.place]
-                if not asked.shared:
+                if not asked.heard:
                     continue
                 text = asked.end()
             self._asked = asked

@@ -15,7 +15,8 @@ from caslock.store import Traits
 from caslock.stores.sql.engines import async_engine_of, begin, engine_of, limit, target_of
 from caslock.stores.sql.failures import Failures
 from caslock.stores.sql.table import Verbs, with_table
-from caslock.stores.sql.waits import TaskWaits, ThreadWaits
+from caslock.stores.sql.task_waits import TaskWaits
+from caslock.stores.sql.thread_waits import ThreadWaits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator

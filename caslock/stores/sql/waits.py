@@ -8,17 +8,15 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from caslock.connections import is_readable
 from caslock.errors import StoreUnavailable
-from caslock.stores.sql.engines import async_connection_of, begin, connection_of
 from caslock.stores.sql.failures import is_told
 from caslock.stores.sql.table import name_of
+from caslock.stores.sql.wait import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,14 +24,14 @@ if TYPE_CHECKING:
     from caslock.errors import StoreError
     from caslock.stores.sql.engines import Target
     from caslock.stores.sql.failures import Failures
-    from caslock.stores.sql.listener import Listener, Wait
+    from caslock.stores.sql.listener import Listener
 
 _PAUSE: Final = 10.0
 """Seconds after which another connection is tried where the server, or a pooler, has not let us listen."""
 
 _MOMENT: Final = 0.005  # seconds for which a waiter first waits without a notification
+_LATE: Final = 0.25  # seconds by which a wait may last longer for the server to learn that it is over
 _LOOK: Final = 0.005  # seconds between two looks whether another has opened the connection
-_LONGEST: Final = 3600.0  # seconds of one sleep of a thread: there is a limit, of many years
 
 
 class Waits(ABC):
@@ -45,32 +43,24 @@ class Waits(ABC):
         self._listener: Listener | None = None
         self._again = 0.0  # when the next connection may be tried
         self._why = ""  # there is none until then
-        self._opening = threading.Lock()
+        self._opener: object = None  # stands for the wait that opens one
         self._guard = threading.RLock()  # of listeners; reentrant: a signal handler may use a lock
         self._ended = False
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `WatchingStore.wait_while`."""
-        name, now = name_of(key)[0], monotonic()
+        now, wait = monotonic(), Wait(name_of(key)[0], version)
         ends = now + self._target.timeout
-        listener = self._usable() or await self._open(ends)
-        with self._guard:
-            wait = listener.begin(name, version)
-        if wait is None:
-            raise self._failures.cannot_wait("too many keys are waited for")
         try:
-            try:
-                await self._watch(listener, wait, ends, now + timeout)
-            finally:
-                self._stop(listener, wait)
-            # Nobody may read from now on, so the server has to know that nobody waits.
-            await self._until(listener, lambda: not listener.is_behind, monotonic() + self._target.timeout)
-        finally:
-            with self._guard:
-                if self._ended or listener.is_behind:
-                    self._listener = None if self._listener is listener else self._listener
-                if self._listener is not listener and not listener.waits:
-                    listener.close()
+            if not self._join(wait):
+                await self._open(wait, ends)
+            await self._watch(wait, ends, now + timeout)
+            self._stop(wait)
+            await self._tell(wait)
+            self._leave(wait)
+        except BaseException as error:
+            self._abandon(wait, error)
+            raise
 
     def end(self) -> None:
         """Close the connection, and keep none from now on."""
@@ -81,21 +71,37 @@ class Waits(ABC):
         """Close the connection; if anybody waits there, the last one does it."""
         with self._guard:
             listener, self._listener = self._listener, None
-            if listener is not None and not listener.waits:
+            if listener is not None:
                 listener.close()
 
-    async def _watch(self, listener: Listener, wait: Wait, ends: float, until: float) -> None:
+    def _join(self, wait: Wait) -> bool:
+        """Begin to wait on the connection; False: there is none, or it has ended while nobody waited."""
+        with self._guard:
+            listener = self._listener
+            if listener is not None and not listener.users and is_readable(listener.descriptor):
+                self._read(listener)
+                if listener.problem:
+                    listener.close()
+            if listener is None or listener.problem:
+                return False
+            if not listener.begin(wait):
+                raise self._failures.cannot_wait("too many keys are waited for")
+            return True
+
+    async def _watch(self, wait: Wait, ends: float, until: float) -> None:
+        listener = _listener_of(wait)
         if not wait.channel.shared:  # a lock that is held for a moment only is not worth the notification
             await self._sleep(max(0.0, min(random.uniform(0.0, _MOMENT), until - monotonic())))  # noqa: S311 - a pause is no secret
-            await self._look(listener, wait, ends, shares=False)
+            await self._look(wait, ends, shares=False)
         if wait.there is not False:
-            await self._look(listener, wait, ends, shares=True)
+            await self._look(wait, ends, shares=True)
         if wait.there:
             await self._until(listener, lambda: wait.over, until)
         if listener.problem:
             raise self._fail(listener, listener.problem) from listener.problem
 
-    async def _look(self, listener: Listener, wait: Wait, ends: float, *, shares: bool) -> None:
+    async def _look(self, wait: Wait, ends: float, *, shares: bool) -> None:
+        listener = _listener_of(wait)
         with self._guard:
             try:
                 listener.look(wait, shares=shares)
@@ -106,35 +112,62 @@ class Waits(ABC):
             problem = listener.problem or TimeoutError()
             raise self._fail(listener, problem) from problem
 
-    def _stop(self, listener: Listener, wait: Wait) -> None:
+    def _stop(self, wait: Wait) -> None:
+        listener = _listener_of(wait)
         with self._guard:
             try:
                 listener.end(wait)
             except Exception as error:  # noqa: BLE001 - this wait is over, and the next one is told
                 self._fail(listener, error)
 
-    def _usable(self) -> Listener | None:
-        """Give the connection, unless it has ended while nobody waited."""
-        listener = self._listener
-        if listener is not None and not listener.waits and is_readable(listener.descriptor):
-            self._read(listener)
-        return self._listener
+    async def _tell(self, wait: Wait) -> None:
+        """See to it that the server knows if nobody waits any more: perhaps nobody reads from now on."""
+        listener = _listener_of(wait)
+        await self._until(listener, lambda: not listener.is_behind, monotonic() + min(_LATE, self._target.timeout))
 
-    async def _open(self, ends: float) -> Listener:
-        while not self._opening.acquire(blocking=False):
-            if monotonic() > ends:
-                raise self._failures.cannot_wait("the connection for that is being opened")
-            await self._sleep(_LOOK)
+    def _leave(self, wait: Wait) -> None:
+        """Need the connection no more; the last one closes it if it is not to be used again."""
+        listener = _listener_of(wait)
+        with self._guard:
+            listener.users.discard(wait)
+            if self._listener is listener and (self._ended or listener.is_behind):
+                self._listener = None
+            if self._listener is not listener:
+                listener.close()
+
+    def _abandon(self, wait: Wait, error: BaseException) -> None:
+        """Wait no more because of an error."""
+        if wait.listener is None:
+            return
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self._stop(wait)
+        else:  # a signal handler may have raised it in the middle of a change
+            self._fail(wait.listener, error)
+        self._leave(wait)
+
+    async def _open(self, wait: Wait, ends: float) -> None:
+        """Begin to wait on a new connection; one is opened at a time."""
+        me = object()
         try:
-            if self._listener:
-                return self._listener
+            while not self._may_open(me):
+                if monotonic() > ends:
+                    raise self._failures.cannot_wait("the connection for that is being opened")
+                await self._sleep(_LOOK)
+            if self._join(wait):
+                return
             if monotonic() < self._again:
                 raise self._failures.cannot_wait(self._why)
-            return await self._opened(ends)
+            await self._opened(wait, ends)
         finally:
-            self._opening.release()
+            if self._opener is me:
+                self._opener = None
 
-    async def _opened(self, ends: float) -> Listener:
+    def _may_open(self, me: object) -> bool:
+        with self._guard:
+            self._opener = self._opener or me
+            return self._opener is me
+
+    async def _opened(self, wait: Wait, ends: float) -> None:
         try:
             listener = await self._connect(ends)
         except Exception as error:
@@ -145,8 +178,10 @@ class Waits(ABC):
         try:
             await self._until(listener, lambda: listener.is_direct is not None, ends)
             if listener.is_direct:
-                self._listener = listener
-                return listener
+                with self._guard:
+                    self._listener = listener
+                    listener.begin(wait)
+                return
         finally:
             if self._listener is not listener:
                 listener.close()
@@ -169,10 +204,10 @@ class Waits(ABC):
 
     def _fail(self, listener: Listener, problem: BaseException) -> StoreError:
         """Use a connection no more, and give the error of all who wait there."""
-        listener.problem = problem
-        if self._listener is listener:
-            self._listener = None
-        listener.wake()
+        with self._guard:
+            if self._listener is listener:
+                self._listener = None
+            listener.fail(problem)
         return self._failures.of(problem, sent=True)
 
     @abstractmethod
@@ -188,73 +223,6 @@ class Waits(ABC):
         """Read until something is done, or the connection has a problem, or until the moment `ends`."""
 
 
-class ThreadWaits(Waits):
-    """Those of threads: one of them reads, for all.  None of the methods suspends."""
-
-    async def _connect(self, ends: float) -> Listener:
-        del ends
-        from caslock.stores.sql.listener import Listener  # noqa: PLC0415 - it needs psycopg
-
-        begin(self._target)
-        return Listener(connection_of(self._target))
-
-    async def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251 - these coroutines block by design
-
-    async def _until(self, listener: Listener, done: Callable[[], bool], ends: float) -> None:
-        mine = threading.Lock()
-        mine.acquire()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # it is awake
-                mine.release()
-
-        listener.sleeping.append(wake)
-        try:
-            while not (done() or listener.problem) and (left := ends - monotonic()) > 0:
-                if not listener.reading.acquire(blocking=False):
-                    mine.acquire(timeout=min(left, _LONGEST))
-                    continue
-                try:
-                    # Whoever read before may have read what we wait for.
-                    if not (done() or listener.problem) and is_readable(listener.descriptor, min(left, _LONGEST)):
-                        self._read(listener)
-                finally:
-                    listener.reading.release()
-                    listener.wake()  # somebody else reads now
-        finally:
-            listener.sleeping.remove(wake)
-
-
-class TaskWaits(Waits):
-    """Those of asyncio tasks: the loop reads, for all."""
-
-    async def _connect(self, ends: float) -> Listener:
-        from caslock.stores.sql.listener import Listener  # noqa: PLC0415 - it needs psycopg
-
-        async with asyncio.timeout(ends - monotonic()):
-            return Listener(await async_connection_of(self._target))
-
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def _until(self, listener: Listener, done: Callable[[], bool], ends: float) -> None:
-        loop, mine = asyncio.get_running_loop(), asyncio.Event()
-
-        def read() -> None:
-            self._read(listener)
-            listener.wake()
-
-        if not listener.sleeping:
-            loop.add_reader(listener.descriptor, read)
-        listener.sleeping.append(mine.set)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ends - monotonic()):
-                    while not (done() or listener.problem):
-                        mine.clear()
-                        await mine.wait()
-        finally:
-            listener.sleeping.remove(mine.set)
-            if not listener.sleeping:
-                loop.remove_reader(listener.descriptor)
+def _listener_of(wait: Wait) -> Listener:
+    assert wait.listener is not None  # noqa: S101 - for the type checker
+    return wait.listener
