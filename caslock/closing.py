@@ -1,4 +1,4 @@
-"""What the stores offer beside their verbs: ``with`` and ``async with`` close them, and they can't be copied."""
+"""What the stores offer beside their verbs: a repr, and ``with`` and ``async with``, which close them; no copies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from caslock.store import Traits
 
 
 class AsyncClosing:
@@ -17,9 +19,15 @@ class AsyncClosing:
     _instead: ClassVar = "send the URL and call caslock.connect(url) in the other process"
     """What to do in place of a copy, or why there can't be one."""
 
+    traits: Traits
+    """Where the store keeps its entries, and what it promises about them."""
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; a later request opens one again."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.traits.location!r})"
 
     async def __aenter__(self) -> Self:
         return self

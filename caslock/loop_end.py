@@ -13,25 +13,35 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
 
-def before_the_loop_ends(act: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
+def before_the_loop_ends(act: Callable[[], Awaitable[None]], *, in_a_child: bool = False) -> AsyncGenerator[None, None]:
     """Await `act` before the running loop is closed, for as long as the caller keeps what this returns.
+
+    In a child that was forked since, in which the loop may run on, it is awaited only if `in_a_child` is true.
 
     `act` is a method, and its object is not kept alive.  A loop does not announce its end, but `asyncio.run` and every
     other runner cancel all tasks and then close the asynchronous generators that were begun in the loop.
     """
-    end = _at_the_end(weakref.WeakMethod(act))
+    end = _at_the_end(weakref.WeakMethod(act), 0 if in_a_child else generation())
     with contextlib.suppress(StopIteration):  # it does not suspend before its yield
         anext(end).__await__().__next__()
     return end
 
 
-async def _at_the_end(reference: Callable[[], Callable[[], Awaitable[None]] | None]) -> AsyncGenerator[None, None]:
+async def _at_the_end(
+    reference: Callable[[], Callable[[], Awaitable[None]] | None], only_in: int
+) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
         act = reference()
-        if act is not None:
+        if act is not None and only_in in (0, generation()):
             await act()
+
+
+async def transports_are_closed() -> None:
+    """Let transports that were just closed close their sockets: they do that in the next turn of the loop."""
+    for _ in range(2):
+        await asyncio.sleep(0)
 
 
 class Connections(Protocol):
@@ -82,11 +92,9 @@ class _Loop(Generic[C]):
 
     def __init__(self, connections: C) -> None:
         self.connections = connections
-        self._generation = generation()
         self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
 
     async def close(self) -> None:
         """Close the idle connections as the loop ends; a request after that keeps none."""
-        if self._generation == generation():
-            self.connections.end()
-            await asyncio.sleep(0)
+        self.connections.end()
+        await asyncio.sleep(0)

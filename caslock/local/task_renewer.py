@@ -74,7 +74,7 @@ class LoopRenewer:
         self._unsettled: dict[object, deque[Unsettled]] = {}  # by `shared`; each has a task
         self._tasks = set[asyncio.Task[None]]()  # the loop itself refers to tasks only weakly
         self._ended = False
-        self._end = before_the_loop_ends(self.end)
+        self._end = before_the_loop_ends(self.end, in_a_child=True)
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end."""

@@ -194,9 +194,6 @@ class MemcachedStore(Closing):
         """Close the idle connections.  A later request opens a new one, and closes it."""
         self._idle.end()
 
-    def __repr__(self) -> str:
-        return f"MemcachedStore({self.traits.location!r})"
-
     def _look(self, name: bytes, ends: float) -> Entry | None:
         """Ask for the entry under `name`."""
         connection = self._connection(ends)

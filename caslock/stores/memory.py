@@ -120,9 +120,6 @@ class MemoryStore(Closing):
     def close(self) -> None:
         """Do nothing: there is no connection, and the entries are kept."""
 
-    def __repr__(self) -> str:
-        return f"<MemoryStore {self.traits.location}>"
-
     def _begin(self) -> None:
         self._mutex = threading.RLock()
         self._lines: dict[str, OrderedDict[_Waiter, None]] = {}
@@ -216,7 +213,7 @@ class AsyncMemoryStore(AsyncClosing):
         return cls(MemoryStore.from_url(url))
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> Traits:  # type: ignore[override] # another one in a forked child
         """Those of the memory: locks of both APIs over one memory have the same location."""
         return self.memory.traits
 
@@ -262,9 +259,6 @@ class AsyncMemoryStore(AsyncClosing):
 
     async def aclose(self) -> None:
         """Do nothing: there is no connection, and the entries are kept."""
-
-    def __repr__(self) -> str:
-        return f"<AsyncMemoryStore {self.traits.location}>"
 
 
 _stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()

@@ -179,9 +179,6 @@ class SQLiteStore(Closing):
             if self._generation == generation():
                 self._drop()
 
-    def __repr__(self) -> str:
-        return f"<SQLiteStore {self.traits.location}>"
-
     def _request(self, verb: Callable[[sqlite3.Cursor], T]) -> T:
         # One connection serves all threads.  SQLite has one writer at a time, and connections of their own would only
         # add its polling to their wait.

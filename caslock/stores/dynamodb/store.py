@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 from caslock.closing import AsyncClosing, Closing
 from caslock.errors import StoreError
 from caslock.fork import generation
-from caslock.loop_end import Loops, before_the_loop_ends
+from caslock.loop_end import Loops, before_the_loop_ends, transports_are_closed
 from caslock.store import Traits
 from caslock.stores.dynamodb.failures import Failures, refusal_of, reply_of
 from caslock.stores.dynamodb.requests import Reply, Request, Verbs
@@ -99,10 +99,6 @@ class DynamoDBStore(Closing):
         """Close the connections.  A later request opens one, and closes it."""
         self._closed = True
         self._end()
-
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"DynamoDBStore({self.traits.location!r})"
 
     def _run(self, verb: Generator[Request, Reply, T], *, bounded: bool = True) -> T:
         began, client, request = time.monotonic(), None, next(verb)
@@ -194,10 +190,6 @@ class AsyncDynamoDBStore(AsyncClosing):
         """Close the connections of the running loop; the next request opens one again."""
         await self._loops.here().close()
 
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"AsyncDynamoDBStore({self.traits.location!r})"
-
     async def _run(self, verb: Generator[Request, Reply, T], *, bounded: bool = True) -> T:
         sent, request = False, next(verb)
         try:
@@ -220,7 +212,6 @@ class _Loop:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._generation = generation()
         self._opening = asyncio.Lock()
         self._open: Client = None
         self._users: dict[Client, int] = {}
@@ -245,7 +236,7 @@ class _Loop:
     async def close(self) -> None:
         """Close the client, or have the last request that uses it do so."""
         client, self._open = self._open, None
-        if self._generation == generation() and client is not None and not self._users.get(client):
+        if client is not None and not self._users.get(client):
             self._users.pop(client, None)
             await _shut(client)
 
@@ -259,8 +250,7 @@ class _Loop:
 
 async def _shut(client: Client) -> None:
     await client.__aexit__(None, None, None)
-    for _ in range(2):  # a transport closes its socket in the next turn of the loop
-        await asyncio.sleep(0)
+    await transports_are_closed()
 
 
 def _asked(client: Client, request: Request) -> Reply:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final, Self
 
 from caslock.closing import AsyncClosing, Closing
 from caslock.connections import run
 from caslock.links import SocketLink, StreamLink
-from caslock.loop_end import PerLoop
+from caslock.loop_end import PerLoop, transports_are_closed
 from caslock.store import Traits
 from caslock.stores.etcd.failures import Failures
 from caslock.stores.etcd.members import Members
@@ -80,10 +79,6 @@ class EtcdStore(Closing):
         """Close the idle connections.  A later request opens one, and closes it."""
         self._members.end()
 
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"EtcdStore({self.traits.location!r})"
-
 
 class AsyncEtcdStore(AsyncClosing):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
@@ -129,9 +124,4 @@ class AsyncEtcdStore(AsyncClosing):
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
         self._loops.mine().close()
-        for _ in range(2):  # a transport closes its socket in the next turn of the loop
-            await asyncio.sleep(0)
-
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"AsyncEtcdStore({self.traits.location!r})"
+        await transports_are_closed()

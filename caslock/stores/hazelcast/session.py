@@ -32,6 +32,7 @@ from hazelcast.lifecycle import LifecycleState
 from caslock.connections import LEAST, reason, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.guards import on_failure
+from caslock.loop_end import transports_are_closed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -132,8 +133,7 @@ class Session:
         self._open = None
         for client in list(self._clients):
             await self._shut(client)
-        for _ in range(2):  # a transport closes its socket in the next turn of the loop
-            await asyncio.sleep(0)
+        await transports_are_closed()
 
     async def _unlisten(self, used: _Open, listener: asyncio.Future[str]) -> None:
         with contextlib.suppress(Exception):

@@ -92,10 +92,6 @@ class HazelcastStore(Closing):
         self._closed = True
         self._end()
 
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"HazelcastStore({self.traits.location!r})"
-
     def _run(self, act: Callable[[Entries, float], Coroutine[Any, Any, T]]) -> T:
         ends = monotonic() + self._place.timeout
         thread = self._enter()
@@ -171,10 +167,6 @@ class AsyncHazelcastStore(AsyncClosing):
         """Close the connection of the running loop; the next request opens one again."""
         await self._loops.here().session.close()
 
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"AsyncHazelcastStore({self.traits.location!r})"
-
     def _ends(self) -> float:
         return monotonic() + self._place.timeout
 
@@ -185,13 +177,11 @@ class _Loop:
     def __init__(self, place: Place) -> None:
         self.session = Session(place)
         self.entries = Entries(self.session, place.location)
-        self._generation = generation()
         self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
 
     async def close(self) -> None:
         """Close the connection as the loop ends."""
-        if self._generation == generation():
-            await self.session.close()
+        await self.session.close()
 
 
 class _Thread:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final, Self
 
 from caslock.closing import AsyncClosing, Closing
 from caslock.connections import run
 from caslock.links import SocketLink, StreamLink
-from caslock.loop_end import PerLoop
+from caslock.loop_end import PerLoop, transports_are_closed
 from caslock.store import Traits
 from caslock.stores.nats.failures import Failures
 from caslock.stores.nats.requests import Verbs
@@ -79,10 +78,6 @@ class NatsStore(Closing):
         """Close the idle connections.  A later request opens one, and closes it."""
         self._servers.end()
 
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"NatsStore({self.traits.location!r})"
-
 
 class AsyncNatsStore(AsyncClosing):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
@@ -127,9 +122,4 @@ class AsyncNatsStore(AsyncClosing):
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
         self._loops.mine().close()
-        for _ in range(2):  # a transport closes its socket in the next turn of the loop
-            await asyncio.sleep(0)
-
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"AsyncNatsStore({self.traits.location!r})"
+        await transports_are_closed()

@@ -6,9 +6,8 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from caslock.fork import generation
 from caslock.guards import undoing
-from caslock.loop_end import before_the_loop_ends
+from caslock.loop_end import before_the_loop_ends, transports_are_closed
 from caslock.stores.redis.connections import Connections
 from caslock.stores.redis.failures import FAILOVER, TOO_LATE
 from caslock.stores.redis.pipeline import Pipeline
@@ -24,7 +23,6 @@ class Pipelines(Connections[Pipeline]):
     def __init__(self, server: Server, address: Address | None = None) -> None:
         """See `Connections`."""
         super().__init__(server, address)
-        self._generation = generation()
         self._shared: Pipeline | None = None
         self._opening: asyncio.Task[Pipeline] | None = None
         self._ending = False
@@ -32,8 +30,6 @@ class Pipelines(Connections[Pipeline]):
 
     async def end(self) -> None:
         """Close all connections as the loop ends; one that is used after that is not kept."""
-        if self._generation != generation():  # a forked child closes no connection of its parent
-            return
         self._ending = True
         await asyncio.sleep(0)  # what else ends with the loop withdraws its requests
         await self.close()
@@ -45,8 +41,7 @@ class Pipelines(Connections[Pipeline]):
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()  # who waits for it opens another
             await asyncio.wait([self._opening])
-        for _ in range(2):  # a transport closes its socket in the next turn of the loop
-            await asyncio.sleep(0)
+        await transports_are_closed()
 
     def _ready(self, request: Request[Any], now: float, _within: float | None, /) -> Pipeline | None:
         if not request.seconds:

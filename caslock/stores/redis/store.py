@@ -55,6 +55,7 @@ class RedisVerbs(Closing):
         Raises TypeError for any other client and ValueError for a bad argument, before anything is sent.
         """
         self._server = server = Server(client, prefix, replicas, self._dialect)
+        self.traits: Traits = server.traits
         self._requests = self._verbs(prefix, cluster=bool(server.nodes))
         self._connections: Cluster[Sockets] | Sockets = Cluster(server, Sockets) if server.nodes else Sockets(server)
 
@@ -72,11 +73,6 @@ class RedisVerbs(Closing):
         """
         return open_url(cls, redis.Redis.from_url, url, prefix, replicas)
 
-    @property
-    def traits(self) -> Traits:
-        """Versions only grow, so they are fences; the server ends leases by itself."""
-        return self._server.traits
-
     def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
         return run(self._connections.ask(self._requests.get(key)))
@@ -93,9 +89,6 @@ class RedisVerbs(Closing):
         """Close the idle connections.  A later request opens one, and closes it."""
         run(self._connections.close())
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._server.traits.location!r})"
-
 
 class AsyncRedisVerbs(AsyncClosing):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
@@ -106,6 +99,7 @@ class AsyncRedisVerbs(AsyncClosing):
     def __init__(self, client: redis.asyncio.Redis | AsyncRedisCluster, *, prefix: str = "", replicas: int = 0) -> None:
         """See `RedisVerbs`; `client` is a ``redis.asyncio.Redis`` or the ``RedisCluster`` of ``redis.asyncio``."""
         self._server = server = Server(client, prefix, replicas, self._dialect, awaits=True)
+        self.traits: Traits = server.traits
         self._requests = self._verbs(prefix, cluster=bool(server.nodes))
         self._connections: Loops[Cluster[Pipelines] | Pipelines]
         self._connections = Loops(lambda: Cluster(server, Pipelines) if server.nodes else Pipelines(server))
@@ -114,11 +108,6 @@ class AsyncRedisVerbs(AsyncClosing):
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
         """See `RedisVerbs.from_url`."""
         return open_url(cls, redis.asyncio.Redis.from_url, url, prefix, replicas)
-
-    @property
-    def traits(self) -> Traits:
-        """See `RedisVerbs.traits`."""
-        return self._server.traits
 
     async def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
@@ -135,9 +124,6 @@ class AsyncRedisVerbs(AsyncClosing):
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
         await self._connections.here().close()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._server.traits.location!r})"
 
 
 class RedisStore(RedisVerbs):

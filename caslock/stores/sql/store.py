@@ -10,7 +10,7 @@ from sqlalchemy import exc
 from caslock.closing import AsyncClosing, Closing
 from caslock.connections import run
 from caslock.fork import generation
-from caslock.loop_end import PerLoop, before_the_loop_ends
+from caslock.loop_end import Loops, PerLoop, before_the_loop_ends
 from caslock.store import Traits
 from caslock.stores.sql.engines import async_engine_of, begin, engine_of, limit, target_of
 from caslock.stores.sql.failures import Failures
@@ -99,10 +99,6 @@ class SQLStore(Closing):
         if engine is not None:
             engine.dispose()
 
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"SQLStore({self.traits.location!r})"
-
     def _wait_while(self, key: str, version: int, timeout: float) -> None:
         mine = generation()
         waits = self._waits.get(mine) or self._waits.setdefault(mine, ThreadWaits(self._target, self._failures))
@@ -162,8 +158,7 @@ class AsyncSQLStore(AsyncClosing):
         self._target = target_of(target, timeout, awaits=True)
         self._verbs = Verbs(self._target.backend)
         self._failures = Failures(self._target.location, self._target.secrets)
-        self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
-        self._inherited: list[_Loop] = []  # the parent's: neither used, nor closed, nor collected as garbage
+        self._loops = Loops(lambda: _Loop(async_engine_of(self._target)))
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
         self._waits = PerLoop(lambda: TaskWaits(self._target, self._failures))
         if self._target.backend == "postgresql":
@@ -202,11 +197,7 @@ class AsyncSQLStore(AsyncClosing):
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
         self._waits.mine().close()
-        await self._here().close()
-
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"AsyncSQLStore({self.traits.location!r})"
+        await self._loops.here().close()
 
     async def _wait_while(self, key: str, version: int, timeout: float) -> None:
         await self._waits.mine().wait_while(key, version, timeout)
@@ -215,7 +206,7 @@ class AsyncSQLStore(AsyncClosing):
         sent = False
         try:
             async with asyncio.timeout(self._target.timeout):
-                here = self._here()
+                here = self._loops.here()
                 closed = here.closed
                 connection = await here.engine.connect()
                 try:
@@ -242,33 +233,18 @@ class AsyncSQLStore(AsyncClosing):
         except Exception as error:
             raise self._failures.of(error, sent=sent) from error
 
-    def _here(self) -> _Loop:
-        loop = asyncio.get_running_loop()
-        found = self._loops.get(loop)
-        if found is None or found.generation != generation():
-            for other, each in list(self._loops.items()):
-                if each.generation != generation():
-                    self._inherited.append(each)
-                elif not other.is_closed():
-                    continue
-                self._loops.pop(other, None)
-            found = self._loops[loop] = _Loop(async_engine_of(self._target))
-        return found
-
 
 class _Loop:
     """The engine of one event loop."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
-        self.generation = generation()
         self.closed = 0
         """How often: whoever has a connection of before closes it, as its pool is gone."""
         self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
 
     async def close(self) -> None:
         """Close the idle connections; a later request opens one again."""
-        if self.generation == generation():
-            self.closed += 1
-            await self.engine.dispose()
-            await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop
+        self.closed += 1
+        await self.engine.dispose()
+        await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop

@@ -163,10 +163,6 @@ class ZooKeeperStore(Closing):
         """Close the idle connections.  A later request opens one, and closes it."""
         self._idle.end()
 
-    def __repr__(self) -> str:
-        """Show the location."""
-        return f"ZooKeeperStore({self.traits.location!r})"
-
     def _at(self, path: str, version: int, ends: float) -> Znode | None:
         """Give the entry, from memory if it had this version and is not over."""
         known = self._known.get(path)
