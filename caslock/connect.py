@@ -192,7 +192,7 @@ def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # 
     kind = next((_CLIENTS[names[0]] for names in modules if names[0] in _CLIENTS), None)
     if kind is None:
         known = "redis-py, pymemcache, SQLAlchemy or kazoo client"
-        raise TypeError(f"expected a URL (str) or a {known}, not {type(client).__name__}")
+        raise TypeError(f"expected a URL (str) or a {known}, not {type(client).__name__}; other stores take their URL")
     awaits = any("asyncio" in names for names in modules)
     if awaits and group == _BLOCKING:
         raise TypeError(f"a {type(client).__module__} client is for asyncio: use connect_async")

@@ -280,6 +280,10 @@ def test_a_cron_job_of_several_machines_runs_once(url: str, tmp_path: Path) -> N
 BAD = {
     ("run", "key", "--min-hold", "-1", "--", "true"): (2, "min_hold must be"),
     ("run", "key", "--min-hold", "5", "--owner", "me", "--", "true"): (2, "min_hold needs a private owner"),
+    ("run", "key", "--min-hold", "5", "--store", "dynamodb://eu-central-1/locks", "--", "true"): (
+        2,
+        "would not get the key again",
+    ),
     ("run",): (2, "KEY"),
     ("run", "key"): (2, "--"),
     ("run", "key", "--"): (2, "command"),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 import redis.asyncio
+import sqlalchemy
 from pymemcache.client.base import Client, PooledClient
 from pymemcache.client.hash import HashClient
 from redis.sentinel import Sentinel
@@ -275,11 +276,17 @@ def test_an_option_with_a_typing_error_is_named(make: Callable[[str], object], u
             make(f"{scheme}://localhost?timout=3")
 
 
+def test_an_engine_for_sqlite_is_refused_with_what_to_give_instead() -> None:
+    """SQLite has a store of its own, which takes no engine."""
+    with pytest.raises(ValueError, match="sqlite:///path"):
+        connect(sqlalchemy.create_engine("sqlite:///locks.db"))
+
+
 @BOTH
 @pytest.mark.parametrize("url", [None, b"memory://", Path("locks.db")])
 def test_what_is_no_text(make: Callable[[object], object], url: object) -> None:
     """Anything but a str is a TypeError that names its type."""
-    with pytest.raises(TypeError, match=type(url).__name__):
+    with pytest.raises(TypeError, match=f"not {type(url).__name__}; other stores take their URL"):
         make(url)
 
 

@@ -90,7 +90,8 @@ def target_of(target: str | URL | Engine | AsyncEngine, timeout: float | None, *
         raise TypeError(f"give a URL, or an engine of SQLAlchemy, not {type(target).__name__}")
     backend = {"mariadb": "mysql"}.get(url.get_backend_name(), url.get_backend_name())
     if backend not in _DRIVERS:
-        raise ValueError("a database's URL begins with postgresql://, mysql:// or mariadb://")
+        instead = "; for a file of SQLite, give its URL: sqlite:///path" if backend == "sqlite" else ""
+        raise ValueError(f"the database must be PostgreSQL, MySQL or MariaDB, not {backend}{instead}")
     known = _DRIVERS[backend][awaits]
     if driver not in ("", known):
         raise ValueError(f"this store needs the driver {known}: {backend}+{known}://")
