@@ -150,7 +150,8 @@ class SingleLock(OneKey, Generic[S, H]):
                 released before, and though the process ends then: a short job that several machines begin at about the
                 same time runs once.  The release leaves a record that expires (`Record.kept`), and does not wait.  At
                 most ``max_hold``, and a week; not with `owner`.  The lease of a holder that dies ends after `ttl`, as
-                ever.  None: the key is free at its release.
+                ever.  Not for a store whose ``traits.expires`` is False: a process that tries once and ends never gets
+                such a key.  None: the key is free at its release.
             on_lost: called once with the hold when the lease is lost, from a background thread (in asyncio:
                 from the event loop, which it must not block).  At most 8 such threads run at one time.  Each loss is
                 logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is
