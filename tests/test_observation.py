@@ -6,11 +6,11 @@ import asyncio
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from caslock import AsyncLock, Lock, LockLost, NotAcquired
+from caslock import AsyncLock, AsyncMultiLock, Lock, LockLost, MultiLock, NotAcquired
 from caslock.local import clock
 from caslock.local.workers import run
 from caslock.protocol import observation
@@ -19,12 +19,13 @@ from caslock.protocol.record import Record, encode
 from caslock.store import ABSENT
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.sqlite import SQLiteStore
-from tests.lasting import AsyncLasting, Lasting
+from tests.lasting import YEAR, AsyncLasting, Lasting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from caslock.store import AsyncStore, Store
+    from caslock.store import AsyncStore, Entry, Put, Removal, Store
 
 TTL = 0.6
 
@@ -127,17 +128,39 @@ def test_only_a_put_that_expects_absence_takes_over() -> None:
 
 
 def test_a_process_observes_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It forgets them all then, and each of them takes a whole lease again."""
+    """Those that it observes go on, however many others it meets, and make room when they are over for a minute."""
     monkeypatch.setattr(observation, "MOST", 10)
     observer, theirs = Observer(), record()
     observer.holds(theirs)
     observer.put(b"mine")
-    for number in range(20):
-        run(observer.below.put_if_version(f"{number}", theirs, ABSENT, 10**6))
-        run(observer.store.put_if_version(f"{number}", b"mine", ABSENT, 30))
+
+    def meet_others() -> list[bytes]:
+        names = [f"{number}" for number in range(20)]
+        for name in names:
+            run(observer.below.put_if_version(name, theirs, ABSENT, 10**6))
+        entries = [run(observer.store.put_if_version(name, b"mine", ABSENT, 30)) for name in names]
         assert len(observer.store._seen) <= observation.MOST
+        return [entry.value for entry in entries if entry]
+
+    assert meet_others() == [theirs] * 20
     observer.now += 31.0
-    assert observer.put(b"mine") == theirs
+    assert observer.put(b"mine") == b"mine"
+    assert meet_others() == [b"mine"] * 9 + [theirs] * 11
+    observer.now += 31.0
+    assert meet_others() == [b"mine"] * 19 + [theirs]
+
+
+def test_what_nobody_looks_at_any_more_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that was given up is forgotten a while after the end of the lease that was seen."""
+    monkeypatch.setattr(observation, "MOST", 1)
+    observer, theirs = Observer(), record()
+    run(observer.below.put_if_version("another", theirs, ABSENT, 10**6))
+    run(observer.store.put_if_version("another", b"mine", ABSENT, 30))
+    observer.holds(theirs)
+    for seconds in (31.0, observation.KEPT, 31.0):
+        assert observer.put(b"mine") == theirs
+        observer.now += seconds
+    assert observer.put(b"mine") == b"mine"
 
 
 def test_a_lock_takes_over_from_a_holder_that_is_gone() -> None:
@@ -220,3 +243,35 @@ def test_the_key_of_a_killed_process_is_had(tmp_path: Path) -> None:
                     assert 0.6 < clock.now() - killed < 2.5
         finally:
             holder.kill()
+
+
+class Batching(Lasting):
+    """A store without expiry that writes several keys at once."""
+
+    def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
+        """Write them, for good."""
+        return self._memory.put_many([put._replace(ttl=YEAR) for put in puts])
+
+    def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
+        """Remove them."""
+        return self._memory.invalidate_many(removals)
+
+    @property
+    def _memory(self) -> MemoryStore:
+        return cast("MemoryStore", self._below)
+
+
+def test_several_keys_at_once_are_taken_over_too() -> None:
+    """By a store that writes them in one request, from a holder of one of them, with both APIs."""
+
+    async def scenario(store: Batching) -> None:
+        assert await AsyncLock(store, "b", ttl=TTL, auto_renew=False, owner="gone").acquire()
+        async with AsyncMultiLock(store, ["a", "b", "c"], timeout=10) as holds:
+            assert [hold.key for hold in holds] == ["a", "b", "c"]
+
+    store = Batching(MemoryStore())
+    asyncio.run(scenario(store))
+    assert Lock(store, "b", ttl=TTL, auto_renew=False, owner="gone").acquire()
+    with MultiLock(store, ["a", "b", "c"], timeout=10) as holds:
+        assert [hold.key for hold in holds] == ["a", "b", "c"]
+    assert [store.get(key) for key in "abc"] == [None] * 3

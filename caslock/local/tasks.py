@@ -60,9 +60,8 @@ class TaskRuntime:
         check_store(store, "connect_async")
         self.home: object = store
         native = suspends(getattr(store, "get", None))
-        self.store: AsyncStore = cast("AsyncStore", store) if native else _InThreads(shared, "requests", MOST_ASKING)
-        if not self.store.traits.expires:
-            self.store = ObservingStore(self.store, self.now)
+        asked = cast("AsyncStore", store) if native else _InThreads(shared, "requests", MOST_ASKING)
+        self.store: AsyncStore = asked if asked.traits.expires else ObservingStore(asked, self.now)
         # A request timeout, without the time for which the last request may wait for a thread.
         self.patience: float = (1.0 if native else 1.0 - QUEUE_SHARE) * self.store.traits.request_timeout
         # A wait in a blocking store occupies its thread all that time, so waits have threads of their own.
@@ -72,7 +71,7 @@ class TaskRuntime:
             cast("AsyncQueueingStore", store) if native and hasattr(store, "put_when_absent") else None
         )
         self.batching: AsyncBatchingStore | None = (
-            cast("AsyncBatchingStore", self.store) if hasattr(store, "put_many") else None
+            cast("AsyncBatchingStore", asked) if hasattr(store, "put_many") else None
         )
         self.renewing: TaskRuntime = self
         if not native:  # renewals never wait for the threads in which acquires do

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from caslock.store import AsyncIdentifiedStore, AsyncStore, Entry
 
 MOST: Final = 10_000
-"""The most keys that a process observes; then it begins again, which can only make it wait longer."""
+"""The most keys that a process observes.  It begins with another one only when it can forget one of them."""
+
+KEPT: Final = 60.0
+"""Seconds for which the end of a lease is remembered in any case: whoever waits for the key looks far more often."""
 
 
 class Sighting(NamedTuple):
@@ -72,8 +75,9 @@ class ObservingStore:
         if record is None or record.free or record.foreign:  # anybody may write over a free record at once
             self._seen.pop(where, None)
             return
-        seen = self._seen.get(where)
-        if seen is None or seen.version != version:
-            if len(self._seen) >= MOST:
-                self._seen.clear()
-            self._seen[where] = Sighting(version, self._now() + record.ttl)
+        now, seen = self._now(), self._seen.get(where)
+        if seen is None and len(self._seen) >= MOST:
+            for old in [old for old, sighting in list(self._seen.items()) if sighting.over + KEPT <= now]:
+                self._seen.pop(old, None)
+        if seen.version != version if seen else len(self._seen) < MOST:
+            self._seen[where] = Sighting(version, now + record.ttl)
