@@ -1,4 +1,4 @@
-"""What the stores offer beside their verbs: a repr, and ``with`` and ``async with``, which close them; no copies."""
+"""What all stores have beside their verbs: ``with`` and ``async with`` close them, and they can't be copied."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ class AsyncClosing:
 
     traits: Traits
     """Where the store keeps its entries, and what it promises about them."""
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make a store of a URL; see the class."""
+        return cls(url)  # type: ignore[call-arg] # a store that takes more, or something else, has its own
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -129,7 +129,7 @@ def connect(target: str | Client, *, prefix: str = "", replicas: int = 0) -> Clo
     ``rediss://``, ``unix://``, ``redis+cluster://``, ``redis+sentinel://``, ``tair://``, ``tairs://``,
     ``memcached://``, ``postgresql://``, ``mysql://``, ``mariadb://``, ``zookeeper://``, ``zookeepers://``,
     ``etcd://``, ``etcds://``, ``nats://``, ``natss://``, ``hazelcast://`` and ``dynamodb://``, each with the options of
-    its store's `from_url`; and any scheme of an installed entry point (see the documentation of the module).
+    its store; and any scheme of an installed entry point (see the documentation of the module).
 
     Clients: a ``redis.Redis``, one of ``Sentinel.master_for``, a ``RedisCluster``, pymemcache's ``Client`` and
     ``PooledClient``, SQLAlchemy's ``Engine``, or a ``KazooClient``.  Their settings are used, not their connections.

@@ -18,7 +18,19 @@ LOCAL = (
     *("quorum", "multi", "lock"),
     *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "tasks"),
 )
-GROUND = ("errors", "store", "guards", "closing", "fork", "connections", "options", "links", "loop_end", "observer")
+GROUND = (
+    "errors",
+    "store",
+    "guards",
+    "closing",
+    "verbs",
+    "fork",
+    "connections",
+    "options",
+    "links",
+    "loop_end",
+    "observer",
+)
 LADDER = (
     *GROUND,
     *(f"protocol.{name}" for name in PROTOCOL),
@@ -48,8 +60,9 @@ MAY_IMPORT["stores"] = set()  # the package itself; its stores:
 OF_A_STORE = {"errors", "store", "guards", "closing", "fork", "options"}
 OF_A_CLIENT = OF_A_STORE | {"connections"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
-STORES["sql"] = STORES["dynamodb"] = STORES["redis"]
-STORES["etcd"] = STORES["nats"] = STORES["hazelcast"] = STORES["redis"] | {"links"}
+STORES["sql"] = STORES["dynamodb"] = STORES["redis"] | {"verbs"}
+STORES["hazelcast"] = STORES["redis"] | {"links"}
+STORES["etcd"] = STORES["nats"] = STORES["hazelcast"] | {"verbs"}
 STORES["zookeeper"] = OF_A_CLIENT
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""

@@ -1,7 +1,6 @@
 """What is sent to DynamoDB, and what its replies mean.  Nothing here does any I/O.
 
-A verb is a generator: it yields a request, is sent the reply, and returns its result.  A get is one GetItem, and a
-write one conditional PutItem, whose refusal brings the item that is there.
+A get is one GetItem, and a write one conditional PutItem, whose refusal brings the item that is there.
 
 A removal leaves a marker: an item with a version and without a value.  So the versions of a key grow across removals:
 

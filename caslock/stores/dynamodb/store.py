@@ -7,11 +7,10 @@ import contextlib
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from botocore.exceptions import ClientError
 
-from caslock.closing import AsyncClosing, Closing
 from caslock.errors import StoreError
 from caslock.fork import generation
 from caslock.loop_end import Loops, before_the_loop_ends, transports_are_closed
@@ -19,12 +18,14 @@ from caslock.store import Traits
 from caslock.stores.dynamodb.failures import Failures, refusal_of, reply_of
 from caslock.stores.dynamodb.requests import Reply, Request, Verbs
 from caslock.stores.dynamodb.target import target_of
+from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from caslock.store import Entry
     from caslock.stores.dynamodb.target import Client, Target
+    from caslock.verbs import Verb
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ def _traits(target: Target) -> Traits:
     return Traits(target.location, expires=False, expiry_lag=0.0, request_timeout=target.timeout)
 
 
-class DynamoDBStore(Closing):
+class DynamoDBStore(BlockingVerbs):
     """A `Store` in a table of DynamoDB; safe to share between threads and across a fork.
 
     DynamoDB does not end entries in time: an entry stays until it is removed or written over.
@@ -53,30 +54,13 @@ class DynamoDBStore(Closing):
         ``?timeout=``.  Raises ValueError or TypeError for bad arguments.
         """
         self._target = target_of(target, table, timeout)
-        self._verbs = Verbs(self._target.table, self._target.location)
+        self._verbs: Verbs = Verbs(self._target.table, self._target.location)
         self._failures = Failures(self._target)
         # By generation: what a forked child inherits is neither used, nor closed, nor collected as garbage.
         self._clients: dict[int, Client] = {}
         self._guards: dict[int, threading.RLock] = {}  # reentrant: a signal handler may use the store meanwhile
         self._closed = False
         self.traits: Traits = _traits(self._target)
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Make a store; see the class."""
-        return cls(url)
-
-    def get(self, key: str) -> Entry | None:
-        """See `Store.get`: a strongly consistent read."""
-        return self._run(self._verbs.get(key))
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `Store.put_if_version`: one request, or two for a new entry if this machine's clock is behind."""
-        return self._run(self._verbs.put(key, value, version, ttl))
-
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`: one request, which leaves a marker with the version."""
-        return self._run(self._verbs.remove(key, version))
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """See `ListingStore.list`: it reads the whole table."""
@@ -100,7 +84,7 @@ class DynamoDBStore(Closing):
         self._closed = True
         self._end()
 
-    def _run(self, verb: Generator[Request, Reply, T], *, bounded: bool = True) -> T:
+    def _run(self, verb: Verb[T], *, bounded: bool = True) -> T:
         began, client, request = time.monotonic(), None, next(verb)
         try:
             client = self._client()
@@ -136,7 +120,7 @@ class DynamoDBStore(Closing):
             found.close()
 
 
-class AsyncDynamoDBStore(AsyncClosing):
+class AsyncDynamoDBStore(AsyncVerbs):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
 
     def __init__(self, target: str | Client, *, table: str | None = None, timeout: float | None = None) -> None:
@@ -150,27 +134,10 @@ class AsyncDynamoDBStore(AsyncClosing):
             told = f"DynamoDB for asyncio needs the package aiobotocore: {_INSTALL}"
             raise ModuleNotFoundError(told, name=error.name) from error
         self._target = target_of(target, table, timeout, awaits=True)
-        self._verbs = Verbs(self._target.table, self._target.location)
+        self._verbs: Verbs = Verbs(self._target.table, self._target.location)
         self._failures = Failures(self._target)
         self._loops = Loops(partial(_Loop, self._target))
         self.traits: Traits = _traits(self._target)
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Make a store; see the class."""
-        return cls(url)
-
-    async def get(self, key: str) -> Entry | None:
-        """See `DynamoDBStore.get`."""
-        return await self._run(self._verbs.get(key))
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `DynamoDBStore.put_if_version`."""
-        return await self._run(self._verbs.put(key, value, version, ttl))
-
-    async def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `DynamoDBStore.invalidate`."""
-        return await self._run(self._verbs.remove(key, version))
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
         """See `DynamoDBStore.list`."""
@@ -190,7 +157,7 @@ class AsyncDynamoDBStore(AsyncClosing):
         """Close the connections of the running loop; the next request opens one again."""
         await self._loops.here().close()
 
-    async def _run(self, verb: Generator[Request, Reply, T], *, bounded: bool = True) -> T:
+    async def _run(self, verb: Verb[T], *, bounded: bool = True) -> T:
         sent, request = False, next(verb)
         try:
             async with asyncio.timeout(self._target.timeout if bounded else None):

@@ -1,6 +1,6 @@
 """The verbs as requests to etcd, and how its answers are read: pure functions, for both APIs.
 
-A verb is a generator: it yields the requests of one packet, is sent their answers, and returns what the verb returns.
+A verb (see `caslock.verbs`) yields the requests of one packet, and is sent their answers.
 
 An entry is a key of etcd, its version the key's mod revision.  Each put has a lease of its own, whose id is chosen
 here, so that one packet can grant the lease and use it.  As no other key has that lease, to revoke it is to remove the

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from caslock.closing import AsyncClosing, Closing
 from caslock.connections import run
 from caslock.links import SocketLink, StreamLink
 from caslock.loop_end import PerLoop, transports_are_closed
@@ -13,17 +13,21 @@ from caslock.stores.etcd.failures import Failures
 from caslock.stores.etcd.members import Members
 from caslock.stores.etcd.requests import Verbs
 from caslock.stores.etcd.target import target_of
+from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from caslock.store import Entry
+    from caslock.verbs import Verb
+
+T = TypeVar("T")
 
 _LAG: Final = 3.0
 """Seconds by which an entry may outlast its ttl: etcd counts whole seconds, at least 2, and looks twice a second."""
 
 
-class EtcdStore(Closing):
+class EtcdStore(BlockingVerbs):
     """A `Store` in etcd 3.4 or newer; safe to share between threads and across a fork.
 
     It speaks to etcd's own JSON gateway, on the port of its clients.  Several endpoints are members of one cluster: if
@@ -41,7 +45,7 @@ class EtcdStore(Closing):
         ``?timeout=``.  Raises ValueError or TypeError for bad arguments.
         """
         target = target_of(url, prefix, timeout)
-        self._verbs = Verbs(target.prefix)
+        self._verbs: Verbs = Verbs(target.prefix)
         self._members = Members(target, Failures(target.location), SocketLink)
         self.traits: Traits = Traits(target.location, expiry_lag=_LAG, request_timeout=target.timeout)
 
@@ -49,18 +53,6 @@ class EtcdStore(Closing):
     def from_url(cls, url: str, *, prefix: str = "") -> Self:
         """Make a store; see the class."""
         return cls(url, prefix=prefix)
-
-    def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
-        return run(self._members.run(self._verbs.get(key)))
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `Store.put_if_version`: one packet, and if it is refused a second one, which revokes the lease."""
-        return run(self._members.run(self._verbs.put(key, value, version, ttl)))
-
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`."""
-        return run(self._members.run(self._verbs.remove(key, version)))
 
     def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `WatchingStore.wait_while`: a watch, on a connection of its own."""
@@ -70,7 +62,7 @@ class EtcdStore(Closing):
         """See `ListingStore.list`, 500 at a time."""
         after = b""
         while True:
-            pairs, after = run(self._members.run(self._verbs.page(prefix, after)))
+            pairs, after = self._run(self._verbs.page(prefix, after))
             yield from pairs
             if not after:
                 return
@@ -79,33 +71,24 @@ class EtcdStore(Closing):
         """Close the idle connections.  A later request opens one, and closes it."""
         self._members.end()
 
+    def _run(self, verb: Verb[T], /) -> T:
+        return run(self._members.run(verb))
 
-class AsyncEtcdStore(AsyncClosing):
+
+class AsyncEtcdStore(AsyncVerbs):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
 
     def __init__(self, url: str, *, prefix: str = "", timeout: float | None = None) -> None:
         """See `EtcdStore`."""
         target = target_of(url, prefix, timeout)
-        self._verbs = Verbs(target.prefix)
-        self._loops = PerLoop(lambda: Members(target, Failures(target.location), StreamLink))
+        self._verbs: Verbs = Verbs(target.prefix)
+        self._loops = PerLoop(partial(Members, target, Failures(target.location), StreamLink))
         self.traits: Traits = Traits(target.location, expiry_lag=_LAG, request_timeout=target.timeout)
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "") -> Self:
         """Make a store; see the class."""
         return cls(url, prefix=prefix)
-
-    async def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
-        return await self._loops.mine().run(self._verbs.get(key))
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `EtcdStore.put_if_version`."""
-        return await self._loops.mine().run(self._verbs.put(key, value, version, ttl))
-
-    async def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`."""
-        return await self._loops.mine().run(self._verbs.remove(key, version))
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `EtcdStore.wait_while`."""
@@ -115,7 +98,7 @@ class AsyncEtcdStore(AsyncClosing):
         """See `EtcdStore.list`."""
         after = b""
         while True:
-            pairs, after = await self._loops.mine().run(self._verbs.page(prefix, after))
+            pairs, after = await self._run(self._verbs.page(prefix, after))
             for pair in pairs:
                 yield pair
             if not after:
@@ -125,3 +108,6 @@ class AsyncEtcdStore(AsyncClosing):
         """Close the idle connections of the running loop; the next request opens one again."""
         self._loops.mine().close()
         await transports_are_closed()
+
+    async def _run(self, verb: Verb[T], /) -> T:
+        return await self._loops.mine().run(verb)

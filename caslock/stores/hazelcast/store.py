@@ -8,7 +8,7 @@ import weakref
 from concurrent.futures import Future
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from caslock.closing import AsyncClosing, Closing
 from caslock.fork import generation
@@ -58,11 +58,6 @@ class HazelcastStore(Closing):
         self._threads: dict[int, _Thread] = {}
         self._closed = False
         self.traits: Traits = _traits(self._place)
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Make a store; see the class."""
-        return cls(url)
 
     def get(self, key: str) -> Entry | None:
         """See `Store.get`; it removes an entry whose lease is over."""
@@ -134,11 +129,6 @@ class AsyncHazelcastStore(AsyncClosing):
         self._place = place_of(url, timeout)
         self._loops = Loops(partial(_Loop, self._place))
         self.traits: Traits = _traits(self._place)
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Make a store; see the class."""
-        return cls(url)
 
     async def get(self, key: str) -> Entry | None:
         """See `HazelcastStore.get`."""

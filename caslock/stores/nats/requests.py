@@ -1,7 +1,5 @@
 """The verbs as requests to JetStream, and how its answers are read: pure functions, for both APIs.
 
-A verb is a generator: it yields a request, is sent the answer, and returns what the verb returns.
-
 An entry is the only message of its subject, and its version the sequence of that message in the stream.  Every write is
 a publish with the sequence that the last message of the subject must have.  A removal is such a publish as well: of a
 *marker*, which the server drops after a second.  JetStream can also delete a message by its sequence, but it does not

@@ -103,12 +103,12 @@ class Servers(Generic[L]):
         self._pool: Pool[Connection[L]] = Pool(target.endpoints, partial(failures.of, sent=False))
         self._waiters = Waiters()
 
-    async def run(self, verb: Generator[Ask, Message, T], *, writes: bool = False) -> T:
+    async def run(self, verb: Generator[Ask, Message, T]) -> T:
         """Run a verb to its end; raises what an error means, within the timeout."""
         ask, ends = next(verb), monotonic() + self._target.timeout
 
         async def act(connection: Connection[L]) -> T:
-            if writes and connection.bucket is None:
+            if ask.headers and connection.bucket is None:  # it is a write
                 await self._make_bucket(connection, ends)
             return await _follow(connection, ask, verb, ends)
 

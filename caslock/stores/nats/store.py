@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from caslock.closing import AsyncClosing, Closing
 from caslock.connections import run
 from caslock.links import SocketLink, StreamLink
 from caslock.loop_end import PerLoop, transports_are_closed
@@ -13,17 +13,21 @@ from caslock.stores.nats.failures import Failures
 from caslock.stores.nats.requests import Verbs
 from caslock.stores.nats.servers import Servers
 from caslock.stores.nats.target import target_of
+from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from caslock.store import Entry
+    from caslock.verbs import Verb
+
+T = TypeVar("T")
 
 _LAG: Final = 1.5
 """Seconds by which an entry may outlast its ttl: NATS counts whole seconds, and looks four times a second."""
 
 
-class NatsStore(Closing):
+class NatsStore(BlockingVerbs):
     """A `Store` in a key-value bucket of NATS JetStream 2.11 or newer; safe to share between threads and across a fork.
 
     The first put makes the bucket if there is none.  Several hosts are servers of one cluster: if one can't be reached,
@@ -40,26 +44,9 @@ class NatsStore(Closing):
         ``?timeout=``.  Raises ValueError or TypeError for bad arguments.
         """
         target = target_of(url, timeout)
-        self._verbs = Verbs(target.bucket)
+        self._verbs: Verbs = Verbs(target.bucket)
         self._servers = Servers(target, self._verbs, Failures(target.location), SocketLink)
         self.traits: Traits = Traits(target.location, expiry_lag=_LAG, request_timeout=target.timeout)
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Make a store; see the class."""
-        return cls(url)
-
-    def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
-        return run(self._servers.run(self._verbs.get(key)))
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `Store.put_if_version`: one request, and if it is refused a second one, which looks."""
-        return run(self._servers.run(self._verbs.put(key, value, version, ttl), writes=True))
-
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`; like a put."""
-        return run(self._servers.run(self._verbs.remove(key, version), writes=True))
 
     def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `WatchingStore.wait_while`: a subscription, on a connection that nobody else uses."""
@@ -68,7 +55,7 @@ class NatsStore(Closing):
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """See `ListingStore.list`, one request for each entry of the bucket."""
         seen, sequence = set[str](), 1
-        while found := run(self._servers.run(self._verbs.next(sequence))):
+        while found := self._run(self._verbs.next(sequence)):
             key, entry, sequence = found
             if key and entry and key.startswith(prefix) and key not in seen:
                 seen.add(key)
@@ -78,33 +65,19 @@ class NatsStore(Closing):
         """Close the idle connections.  A later request opens one, and closes it."""
         self._servers.end()
 
+    def _run(self, verb: Verb[T], /) -> T:
+        return run(self._servers.run(verb))
 
-class AsyncNatsStore(AsyncClosing):
+
+class AsyncNatsStore(AsyncVerbs):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
 
     def __init__(self, url: str, *, timeout: float | None = None) -> None:
         """See `NatsStore`."""
         target = target_of(url, timeout)
-        self._verbs = verbs = Verbs(target.bucket)
-        self._loops = PerLoop(lambda: Servers(target, verbs, Failures(target.location), StreamLink))
+        self._verbs: Verbs = Verbs(target.bucket)
+        self._loops = PerLoop(partial(Servers, target, self._verbs, Failures(target.location), StreamLink))
         self.traits: Traits = Traits(target.location, expiry_lag=_LAG, request_timeout=target.timeout)
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Make a store; see the class."""
-        return cls(url)
-
-    async def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
-        return await self._loops.mine().run(self._verbs.get(key))
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `NatsStore.put_if_version`."""
-        return await self._loops.mine().run(self._verbs.put(key, value, version, ttl), writes=True)
-
-    async def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `NatsStore.invalidate`."""
-        return await self._loops.mine().run(self._verbs.remove(key, version), writes=True)
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `NatsStore.wait_while`."""
@@ -113,7 +86,7 @@ class AsyncNatsStore(AsyncClosing):
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
         """See `NatsStore.list`."""
         seen, sequence = set[str](), 1
-        while found := await self._loops.mine().run(self._verbs.next(sequence)):
+        while found := await self._run(self._verbs.next(sequence)):
             key, entry, sequence = found
             if key and entry and key.startswith(prefix) and key not in seen:
                 seen.add(key)
@@ -123,3 +96,6 @@ class AsyncNatsStore(AsyncClosing):
         """Close the idle connections of the running loop; the next request opens one again."""
         self._loops.mine().close()
         await transports_are_closed()
+
+    async def _run(self, verb: Verb[T], /) -> T:
+        return await self._loops.mine().run(verb)

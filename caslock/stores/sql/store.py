@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import exc
 
-from caslock.closing import AsyncClosing, Closing
 from caslock.connections import run
 from caslock.fork import generation
 from caslock.loop_end import Loops, PerLoop, before_the_loop_ends
@@ -17,20 +16,21 @@ from caslock.stores.sql.failures import Failures
 from caslock.stores.sql.table import Verbs, with_table
 from caslock.stores.sql.task_waits import TaskWaits
 from caslock.stores.sql.thread_waits import ThreadWaits
+from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from caslock.store import Entry
-    from caslock.stores.sql.table import Reply, Request
+    from caslock.verbs import Verb
 
 T = TypeVar("T")
 
 
-class SQLStore(Closing):
+class SQLStore(BlockingVerbs):
     """A `Store` in a table of PostgreSQL, MySQL or MariaDB; safe to share between threads and across a fork.
 
     The table is called caslock.  It is made by the first acquire that does not find it, or by your migrations:
@@ -44,12 +44,14 @@ class SQLStore(Closing):
     def __init__(self, target: str | URL | Engine, *, timeout: float | None = None) -> None:
         """Keep the entries in the database of a URL, or of an engine of yours; no I/O yet.
 
+        A URL is ``postgresql://``, ``mysql://`` or ``mariadb://user:password@host:port/database``.  Its options, other
+        than ``?timeout=``, are the driver's: psycopg's or PyMySQL's.
         Of an engine the store takes its settings, and connections that it keeps to itself.  It never takes part in a
         transaction of yours.  `timeout` (2 s) is how long a verb may take, also as ``?timeout=`` in a URL.
         Raises ValueError for a malformed URL, and TypeError for what is neither a URL nor an Engine.
         """
         self._target = target_of(target, timeout, awaits=False)
-        self._verbs = Verbs(self._target.backend)
+        self._verbs: Verbs = Verbs(self._target.backend)
         self._failures = Failures(self._target.location, self._target.secrets)
         self._engines: dict[int, Engine] = {}  # those of a parent are neither used, nor closed, nor collected
         self._closed = False
@@ -57,26 +59,6 @@ class SQLStore(Closing):
         self._waits: dict[int, ThreadWaits] = {}  # as the engines
         if self._target.backend == "postgresql":
             self.wait_while = self._wait_while
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Make a store from ``postgresql://``, ``mysql://`` or ``mariadb://user:password@host:port/database``.
-
-        ``?timeout=`` is the store's, all other options are the driver's (psycopg, PyMySQL).
-        """
-        return cls(url)
-
-    def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
-        return self._run(self._verbs.get(key))
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `Store.put_if_version`; if it is refused, a second statement reads who is there."""
-        return self._run(self._verbs.put(key, value, version, ttl))
-
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`; if another version is there, a second statement reads it."""
-        return self._run(self._verbs.remove(key, version))
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """See `ListingStore.list`: all of them in one statement, which looks at every row."""
@@ -106,7 +88,7 @@ class SQLStore(Closing):
             waits.end()
         run(waits.wait_while(key, version, timeout))
 
-    def _run(self, verb: Generator[Request, Reply, T]) -> T:
+    def _run(self, verb: Verb[T]) -> T:
         begin(self._target)
         sent = False
         try:
@@ -147,39 +129,22 @@ class SQLStore(Closing):
         return found
 
 
-class AsyncSQLStore(AsyncClosing):
+class AsyncSQLStore(AsyncVerbs):
     """The same for asyncio.  The connections belong to the running loop: `aclose` the store before the loop ends."""
 
     wait_while: Callable[[str, int, float], Awaitable[None]]
     """See `SQLStore.wait_while`."""
 
     def __init__(self, target: str | URL | AsyncEngine, *, timeout: float | None = None) -> None:
-        """See `SQLStore`; an engine is an ``AsyncEngine``."""
+        """See `SQLStore`; an engine is an ``AsyncEngine``, and the driver for MySQL is asyncmy."""
         self._target = target_of(target, timeout, awaits=True)
-        self._verbs = Verbs(self._target.backend)
+        self._verbs: Verbs = Verbs(self._target.backend)
         self._failures = Failures(self._target.location, self._target.secrets)
         self._loops = Loops(lambda: _Loop(async_engine_of(self._target)))
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
         self._waits = PerLoop(lambda: TaskWaits(self._target, self._failures))
         if self._target.backend == "postgresql":
             self.wait_while = self._wait_while
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """See `SQLStore.from_url`; for MySQL, the driver is asyncmy."""
-        return cls(url)
-
-    async def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
-        return await self._run(self._verbs.get(key))
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `SQLStore.put_if_version`."""
-        return await self._run(self._verbs.put(key, value, version, ttl))
-
-    async def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `SQLStore.invalidate`."""
-        return await self._run(self._verbs.remove(key, version))
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
         """See `SQLStore.list`."""
@@ -202,7 +167,7 @@ class AsyncSQLStore(AsyncClosing):
     async def _wait_while(self, key: str, version: int, timeout: float) -> None:
         await self._waits.mine().wait_while(key, version, timeout)
 
-    async def _run(self, verb: Generator[Request, Reply, T]) -> T:
+    async def _run(self, verb: Verb[T]) -> T:
         sent = False
         try:
             async with asyncio.timeout(self._target.timeout):
