@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from caslock.store import MAX_VALUE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -29,6 +31,14 @@ def check_key(key: str) -> bytes:
         return key.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"the key contains a lone surrogate, at index {error.start}") from None
+
+
+def check_put(value: bytes, ttl: float, longest: float) -> None:
+    """Raise ValueError for a value or a ttl that can't be kept; `longest` is the longest ttl of the store."""
+    if len(value) > MAX_VALUE:
+        raise ValueError(f"a value must be at most {MAX_VALUE} bytes long, not {len(value)}")
+    if not 0 < ttl <= longest:
+        raise ValueError(f"ttl must be more than 0 and at most {longest:,} seconds, not {ttl!r}")
 
 
 def either(name: str, in_url: T, argument: T) -> T:

@@ -63,7 +63,7 @@ STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, 
 STORES["sql"] = STORES["dynamodb"] = STORES["redis"] | {"verbs"}
 STORES["hazelcast"] = STORES["redis"] | {"links"}
 STORES["etcd"] = STORES["nats"] = STORES["hazelcast"] | {"verbs"}
-STORES["zookeeper"] = OF_A_CLIENT
+STORES["zookeeper"] = OF_A_CLIENT | {"links"}
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""
 for own in PROTOCOL:

@@ -32,13 +32,14 @@ from caslock.options import (
     check_address,
     check_key,
     check_prefix,
+    check_put,
     check_timeout,
     either,
     no_other_options,
     options_of,
     seconds_of,
 )
-from caslock.store import ABSENT, MAX_VALUE, Entry, Traits
+from caslock.store import ABSENT, Entry, Traits
 
 if TYPE_CHECKING:
     import socket
@@ -144,7 +145,7 @@ class MemcachedStore(Closing):
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """Write `value` for `ttl` seconds (up to 30 days less 2 s) if the version is `version`, in one round trip."""
-        name, terms, ends = self._name(key), terms_of(len(value), ttl), time.monotonic() + self._timeout
+        name, terms, ends = self._name(key), terms_of(value, ttl), time.monotonic() + self._timeout
         connection = self._connection(ends)
         sent = connection.used
         reply = self._exchange(connection, connection.put(name, terms, value, version), ends)
@@ -403,14 +404,11 @@ def name_of(key: str, prefix: bytes) -> bytes:
     return prefix + name
 
 
-def terms_of(size: int, ttl: float) -> bytes:
-    """Give what follows the name in a put of `size` bytes."""
-    if size > MAX_VALUE:
-        raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {size}")
-    if not 0 < ttl <= _LONGEST_TTL:
-        raise ValueError(f"memcached keeps an entry for more than 0 and up to {_LONGEST_TTL} seconds, not {ttl}")
+def terms_of(value: bytes, ttl: float) -> bytes:
+    """Give what follows the name in a put."""
+    check_put(value, ttl, _LONGEST_TTL)
     # The server's clock lags by up to a second and may leap by two: exptime T lives between T-2 and T seconds.
-    return b" 0 %d %d" % (math.ceil(ttl) + 2, size)
+    return b" 0 %d %d" % (math.ceil(ttl) + 2, len(value))
 
 
 def _location(server: tuple[str, int] | str, prefix: bytes) -> str:

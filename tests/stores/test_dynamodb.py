@@ -469,8 +469,8 @@ def test_bad_input_is_refused_before_any_request() -> None:
         for value, ttl, sentence in (
             (b"v" * 4097, 1.0, "4096 bytes"),
             (b"v", 0.0, "more than 0"),
-            (b"v", 2e9, "up to"),
-            (b"v", float("nan"), "up to"),
+            (b"v", 2e9, "at most"),
+            (b"v", float("nan"), "at most"),
         ):
             for version in (ABSENT, 1):
                 with pytest.raises(ValueError, match=sentence):

@@ -21,8 +21,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.options import check_key
-from caslock.store import ABSENT, MAX_VALUE, Entry
+from caslock.options import check_key, check_put
+from caslock.store import ABSENT, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -100,10 +100,7 @@ class Verbs:
     def put(self, key: str, value: bytes, version: int, ttl: float) -> Generator[Request, Reply, Entry | None]:
         """Write, if that version is there; see the docstring of the module."""
         check_key(key)
-        if len(value) > MAX_VALUE:
-            raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {len(value)}")
-        if not 0 < ttl <= _LONGEST_TTL:
-            raise ValueError(f"ttl must be more than 0 and up to {_LONGEST_TTL:,} seconds, not {ttl}")
+        check_put(value, ttl, _LONGEST_TTL)
         if version != ABSENT:
             new = max(_now(), version + 1)
             done = yield self._write(key, new, ttl, _has(version), value)

@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from caslock.errors import StoreUnavailable
-from caslock.options import MAX_KEY, check_key
-from caslock.store import MAX_VALUE, Entry
+from caslock.options import MAX_KEY, check_key, check_put
+from caslock.store import Entry
 from caslock.stores.etcd.wire import Call, Reply
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ class Verbs:
     def put(self, key: str, value: bytes, version: int, ttl: float) -> Generator[list[Call], list[Reply], Entry | None]:
         """Grant a lease and write, in one packet; a lease that is not used is revoked."""
         name = self.name(key)
-        if len(value) > MAX_VALUE:
-            raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {len(value)}")
-        if not 0 < ttl <= LONGEST_TTL:
-            raise ValueError(f"etcd keeps an entry for more than 0 and up to {LONGEST_TTL} seconds, not {ttl}")
+        check_put(value, ttl, LONGEST_TTL)
         lease = str((int.from_bytes(os.urandom(8), "big") >> 1) or 1)
         write = {"request_put": {"key": _text(name), "value": _text(value), "lease": lease}}
         granted, done = yield [Call("/v3/lease/grant", {"ID": lease, "TTL": math.ceil(ttl)}), _if(name, version, write)]

@@ -25,8 +25,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.options import check_key
-from caslock.store import ABSENT, MAX_VALUE, Entry
+from caslock.options import check_key, check_put
+from caslock.store import ABSENT, Entry
 
 if TYPE_CHECKING:
     from caslock.stores.hazelcast.session import Session
@@ -163,10 +163,7 @@ class Entries:
 
 
 def _written(value: bytes, ttl: float, *, leased: bool) -> Found:
-    if len(value) > MAX_VALUE:
-        raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {len(value)}")
-    if not 0 < ttl <= _LONGEST:
-        raise ValueError(f"a lease lasts for more than 0 and up to {_LONGEST} seconds, not {ttl}")
+    check_put(value, ttl, _LONGEST)
     version = secrets.randbelow((1 << 62) - 1) + 1
     kind = "lease" if leased else "ttl"
     # As latin-1, a text has the bytes of any value, and is compared by its characters however the map keeps it.

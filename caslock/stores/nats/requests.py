@@ -20,8 +20,8 @@ from hashlib import sha256
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from caslock.options import MAX_KEY, check_key
-from caslock.store import ABSENT, MAX_VALUE, Entry
+from caslock.options import MAX_KEY, check_key, check_put
+from caslock.store import ABSENT, Entry
 from caslock.stores.nats.wire import Ask, Message, NotNatsError, headers_of
 
 if TYPE_CHECKING:
@@ -114,10 +114,7 @@ class Verbs:
     def put(self, key: str, value: bytes, version: int, ttl: float) -> Generator[Ask, Message, Entry | None]:
         """Publish the entry, and if that is refused, look."""
         subject = self.subject(key)
-        if len(value) > MAX_VALUE:
-            raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {len(value)}")
-        if not 0 < ttl <= LONGEST_TTL:
-            raise ValueError(f"NATS keeps an entry for more than 0 and up to {LONGEST_TTL} seconds, not {ttl}")
+        check_put(value, ttl, LONGEST_TTL)
         headers = {_TTL: f"{math.ceil(ttl)}s"} | ({_KEY: _text(key.encode())} if _is_digest(subject) else {})
         return (yield from self._write(subject, version, value, headers)).entry
 

@@ -35,8 +35,8 @@ from redis import exceptions
 from redis.crc import key_slot
 
 from caslock.errors import StoreError
-from caslock.options import MAX_KEY, check_key
-from caslock.store import ABSENT, MAX_VALUE, WOKEN, Entry
+from caslock.options import MAX_KEY, check_key, check_put
+from caslock.store import ABSENT, WOKEN, Entry
 from caslock.stores.redis.wire import Reply, packed
 
 if TYPE_CHECKING:
@@ -263,10 +263,7 @@ _entry_there: Final = partial(_entry, b"")
 
 def checked_put(value: bytes, version: int, ttl: float) -> tuple[bytes, bytes]:
     """Give the expected version and the ttl in ms as arguments of a script; raises ValueError for bad ones."""
-    if not 0 < ttl <= _LONGEST_TTL:
-        raise ValueError(f"ttl must be more than 0 and at most {_LONGEST_TTL} seconds (100 years), not {ttl!r}")
-    if len(value) > MAX_VALUE:
-        raise ValueError(f"a value must be at most {MAX_VALUE} bytes, not {len(value)}")
+    check_put(value, ttl, _LONGEST_TTL)
     return b"0" if version == ABSENT else checked_version(version), b"%d" % math.ceil(ttl * 1000)
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from caslock.connections import LEAST
 from caslock.guards import on_failure
-from caslock.options import check_timeout, no_other_options
+from caslock.options import check_timeout, no_other_options, timeout_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -96,11 +96,9 @@ def target_of(target: str | URL | Engine | AsyncEngine, timeout: float | None, *
     if driver not in ("", known):
         raise ValueError(f"this store needs the driver {known}: {backend}+{known}://")
     if given is None:
-        if "timeout" in url.query:
-            if timeout is not None:
-                raise ValueError("give the timeout once: in the URL, or as an argument")
-            timeout = _seconds(url.query["timeout"])
-            url = url.difference_update_query(["timeout"])
+        options = {name: str(value) for name, value in url.query.items()}  # one that is given twice is a tuple
+        timeout = timeout_of(options, timeout, "a database", TIMEOUT)
+        url = url.difference_update_query(["timeout"])
         url = url.set(drivername=f"{backend}+{known}")
         if backend == "postgresql":
             no_other_options(url.query, _of_libpq(), "the options of a postgresql:// URL are ?timeout= and libpq's")
@@ -120,13 +118,6 @@ def _of_libpq() -> list[str]:
     from psycopg import pq  # noqa: PLC0415 - an optional package
 
     return ["timeout", *(option.keyword.decode() for option in pq.Conninfo.get_defaults())]
-
-
-def _seconds(text: object) -> float:
-    try:
-        return float(str(text))
-    except ValueError:
-        raise ValueError("the timeout in the URL of a database is one number of seconds") from None
 
 
 def engine_of(target: Target) -> Engine:
@@ -208,7 +199,7 @@ def _connect_by(target: Target, *, awaits: bool) -> Callable[[], Any]:
     if isinstance(given, AsyncEngine):
         return lambda: _detached_later(given)
     if given is not None:
-        return lambda: _detached(given)
+        return lambda: _detached(given.raw_connection())
     arguments, options = target.url.get_dialect()().create_connect_args(target.url)
     options = {**_defaults(target, awaits=awaits), **options}
     if target.backend == "mysql":
@@ -292,18 +283,14 @@ def _settings_of_a_session(target: Target) -> str:
     return _SETTINGS.format(whole=max(1, int(target.timeout)), seconds=target.timeout)
 
 
-def _detached(engine: Engine) -> Any:  # noqa: ANN401 - a connection of some driver
-    connection = engine.raw_connection()
+def _detached(connection: Any) -> Any:  # noqa: ANN401 - a connection of some driver, out of one of SQLAlchemy's
     driver = connection.driver_connection
     connection.detach()  # the user's pool forgets it
     return driver
 
 
-async def _detached_later(engine: AsyncEngine) -> Any:  # noqa: ANN401 - a connection of some driver
-    connection = await engine.raw_connection()
-    driver = connection.driver_connection
-    connection.detach()
-    return driver
+async def _detached_later(engine: AsyncEngine) -> Any:  # noqa: ANN401 - as above
+    return _detached(await engine.raw_connection())
 
 
 def _bounded(connect: Callable[[], Any], target: Target) -> Any:  # noqa: ANN401 - a connection of some driver

@@ -36,7 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.schema import CreateTable
 
-from caslock.options import MAX_KEY, check_key
+from caslock.options import MAX_KEY, check_key, check_put
 from caslock.store import ABSENT, MAX_VALUE, Entry
 from caslock.stores.sql.failures import is_forbidden, is_missing, is_there
 
@@ -136,10 +136,7 @@ class Verbs:
     def put(self, key: str, value: bytes, version: int, ttl: float) -> Verb:
         """See `Store.put_if_version`."""
         name, long_key = name_of(key)
-        if len(value) > MAX_VALUE:
-            raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {len(value)}")
-        if not 0 < ttl <= _LONGEST_TTL:
-            raise ValueError(f"a database keeps an entry for more than 0 s and up to 100 years, not {ttl} s")
+        check_put(value, ttl, _LONGEST_TTL)
         new = {"key_name": name, "new": value, "ttl": math.ceil(ttl * 1_000_000)}
         return self._put(name, version, new, long_key)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import ssl
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from kazoo.client import KazooClient
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from caslock.options import check_timeout, no_other_options, options_of, timeout_of
+from caslock.links import Endpoint, endpoints_of
+from caslock.options import check_timeout, no_other_options, split_url, timeout_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ _USAGE: Final = (
 class Ensemble(NamedTuple):
     """The servers, and what they are to be told."""
 
-    hosts: Sequence[tuple[str, int]]
+    hosts: Sequence[Endpoint]
     root: str
     """The znode under which keys are kept."""
     timeout: float
@@ -47,8 +48,8 @@ class Ensemble(NamedTuple):
     @property
     def location(self) -> str:
         """The place, without a secret; the same text in whichever order the hosts were named."""
-        hosts = sorted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        return f"{'zookeepers' if self.tls else 'zookeeper'}://{','.join(hosts)}{quote(self.root)}"
+        hosts = ",".join(sorted(map(str, self.hosts)))
+        return f"{'zookeepers' if self.tls else 'zookeeper'}://{hosts}{quote(self.root)}"
 
 
 def ensemble_of(target: str | KazooClient, timeout: float | None) -> Ensemble:
@@ -61,8 +62,7 @@ def ensemble_of(target: str | KazooClient, timeout: float | None) -> Ensemble:
 
 
 def _of_url(url: str, timeout: float | None) -> Ensemble:
-    parts = urlsplit(url)
-    options = options_of(parts.query)
+    parts, options = split_url(url, "a ZooKeeper", _USAGE)
     no_other_options(options, ("timeout", *(_TLS if parts.scheme == "zookeepers" else ())), _USAGE)
     timeout = timeout_of(options, timeout, "a ZooKeeper", TIMEOUT)
     secure = parts.scheme == "zookeepers"
@@ -80,7 +80,7 @@ def _of_url(url: str, timeout: float | None) -> Ensemble:
     _check_root(root)
     credentials = (("digest", unquote(user)),) if given else ()
     return Ensemble(
-        _hosts(hosts),
+        endpoints_of(hosts, _PORT, "ZooKeeper", _USAGE),
         root,
         timeout,
         credentials,
@@ -102,18 +102,8 @@ def _of_client(client: Any, timeout: float) -> Ensemble:  # noqa: ANN401 - kazoo
         options["check_hostname"] = "no"
     credentials = tuple(sorted(client.auth_data))
     acl = client.default_acl or (CREATOR_ALL_ACL if credentials else OPEN_ACL_UNSAFE)
-    return Ensemble(tuple(client.hosts), root, timeout, credentials, acl, _context(options) if client.use_ssl else None)
-
-
-def _hosts(text: str) -> tuple[tuple[str, int], ...]:
-    parts = [urlsplit(f"//{each}") for each in text.split(",")]
-    try:
-        hosts = tuple((each.hostname or "", _PORT if each.port is None else each.port) for each in parts)
-    except ValueError:  # the port is no number
-        hosts = ()
-    if not hosts or not all(host and port for host, port in hosts):
-        raise ValueError(_USAGE)
-    return hosts
+    hosts = tuple(Endpoint(*each) for each in client.hosts)
+    return Ensemble(hosts, root, timeout, credentials, acl, _context(options) if client.use_ssl else None)
 
 
 def _check_root(root: str) -> None:

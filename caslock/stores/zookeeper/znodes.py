@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 
 from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData, Transaction
 
-from caslock.options import MAX_KEY, check_key
-from caslock.store import MAX_VALUE, Entry
+from caslock.options import MAX_KEY, check_key, check_put
+from caslock.store import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,10 +85,7 @@ def key_of(name: str) -> str | None:
 
 def data_of(value: bytes, ttl: float, guard: str) -> bytes:
     """Give what is written; raises ValueError for a value or a ttl that can't be kept."""
-    if len(value) > MAX_VALUE:
-        raise ValueError(f"a value has up to {MAX_VALUE} bytes, not {len(value)}")
-    if not 0 < ttl <= _LONGEST:
-        raise ValueError(f"a lease lasts for more than 0 and up to {_LONGEST} seconds, not {ttl}")
+    check_put(value, ttl, _LONGEST)
     return b"caslock %d %b\n%b" % (math.ceil(ttl * 1000), guard.encode(), value)
 
 
