@@ -6,18 +6,26 @@ A verb yields a request, is sent the answer, and may yield another; it returns w
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from caslock.closing import AsyncClosing, Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 
     from caslock.store import Entry
 
 T = TypeVar("T")
 
 Verb: TypeAlias = "Generator[Any, Any, T]"
+
+
+class Page(NamedTuple):
+    """A part of a list."""
+
+    pairs: Sequence[tuple[str, Entry]]
+    after: Any
+    """Where the next part begins, in the server's own way; None: this was the last."""
 
 
 class Verbs(Protocol):
@@ -31,6 +39,9 @@ class Verbs(Protocol):
 
     def remove(self, key: str, version: int) -> Verb[Entry | None]:
         """See `Store.invalidate`."""
+
+    def page(self, prefix: str, after: Any) -> Verb[Page]:  # noqa: ANN401 - see `Page.after`
+        """See `ListingStore.list`; give the part that begins there (None: the first)."""
 
 
 class BlockingVerbs(Closing):
@@ -49,6 +60,18 @@ class BlockingVerbs(Closing):
     def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`."""
         return self._run(self._verbs.remove(key, version))
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """See `ListingStore.list`: its requests are made as the iteration goes on."""
+        seen, page = set[str](), self._run(self._verbs.page(prefix, None))
+        while True:
+            for key, entry in page.pairs:
+                if key not in seen:  # one that was written over meanwhile may come again
+                    seen.add(key)
+                    yield key, entry
+            if page.after is None:
+                return
+            page = self._run(self._verbs.page(prefix, page.after))
 
     @abstractmethod
     def _run(self, verb: Verb[T], /) -> T:
@@ -71,6 +94,18 @@ class AsyncVerbs(AsyncClosing):
     async def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`."""
         return await self._run(self._verbs.remove(key, version))
+
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+        """See `BlockingVerbs.list`."""
+        seen, page = set[str](), await self._run(self._verbs.page(prefix, None))
+        while True:
+            for key, entry in page.pairs:
+                if key not in seen:
+                    seen.add(key)
+                    yield key, entry
+            if page.after is None:
+                return
+            page = await self._run(self._verbs.page(prefix, page.after))
 
     @abstractmethod
     async def _run(self, verb: Verb[T], /) -> T:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.options import check_key, check_put
 from caslock.store import ABSENT, Entry
+from caslock.verbs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -77,14 +78,6 @@ class Reply(NamedTuple):
     """False: the condition of a write was not met, and the body has the item that is there."""
 
 
-class Page(NamedTuple):
-    """A part of a list."""
-
-    pairs: list[tuple[str, Entry]]
-    after: Item | None
-    """Behind which item the next part begins; None: this was the last."""
-
-
 class Verbs:
     """The requests about one table."""
 
@@ -123,7 +116,7 @@ class Verbs:
         return None if done.accepted else self._entry(done.body.get("Item"))
 
     def page(self, prefix: str, after: Item | None) -> Generator[Request, Reply, Page]:
-        """List the entries in the next part of the table whose key begins with `prefix`."""
+        """See `ListingStore.list`: it reads the whole table; `after` is the last item."""
         begin = {"ExclusiveStartKey": after} if after else {}
         found = yield self._request("scan", ConsistentRead=True, **begin)
         pairs = list[tuple[str, Entry]]()

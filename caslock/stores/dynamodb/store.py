@@ -21,9 +21,8 @@ from caslock.stores.dynamodb.target import target_of
 from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
-    from caslock.store import Entry
     from caslock.stores.dynamodb.target import Client, Target
     from caslock.verbs import Verb
 
@@ -61,14 +60,6 @@ class DynamoDBStore(BlockingVerbs):
         self._guards: dict[int, threading.RLock] = {}  # reentrant: a signal handler may use the store meanwhile
         self._closed = False
         self.traits: Traits = _traits(self._target)
-
-    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """See `ListingStore.list`: it reads the whole table."""
-        page = self._run(self._verbs.page(prefix, None))
-        yield from page.pairs
-        while page.after:
-            page = self._run(self._verbs.page(prefix, page.after))
-            yield from page.pairs
 
     def create_table(self) -> None:
         """Make the table if there is none, billed by request, and wait until it can be used, for up to two minutes.
@@ -138,16 +129,6 @@ class AsyncDynamoDBStore(AsyncVerbs):
         self._failures = Failures(self._target)
         self._loops = Loops(partial(_Loop, self._target))
         self.traits: Traits = _traits(self._target)
-
-    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
-        """See `DynamoDBStore.list`."""
-        page = await self._run(self._verbs.page(prefix, None))
-        for pair in page.pairs:
-            yield pair
-        while page.after:
-            page = await self._run(self._verbs.page(prefix, page.after))
-            for pair in page.pairs:
-                yield pair
 
     async def create_table(self) -> None:
         """See `DynamoDBStore.create_table`."""

@@ -128,7 +128,7 @@ class Members(Generic[L]):
             if not turns or monotonic() >= ends:
                 return replies
             if said in NO_TOKEN and self._target.user:
-                self._forget(token)
+                self._token = "" if self._token == token else self._token  # else another request has a new one
             elif any(each in said for each in NOT_HERE) and len(self._target.endpoints) > 1:
                 self._pool.leave()
             else:
@@ -143,10 +143,6 @@ class Members(Generic[L]):
         if reply.refused:
             raise self._failures.of(Refused(reply), sent=False)
         self._token = str(reply.body.get("token", ""))
-
-    def _forget(self, token: str) -> None:
-        if self._token == token:
-            self._token = ""
 
     async def _exchange(self, calls: list[Call], ends: float) -> list[Reply]:
         link = self._pool.idle.take() or await self._pool.connect(self._greet, ends)

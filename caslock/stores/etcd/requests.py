@@ -14,12 +14,13 @@ import os
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from caslock.errors import StoreUnavailable
 from caslock.options import MAX_KEY, check_key, check_put
 from caslock.store import Entry
 from caslock.stores.etcd.wire import Call, Reply
+from caslock.verbs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -115,15 +116,15 @@ class Verbs:
         start = str(min(revision, _LAST_VERSION))
         return Call("/v3/watch", {"create_request": {"key": _text(self.name(key)), "start_revision": start}})
 
-    def page(self, prefix: str, after: bytes) -> Generator[list[Call], list[Reply], Page]:
-        """List some entries whose key begins with `prefix`, behind the name `after`."""
+    def page(self, prefix: str, after: bytes | None) -> Generator[list[Call], list[Reply], Page]:
+        """See `ListingStore.list`, 500 at a time; `after` is the name of the last."""
         begin = self._prefix + prefix.encode()
         end = begin[:-1] + bytes([begin[-1] + 1]) if begin else b"\0"  # no UTF-8 ends with 255; 0: all that follow
         asked = {"key": _text(after + b"\0" if after else begin or b"\0"), "range_end": _text(end), "limit": _PAGE}
         (found,) = yield [Call("/v3/kv/range", asked)]
         kvs = _sound(found).get("kvs", [])
         pairs = [(key, _one(kv)) for kv in kvs if (key := self._key(b64decode(kv["key"])))]
-        return Page(pairs, b64decode(kvs[-1]["key"]) if found.body.get("more") else b"")
+        return Page(pairs, b64decode(kvs[-1]["key"]) if found.body.get("more") else None)
 
     def _key(self, name: bytes) -> str:
         """Give the key of a name; "" for a name that another program has made, which no key has."""
@@ -136,14 +137,6 @@ class Verbs:
             with suppress(KeyError):  # another thread was faster
                 self._leases.popitem(last=False)
         return entry
-
-
-class Page(NamedTuple):
-    """A part of a list."""
-
-    pairs: list[tuple[str, Entry]]
-    after: bytes
-    """The name behind which the next part begins; empty: this was the last."""
 
 
 def _text(raw: bytes) -> str:

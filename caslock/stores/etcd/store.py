@@ -16,9 +16,6 @@ from caslock.stores.etcd.target import target_of
 from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from caslock.store import Entry
     from caslock.verbs import Verb
 
 T = TypeVar("T")
@@ -58,15 +55,6 @@ class EtcdStore(BlockingVerbs):
         """See `WatchingStore.wait_while`: a watch, on a connection of its own."""
         run(self._members.wait_while(self._verbs, key, version, timeout))
 
-    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """See `ListingStore.list`, 500 at a time."""
-        after = b""
-        while True:
-            pairs, after = self._run(self._verbs.page(prefix, after))
-            yield from pairs
-            if not after:
-                return
-
     def close(self) -> None:
         """Close the idle connections.  A later request opens one, and closes it."""
         self._members.end()
@@ -93,16 +81,6 @@ class AsyncEtcdStore(AsyncVerbs):
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `EtcdStore.wait_while`."""
         await self._loops.mine().wait_while(self._verbs, key, version, timeout)
-
-    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
-        """See `EtcdStore.list`."""
-        after = b""
-        while True:
-            pairs, after = await self._run(self._verbs.page(prefix, after))
-            for pair in pairs:
-                yield pair
-            if not after:
-                return
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""

@@ -137,7 +137,9 @@ def _next(http: h11.Connection) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
 
 def _reply(status: int, body: bytes) -> Reply:
     try:
-        found = _object(body)
+        found = json.loads(body)
+        if not isinstance(found, dict):
+            raise ValueError("the answer is no JSON object")  # noqa: TRY004, TRY301 - as what is no JSON at all
     except ValueError:
         if status == _OK:
             raise
@@ -147,10 +149,3 @@ def _reply(status: int, body: bytes) -> Reply:
     if isinstance(error, dict):  # in the midst of a stream
         return Reply(_LATE_ERROR, {"message": error.get("message"), "code": error.get("grpc_code")})
     return Reply(status, found)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    found = json.loads(body)
-    if not isinstance(found, dict):
-        raise ValueError("the answer is no JSON object")  # noqa: TRY004 - as what is no JSON at all
-    return found

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from caslock.options import MAX_KEY, check_key, check_put
 from caslock.store import ABSENT, Entry
 from caslock.stores.nats.wire import Ask, Message, NotNatsError, headers_of
+from caslock.verbs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -127,14 +128,17 @@ class Verbs:
         entry = (yield from self._look(self.subject(key))).entry
         return ABSENT if entry is None else entry.version
 
-    def next(self, sequence: int) -> Generator[Ask, Message, tuple[str, Entry | None, int] | None]:
-        """List the first message from `sequence` on: its key or "", its entry, and where to go on; None: no more."""
-        answer = yield Ask.api(f"STREAM.MSG.GET.{self.stream}", seq=sequence, next_by_subj=f"{self._subjects}>")
-        message = _message(answer)
+    def page(self, prefix: str, after: int | None) -> Generator[Ask, Message, Page]:
+        """See `ListingStore.list`: one message, the first behind the sequence `after`."""
+        first = (after or 0) + 1
+        message = _message(
+            (yield Ask.api(f"STREAM.MSG.GET.{self.stream}", seq=first, next_by_subj=f"{self._subjects}>"))
+        )
         if message is None:
-            return None
-        found = _found(message)
-        return self._key(message), found.entry, found.sequence + 1
+            return Page((), None)
+        key, found = self._key(message), _found(message)
+        pairs = [(key, found.entry)] if found.entry and key and key.startswith(prefix) else []
+        return Page(pairs, found.sequence)
 
     def about(self) -> Generator[Ask, Message, dict[str, Any] | None]:
         """Give the settings and the state of the bucket; None: there is none."""

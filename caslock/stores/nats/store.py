@@ -16,9 +16,6 @@ from caslock.stores.nats.target import target_of
 from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from caslock.store import Entry
     from caslock.verbs import Verb
 
 T = TypeVar("T")
@@ -52,15 +49,6 @@ class NatsStore(BlockingVerbs):
         """See `WatchingStore.wait_while`: a subscription, on a connection that nobody else uses."""
         run(self._servers.wait_while(key, version, timeout))
 
-    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """See `ListingStore.list`, one request for each entry of the bucket."""
-        seen, sequence = set[str](), 1
-        while found := self._run(self._verbs.next(sequence)):
-            key, entry, sequence = found
-            if key and entry and key.startswith(prefix) and key not in seen:
-                seen.add(key)
-                yield key, entry
-
     def close(self) -> None:
         """Close the idle connections.  A later request opens one, and closes it."""
         self._servers.end()
@@ -82,15 +70,6 @@ class AsyncNatsStore(AsyncVerbs):
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `NatsStore.wait_while`."""
         await self._loops.mine().wait_while(key, version, timeout)
-
-    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
-        """See `NatsStore.list`."""
-        seen, sequence = set[str](), 1
-        while found := await self._run(self._verbs.next(sequence)):
-            key, entry, sequence = found
-            if key and entry and key.startswith(prefix) and key not in seen:
-                seen.add(key)
-                yield key, entry
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""

@@ -19,12 +19,11 @@ from caslock.stores.sql.thread_waits import ThreadWaits
 from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from caslock.store import Entry
     from caslock.verbs import Verb
 
 T = TypeVar("T")
@@ -59,10 +58,6 @@ class SQLStore(BlockingVerbs):
         self._waits: dict[int, ThreadWaits] = {}  # as the engines
         if self._target.backend == "postgresql":
             self.wait_while = self._wait_while
-
-    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """See `ListingStore.list`: all of them in one statement, which looks at every row."""
-        return iter(self._run(self._verbs.list(prefix)))
 
     def identify(self) -> str | None:
         """See `IdentifiedStore.identify`: the cluster, the database and the table of PostgreSQL; of MySQL, None."""
@@ -145,11 +140,6 @@ class AsyncSQLStore(AsyncVerbs):
         self._waits = PerLoop(lambda: TaskWaits(self._target, self._failures))
         if self._target.backend == "postgresql":
             self.wait_while = self._wait_while
-
-    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
-        """See `SQLStore.list`."""
-        for pair in await self._run(self._verbs.list(prefix)):
-            yield pair
 
     async def identify(self) -> str | None:
         """See `SQLStore.identify`."""

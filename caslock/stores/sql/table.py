@@ -39,6 +39,7 @@ from sqlalchemy.schema import CreateTable
 from caslock.options import MAX_KEY, check_key, check_put
 from caslock.store import ABSENT, MAX_VALUE, Entry
 from caslock.stores.sql.failures import is_forbidden, is_missing, is_there
+from caslock.verbs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -167,12 +168,13 @@ class Verbs:
         answer = yield self._get, {"key_name": name}
         return next((Entry(bytes(value), version) for value, version in answer.rows), None)
 
-    def list(self, prefix: str) -> Generator[Request, Reply, list[tuple[str, Entry]]]:
-        """See `ListingStore.list`."""
+    def page(self, prefix: str, after: None) -> Generator[Request, Reply, Page]:
+        """See `ListingStore.list`: all of them in one statement, which looks at every row."""
+        del after
         begins = check_key(prefix) if prefix else b""
         answer = yield self._list, {"length": len(begins), "prefix": begins}
         entries = [(bytes(key), Entry(bytes(value), version)) for key, value, version in answer.rows]
-        return [(key.decode(), entry) for key, entry in entries]
+        return Page([(key.decode(), entry) for key, entry in entries], None)
 
     def identify(self) -> Generator[Request, Reply, str | None]:
         """See `IdentifiedStore.identify`."""
