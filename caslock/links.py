@@ -24,7 +24,6 @@ C = TypeVar("C", bound=AnyConnection)
 
 _PIECE: Final = 65_536
 
-
 FILES: Final = ("cacert", "cert", "key")
 """Options of a URL that name files for TLS."""
 
@@ -56,14 +55,14 @@ def _endpoint(text: str, port: int, kind: str, form: str) -> Endpoint:
     return Endpoint(parts.hostname, parts.port or port)
 
 
-def tls_of(files: dict[str, str], url: str) -> ssl.SSLContext:
+def tls_of(options: dict[str, str], url: str) -> ssl.SSLContext:
     """Make the settings of TLS from the options `FILES` of a URL, which errors call `url` ("an etcd URL")."""
-    if "key" in files and "cert" not in files:
+    if "key" in options and "cert" not in options:
         raise ValueError(f"?key= of {url} needs ?cert=")
     try:
-        context = ssl.create_default_context(cafile=files.get("cacert"))
-        if "cert" in files:
-            context.load_cert_chain(files["cert"], files.get("key"))
+        context = ssl.create_default_context(cafile=options.get("cacert"))
+        if "cert" in options:
+            context.load_cert_chain(options["cert"], options.get("key"))
     except OSError as error:  # also those of ssl
         why = error.strerror or "no certificate in it"
         raise ValueError(f"a file of ?cacert=, ?cert= or ?key= in {url} can't be used: {why}") from error

@@ -55,7 +55,7 @@ C = TypeVar("C", bound=Connections)
 T = TypeVar("T")
 
 
-class Loops(Generic[T]):
+class PerLoop(Generic[T]):
     """What each event loop has of its own."""
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -75,14 +75,14 @@ class Loops(Generic[T]):
         return found
 
 
-class PerLoop(Generic[C]):
+class ConnectionsPerLoop(Generic[C]):
     """The connections of each event loop that a store is used in; they end with their loop."""
 
     def __init__(self, make: Callable[[], C]) -> None:
         """Make connections for a loop when it first asks."""
-        self._loops = Loops(lambda: _Loop(make()))
+        self._loops = PerLoop(lambda: _Loop(make()))
 
-    def mine(self) -> C:
+    def here(self) -> C:
         """Give those of the running loop."""
         return self._loops.here().connections
 

@@ -15,6 +15,9 @@ T = TypeVar("T")
 MAX_KEY: Final = 1024
 """Characters."""
 
+TIMEOUT: Final = 2.0
+"""Seconds that a verb may take at a server, unless the user says otherwise."""
+
 LONGEST: Final = 86_400
 """Seconds; the longest timeout of a request."""
 
@@ -70,8 +73,8 @@ def split_url(url: str, what: str, form: str) -> tuple[SplitResult, dict[str, st
     return parts, options_of(parts.query)
 
 
-def no_other_options(options: Iterable[str], known: Iterable[str], usage: str) -> None:
-    """Raise ValueError, with the usage of a URL, if it has an option that is not a known one."""
+def no_other_options(options: Iterable[str], known: Iterable[str], form: str) -> None:
+    """Raise ValueError, with the form of a URL, if it has an option that is not a known one."""
     from difflib import get_close_matches  # noqa: PLC0415 - not for `import caslock`
 
     known = tuple(known)
@@ -79,7 +82,7 @@ def no_other_options(options: Iterable[str], known: Iterable[str], usage: str) -
         if name not in known:
             close = get_close_matches(name, known, 1)
             meant = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"{usage}; there is no option {name}{meant}" if _is_word(name) else usage)
+            raise ValueError(f"{form}; there is no option {name}{meant}" if _is_word(name) else form)
 
 
 def _is_word(name: str) -> bool:
@@ -112,13 +115,13 @@ def check_timeout(name: str, value: object, *, or_zero: bool = False) -> float:
     return float(value)
 
 
-def timeout_of(options: dict[str, str], timeout: float | None, kind: str, default: float) -> float:
+def timeout_of(options: dict[str, str], timeout: float | None, kind: str) -> float:
     """Take the timeout out of the options of a URL, or else the argument; raises ValueError if both are given."""
     if "timeout" in options:
         if timeout is not None:
             raise ValueError("give the timeout once: in the URL, or as an argument")
         timeout = seconds_of(options.pop("timeout"), kind)
-    return check_timeout("timeout", default if timeout is None else timeout)
+    return check_timeout("timeout", TIMEOUT if timeout is None else timeout)
 
 
 def seconds_of(text: str, kind: str) -> float:

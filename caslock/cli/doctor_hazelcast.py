@@ -7,22 +7,22 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from caslock.cli.finding import note, warning
-from caslock.stores.hazelcast.place import place_of
 from caslock.stores.hazelcast.session import Session
+from caslock.stores.hazelcast.target import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from caslock.cli.finding import Finding
-    from caslock.stores.hazelcast.place import Place
+    from caslock.stores.hazelcast.target import Target
 
 _PAIR: Final = 2
 
 
 def examine(url: str) -> Iterator[Finding]:
     """Ask a member; raises `StoreError` where none answers."""
-    place = place_of(url, None)
-    members = asyncio.run(_members(place))
+    target = target_of(url, None)
+    members = asyncio.run(_members(target))
     means = "a restart of all members frees every lock, while its holder works on"
     yield note("Hazelcast keeps nothing on disk", means)
     if members == 1:
@@ -33,15 +33,15 @@ def examine(url: str) -> Iterator[Finding]:
     else:
         means = "if members can't reach each other, each part of them gives every lock"
         yield note("whether the map has split-brain protection is not told to clients", means, "Look at its settings")
-    if len(place.members) < members:
+    if len(target.members) < members:
         means = "while those that it names are down, the others are not asked"
-        yield note(f"the URL names {len(place.members)} of {members} members", means, "Name all of them")
+        yield note(f"the URL names {len(target.members)} of {members} members", means, "Name all of them")
 
 
-async def _members(place: Place) -> int:
+async def _members(target: Target) -> int:
     """Count the members that keep entries."""
-    session = Session(place)
+    session = Session(target)
     try:
-        return await session.members(monotonic() + place.timeout)
+        return await session.members(monotonic() + target.timeout)
     finally:
         await session.close()

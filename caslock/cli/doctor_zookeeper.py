@@ -12,13 +12,13 @@ from kazoo.protocol.serialization import GetData, SetData
 
 from caslock.cli.finding import clock, danger, note, warning
 from caslock.stores.zookeeper.connection import SESSION, Connection
-from caslock.stores.zookeeper.ensemble import ensemble_of
+from caslock.stores.zookeeper.target import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from caslock.cli.finding import Finding
-    from caslock.stores.zookeeper.ensemble import Ensemble
+    from caslock.stores.zookeeper.target import Target
 
 _MEMBER: Final = re.compile(rb"^server\.\d+=.*$", re.MULTILINE)
 _PAIR: Final = 2
@@ -44,18 +44,18 @@ class _Server(NamedTuple):
 
 def examine(url: str) -> Iterator[Finding]:
     """Ask each server; raises an error of kazoo, or OSError, where none opens a session."""
-    ensemble = ensemble_of(url, None)
-    connection = Connection(ensemble, time.monotonic() + ensemble.timeout)
+    target = target_of(url, None)
+    connection = Connection(target, time.monotonic() + target.timeout)
     try:
         # As each lock does, too, it writes nothing to the znode of the path, because only a write shows the clock.
-        asked = [GetData("/zookeeper/config", watcher=False), SetData(ensemble.root, b"", -1)]
-        config, written = connection.ask(asked, time.monotonic() + ensemble.timeout)
+        asked = [GetData("/zookeeper/config", watcher=False), SetData(target.root, b"", -1)]
+        config, written = connection.ask(asked, time.monotonic() + target.timeout)
         now = time.time()
     finally:
         connection.close()
     if written.error is None:
         yield from clock(written.answer.mtime / 1000 - now)
-    servers = [_Server(f"{host}:{port}", _said(ensemble, host, port)) for host, port in ensemble.hosts]
+    servers = [_Server(f"{host}:{port}", _said(target, host, port)) for host, port in target.hosts]
     for server in servers:
         yield from _one(server)
     members = [] if config.error else _MEMBER.findall(config.answer[0])
@@ -96,11 +96,11 @@ def _all(servers: list[_Server], members: list[bytes]) -> Iterator[Finding]:
         yield note(f"the URL names {len(servers)} of {len(members)} servers", means, "Name all of them")
 
 
-def _said(ensemble: Ensemble, host: str, port: int) -> str:
+def _said(target: Target, host: str, port: int) -> str:
     """Ask a server about itself, by a command that needs no session, and is always allowed."""
     try:
-        with socket.create_connection((host, port), ensemble.timeout) as plain:
-            secure = ensemble.tls.wrap_socket(plain, server_hostname=host) if ensemble.tls else plain
+        with socket.create_connection((host, port), target.timeout) as plain:
+            secure = target.tls.wrap_socket(plain, server_hostname=host) if target.tls else plain
             with secure:
                 secure.sendall(b"srvr")
                 return b"".join(iter(partial(secure.recv, 4096), b"")).decode(errors="replace")

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from caslock.errors import StoreError
 from caslock.fork import generation
-from caslock.loop_end import Loops, before_the_loop_ends, transports_are_closed
+from caslock.loop_end import PerLoop, before_the_loop_ends, transports_are_closed
 from caslock.store import Traits
 from caslock.stores.dynamodb.failures import Failures, refusal_of, reply_of
 from caslock.stores.dynamodb.requests import Reply, Request, Verbs
@@ -127,7 +127,7 @@ class AsyncDynamoDBStore(AsyncVerbs):
         self._target = target_of(target, table, timeout, awaits=True)
         self._verbs: Verbs = Verbs(self._target.table, self._target.location)
         self._failures = Failures(self._target)
-        self._loops = Loops(partial(_Loop, self._target))
+        self._loops = PerLoop(partial(_Loop, self._target))
         self.traits: Traits = _traits(self._target)
 
     async def create_table(self) -> None:

@@ -11,12 +11,9 @@ import botocore.session
 from botocore.config import Config
 from botocore.loaders import create_loader
 
-from caslock.options import check_timeout, no_other_options, split_url, timeout_of
+from caslock.options import TIMEOUT, check_timeout, no_other_options, split_url, timeout_of
 
 Client: TypeAlias = Any  # of botocore or aiobotocore: they ship no types
-
-TIMEOUT: Final = 2.0
-"""Seconds that a verb may take, unless the user says otherwise."""
 
 TABLE: Final = "caslock"
 """The table, unless the user names another."""
@@ -116,7 +113,7 @@ def _of_url(url: str, table: str | None, timeout: float | None) -> Target:
     if parts.scheme != "dynamodb" or parts.fragment or not re.fullmatch(r"[a-z0-9-]+", parts.netloc):
         raise ValueError(_FORM)
     no_other_options(options, ("timeout", "endpoint"), _FORM)
-    timeout = timeout_of(options, timeout, "a DynamoDB", TIMEOUT)
+    timeout = timeout_of(options, timeout, "a DynamoDB")
     in_url = parts.path.strip("/")
     if in_url and table is not None:
         raise ValueError("give the table once: in the URL, or as an argument")

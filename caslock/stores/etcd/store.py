@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from caslock.connections import run
 from caslock.links import SocketLink, StreamLink
-from caslock.loop_end import PerLoop, transports_are_closed
+from caslock.loop_end import ConnectionsPerLoop, transports_are_closed
 from caslock.store import Traits
 from caslock.stores.etcd.failures import Failures
 from caslock.stores.etcd.members import Members
@@ -70,7 +70,7 @@ class AsyncEtcdStore(AsyncVerbs):
         """See `EtcdStore`."""
         target = target_of(url, prefix, timeout)
         self._verbs: Verbs = Verbs(target.prefix)
-        self._loops = PerLoop(partial(Members, target, Failures(target.location), StreamLink))
+        self._loops = ConnectionsPerLoop(partial(Members, target, Failures(target.location), StreamLink))
         self.traits: Traits = Traits(target.location, expiry_lag=_LAG, request_timeout=target.timeout)
 
     @classmethod
@@ -80,12 +80,12 @@ class AsyncEtcdStore(AsyncVerbs):
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `EtcdStore.wait_while`."""
-        await self._loops.mine().wait_while(self._verbs, key, version, timeout)
+        await self._loops.here().wait_while(self._verbs, key, version, timeout)
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
-        self._loops.mine().close()
+        self._loops.here().close()
         await transports_are_closed()
 
     async def _run(self, verb: Verb[T], /) -> T:
-        return await self._loops.mine().run(verb)
+        return await self._loops.here().run(verb)

@@ -11,9 +11,6 @@ from caslock.options import check_prefix, either, no_other_options, split_url, t
 if TYPE_CHECKING:
     import ssl
 
-TIMEOUT: Final = 2.0
-"""Seconds that a verb may take, unless the user says otherwise."""
-
 _PORT: Final = 2379
 _FORM: Final = (
     "an etcd URL is etcd://user:password@host:port,host:port, or etcds:// for TLS, "
@@ -46,10 +43,9 @@ def target_of(url: str, prefix: str, timeout: float | None) -> Target:
     if parts.scheme not in ("etcd", "etcds") or parts.path.strip("/") or parts.fragment:
         raise ValueError(_FORM)
     no_other_options(options, ("timeout", "prefix", *(FILES if parts.scheme == "etcds" else ())), _FORM)
-    timeout = timeout_of(options, timeout, "an etcd", TIMEOUT)
+    timeout = timeout_of(options, timeout, "an etcd")
     prefix = either("prefix", options.pop("prefix", ""), prefix)
     prefix.encode()  # a lone surrogate is a ValueError
-    files: dict[str, str] = {name: options.pop(name) for name in FILES if name in options}
     user, at, hosts = parts.netloc.rpartition("@")
     name, colon, password = user.partition(":")
     if at and not (name and colon and password):
@@ -60,5 +56,5 @@ def target_of(url: str, prefix: str, timeout: float | None) -> Target:
         password=unquote(password),
         prefix=prefix,
         timeout=timeout,
-        tls=tls_of(files, "an etcd URL") if parts.scheme == "etcds" else None,
+        tls=tls_of(options, "an etcd URL") if parts.scheme == "etcds" else None,
     )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from hazelcast.asyncio import Map
 
-    from caslock.stores.hazelcast.place import Place
+    from caslock.stores.hazelcast.target import Target
 
 FOREVER: Final = (1 << 63) - 1
 """The ttl of an entry that does not expire, in milliseconds."""
@@ -73,14 +73,14 @@ class _Open(NamedTuple):
 class Session:
     """A connection to one member at a time, which passes requests on to the others."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, target: Target) -> None:
         """Begin without a client."""
-        self._place = place
+        self._target = target
         self._opening = asyncio.Lock()
         self._open: _Open | None = None
         self._clients: set[HazelcastClient] = set()  # also those that are given up, and may still be asked
         self._tasks: set[asyncio.Task[None]] = set()
-        self._first = secrets.randbelow(len(place.members))  # the member to be tried first
+        self._first = secrets.randbelow(len(target.members))  # the member to be tried first
         self._probed = False
 
     async def ask(self, ends: float, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as the method says
@@ -137,7 +137,7 @@ class Session:
 
     async def _unlisten(self, used: _Open, listener: asyncio.Future[str]) -> None:
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(self._place.timeout):
+            async with asyncio.timeout(self._target.timeout):
                 await used.map.remove_entry_listener(await listener)
 
     async def _opened(self, ends: float) -> _Open:
@@ -147,7 +147,7 @@ class Session:
             async with asyncio.timeout(seconds_left(ends)):
                 await self._opening.acquire()
         except TimeoutError as error:
-            raise StoreUnavailable(f"{self._place.location} is unreachable (no answer in time)", sent=False) from error
+            raise StoreUnavailable(f"{self._target.location} is unreachable (no answer in time)", sent=False) from error
         try:
             if self._open is None or not self._open.client.lifecycle_service.is_running():
                 self._open = await self._connect(ends)
@@ -157,7 +157,7 @@ class Session:
 
     async def _connect(self, ends: float) -> _Open:
         """Try each member, for its share of the time."""
-        count, problem = len(self._place.members), Exception()
+        count, problem = len(self._target.members), Exception()
         for number in range(count):
             try:
                 opened = await self._begin(self._first, monotonic() + seconds_left(ends) / (count - number))
@@ -170,12 +170,12 @@ class Session:
                 return opened
         if refusal := self._refusal(problem, sent=False):
             raise refusal from problem
-        told = f"{self._place.location} is unreachable ({_told(problem)})"
+        told = f"{self._target.location} is unreachable ({_told(problem)})"
         raise StoreUnavailable(told, sent=False) from problem
 
     async def _begin(self, member: int, ends: float) -> _Open:
         """Connect to one member; raises what was in the way."""
-        client, waits = HazelcastClient(self._config(self._place.members[member], ends)), set[asyncio.Event]()
+        client, waits = HazelcastClient(self._config(self._target.members[member], ends)), set[asyncio.Event]()
 
         def changed(state: str) -> None:
             if state == LifecycleState.DISCONNECTED:
@@ -208,7 +208,7 @@ class Session:
 
     async def _start(self, client: HazelcastClient) -> Map[Any, Any]:
         await client._start()  # type: ignore[no-untyped-call] # noqa: SLF001 - create_and_start() would not let go of a client that hangs
-        found: Map[Any, Any] = await client.get_map(self._place.map)
+        found: Map[Any, Any] = await client.get_map(self._target.map)
         if not self._probed:
             await self._probe(found)
             self._probed = True
@@ -223,16 +223,16 @@ class Session:
         await found.delete(key)
         if not replaced or view.ttl != FOREVER or view.max_idle != FOREVER:
             raise StoreError(
-                f"{self._place.location} ends entries by itself: the map must have no time-to-live-seconds and no "
+                f"{self._target.location} ends entries by itself: the map must have no time-to-live-seconds and no "
                 "max-idle-seconds, and the members must be Hazelcast 5 or newer"
             )
 
     def _config(self, member: str, ends: float) -> Config:
         config = Config()  # type: ignore[no-untyped-call]
         config.cluster_members = [member]
-        config.cluster_name = self._place.cluster
-        if self._place.user:
-            config.creds_username, config.creds_password = self._place.user, self._place.password
+        config.cluster_name = self._target.cluster
+        if self._target.user:
+            config.creds_username, config.creds_password = self._target.user, self._target.password
         config.smart_routing = False  # a connection to each member would hang on one that is frozen
         config.connection_timeout = seconds_left(ends)
         config.cluster_connect_timeout = 0  # one try
@@ -247,8 +247,8 @@ class Session:
         """Ask it no more; others may still wait for answers, for as long as a request may take."""
         if self._open is used:
             self._open = None
-            self._first = (self._first + 1) % len(self._place.members)
-            asyncio.get_running_loop().call_later(self._place.timeout, self._leave, used.client)
+            self._first = (self._first + 1) % len(self._target.members)
+            asyncio.get_running_loop().call_later(self._target.timeout, self._leave, used.client)
 
     def _leave(self, client: HazelcastClient) -> None:
         if client in self._clients:
@@ -259,7 +259,7 @@ class Session:
         # In 5.7.0, shutdown() closes the last connection, which calls shutdown(), which waits for the first one.
         client._connection_manager._reconnect_mode = ReconnectMode.ON  # noqa: SLF001 - there is no other way
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(self._place.timeout):
+            async with asyncio.timeout(self._target.timeout):
                 await client.shutdown()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -269,18 +269,18 @@ class Session:
 
     def _refusal(self, error: Exception, *, sent: bool = True) -> StoreError | None:
         """Say what a member has refused; None: there was no such answer."""
-        where = self._place.location
+        where = self._target.location
         if isinstance(error, SplitBrainProtectionError):
             return StoreUnavailable(f"{where} lacks members: its split-brain protection refuses requests", sent=sent)
         if isinstance(error, _DENIED):
-            wants = f"the name of the cluster ({self._place.cluster}), the user and the password"
+            wants = f"the name of the cluster ({self._target.cluster}), the user and the password"
             return StoreError(f"{where} has refused the client: check {wants}")
         if isinstance(error, _REFUSED):
             return StoreError(f"{where} has refused the request ({_told(error)})")
         return None
 
     def _unanswered(self, error: Exception) -> StoreUnavailable:
-        where = self._place.location
+        where = self._target.location
         return StoreUnavailable(f"{where} gave no answer, and may have applied the request ({_told(error)})")
 
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from caslock.closing import AsyncClosing, Closing
 from caslock.fork import generation
 from caslock.guards import on_failure
-from caslock.loop_end import Loops, before_the_loop_ends
+from caslock.loop_end import PerLoop, before_the_loop_ends
 from caslock.store import Entry, Traits
 from caslock.stores.hazelcast.entries import Entries
-from caslock.stores.hazelcast.place import place_of
 from caslock.stores.hazelcast.session import Session
+from caslock.stores.hazelcast.target import target_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 
-    from caslock.stores.hazelcast.place import Place
+    from caslock.stores.hazelcast.target import Target
 
 T = TypeVar("T")
 
@@ -32,8 +32,8 @@ _LAG: Final = 1.1
 _PATIENCE: Final = 5.0  # seconds for a thread to end
 
 
-def _traits(place: Place) -> Traits:
-    return Traits(place.location, fences=False, expiry_lag=_LAG, request_timeout=place.timeout)
+def _traits(target: Target) -> Traits:
+    return Traits(target.location, fences=False, expiry_lag=_LAG, request_timeout=target.timeout)
 
 
 class HazelcastStore(Closing):
@@ -52,12 +52,12 @@ class HazelcastStore(Closing):
         The hosts are members of one cluster: if one can't be reached, the next is asked.  `timeout` (2 s) is how long a
         verb may take, also as ``?timeout=``.  Raises ValueError or TypeError for bad arguments.
         """
-        self._place = place_of(url, timeout)
+        self._target = target_of(url, timeout)
         # By generation: what a forked child inherits is neither used, nor closed, nor collected as garbage.
         self._guards: dict[int, threading.Lock] = {}
         self._threads: dict[int, _Thread] = {}
         self._closed = False
-        self.traits: Traits = _traits(self._place)
+        self.traits: Traits = _traits(self._target)
 
     def get(self, key: str) -> Entry | None:
         """See `Store.get`; it removes an entry whose lease is over."""
@@ -88,7 +88,7 @@ class HazelcastStore(Closing):
         self._end()
 
     def _run(self, act: Callable[[Entries, float], Coroutine[Any, Any, T]]) -> T:
-        ends = monotonic() + self._place.timeout
+        ends = monotonic() + self._target.timeout
         thread = self._enter()
         try:
             return thread.run(act, ends)
@@ -100,7 +100,7 @@ class HazelcastStore(Closing):
         with self._guards.setdefault(mine, threading.Lock()):
             found = self._threads.get(mine)
             if found is None:
-                found = self._threads[mine] = _Thread(self._place)
+                found = self._threads[mine] = _Thread(self._target)
                 found.end_with(self)
             found.users += 1
             return found
@@ -126,9 +126,9 @@ class AsyncHazelcastStore(AsyncClosing):
 
     def __init__(self, url: str, *, timeout: float | None = None) -> None:
         """See `HazelcastStore`."""
-        self._place = place_of(url, timeout)
-        self._loops = Loops(partial(_Loop, self._place))
-        self.traits: Traits = _traits(self._place)
+        self._target = target_of(url, timeout)
+        self._loops = PerLoop(partial(_Loop, self._target))
+        self.traits: Traits = _traits(self._target)
 
     async def get(self, key: str) -> Entry | None:
         """See `HazelcastStore.get`."""
@@ -158,15 +158,15 @@ class AsyncHazelcastStore(AsyncClosing):
         await self._loops.here().session.close()
 
     def _ends(self) -> float:
-        return monotonic() + self._place.timeout
+        return monotonic() + self._target.timeout
 
 
 class _Loop:
     """What belongs to one event loop, which is running."""
 
-    def __init__(self, place: Place) -> None:
-        self.session = Session(place)
-        self.entries = Entries(self.session, place.location)
+    def __init__(self, target: Target) -> None:
+        self.session = Session(target)
+        self.entries = Entries(self.session, target.location)
         self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
 
     async def close(self) -> None:
@@ -177,13 +177,13 @@ class _Loop:
 class _Thread:
     """A thread with an event loop, in which a blocking store has its connection."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, target: Target) -> None:
         """Start it."""
         self.generation: int = generation()
         self.users: int = 0
         """How many verbs run in it."""
         begun = Future[tuple[_Loop, asyncio.AbstractEventLoop, asyncio.Event]]()
-        self._thread = threading.Thread(target=asyncio.run, args=[_serve(place, begun)], name="caslock-hazelcast")
+        self._thread = threading.Thread(target=asyncio.run, args=[_serve(target, begun)], name="caslock-hazelcast")
         self._thread.daemon = True
         self._thread.start()
         self._here, self._loop, self._over = begun.result()
@@ -208,8 +208,8 @@ class _Thread:
             self._loop.call_soon_threadsafe(self._over.set)
 
 
-async def _serve(place: Place, begun: Future[tuple[_Loop, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
-    here, over = _Loop(place), asyncio.Event()
+async def _serve(target: Target, begun: Future[tuple[_Loop, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    here, over = _Loop(target), asyncio.Event()
     begun.set_result((here, asyncio.get_running_loop(), over))
     await over.wait()
     await here.close()

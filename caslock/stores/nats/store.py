@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from caslock.connections import run
 from caslock.links import SocketLink, StreamLink
-from caslock.loop_end import PerLoop, transports_are_closed
+from caslock.loop_end import ConnectionsPerLoop, transports_are_closed
 from caslock.store import Traits
 from caslock.stores.nats.failures import Failures
 from caslock.stores.nats.requests import Verbs
@@ -64,17 +64,17 @@ class AsyncNatsStore(AsyncVerbs):
         """See `NatsStore`."""
         target = target_of(url, timeout)
         self._verbs: Verbs = Verbs(target.bucket)
-        self._loops = PerLoop(partial(Servers, target, self._verbs, Failures(target.location), StreamLink))
+        self._loops = ConnectionsPerLoop(partial(Servers, target, self._verbs, Failures(target.location), StreamLink))
         self.traits: Traits = Traits(target.location, expiry_lag=_LAG, request_timeout=target.timeout)
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `NatsStore.wait_while`."""
-        await self._loops.mine().wait_while(key, version, timeout)
+        await self._loops.here().wait_while(key, version, timeout)
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
-        self._loops.mine().close()
+        self._loops.here().close()
         await transports_are_closed()
 
     async def _run(self, verb: Verb[T], /) -> T:
-        return await self._loops.mine().run(verb)
+        return await self._loops.here().run(verb)

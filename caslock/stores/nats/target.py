@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
 
-TIMEOUT: Final = 2.0
-"""Seconds that a verb may take, unless the user says otherwise."""
-
 BUCKET: Final = "caslock"
 """The bucket, unless the user names another."""
 
@@ -56,7 +53,7 @@ def target_of(url: str, timeout: float | None) -> Target:
     if parts.scheme not in ("nats", "natss") or parts.fragment:
         raise ValueError(_FORM)
     no_other_options(options, ("timeout", "replicas", "creds", *(FILES if parts.scheme == "natss" else ())), _FORM)
-    timeout = timeout_of(options, timeout, "a NATS", TIMEOUT)
+    timeout = timeout_of(options, timeout, "a NATS")
     replicas = options.pop("replicas", "1")
     if replicas not in ("1", "2", "3", "4", "5"):
         raise ValueError("the replicas of a NATS bucket must be a number from 1 to 5")
@@ -64,7 +61,6 @@ def target_of(url: str, timeout: float | None) -> Target:
     if not re.fullmatch("[A-Za-z0-9_-]{1,200}", bucket):
         raise ValueError("the path of a NATS URL names a bucket, of letters, digits, - and _")
     creds = options.pop("creds", "")
-    files: dict[str, str] = {name: options.pop(name) for name in FILES if name in options}
     user, at, hosts = parts.netloc.rpartition("@")
     return Target(
         endpoints=endpoints_of(hosts, _PORT, "NATS", _FORM),
@@ -73,7 +69,7 @@ def target_of(url: str, timeout: float | None) -> Target:
         bucket=bucket,
         replicas=int(replicas),
         timeout=timeout,
-        tls=tls_of(files, "a NATS URL") if parts.scheme == "natss" else None,
+        tls=tls_of(options, "a NATS URL") if parts.scheme == "natss" else None,
     )
 
 

@@ -12,7 +12,7 @@ import redis.asyncio
 
 from caslock.closing import AsyncClosing, Closing
 from caslock.connections import run
-from caslock.loop_end import Loops
+from caslock.loop_end import PerLoop
 from caslock.stores.redis.async_connections import Pipelines
 from caslock.stores.redis.cluster import Cluster
 from caslock.stores.redis.failures import REDIS, Dialect
@@ -101,8 +101,8 @@ class AsyncRedisVerbs(AsyncClosing):
         self._server = server = Server(client, prefix, replicas, self._dialect, awaits=True)
         self.traits: Traits = server.traits
         self._requests = self._verbs(prefix, cluster=bool(server.nodes))
-        self._connections: Loops[Cluster[Pipelines] | Pipelines]
-        self._connections = Loops(lambda: Cluster(server, Pipelines) if server.nodes else Pipelines(server))
+        self._connections: PerLoop[Cluster[Pipelines] | Pipelines]
+        self._connections = PerLoop(lambda: Cluster(server, Pipelines) if server.nodes else Pipelines(server))
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:

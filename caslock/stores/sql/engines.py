@@ -18,13 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from caslock.connections import LEAST
 from caslock.guards import on_failure
-from caslock.options import check_timeout, no_other_options, timeout_of
+from caslock.options import TIMEOUT, check_timeout, no_other_options, timeout_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
-
-TIMEOUT: Final = 2.0
-"""Seconds that a verb may take, unless the user says otherwise."""
 
 _CONNECTIONS: Final = 5  # of a process; where more requests run at once, they wait for each other
 _OLD: Final = 1800  # seconds after which an idle connection is replaced
@@ -97,7 +94,7 @@ def target_of(target: str | URL | Engine | AsyncEngine, timeout: float | None, *
         raise ValueError(f"this store needs the driver {known}: {backend}+{known}://")
     if given is None:
         options = {name: str(value) for name, value in url.query.items()}  # one that is given twice is a tuple
-        timeout = timeout_of(options, timeout, "a database", TIMEOUT)
+        timeout = timeout_of(options, timeout, "a database")
         url = url.difference_update_query(["timeout"])
         url = url.set(drivername=f"{backend}+{known}")
         if backend == "postgresql":

@@ -9,7 +9,7 @@ from sqlalchemy import exc
 
 from caslock.connections import run
 from caslock.fork import generation
-from caslock.loop_end import Loops, PerLoop, before_the_loop_ends
+from caslock.loop_end import ConnectionsPerLoop, PerLoop, before_the_loop_ends
 from caslock.store import Traits
 from caslock.stores.sql.engines import async_engine_of, begin, engine_of, limit, target_of
 from caslock.stores.sql.failures import Failures
@@ -135,9 +135,9 @@ class AsyncSQLStore(AsyncVerbs):
         self._target = target_of(target, timeout, awaits=True)
         self._verbs: Verbs = Verbs(self._target.backend)
         self._failures = Failures(self._target.location, self._target.secrets)
-        self._loops = Loops(lambda: _Loop(async_engine_of(self._target)))
+        self._loops = PerLoop(lambda: _Loop(async_engine_of(self._target)))
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
-        self._waits = PerLoop(lambda: TaskWaits(self._target, self._failures))
+        self._waits = ConnectionsPerLoop(lambda: TaskWaits(self._target, self._failures))
         if self._target.backend == "postgresql":
             self.wait_while = self._wait_while
 
@@ -151,11 +151,11 @@ class AsyncSQLStore(AsyncVerbs):
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
-        self._waits.mine().close()
+        self._waits.here().close()
         await self._loops.here().close()
 
     async def _wait_while(self, key: str, version: int, timeout: float) -> None:
-        await self._waits.mine().wait_while(key, version, timeout)
+        await self._waits.here().wait_while(key, version, timeout)
 
     async def _run(self, verb: Verb[T]) -> T:
         sent = False

@@ -24,7 +24,7 @@ from caslock.guards import on_failure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from caslock.stores.zookeeper.ensemble import Ensemble
+    from caslock.stores.zookeeper.target import Target
 
 SESSION: Final = 30_000  # milliseconds
 """How long a server is asked to keep the session of an idle connection: longer than between two usual renewals."""
@@ -52,7 +52,7 @@ class _Address(NamedTuple):
 class Connection:
     """One connection."""
 
-    def __init__(self, ensemble: Ensemble, ends: float) -> None:
+    def __init__(self, target: Target, ends: float) -> None:
         """Connect to any of the servers that answers, by the moment `ends`."""
         self.generation: int = generation()
         self.used: float = monotonic()
@@ -60,11 +60,11 @@ class Connection:
         """For how many milliseconds the server keeps it while it is idle."""
         self._received = bytearray()
         self._xid = 0
-        addresses, failed = _addresses(ensemble.hosts)
+        addresses, failed = _addresses(target.hosts)
         for number, address in enumerate(addresses):
             try:
                 share = seconds_left(ends) / (len(addresses) - number)
-                self._open(address, ensemble, monotonic() + share)
+                self._open(address, target, monotonic() + share)
             except AuthFailedError:
                 raise
             except Exception as error:  # noqa: BLE001 - the last one is raised
@@ -110,21 +110,21 @@ class Connection:
         """Close it for good, whatever state it is in."""
         self._socket.close()
 
-    def _open(self, address: _Address, ensemble: Ensemble, ends: float) -> None:
+    def _open(self, address: _Address, target: Target, ends: float) -> None:
         self._socket = socket.socket(address.family, socket.SOCK_STREAM)
         with on_failure(self.drop):
             self._socket.settimeout(seconds_left(ends))
             self._socket.connect(address.address)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if ensemble.tls:
-                self._socket = ensemble.tls.wrap_socket(self._socket, server_hostname=address.host)
+            if target.tls:
+                self._socket = target.tls.wrap_socket(self._socket, server_hostname=address.host)
             hello = Connect(0, 0, SESSION, 0, bytes(16), False)  # noqa: FBT003 - not one that only reads
             self._send(_frame(hello.serialize()), ends)
             session, _ = Connect.deserialize(self._frame(ends), 0)
             if session.time_out <= 0:
                 raise ConnectionResetError("the server has refused to open a session")
             self.session = session.time_out
-            for scheme, secret in ensemble.credentials:
+            for scheme, secret in target.credentials:
                 self._send(_frame(struct.pack("!ii", _AUTH, Auth.type) + Auth(0, scheme, secret).serialize()), ends)
                 header, _ = ReplyHeader.deserialize(self._frame(ends), 0)
                 if header.xid != _AUTH or header.err:

@@ -18,8 +18,8 @@ from caslock.fork import generation
 from caslock.guards import on_failure
 from caslock.store import ABSENT, Entry, Traits
 from caslock.stores.zookeeper.connection import Connection
-from caslock.stores.zookeeper.ensemble import ensemble_of
 from caslock.stores.zookeeper.failures import MOVED, of_answer, of_asking, of_connecting
+from caslock.stores.zookeeper.target import target_of
 from caslock.stores.zookeeper.znodes import (
     change,
     clock_of,
@@ -67,13 +67,13 @@ class ZooKeeperStore(Closing):
         how long a verb may take, also as ``?timeout=`` in a URL.
         Raises ValueError for a malformed URL, and TypeError for what is neither a URL nor a client.
         """
-        self._ensemble = ensemble_of(target, timeout)
-        self._root = self._ensemble.root
+        self._target = target_of(target, timeout)
+        self._root = self._target.root
         self._idle = IdleConnections[Connection]()
         self._busy: dict[tuple[int, bool], set[object]] = {}  # by generation: who asks at a fork is the parent's
         self._known: dict[str, Znode] = {}  # by path: what an entry was when it was last seen
         self._clock: Clock | None = None
-        self.traits: Traits = Traits(self._ensemble.location, request_timeout=self._ensemble.timeout)
+        self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -95,7 +95,7 @@ class ZooKeeperStore(Closing):
         data = data_of(value, ttl, guard)
         while True:
             if version == ABSENT:
-                request = creation(path, data, guard, self._ensemble.acl)
+                request = creation(path, data, guard, self._target.acl)
             else:
                 known = self._at(path, version, ends)
                 if known is None or known.entry.version != version:
@@ -230,7 +230,7 @@ class ZooKeeperStore(Closing):
     def _make_root(self, ends: float) -> None:
         names = self._root.split("/")
         paths = ["/".join(names[: depth + 1]) for depth in range(1, len(names))]
-        for reply in self._ask([Create(path, b"", self._ensemble.acl, 0) for path in paths], ends):
+        for reply in self._ask([Create(path, b"", self._target.acl, 0) for path in paths], ends):
             if reply.error is not None and not isinstance(reply.error, NodeExistsError):
                 raise self._refused(reply.error)
 
@@ -247,7 +247,7 @@ class ZooKeeperStore(Closing):
         return failed
 
     def _ends(self) -> float:
-        return monotonic() + self._ensemble.timeout
+        return monotonic() + self._target.timeout
 
     def _ask(self, requests: Sequence[Any], ends: float) -> Sequence[Reply]:
         return self._use(lambda connection: connection.ask(requests, ends), ends)
@@ -276,7 +276,7 @@ class ZooKeeperStore(Closing):
 
     def _connect(self, ends: float) -> Connection:
         try:
-            return Connection(self._ensemble, ends)
+            return Connection(self._target, ends)
         except Exception as error:
             raise of_connecting(self.traits.location, error) from error
 

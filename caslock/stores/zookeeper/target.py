@@ -11,13 +11,10 @@ from kazoo.client import KazooClient
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from caslock.links import Endpoint, endpoints_of
-from caslock.options import check_timeout, no_other_options, split_url, timeout_of
+from caslock.options import TIMEOUT, check_timeout, no_other_options, split_url, timeout_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-TIMEOUT: Final = 2.0
-"""Seconds that a verb may take, unless the user says otherwise."""
 
 ROOT: Final = "/caslock"
 """The znode under which keys are kept, unless the user says otherwise."""
@@ -25,13 +22,13 @@ ROOT: Final = "/caslock"
 _PORT: Final = 2181
 _TLS: Final = ("ca", "certfile", "keyfile", "keyfile_password", "check_hostname")
 _PATH: Final = re.compile(r"(/(?!\.{1,2}(/|$))[^/\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+")
-_USAGE: Final = (
+_FORM: Final = (
     "a ZooKeeper URL is zookeeper://user:password@host:port,host:port/path, or zookeepers:// for TLS, with ?timeout=;"
     " for TLS also ca=, certfile=, keyfile=, keyfile_password=, and check_hostname=no"
 )
 
 
-class Ensemble(NamedTuple):
+class Target(NamedTuple):
     """The servers, and what they are to be told."""
 
     hosts: Sequence[Endpoint]
@@ -52,7 +49,7 @@ class Ensemble(NamedTuple):
         return f"{'zookeepers' if self.tls else 'zookeeper'}://{hosts}{quote(self.root)}"
 
 
-def ensemble_of(target: str | KazooClient, timeout: float | None) -> Ensemble:
+def target_of(target: str | KazooClient, timeout: float | None) -> Target:
     """Check what a store is made of; raises ValueError or TypeError, which show nothing of a URL."""
     if isinstance(target, str):
         return _of_url(target, timeout)
@@ -61,10 +58,10 @@ def ensemble_of(target: str | KazooClient, timeout: float | None) -> Ensemble:
     raise TypeError(f"give a URL, or a KazooClient, not {type(target).__name__}")
 
 
-def _of_url(url: str, timeout: float | None) -> Ensemble:
-    parts, options = split_url(url, "a ZooKeeper", _USAGE)
-    no_other_options(options, ("timeout", *(_TLS if parts.scheme == "zookeepers" else ())), _USAGE)
-    timeout = timeout_of(options, timeout, "a ZooKeeper", TIMEOUT)
+def _of_url(url: str, timeout: float | None) -> Target:
+    parts, options = split_url(url, "a ZooKeeper", _FORM)
+    no_other_options(options, ("timeout", *(_TLS if parts.scheme == "zookeepers" else ())), _FORM)
+    timeout = timeout_of(options, timeout, "a ZooKeeper")
     secure = parts.scheme == "zookeepers"
     user, at, hosts = parts.netloc.rpartition("@")
     # A password may have a colon; a user has none, or the server could not tell them apart.
@@ -76,11 +73,11 @@ def _of_url(url: str, timeout: float | None) -> Ensemble:
         or parts.fragment
         or options.get("check_hostname", "no") != "no"
     ):
-        raise ValueError(_USAGE)
+        raise ValueError(_FORM)
     _check_root(root)
     credentials = (("digest", unquote(user)),) if given else ()
-    return Ensemble(
-        endpoints_of(hosts, _PORT, "ZooKeeper", _USAGE),
+    return Target(
+        endpoints_of(hosts, _PORT, "ZooKeeper", _FORM),
         root,
         timeout,
         credentials,
@@ -89,7 +86,7 @@ def _of_url(url: str, timeout: float | None) -> Ensemble:
     )
 
 
-def _of_client(client: Any, timeout: float) -> Ensemble:  # noqa: ANN401 - kazoo comes without types
+def _of_client(client: Any, timeout: float) -> Target:  # noqa: ANN401 - kazoo comes without types
     if client._connection.sasl_options is not None:  # noqa: SLF001 - there is no other way to know
         raise ValueError("ZooKeeperStore has no SASL: use a KazooClient with auth_data, or TLS with a certificate")
     root = (client.chroot or "") + ROOT
@@ -103,7 +100,7 @@ def _of_client(client: Any, timeout: float) -> Ensemble:  # noqa: ANN401 - kazoo
     credentials = tuple(sorted(client.auth_data))
     acl = client.default_acl or (CREATOR_ALL_ACL if credentials else OPEN_ACL_UNSAFE)
     hosts = tuple(Endpoint(*each) for each in client.hosts)
-    return Ensemble(hosts, root, timeout, credentials, acl, _context(options) if client.use_ssl else None)
+    return Target(hosts, root, timeout, credentials, acl, _context(options) if client.use_ssl else None)
 
 
 def _check_root(root: str) -> None:

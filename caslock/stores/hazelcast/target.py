@@ -9,9 +9,6 @@ from urllib.parse import quote, unquote
 from caslock.links import endpoints_of
 from caslock.options import no_other_options, split_url, timeout_of
 
-TIMEOUT: Final = 2.0
-"""Seconds that a verb may take, unless the user says otherwise."""
-
 MAP: Final = "caslock"
 """The map that keeps the entries, unless the user says otherwise."""
 
@@ -26,7 +23,7 @@ _FORM: Final = (
 )
 
 
-class Place(NamedTuple):
+class Target(NamedTuple):
     """A map, and who asks for it."""
 
     members: tuple[str, ...]
@@ -43,11 +40,11 @@ class Place(NamedTuple):
         return f"hazelcast://{','.join(sorted(self.members))}/{self.map}{cluster}"
 
 
-def place_of(url: str, timeout: float | None) -> Place:
+def target_of(url: str, timeout: float | None) -> Target:
     """Read a URL; raises ValueError or TypeError, which show nothing of it."""
     parts, options = split_url(url, "a Hazelcast", _FORM)
     no_other_options(options, ("timeout", "cluster"), _FORM)
-    timeout = timeout_of(options, timeout, "a Hazelcast", TIMEOUT)
+    timeout = timeout_of(options, timeout, "a Hazelcast")
     cluster = options.pop("cluster", CLUSTER)
     name = unquote(parts.path).removeprefix("/").removesuffix("/") or MAP
     user, at, hosts = parts.netloc.rpartition("@")
@@ -60,7 +57,7 @@ def place_of(url: str, timeout: float | None) -> Place:
         or bool(at) != bool(given)
     ):
         raise ValueError(_FORM)
-    return Place(
+    return Target(
         members=tuple(map(str, endpoints_of(hosts, _PORT, "Hazelcast", _FORM))),
         map=name,
         cluster=cluster,
