@@ -114,7 +114,7 @@ def seconds_left(ends: float) -> float:
 
 
 class Waiters:
-    """Those who wait at a server, each on a connection of its own."""
+    """Counts those who wait at a server, each on a connection of its own."""
 
     def __init__(self) -> None:
         self._places: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's

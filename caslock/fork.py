@@ -21,7 +21,7 @@ _WIPEONFORK: Final = 18  # of <linux/mman.h>; `mmap` does not name it
 
 
 def _memory() -> tuple[mmap.mmap | bytearray, bool]:
-    """Give a byte that is 0 in a forked child, and whether the kernel clears it."""
+    """Return a byte that is 0 in a forked child, and whether the kernel clears it."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # an older kernel
             page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -44,7 +44,7 @@ def at_fork(**hooks: Callable[[], object]) -> None:
 
 
 def generation() -> int:
-    """Give 1 in the process that has imported caslock, and one more in a child than in its parent."""
+    """Return 1 in the process that has imported caslock, and one more in a child than in its parent."""
     if not _known[0] or not (_wiped or _pid == os.getpid()):
         _begin()
     return _generation

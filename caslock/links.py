@@ -1,4 +1,4 @@
-"""One connection to one server, for code that blocks and for asyncio: bytes out, bytes in, by a moment."""
+"""A connection to one server, for code that blocks and for asyncio: it sends and receives bytes, by a given moment."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Link(ABC):
 
     @abstractmethod
     async def receive(self, ends: float) -> bytes:
-        """Give what comes by the moment `ends`, b"" at the end of the connection; else raises TimeoutError."""
+        """Return what comes by the moment `ends`, b"" at the end of the connection; else raises TimeoutError."""
 
     @abstractmethod
     def is_quiet(self) -> bool:

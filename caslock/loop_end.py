@@ -65,7 +65,7 @@ class PerLoop(Generic[T]):
         self._loops: dict[tuple[int, asyncio.AbstractEventLoop], T] = {}
 
     def here(self) -> T:
-        """Give what the running loop has."""
+        """Return what the running loop has."""
         here = mine, _ = generation(), asyncio.get_running_loop()
         found = self._loops.get(here)
         if found is None:
@@ -83,7 +83,7 @@ class ConnectionsPerLoop(Generic[C]):
         self._loops = PerLoop(lambda: _Loop(make()))
 
     def here(self) -> C:
-        """Give those of the running loop."""
+        """Return those of the running loop."""
         return self._loops.here().connections
 
 

@@ -25,7 +25,7 @@ _PORTS: Final = range(1, 65_536)
 
 
 def check_key(key: str) -> bytes:
-    """Give a key as UTF-8; raises TypeError for what is no str, ValueError if it has another length or a surrogate."""
+    """Return a key as UTF-8; raises TypeError for another type, ValueError for a bad length or a lone surrogate."""
     if not isinstance(key, str):
         raise TypeError(f"key must be a str, not {type(key).__name__}")
     if not 1 <= len(key) <= MAX_KEY:
@@ -45,7 +45,7 @@ def check_put(value: bytes, ttl: float, longest: float) -> None:
 
 
 def either(name: str, in_url: T, argument: T) -> T:
-    """Give the setting of a URL or of an argument; raises ValueError if both have it."""
+    """Return the setting of a URL or of an argument; raises ValueError if both have it."""
     if in_url and argument:
         raise ValueError(f"give {name} in the URL or as an argument, not both")
     return in_url or argument
@@ -103,7 +103,7 @@ def check_address(parts: SplitResult, kind: str, several: str) -> None:
 
 
 def check_timeout(name: str, value: object, *, or_zero: bool = False) -> float:
-    """Give a timeout in seconds; raises TypeError for what is no number, ValueError for one that no socket can use.
+    """Return a timeout in seconds; raises TypeError for what is no number, ValueError for one that no socket can use.
 
     `or_zero` allows 0.
     """

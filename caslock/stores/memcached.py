@@ -242,7 +242,7 @@ class MemcachedStore(Closing):
         return StoreUnavailable(f"{self.traits.location} did not answer ({problem})")
 
     def _judge(self, verdict: bytes, entry: Entry | None, version: int) -> Entry | None:
-        """Give the entry, or raise `StoreError` if the server has refused what it could have done."""
+        """Return the entry, or raise `StoreError` if the server has refused what it could have done."""
         # Under another version the command would have changed nothing, and the entry is the answer.
         if b"ERROR" in verdict and version == (entry.version if entry else ABSENT):
             told = verdict.decode(errors="replace")
@@ -305,7 +305,7 @@ class _Connection:
         self.used = time.monotonic()
 
     def put(self, name: bytes, terms: bytes, value: bytes, version: int) -> bytes:
-        """Give the packet that writes `value` if `version` is under the key, and asks for the entry."""
+        """Return the packet that writes `value` if `version` is under the key, and asks for the entry."""
         if version == ABSENT:
             return b"add %b%b\r\n%b\r\nmg %b v c\r\nmn\r\n" % (name, terms, value, name)
         cas = version - self.origin
@@ -314,12 +314,12 @@ class _Connection:
         return b"cas %b%b %d\r\n%b\r\nmg %b v c\r\nmn\r\n" % (name, terms, cas, value, name)
 
     def removal(self, name: bytes, version: int) -> bytes:
-        """Give the packet that removes `version`."""
+        """Return the packet that removes `version`."""
         cas = version - self.origin
         return b"md %b C%d\r\n" % (name, cas) if 0 < cas < _CAS_IDS else b"mn\r\n"
 
     def peer(self) -> str:
-        """Give the address of the server."""
+        """Return the address of the server."""
         address = self.socket.getpeername()
         if not isinstance(address, tuple):
             return str(address)
@@ -342,7 +342,7 @@ def _facts(client: Client, ends: float, *about: str) -> dict[bytes, Any]:
 
 
 def _start(facts: dict[bytes, Any], location: str, not_before: int) -> int:
-    """Give the start of a server by its own facts, and refuse it if locks are not safe with it."""
+    """Return the start of a server by its own facts, and refuse it if locks are not safe with it."""
     start: int = facts[b"time"] - facts[b"uptime"]  # the same number for the whole life of a server
     version: bytes = facts[b"version"]
     if [int(number) for number in re.findall(rb"\d+", version)[:3]] < [1, 6, 13]:
@@ -390,7 +390,7 @@ def line_of(reply: bytes, _origin: int) -> bytes | None:
 
 
 def _question(name: bytes) -> bytes:
-    """Give the packet that changes nothing; its first line stands in for a command, so that all replies read alike."""
+    """Return a packet that changes nothing; its first line stands in for a command, so that all replies read alike."""
     return b"mg %b\r\nmg %b v c\r\nmn\r\n" % (name, name)
 
 
@@ -405,7 +405,7 @@ def name_of(key: str, prefix: bytes) -> bytes:
 
 
 def terms_of(value: bytes, ttl: float) -> bytes:
-    """Give what follows the name in a put."""
+    """Return what follows the name in a put."""
     check_put(value, ttl, _LONGEST_TTL)
     # The server's clock lags by up to a second and may leap by two: exptime T lives between T-2 and T seconds.
     return b" 0 %d %d" % (math.ceil(ttl) + 2, len(value))

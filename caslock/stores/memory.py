@@ -111,7 +111,7 @@ class MemoryStore(Closing):
             return [self._remove(*removal) for removal in removals]
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """Give each key that begins with `prefix`, and its entry, as of this moment."""
+        """Return each key that begins with `prefix`, and its entry, as of this moment."""
         self._refuse_nested()
         with self._mutex:
             entries = {key: self._observed(key) for key in self._leases if key.startswith(prefix)}

@@ -155,7 +155,7 @@ class SQLiteStore(Closing):
         return self._request(partial(self._remove_many, removals))
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """Give each key that begins with `prefix`, and its entry, as of this moment."""
+        """Return each key that begins with `prefix`, and its entry, as of this moment."""
         if prefix:
             check_key(prefix)
         return iter(self._request(partial(self._list, prefix)))
@@ -209,7 +209,7 @@ class SQLiteStore(Closing):
             raise self._outcome(error) from error
 
     def _ready(self, ends: float) -> sqlite3.Cursor:
-        """Give the cursor, which waits for other processes no longer than until the moment `ends`."""
+        """Return the cursor, which waits for other processes no longer than until the moment `ends`."""
         cursor = self._cursor or self._open(ends)
         left = ends - time.monotonic()
         waits = self._timeout if left > self._timeout * _PROMPT else max(left, 0.0)
@@ -222,7 +222,7 @@ class SQLiteStore(Closing):
         return self._look(cursor, key, _now())[1]
 
     def _look(self, cursor: sqlite3.Cursor, key: str, now: float) -> tuple[int, Entry | None]:
-        """Give the last version that was counted, and the entry under `key`."""
+        """Return the last version that was counted, and the entry under `key`."""
         row = cursor.execute(_LOOK, (key, now)).fetchone()
         self._check(row and row[0])
         _, last, value, version = row

@@ -1,4 +1,4 @@
-"""What an error of DynamoDB, of botocore or of the connection means, in words that show no secret."""
+"""Turns an error of DynamoDB, of botocore or of the connection into one of caslock's, whose text shows no secret."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class Failures:
         return StoreUnavailable(f"{self._location} {say} ({_reason(_first(error))})")
 
     def shown(self, error: Exception) -> Exception | None:
-        """Give the cause to be shown; None if its text may have a session token."""
+        """Return the cause to be shown; None if its text may have a session token."""
         return None if _code(error) == "InvalidSignatureException" else error
 
     def too_late(self) -> StoreUnavailable:
-        """Give the error of a write that was refused, and for which there is no time to try it again."""
+        """Return the error of a write that was refused, and for which there is no time to try it again."""
         return StoreUnavailable(f"{self._location} was too slow to be asked again", sent=False)
 
     def _before_sending(self, error: Exception, *, sent: bool) -> StoreError | None:
@@ -127,14 +127,14 @@ def reply_of(body: Mapping[str, Any]) -> Reply:
 
 
 def refusal_of(error: exceptions.ClientError, request: Request) -> Reply:
-    """Give the refusal that the request expects; raises the error if it is another one."""
+    """Return the refusal that the request expects; raises the error if it is another one."""
     if _code(error) != request.refused_by:
         raise error
     return Reply(error.response, accepted=False)
 
 
 def _code(error: Exception) -> str:
-    """Give the code of an answer; "" for any other error."""
+    """Return the code of an answer; "" for any other error."""
     response = error.response if isinstance(error, exceptions.ClientError) else {}
     return str(response.get("Error", {}).get("Code", ""))
 

@@ -167,7 +167,7 @@ class _Loop:
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """Give a client, which is not closed meanwhile."""
+        """Yield a client, which is not closed meanwhile."""
         async with self._opening:
             if self._open is None:
                 self._open = await self._made()

@@ -44,7 +44,7 @@ class Target(NamedTuple):
         return f"{where}?endpoint={quote(self.endpoint, safe=':/')}" if self.endpoint else where
 
     def client_settings(self, kind: type[Config]) -> dict[str, Any]:
-        """Give the arguments of ``create_client``, with a config of this `kind`.
+        """Return the arguments of ``create_client``, with a config of this `kind`.
 
         To connect and to read may each take a half of the time.  A client does not send a request twice.
         """

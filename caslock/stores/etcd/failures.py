@@ -1,4 +1,4 @@
-"""What an error of etcd or of the connection means: which of caslock's errors, in words that show no secret."""
+"""Turns an error of etcd or of the connection into one of caslock's, whose text shows no secret."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_TOKEN: Final = (
     "revision of auth store is old",
     "revision in header is old",
 )
-"""The server wants to be told anew who asks."""
+"""The server refuses the token; it has to be asked for a new one."""
 
 _NOT_NOW: Final = ("requested lease not found", "unhealthy cluster", "not capable")
 # Of gRPC: cancelled, unknown, deadline exceeded, aborted, internal, unavailable, data loss.
@@ -49,7 +49,7 @@ _CUT: Final = ("UNEXPECTED_EOF_WHILE_READING", "SSL_ERROR_EOF")
 
 
 class TooOld(Exception):  # noqa: N818 - named by what it says
-    """The server is no etcd that we know."""
+    """The server is no etcd, or one of an unknown version."""
 
 
 class Failures:
@@ -68,7 +68,7 @@ class Failures:
         return failed
 
     def cannot_wait(self) -> StoreUnavailable:
-        """Give the error of a wait for which there is no connection."""
+        """Return the error of a wait for which there is no connection."""
         return StoreUnavailable(f"{self._location} can't serve another waiter now", sent=False)
 
     def _of_reply(self, reply: Reply) -> StoreError:

@@ -1,4 +1,4 @@
-"""The members of a cluster: who is asked, as whom, and what follows from an answer.
+"""The members of a cluster: which of them is asked, with which token, and what follows from its answer.
 
 Written once, for asyncio.  Code that blocks runs it to its end in one step, because its links never suspend.
 
@@ -110,7 +110,7 @@ class Members(Generic[L]):
             link.close()
 
     def _refused(self, reply: Reply) -> Refused:
-        """Give the error of a watch that the server has cancelled; it does not say whether our token is too old."""
+        """Return the error of a watch that the server has cancelled; it does not say whether our token is too old."""
         self._token = ""
         reason = reply.body.get("result", {}).get("cancel_reason")
         return Refused(reply._replace(body={"message": reason}) if reason else reply)

@@ -56,7 +56,7 @@ class Verbs:
         self._leases: OrderedDict[tuple[bytes, int], str] = OrderedDict()  # by name and version
 
     def name(self, key: str) -> bytes:
-        """Give the name of a key in etcd: any bytes will do."""
+        """Return the name of a key in etcd: any bytes will do."""
         return self._prefix + check_key(key)
 
     def get(self, key: str) -> Generator[list[Call], list[Reply], Entry | None]:
@@ -112,7 +112,7 @@ class Verbs:
         return max(int(_sound(found)["header"]["revision"]) + 1, compacted), _entry(found.body)
 
     def watch(self, key: str, revision: int) -> Call:
-        """Give the request that reports each change of a key from `revision` on."""
+        """Return the request that reports each change of a key from `revision` on."""
         start = str(min(revision, _LAST_VERSION))
         return Call("/v3/watch", {"create_request": {"key": _text(self.name(key)), "start_revision": start}})
 
@@ -127,7 +127,7 @@ class Verbs:
         return Page(pairs, b64decode(kvs[-1]["key"]) if found.body.get("more") else None)
 
     def _key(self, name: bytes) -> str:
-        """Give the key of a name; "" for a name that another program has made, which no key has."""
+        """Return the key of a name; "" for a name that another program has made, which no key has."""
         key = name[len(self._prefix) :].decode(errors="replace")
         return key if len(key) <= MAX_KEY and self._prefix + key.encode() == name else ""
 
@@ -166,7 +166,7 @@ def _sound(reply: Reply) -> dict[str, Any]:
 
 
 def _there(done: Reply) -> dict[str, Any]:
-    """Give what a transaction that did not act has read."""
+    """Return what a transaction that did not act has read."""
     found: dict[str, Any] = done.body["responses"][0]["response_range"]
     return found
 

@@ -54,7 +54,7 @@ class Replies(NamedTuple):
 
 
 def exchange(calls: Sequence[Call], headers: Mapping[str, str]) -> Generator[bytes, bytes, Replies]:
-    """Give the packet of `calls` first, and then nothing, for as long as a piece of the answers is to be sent in.
+    """Yield the packet of `calls` first, and then b"" for as long as another piece of the answers is to be sent in.
 
     Raises h11.RemoteProtocolError for what is no HTTP, ValueError for what is no JSON object, and ConnectionResetError
     if the answer ends too early.
@@ -93,7 +93,7 @@ class Stream:
         self._status, self._rest = 0, b""
 
     def feed(self, piece: bytes) -> list[Reply]:
-        """Give the answers that are whole with this piece; raises what `exchange` does."""
+        """Return the answers that are whole with this piece; raises what `exchange` does."""
         self._http.receive_data(piece)
         while (event := _next(self._http)) is not h11.NEED_DATA:
             if isinstance(event, h11.Response):
@@ -110,7 +110,7 @@ class Stream:
 
 
 def _side(call: Call, headers: Mapping[str, str]) -> tuple[h11.Connection, bytes]:
-    """Give a parser for the answer to a call, and the call's bytes."""
+    """Return a parser for the answer to a call, and the call's bytes."""
     http = h11.Connection(h11.CLIENT)
     body = b"" if call.body is None else json.dumps(call.body).encode()
     lines = {**headers, "Content-Length": str(len(body))}

@@ -120,7 +120,7 @@ class Entries:
             await self._session.ask(ends, "remove_if_same", key, there.text)
 
     async def _at(self, key: str, version: int, ends: float) -> Found | None:
-        """Give the entry: from memory, if it has the version and has not ended."""
+        """Return the entry: from memory, if it has the version and has not ended."""
         known = self._known.get(key)
         if known is not None and known.found.entry.version == version and monotonic() < known.ends:
             return known.found

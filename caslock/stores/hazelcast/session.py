@@ -102,7 +102,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def listening(self, key: str, ends: float) -> AsyncIterator[asyncio.Event]:
-        """Give an event that is set when the key has changed, or may have."""
+        """Yield an event that is set when the key has changed, or may have."""
         used, changed = await self._opened(ends), asyncio.Event()
 
         def heard(_event: object) -> None:

@@ -1,4 +1,4 @@
-"""What an error of NATS or of the connection means: which of caslock's errors, in words that show no secret."""
+"""Turns an error of NATS or of the connection into one of caslock's, whose text shows no secret."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Failures:
         return failed
 
     def cannot_wait(self) -> StoreUnavailable:
-        """Give the error of a wait for which there is no connection."""
+        """Return the error of a wait for which there is no connection."""
         return StoreUnavailable(f"{self._location} can't serve another waiter now", sent=False)
 
     def _refused(self, error: Exception, *, sent: bool) -> StoreError | None:
@@ -114,7 +114,7 @@ def check_server(info: Mapping[str, object], *, tls: bool) -> None:
 
 
 def check_jetstream(info: Mapping[str, object], refused: RefusedError) -> Exception:
-    """Give the reason for which nothing is known of the bucket."""
+    """Return the reason for which nothing is known of the bucket."""
     if refused.status == _UNAVAILABLE and not refused.code and not info.get("jetstream"):
         return UnsuitableError("it has no JetStream: start it with -js")
     return refused

@@ -84,7 +84,7 @@ class Verbs:
         self._markers: dict[str, _Marker] = {}
 
     def settings(self, replicas: int) -> dict[str, Any]:
-        """Give the settings of a new bucket: those of every bucket, with ttls for single entries."""
+        """Return the settings of a new bucket: those of every bucket, with ttls for single entries."""
         return {
             "name": self.stream,
             "description": "locks of caslock",
@@ -124,7 +124,7 @@ class Verbs:
         return (yield from self._write(self.subject(key), version, b"", {_OPERATION: "DEL", _TTL: f"{_MARKER}s"})).entry
 
     def look(self, key: str) -> Generator[Ask, Message, int]:
-        """Give the version that is there, or `ABSENT`."""
+        """Return the version that is there, or `ABSENT`."""
         entry = (yield from self._look(self.subject(key))).entry
         return ABSENT if entry is None else entry.version
 
@@ -141,7 +141,7 @@ class Verbs:
         return Page(pairs, found.sequence)
 
     def about(self) -> Generator[Ask, Message, dict[str, Any] | None]:
-        """Give the settings and the state of the bucket; None: there is none."""
+        """Return the settings and the state of the bucket; None: there is none."""
         try:
             return sound((yield Ask.api(f"STREAM.INFO.{self.stream}")))
         except RefusedError as refused:
@@ -197,7 +197,7 @@ class Verbs:
             expected = found.sequence
 
     def _expected(self, subject: str, version: int, *, removes: bool) -> int | None:
-        """Give the sequence that a write has to find; None: it can't find any."""
+        """Return the sequence that a write has to find; None: it can't find any."""
         marker = self._marker(subject)
         if version == ABSENT:
             return None if removes else marker
@@ -209,7 +209,7 @@ class Verbs:
         return self._remember(subject, Found(None, 0) if message is None else _found(message))
 
     def _marker(self, subject: str) -> int:
-        """Give the sequence of a marker that may still be there."""
+        """Return the sequence of a marker that may still be there."""
         marker = self._markers.get(subject)
         if marker is None or marker.ends < monotonic():
             self._markers.pop(subject, None)
@@ -226,7 +226,7 @@ class Verbs:
         return found
 
     def _key(self, message: Mapping[str, Any]) -> str:
-        """Give the key of a message; "" for one that another program has written, and that no key has."""
+        """Return the key of a message; "" for one that another program has written, and that no key has."""
         subject = str(message["subject"])
         name = _headers(message).get(_KEY) or subject.removeprefix(self._subjects)
         key = re.sub(rb"=([0-9A-F]{2})", lambda found: bytes.fromhex(found[1].decode()), name.encode()).decode(

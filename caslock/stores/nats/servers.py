@@ -39,10 +39,10 @@ _OTHER_STREAM: Final = 10058
 
 
 class Connection(Generic[L]):
-    """A link, and what is said on it."""
+    """A link, and the state of the protocol on it."""
 
     def __init__(self, link: L) -> None:
-        """Take a link on which nothing was said yet."""
+        """Take a link on which nothing was sent yet."""
         self.link = link
         self.wire: Wire = Wire()
         self.generation: int = link.generation
@@ -63,14 +63,14 @@ class Connection(Generic[L]):
         return message
 
     async def hear(self, subscription: str, ends: float) -> Message:
-        """Give the next message of a subscription, also one that came before the last answer."""
+        """Return the next message of a subscription, also one that came before the last answer."""
         while True:
             message = self._heard.popleft() if self._heard else await self.next(ends)
             if message.subscription == subscription:
                 return message
 
     async def next(self, ends: float) -> Message:
-        """Give the next message that comes by the moment `ends`; else raises TimeoutError."""
+        """Return the next message that comes by the moment `ends`; else raises TimeoutError."""
         while True:
             message = self.wire.next()
             if message is None:

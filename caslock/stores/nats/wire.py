@@ -99,13 +99,13 @@ class Wire:
         return message.verb == "MSG" and message.subject == f"{self._inbox}.{self._asked}"
 
     def subscribe(self, subject: str) -> tuple[str, bytes]:
-        """Give the name of a new subscription, and what makes it; it ends by itself after some messages."""
+        """Return the name of a new subscription, and what makes it; it ends by itself after some messages."""
         self._subscribed += 1
         name = str(self._subscribed)
         return name, f"SUB {subject} {name}\r\nUNSUB {name} {_MOST}\r\n".encode()
 
     def unsubscribe(self, name: str) -> bytes:
-        """Give what ends a subscription."""
+        """Return what ends a subscription."""
         return f"UNSUB {name}\r\n".encode()
 
     def feed(self, piece: bytes) -> None:
@@ -115,7 +115,7 @@ class Wire:
         self._received += piece
 
     def next(self) -> Message | None:
-        """Give the next that is whole, or None; raises NotNatsError."""
+        """Return the next that is whole, or None; raises NotNatsError."""
         end = self._received.find(b"\n")
         begin = bytes(self._received[:8])
         if len(begin) > 4 and not _KNOWN.match(begin):  # noqa: PLR2004 - the length of a verb
@@ -152,7 +152,7 @@ class Wire:
 
 
 def headers_of(block: bytes) -> tuple[str, dict[str, str]]:
-    """Give the status of a block of headers, "" if it has none, and the headers."""
+    """Return the status of a block of headers, "" if it has none, and the headers."""
     first, *lines = block.decode(errors="replace").split("\r\n")
     pairs = [line.partition(":") for line in lines if line]
     return first[len(_BEGIN) :].strip()[:3], {name: value.strip() for name, _, value in pairs}

@@ -79,7 +79,7 @@ class Cluster(Generic[N]):
         """Do nothing: a cluster has no name of its own."""
 
     async def nodes(self) -> list[N]:
-        """Give all nodes that have slots."""
+        """Return all nodes that have slots."""
         await self._load()
         return [self._node(address) for address in sorted(set(self._slots.values()))]
 

@@ -100,7 +100,7 @@ class Connections(ABC, Generic[L]):
             return await self.ask(request, within)
 
     async def server_id(self) -> str | None:
-        """Give the run id of the server, and the database; None: it does not say.
+        """Return the run id of the server, and the database; None: it does not say.
 
         It is asked each time: whoever knew it from before a restart would take keys in another order than all others.
         """
@@ -112,7 +112,7 @@ class Connections(ABC, Generic[L]):
             return None
 
     async def nodes(self) -> list[Self]:
-        """Give the connections to each server that has keys."""
+        """Return the connections to each server that has keys."""
         return [self]
 
     @abstractmethod
@@ -121,7 +121,7 @@ class Connections(ABC, Generic[L]):
 
     @abstractmethod
     def _ready(self, request: Request[Any], now: float, within: float | None, /) -> L | None:
-        """Give an open connection, if there is one."""
+        """Return an open connection, if there is one."""
 
     @abstractmethod
     async def _connect(self, request: Request[Any], ends: float, /) -> L:

@@ -1,4 +1,4 @@
-"""What an error of redis-py or of the server means: which of caslock's errors, in words that show no secret."""
+"""Turns an error of redis-py or of the server into one of caslock's, whose text shows no secret."""
 
 from __future__ import annotations
 

@@ -95,21 +95,21 @@ class Request(NamedTuple, Generic[T_co]):
     """How long the server may wait after the first reply."""
 
     def packet(self) -> bytes:
-        """Give its bytes."""
+        """Return its bytes."""
         return self.before + packed(self.command)
 
     def in_full(self) -> Request[T_co]:
-        """Give the same with the script itself, for a server that does not know its digest."""
+        """Return the same with the script itself, for a server that does not know its digest."""
         if self.script is None:
             return self
         return self._replace(command=(b"EVAL", self.script.text, *self.command[2:]), script=None)
 
     def asking(self) -> Request[T_co]:
-        """Give the same for a node that is about to get the slot; it does not wait."""
+        """Return the same for a node that is about to get the slot; it does not wait."""
         return self._replace(before=_ASKING, replies=2, seconds=0.0)
 
     def alone(self) -> Request[T_co]:
-        """Give the same with one key: it can be served while the slot moves, and wakes nobody."""
+        """Return the same with one key: it can be served while the slot moves, and wakes nobody."""
         if self.script is not _REMOVE or self.command[2] != b"3":
             return self
         return self._replace(command=(*self.command[:3], self.name, self.name, self.name, *self.command[6:]))
@@ -185,7 +185,7 @@ class Requests:
         raise StoreError("unexpected answer to SCAN")
 
     def _key(self, name: Reply) -> str:
-        """Give the key of a stored name; empty: it is another program's, or that of a key's waiters or tokens."""
+        """Return the key of a stored name; empty: it is another program's, or that of a key's waiters or tokens."""
         try:
             key = name.removeprefix(self._prefix).decode() if isinstance(name, bytes) else ""
         except UnicodeDecodeError:
@@ -206,11 +206,11 @@ class Requests:
         return [self.name(key) for key in keys]
 
     def name(self, key: str) -> bytes:
-        """Give the bytes of the whole name of a key; raises ValueError for one that can be no key."""
+        """Return the bytes of the whole name of a key; raises ValueError for one that can be no key."""
         return self._prefix + check_key(key)
 
     def _beside(self, name: bytes) -> tuple[bytes, bytes]:
-        """Give the names of a key's waiters and tokens, in its slot; the key itself, twice, where there can be none."""
+        """Return the names of a key's waiters and tokens, in its slot; the key itself twice: it can have none."""
         if self._cluster:
             start = name.find(b"{")
             if start < 0 or name.find(b"}", start + 1) <= start + 1:  # no hash tag that they would share
@@ -262,11 +262,11 @@ _entry_there: Final = partial(_entry, b"")
 
 
 def checked_put(value: bytes, version: int, ttl: float) -> tuple[bytes, bytes]:
-    """Give the expected version and the ttl in ms as arguments of a script; raises ValueError for bad ones."""
+    """Return the expected version and the ttl in ms as arguments of a script; raises ValueError for bad ones."""
     check_put(value, ttl, _LONGEST_TTL)
     return b"0" if version == ABSENT else checked_version(version), b"%d" % math.ceil(ttl * 1000)
 
 
 def checked_version(version: int) -> bytes:
-    """Give an expected version as an argument of a script; "-" stands for one that no entry has."""
+    """Return an expected version as an argument of a script; "-" stands for one that no entry has."""
     return b"%d" % version if 0 < version <= LAST_VERSION else b"-"  # which no entry begins with

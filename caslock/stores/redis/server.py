@@ -88,7 +88,7 @@ class Server:
         """What follows requests, and has a reply of its own; nothing without replicas."""
 
     def opener(self, address: Address | None = None) -> Callable[[], Untyped]:
-        """Give the maker of connections to a node, or to the only server there is."""
+        """Return the maker of connections to a node, or to the only server there is."""
         settings, kind = self._settings(self._pool), self._pool.connection_class
         if address:
             settings["host"], settings["port"] = address
@@ -106,7 +106,7 @@ class Server:
             raise self.failures.too_few(self.replicas, acknowledged)
 
     def _settings(self, pool: Untyped) -> dict[str, Untyped]:
-        """Give the settings of a pool's connections without its retries, its pings and what can stretch a timeout."""
+        """Return the settings of a pool's connections without its retries, its pings and what can stretch a timeout."""
         settings = {name: setting for name, setting in pool.connection_kwargs.items() if not name.startswith(_LEFT_OUT)}
         timeout = _TIMEOUT
         for name in ("socket_timeout", "socket_connect_timeout"):  # the second is the first if it is not set
@@ -148,7 +148,7 @@ class _Primary:
 
 
 def _pool(client: Untyped, *kinds: Untyped) -> Untyped:
-    """Give the pool of a client; only its settings are used."""
+    """Return the pool of a client; only its settings are used."""
     if not isinstance(client, kinds[0]):
         needed, other, given = (f"{each.__module__}.{each.__qualname__}" for each in (*kinds, type(client)))
         raise TypeError(f"the client must be a {needed} or a {other}, not {given}")
@@ -158,7 +158,7 @@ def _pool(client: Untyped, *kinds: Untyped) -> Untyped:
 
 
 def _cluster_pool(client: Untyped, node: Address, *, awaits: bool) -> Untyped:
-    """Give a pool with the settings that a cluster's client has for each of its nodes."""
+    """Return a pool with the settings that a cluster's client has for each of its nodes."""
     settings = dict(client.get_connection_kwargs())
     for name in ("path", "url", "redis_connect_func"):  # the last one would allow reading from replicas
         settings.pop(name, None)
@@ -174,7 +174,7 @@ def _cluster_pool(client: Untyped, node: Address, *, awaits: bool) -> Untyped:
 
 
 def _timely(kind: Untyped, timeout: float, connect_timeout: float) -> Untyped:
-    """Give a kind of connection whose every step of connecting ends by the moment `ends`.
+    """Return a kind of connection whose every step of connecting ends by the moment `ends`.
 
     redis-py has a timeout for each address of a host name, and one for each of some five requests to introduce itself;
     but it looks each of them up when it needs it.

@@ -191,7 +191,7 @@ def _settings(target: Target) -> dict[str, Any]:
 
 
 def _connect_by(target: Target, *, awaits: bool) -> Callable[[], Any]:
-    """Give a function that opens a connection of the driver, which nobody else will use."""
+    """Return a function that opens a connection of the driver, which nobody else will use."""
     given = target.given
     if isinstance(given, AsyncEngine):
         return lambda: _detached_later(given)

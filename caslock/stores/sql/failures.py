@@ -1,4 +1,4 @@
-"""What an error of a driver or of the server means: which of caslock's errors, in words that show no secret."""
+"""Turns an error of a driver or of the server into one of caslock's, whose text shows no secret."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Failures:
         return failed
 
     def cannot_wait(self, why: str) -> StoreUnavailable:
-        """Give the error of a wait that nobody could end."""
+        """Return the error of a wait that nobody could end."""
         return StoreUnavailable(f"{self._location} can't serve another waiter now: {why}", sent=False)
 
     def _masked(self, text: str) -> str:
@@ -104,7 +104,7 @@ def _is_refusal(driver: BaseException, code: str, text: str, *, sent: bool) -> b
 
 
 def _code(driver: BaseException | None) -> str:
-    """Give the SQLSTATE of PostgreSQL, or MySQL's number of the error; "" if the server has not said any."""
+    """Return the SQLSTATE of PostgreSQL, or MySQL's number of the error; "" if the server has not said any."""
     code = getattr(driver, "sqlstate", None) if _is_of_postgresql(driver) else _number(driver)
     return str(code or "")
 
@@ -120,7 +120,7 @@ def _number(driver: BaseException | None) -> int | None:
 
 
 def _text(driver: BaseException) -> str:
-    """Give what the driver says, in one line."""
+    """Return what the driver says, in one line."""
     if isinstance(driver, exc.TimeoutError):
         return "all connections of this process are in use"
     if isinstance(driver, TimeoutError | OSError):

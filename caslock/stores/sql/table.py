@@ -220,7 +220,7 @@ def with_table(verb: Generator[Request, Reply, _T]) -> Generator[Request, Reply,
 
 
 def name_of(key: str) -> tuple[bytes, bytes | None]:
-    """Give the name of a key's row, and the key in bytes if it is too long to be the name."""
+    """Return the name of a key's row, and the key in bytes if it is too long to be the name."""
     name = check_key(key)
     if len(name) <= _LONGEST_NAME:
         return name, None
@@ -229,12 +229,12 @@ def name_of(key: str) -> tuple[bytes, bytes | None]:
 
 
 def place_of(name: bytes) -> int:
-    """Give the number by which a key is waited for: that of an advisory lock, and of a channel."""
+    """Return the number by which a key is waited for: that of an advisory lock, and of a channel."""
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, person=b"caslock").digest(), "big", signed=True)
 
 
 def look_at(name: bytes, version: int) -> str:
-    """Give a statement for PostgreSQL whose one row is true as long as the entry has this version."""
+    """Return a statement for PostgreSQL whose one row is true as long as the entry has this version."""
     escaped = "".join(chr(byte) if byte in _PLAIN else rf"\\{byte:03o}" for byte in name)
     return (
         f"SELECT true FROM caslock WHERE name = decode(E'{escaped}', 'escape') AND version = {version:d}"  # noqa: S608 - all but `_PLAIN` is escaped
@@ -247,7 +247,7 @@ CHANNEL: Final = "caslock"
 
 
 def _wake() -> ColumnElement[int]:
-    """Give 0, and notify those who wait for the key, if there are any.
+    """Return 0, and notify those who wait for the key, if there are any.
 
     They share an advisory lock, which we then can't have.  All transactions that notify commit one after the other,
     each with a write to the disk of its own; so those of keys that nobody waits for must not.

@@ -61,7 +61,7 @@ class AsyncTairStore(AsyncRedisVerbs):
 
 
 def as_redis(url: str) -> str:
-    """Give the URL as redis-py reads it; raises ValueError for another scheme, and quotes nothing of the URL."""
+    """Return the URL as redis-py reads it; raises ValueError for another scheme, and quotes nothing of the URL."""
     scheme, _, rest = url.partition("://")
     if scheme.lower() not in ("tair", "tairs"):
         raise ValueError("a Tair URL begins with tair:// or, for TLS, tairs://")

@@ -180,7 +180,7 @@ def _addresses(hosts: Sequence[tuple[str, int]]) -> tuple[list[_Address], Except
 
 
 def _failure(answers: Sequence[object]) -> Exception | None:
-    """Give what a transaction has failed for: all its other operations have errors that name no reason."""
+    """Return what a transaction has failed for: all its other operations have errors that name no reason."""
     errors = [each for each in answers if isinstance(each, Exception)]
     reasons = [each for each in errors if not isinstance(each, RolledBackError | RuntimeInconsistency)]
     return next(iter(reasons or errors), None)

@@ -164,7 +164,7 @@ class ZooKeeperStore(Closing):
         self._idle.end()
 
     def _at(self, path: str, version: int, ends: float) -> Znode | None:
-        """Give the entry, from memory if it had this version and is not over."""
+        """Return the entry, from memory if it had this version and is not over."""
         known = self._known.get(path)
         if known is None or known.entry.version != version or known.ends <= monotonic():
             return self._look(path, ends)
@@ -176,7 +176,7 @@ class ZooKeeperStore(Closing):
         return self._found(path, look, ends)
 
     def _found(self, path: str, look: Reply, ends: float) -> Znode | None:
-        """Give the entry that was read, unless it has expired: then it is deleted."""
+        """Return the entry that was read, unless it has expired: then it is deleted."""
         if isinstance(look.error, NoNodeError):
             self._known.pop(path, None)
             return None

@@ -61,7 +61,7 @@ class Clock(NamedTuple):
     """When its answer came, on our own clock."""
 
     def left(self, znode: Znode, now: float) -> float:
-        """Give the seconds for which a lease may go on after `now`, by a clock that has reached this time at least."""
+        """Return the seconds for which a lease may go on after `now`: this clock shows at least this time by then."""
         ends = znode.written + znode.ttl + 1  # both times are cut to milliseconds
         return (ends - self.time) / 1000 - (now - self.seen)
 
@@ -78,13 +78,13 @@ def path_of(root: str, key: str) -> str:
 
 
 def key_of(name: str) -> str | None:
-    """Give the key of a znode's name; None: no key has that name."""
+    """Return the key of a znode's name; None: no key has that name."""
     key = unquote(name)
     return key if 0 < len(key) <= MAX_KEY and path_of("", key) == f"/{name}" else None
 
 
 def data_of(value: bytes, ttl: float, guard: str) -> bytes:
-    """Give what is written; raises ValueError for a value or a ttl that can't be kept."""
+    """Return what is written; raises ValueError for a value or a ttl that can't be kept."""
     check_put(value, ttl, _LONGEST)
     return b"caslock %d %b\n%b" % (math.ceil(ttl * 1000), guard.encode(), value)
 
@@ -98,7 +98,7 @@ def read(data: bytes | None, stat: Any) -> Znode | None:  # noqa: ANN401 - kazoo
 
 
 def znode_of(value: bytes, guard: str, stat: Any, ttl: float) -> Znode:  # noqa: ANN401 - kazoo comes without types
-    """Give what was written."""
+    """Return what was written."""
     return Znode(Entry(value, stat.mzxid), guard, stat.version, stat.mtime, math.ceil(ttl * 1000))
 
 
