@@ -419,7 +419,7 @@ def test_a_rollback_of_the_user_does_not_release_a_lock(database: Database) -> N
 def test_errors_of_a_url_tell_what_to_write() -> None:
     """What is not a URL of a database, or names another driver, is refused before any I/O."""
     cases: list[tuple[Any, type[Exception], str]] = [
-        ("sqlite:///x.db", ValueError, "begins with postgresql://"),
+        ("sqlite:///x.db", ValueError, "the database must be PostgreSQL"),
         ("postgresql+psycopg2://localhost", ValueError, "needs the driver psycopg"),
         ("mysql+asyncmy://localhost", ValueError, "needs the driver pymysql"),
         ("postgresql://localhost?timeout=soon", ValueError, "number of seconds"),

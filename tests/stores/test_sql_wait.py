@@ -392,7 +392,7 @@ def test_another_socket_may_have_the_number_of_one_that_was_lost(postgresql_serv
         loop, heard = asyncio.get_running_loop(), asyncio.Event()
         wait = asyncio.ensure_future(store.wait_while(key, entry.version, LONG))
         assert await asyncio.to_thread(until, lambda: server.listeners(key))
-        listener = store._waits.mine()._listener
+        listener = store._waits.here()._listener
         assert listener is not None
         assert server.end_listeners(key)
         while not listener.problem:  # noqa: ASYNC110 - so that nobody else has run since it was found dead
