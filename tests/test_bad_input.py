@@ -23,6 +23,7 @@ from caslock.protocol import record
 from caslock.protocol.record import MAX_HOLDS
 from caslock.store import MAX_VALUE
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.lasting import Lasting
 from tests.locations import Place, fresh, observed
 
 if TYPE_CHECKING:
@@ -95,6 +96,13 @@ def test_a_min_hold_that_can_not_be_kept_is_refused(
         make(STORE, "key", **settings)
     make(STORE, "key", min_hold=2, max_hold=2)
     make(STORE, "key", min_hold=604_800)
+
+
+@every_lock
+def test_a_min_hold_is_refused_where_no_record_ends_by_itself(make: Callable[..., Making]) -> None:
+    """The key of a nightly job would be taken in the next night, or for ever."""
+    with pytest.raises(ValueError, match=r"a store that ends leases by itself, which untouchable:// does not"):
+        make(Lasting(STORE), "key", min_hold=3)
 
 
 def test_the_shortest_lease_can_be_used() -> None:

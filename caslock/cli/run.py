@@ -113,11 +113,6 @@ def command(
 
     run = _Run(program, kill_after)
     with opened(url) as store:
-        if min_hold and not store.traits.expires:
-            raise click.UsageError(
-                f"--min-hold needs a store that ends leases by itself, which {store.traits.location} does not: "
-                "a command that tries once would not get the key again"
-            )
         lock = MultiLock(
             store,
             keys,

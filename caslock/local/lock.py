@@ -11,6 +11,7 @@ from caslock.local.quorum import QuorumState, given_stores, place_of
 from caslock.local.settings import (
     MAX_NOTE_BYTES,
     callback,
+    ends_by_itself,
     lease_time,
     least_hold,
     no_settings,
@@ -150,8 +151,7 @@ class SingleLock(OneKey, Generic[S, H]):
                 released before, and though the process ends then: a short job that several machines begin at about the
                 same time runs once.  The release leaves a record that expires (`Record.kept`), and does not wait.  At
                 most ``max_hold``, and a week; not with `owner`.  The lease of a holder that dies ends after `ttl`, as
-                ever.  Not for a store whose ``traits.expires`` is False: a process that tries once and ends never gets
-                such a key.  None: the key is free at its release.
+                ever.  Not at a store whose ``traits.expires`` is False.  None: the key is free at its release.
             on_lost: called once with the hold when the lease is lost, from a background thread (in asyncio:
                 from the event loop, which it must not block).  At most 8 such threads run at one time.  Each loss is
                 logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is
@@ -171,6 +171,8 @@ class SingleLock(OneKey, Generic[S, H]):
             raise no_such_setting(unknown)
         runtime = type(self)._runtime(store)
         check_key(key)
+        if min_hold is not None:
+            ends_by_itself(runtime.store.traits)
         given = Settings(
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )

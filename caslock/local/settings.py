@@ -12,6 +12,8 @@ from caslock.protocol.record import json_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from caslock.store import Traits
+
 T = TypeVar("T")
 
 
@@ -78,6 +80,16 @@ def least_hold(value: float | None, max_hold: float, owner: str | None) -> float
         )
         raise ValueError(message)
     return checked
+
+
+def ends_by_itself(traits: Traits) -> None:
+    """Check that a store ends what a release with `min_hold` leaves there."""
+    if not traits.expires:
+        message = (
+            f"min_hold needs a store that ends leases by itself, which {traits.location} does not: "
+            "a process that tries once would not get the key again"
+        )
+        raise ValueError(message)
 
 
 def waiting(value: float | None) -> float | None:
