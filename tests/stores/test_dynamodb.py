@@ -411,6 +411,7 @@ def test_a_store_for_asyncio_serves_every_loop(dynamodb_server: Server) -> None:
     ("url", "location"),
     [
         ("dynamodb://eu-central-1", "dynamodb://eu-central-1/caslock"),
+        ("dynamodb://local?endpoint=http://127.0.0.1:8000", "dynamodb://local/caslock?endpoint=http://127.0.0.1:8000"),
         ("dynamodb://us-gov-west-1/my.locks_1-a/?timeout=3", "dynamodb://us-gov-west-1/my.locks_1-a"),
         (
             "dynamodb://eu-central-1/locks?endpoint=http%3A%2F%2Flocalhost%3A8000/",
@@ -433,6 +434,7 @@ def test_the_location_names_region_table_and_endpoint(url: str, location: str) -
         ("dynamodb://", "a DynamoDB URL is"),
         ("dynamodb://localhost:8000/locks", "a DynamoDB URL is"),
         ("dynamodb://key:secret@eu-central-1/locks", "a DynamoDB URL is"),
+        ("dynamodb://locks", "locks is no region of AWS, such as eu-central-1: a DynamoDB URL is"),
         ("dynamodb://eu-central-1/locks#f", "a DynamoDB URL is"),
         ("dynamodb://eu-central-1/locks?prefix=p", "a DynamoDB URL is"),
         ("dynamodb://eu-central-1/lo", "a table of DynamoDB has a name"),

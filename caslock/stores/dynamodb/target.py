@@ -23,6 +23,7 @@ _FORM: Final = (
     "a DynamoDB URL is dynamodb://region/table, with ?timeout= and, for another server than that of AWS, "
     "?endpoint=http://host:port"
 )
+_REGION: Final = re.compile(r"[a-z]+(-[a-z]+)+-\d+")
 _OF_AWS: Final = re.compile(r"https://[^/]+\.(amazonaws\.com(\.cn)?|api\.aws)/?")
 
 
@@ -113,6 +114,8 @@ def _of_url(url: str, table: str | None, timeout: float | None) -> Target:
     if parts.scheme != "dynamodb" or parts.fragment or not re.fullmatch(r"[a-z0-9-]+", parts.netloc):
         raise ValueError(_FORM)
     no_other_options(options, ("timeout", "endpoint"), _FORM)
+    if "endpoint" not in options and not _REGION.fullmatch(parts.netloc):
+        raise ValueError(f"{parts.netloc} is no region of AWS, such as eu-central-1: {_FORM}")
     timeout = timeout_of(options, timeout, "a DynamoDB")
     in_url = parts.path.strip("/")
     if in_url and table is not None:
