@@ -465,3 +465,31 @@ def _hold(url: str, key: str, pipe: Any) -> None:  # noqa: ANN401 - a connection
                 released = time.time()
             pipe.send(released)
             pipe.recv()
+
+
+@pytest.mark.long
+def test_a_server_without_room_for_another_lock_is_asked_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A release needs an advisory lock to learn whether anybody waits; that it can't have one now is no refusal."""
+    import psycopg  # noqa: PLC0415 - an optional package
+
+    room = ("-c", "max_locks_per_transaction=10", "-c", "max_connections=10")
+    with (
+        private(POSTGRESQL, tmp_path_factory.mktemp("full"), *room) as server,
+        SQLStore(server.url, timeout=10) as store,
+    ):
+        entry = put(store, "key")
+        with psycopg.connect(server.url, autocommit=True) as other:
+            other.execute("SELECT 1 FROM caslock")
+            with contextlib.suppress(psycopg.errors.OutOfMemory):
+                for number in range(10_000):
+                    other.execute(f"SELECT pg_advisory_lock({number})")
+            with pytest.raises(StoreUnavailable, match="shared memory") as caught:
+                store.invalidate("key", entry.version)
+            assert not caught.value.sent
+        assert until(lambda: _is_gone(store, entry))
+
+
+def _is_gone(store: Store, entry: Entry) -> bool:
+    with contextlib.suppress(StoreUnavailable):
+        return store.invalidate("key", entry.version) is None
+    return False

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 _MISSING: Final = ("42P01", "1146")
 _EXISTS: Final = ("23505", "42P07", "42710", "1050")  # two connections have made the table at the same moment
 # The server has given up the statement, and nothing of it was applied: by a timeout, for a deadlock, or for others.
-_NOT_NOW: Final = re.compile("40...|53300|55P03|57014|57P03|1040|1203|1205|1213|1969|3024")
+_NOT_NOW: Final = re.compile("40...|53[23]00|55P03|57014|57P03|1040|1203|1205|1213|1969|3024")
 _NO_ANSWER: Final = re.compile("08...|57...|XX000|1053|1158|1159|1160|1161|1317|1927|2...|3169|4031|0|")
-_BUSY: Final = re.compile("starting up|shutting down|recovery|too many|remaining connection slots|not yet accepting")
+_BUSY: Final = re.compile(
+    "starting up|shutting down|recovery|out of (shared )?memory|too many|remaining connection slots|not yet accepting"
+)
 _ADVICE: Final = {
     "25006": "Connect to the primary, not to a replica.",
     "1290": "Connect to the primary, not to a replica.",
