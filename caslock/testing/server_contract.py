@@ -10,6 +10,7 @@ client that retries by itself hides that a request may have been applied twice.
 from __future__ import annotations
 
 import contextlib
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from uuid import uuid4
@@ -23,7 +24,7 @@ from caslock.testing.steps import put
 from caslock.testing.trial import Trial, can, until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from caslock.store import AsyncClosableStore, AsyncStore, ClosableStore, Store
     from caslock.testing.proxy import Kind
@@ -111,15 +112,20 @@ class ServerContract:
         _each_verb(caslock_server, freeze)
 
     def test_a_server_that_never_speaks_is_given_up_in_time(self, caslock_server: StoreServer | None) -> None:
-        """A server that accepts a connection, and then says nothing at all, is not waited for any longer."""
+        """A server that accepts a connection, and then says nothing at all, is not waited for any longer.
+
+        Its connection is closed, and not left to the garbage collector.
+        """
 
         def freeze(trial: Trial) -> None:
             trial.prepare()
             trial.proxy.decide = lambda _: Passage("drop request")
             trial.must_fail()
+            trial.must_be_disconnected("after a request to which the server said nothing")
             trial.must_answer_rightly()
 
-        _each_verb(caslock_server, freeze)
+        with _uncollected():
+            _each_verb(caslock_server, freeze)
 
     def test_another_protocol_is_an_error(self, caslock_server: StoreServer | None) -> None:
         """At a server that is not one of the store's, each verb raises StoreError or StoreUnavailable, in time."""
@@ -180,6 +186,18 @@ class ServerContract:
             trial.must_be_disconnected(when)
 
         _each_verb(caslock_server, close)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Have no garbage collected."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _must_not_be_sent(trial: Trial) -> None:

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import URL, Engine, create_engine, make_url
@@ -134,7 +135,7 @@ def async_engine_of(target: Target) -> AsyncEngine:
     connect = _connect_by(target, awaits=True)
 
     async def connected() -> Any:  # noqa: ANN401 - a connection of some driver
-        connection = await connect()
+        connection = await _opened_later(connect)
         if target.backend == "postgresql":
             _never_cancel_first(connection)
         else:
@@ -152,7 +153,7 @@ def connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some
 
 async def async_connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
     """The same for asyncio; it has no limit of its own."""
-    return await _connect_by(target, awaits=True)()
+    return await _opened_later(_connect_by(target, awaits=True))
 
 
 def begin(target: Target) -> None:
@@ -301,6 +302,7 @@ def _bounded(connect: Callable[[], Any], target: Target) -> Any:  # noqa: ANN401
                 with connection.cursor() as cursor:
                     cursor.execute(_settings_of_a_session(target))
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            _let_go(error)
             outcome.set_exception(error)
         else:
             outcome.set_result(connection)
@@ -311,6 +313,21 @@ def _bounded(connect: Callable[[], Any], target: Target) -> Any:  # noqa: ANN401
     if target.backend == "postgresql":
         _wait_until_the_end(connection)
     return connection
+
+
+async def _opened_later(connect: Callable[[], Any]) -> Any:  # noqa: ANN401 - a connection of some driver
+    try:
+        return await connect()
+    except BaseException as error:
+        _let_go(error)
+        raise
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Close what could not be opened: psycopg leaves a socket to its frames, which the error keeps, in a cycle."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _close_late(outcome: Future[Any]) -> None:
