@@ -257,6 +257,7 @@ def test_a_url_that_cannot_be_meant(make: Callable[[str], object], url: str, sen
         "sqlite:///locks.db?timout=3",
         "memcached://localhost?timout=3",
         "postgresql://no.such.host/db?timout=3",
+        "mysql://no.such.host/db?timout=3",
         "zookeeper://localhost?timout=3",
         "etcd://localhost?timout=3",
         "nats://localhost?timout=3",

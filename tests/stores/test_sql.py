@@ -255,16 +255,16 @@ def _user(database: Database, name: str) -> Any:  # noqa: ANN401 - a URL of SQLA
 def test_a_wrong_password_is_a_refusal_that_shows_none(
     database: Database, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """It is a `StoreError` that says so; no text of it, of its causes or of the store has the password."""
+    """So is a missing one: a `StoreError` that says so; no text of it, its causes or the store has the password."""
     if database.is_mysql:
         url = _user(database, "shy").set(password=f"{SECRET}no")
         where: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(url)
     else:
         where = _with_passwords(tmp_path_factory)
     with where as target:
-        store = database.open(target)
-        for _ in range(2):
-            with pytest.raises(StoreError, match=r"Check the user and the password|password authentication") as caught:
+        stores = [database.open(target), database.open(target.set(password=""))]
+        for store in (*stores, *stores):
+            with pytest.raises(StoreError, match="Check the user and the password") as caught:
                 store.get("k")
             assert not isinstance(caught.value, StoreUnavailable)
             told = "".join(traceback.format_exception(caught.value)) + repr(store.traits) + repr(store)

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -30,6 +31,8 @@ _DRIVERS: Final = {
     "postgresql": {False: "psycopg", True: "psycopg"},
     "mysql": {False: "pymysql", True: "asyncmy"},
 }
+_WHOSE: Final = {"psycopg": "libpq", "pymysql": "PyMySQL"}
+_OF_SQLALCHEMY: Final = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_check_hostname", "ssl_cipher", "ssl_key")
 _PORTS: Final = {"postgresql": 5432, "mysql": 3306}
 _MOMENT: Final = threading.local()  # when the verb of this thread ends
 
@@ -98,8 +101,8 @@ def target_of(target: str | URL | Engine | AsyncEngine, timeout: float | None, *
         timeout = timeout_of(options, timeout, "a database")
         url = url.difference_update_query(["timeout"])
         url = url.set(drivername=f"{backend}+{known}")
-        if backend == "postgresql":
-            no_other_options(url.query, _of_libpq(), "the options of a postgresql:// URL are ?timeout= and libpq's")
+        usage = f"the options of a {backend}:// URL are ?timeout= and those of {_WHOSE.get(known, known)}"
+        no_other_options(url.query, _options_of(known), usage)
     return Target(url, backend, check_timeout("timeout", TIMEOUT if timeout is None else timeout), given)
 
 
@@ -112,10 +115,14 @@ def _read(target: str | URL) -> URL:
         ) from None
 
 
-def _of_libpq() -> list[str]:
-    from psycopg import pq  # noqa: PLC0415 - an optional package
+def _options_of(driver: str) -> list[str]:
+    """Name what a URL may have for this driver, beside the timeout."""
+    if driver == "psycopg":
+        from psycopg import pq  # noqa: PLC0415 - an optional package
 
-    return ["timeout", *(option.keyword.decode() for option in pq.Conninfo.get_defaults())]
+        return ["timeout", *(option.keyword.decode() for option in pq.Conninfo.get_defaults())]
+    connection = import_module(f"{driver}.connection{'s' if driver == 'pymysql' else ''}").Connection
+    return ["timeout", *signature(connection.__init__).parameters, *_OF_SQLALCHEMY]
 
 
 def engine_of(target: Target) -> Engine:

@@ -27,6 +27,7 @@ _ADVICE: Final = {
     "1792": "Connect to the primary, not to a replica.",
     "1836": "Connect to the primary, not to a replica.",
     "42501": "Grant the user select, insert and update on the table caslock, and create if it is to make it.",
+    "1044": "Grant the user select, insert and update on the table caslock, and create if it is to make it.",
     "1142": "Grant the user select, insert and update on the table caslock, and create if it is to make it.",
     "28P01": "Check the user and the password.",
     "28000": "Check the user and the password.",
@@ -35,6 +36,20 @@ _ADVICE: Final = {
     "3D000": "Make that database first.",
     "1049": "Make that database first.",
 }
+# While it connects, psycopg passes on what the server has said, but not its code.
+_ADVICE_BY_WORDS: Final = {
+    "password authentication failed|no password supplied": "Check the user and the password.",
+    "no pg_hba.conf entry": "Admit the user in the server's pg_hba.conf.",
+    'database ".*" does not exist': "Make that database first.",
+}
+# What libpq puts around the reason: the place again, and guesses.
+_AROUND: Final = re.compile(
+    r"connection failed: |connection to server (at|on) .*? failed: |"
+    r"failed to resolve host '.*?': (\[Errno -?\d+\] )?|"
+    r"\s+Is the server running .*\?|\s+This probably means the server terminated .* the request\.",
+)
+_OTHER: Final = re.compile("invalid response to SSL negotiation|expected authentication|Packet sequence number wrong")
+_NO_HOST: Final = 2003
 
 
 class Failures:
@@ -55,10 +70,12 @@ class Failures:
         if _NOT_NOW.fullmatch(code) or (not sent and _BUSY.search(text)):
             failed = StoreUnavailable(f"{self._location} can't serve it now ({text}). Try again later.", sent=False)
         elif not _is_refusal(driver, code, text, sent=sent):
+            if not sent and _OTHER.search(text):
+                text = f"another kind of server answers there: {text}"
             say = f"gave no answer, and may have applied the request ({text})" if sent else f"is unreachable ({text})"
             failed = StoreUnavailable(f"{self._location} {say}", sent=sent)
         else:
-            advice = next((_ADVICE[each] for each in (code, *re.findall(r"\b\w{4,5}\b", text)) if each in _ADVICE), "")
+            advice = _advice(code, text)
             failed = StoreError(f"{self._location} has refused the request ({text}). {advice}".rstrip())
         failed.__cause__ = error
         return failed
@@ -93,6 +110,12 @@ def is_forbidden(error: exc.DBAPIError) -> bool:
     return _code(error.orig) == "42501"
 
 
+def _advice(code: str, text: str) -> str:
+    codes = (code, *re.findall(r"\b\w{4,5}\b", text))
+    found = (_ADVICE[each] for each in codes if each in _ADVICE)
+    return next(found, "") or next((say for words, say in _ADVICE_BY_WORDS.items() if re.search(words, text)), "")
+
+
 def _is_refusal(driver: BaseException, code: str, text: str, *, sent: bool) -> bool:
     """Tell whether the server, or the driver, has said no for good."""
     if isinstance(driver, TypeError | ValueError):  # an option that the driver does not know
@@ -100,8 +123,8 @@ def _is_refusal(driver: BaseException, code: str, text: str, *, sent: bool) -> b
     if not (_is_of_postgresql(driver) or _number(driver)):
         return False
     if _NO_ANSWER.fullmatch(code):
-        # While it connects, psycopg passes on what the server has said, but not its code.
-        return not sent and _is_of_postgresql(driver) and ("FATAL" in text or "connection option" in text)
+        said = any(words in text for words in ("FATAL", "connection option", "no password supplied"))
+        return not sent and _is_of_postgresql(driver) and said
     return True
 
 
@@ -127,5 +150,8 @@ def _text(driver: BaseException) -> str:
         return "all connections of this process are in use"
     if isinstance(driver, TimeoutError | OSError):
         return reason(driver)
+    below = getattr(driver, "original_exception", None) or driver.__cause__
+    if _number(driver) == _NO_HOST and isinstance(below, OSError):
+        return reason(below)
     told = str(driver.args[1]) if _number(driver) is not None and len(driver.args) > 1 else str(driver)
-    return " ".join((told or type(driver).__name__).split())
+    return _AROUND.sub("", " ".join((told or type(driver).__name__).split()))
