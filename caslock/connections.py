@@ -151,7 +151,8 @@ def is_readable(descriptor: int, seconds: float = 0) -> bool:
 
 def reason(problem: BaseException) -> str:
     """Say in a few words, which don't name the place, why a connection could not be opened."""
-    told = str(problem).rstrip(".") or type(problem).__name__
+    closed = isinstance(problem, ConnectionResetError | BrokenPipeError)
+    told = str(problem).rstrip(".") or ("the connection was closed" if closed else type(problem).__name__)
     if isinstance(problem, TimeoutError):
         told = "no answer in time"
     elif failed := _FAILED.search(told):

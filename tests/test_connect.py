@@ -8,6 +8,7 @@ import http.server
 import math
 import os
 import pickle
+import socketserver
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
+from caslock.testing.proxy import foreign_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -578,6 +580,23 @@ def web_server() -> Iterator[str]:
 
 
 @BOTH
+def test_an_unknown_protocol_at_the_port(make: Callable[[str], Any]) -> None:
+    """What begins with neither HTTP nor memcached nor TLS is no Redis either."""
+
+    async def ask(url: str) -> None:
+        async with make(url) as store:
+            answer = store.get("k")
+            if hasattr(answer, "__await__"):
+                await answer
+
+    with (
+        foreign_port(lambda _: b"INFO {}\r\n") as port,
+        pytest.raises(StoreUnavailable, match="speaks another protocol, not Redis"),
+    ):
+        asyncio.run(ask(f"redis://127.0.0.1:{port}"))
+
+
+@BOTH
 def test_another_server_at_the_port(
     make: Callable[[str], Any], web_server: str, redis_server: Server, memcached_server: Server
 ) -> None:
@@ -603,6 +622,47 @@ def test_another_server_at_the_port(
         with pytest.raises(StoreUnavailable, match=sentence) as caught:
             asyncio.run(ask())
         assert not caught.value.sent
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://{}",
+        "rediss://{}",
+        "memcached://{}",
+        "hazelcast://{}",
+        "nats://{}",
+        "etcds://{}",
+        "zookeeper://{}",
+        "postgresql://{}/x",
+        "mysql://{}/x",
+    ],
+)
+def test_a_server_that_hangs_up(make: Callable[[str], Any], url: str) -> None:
+    """What answers no connection is told in words, and not by the name of an exception."""
+
+    class HangUp(socketserver.BaseRequestHandler):
+        """Reads nothing."""
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+
+        async def ask() -> None:
+            async with make(url.format(f"127.0.0.1:{server.server_address[1]}")) as store:
+                answer = store.get("k")
+                if hasattr(answer, "__await__"):
+                    await answer
+
+        try:
+            with pytest.raises(StoreUnavailable, match=r"clos|reset|Lost connection|EOF") as caught:
+                asyncio.run(ask())
+        finally:
+            server.shutdown()
+            thread.join()
+    assert not caught.value.sent
+    assert "Error" not in str(caught.value)
 
 
 SCRIPT = """

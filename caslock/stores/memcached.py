@@ -267,9 +267,14 @@ class MemcachedStore(Closing):
                 raise StoreError(
                     f"{location} does not speak the memcached text protocol without authentication ({problem!r})"
                 ) from problem
+            if unknown:
+                told = f"{location} has too many open connections: raise its limit, -c"
+                raise StoreUnavailable(told, sent=False) from problem
+            closed = isinstance(problem, MemcacheUnexpectedCloseError)
+            told = "the connection was closed" if closed else reason(problem)
             other = isinstance(problem, MemcacheUnknownError | MemcacheUnexpectedCloseError | ConnectionResetError)
             hint = ": is it a memcached without TLS, and not another server? check the host and port" if other else ""
-            raise StoreUnavailable(f"{location} is unreachable ({reason(problem)}){hint}", sent=False) from problem
+            raise StoreUnavailable(f"{location} is unreachable ({told}){hint}", sent=False) from problem
 
     def _open(self, ends: float) -> _Connection:
         """Connect, and learn which start of the server this is and whether locks are safe with it."""

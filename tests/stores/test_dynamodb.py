@@ -25,7 +25,7 @@ from caslock.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, requests
 from caslock.stores.dynamodb.failures import Failures
 from caslock.stores.dynamodb.target import target_of
 from caslock.testing.drive import driven, on_loop
-from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port
+from caslock.testing.proxy import PASS, FaultProxy, Passage, foreign_port, refused_port
 from tests.locations import fresh, until
 from tests.servers import HOST
 
@@ -293,6 +293,31 @@ def test_without_credentials_nothing_is_sent(
         assert not proxy.accepted
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     refusal(lambda: api.open(dynamodb_server.url).get("k"), r"without AWS credentials.*\(nobody\)")
+
+
+def test_another_server_at_the_endpoint_is_named(api: Opening) -> None:
+    """A web server that is no DynamoDB, one without TLS, and one of another protocol are told apart."""
+    with ThreadingHTTPServer((HOST, 0), Silent) as web, foreign_port(lambda _: b"INFO {}\r\n") as other:
+        thread = Thread(target=web.serve_forever)
+        thread.start()
+        try:
+            address = f"{HOST}:{web.server_port}"
+            ask = api.open(f"dynamodb://eu-central-1?endpoint=http://{address}", timeout=10).get
+            refusal(lambda: ask("k"), "does not answer as DynamoDB does")
+            secure = api.open(f"dynamodb://eu-central-1?endpoint=https://{address}", timeout=10).get
+            refusal(lambda: secure("k"), "does not speak TLS")
+            with pytest.raises(StoreUnavailable, match="what answers does not speak HTTP; check the endpoint"):
+                api.open(f"dynamodb://eu-central-1?endpoint=http://{HOST}:{other}", timeout=10).get("k")
+        finally:
+            web.shutdown()
+            thread.join()
+
+
+class Silent(BaseHTTPRequestHandler):
+    """A web server that knows no POST, and keeps no log."""
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
 
 
 @pytest.mark.parametrize(

@@ -571,7 +571,7 @@ def test_a_server_with_no_connection_left(new_memcached: NewServer, open_store: 
     with contextlib.ExitStack() as crowd:
         for _ in range(64):
             crowd.enter_context(socket.create_connection((server.host, server.port)))
-        with pytest.raises(StoreUnavailable) as caught:
+        with pytest.raises(StoreUnavailable, match="has too many open connections: raise its limit, -c") as caught:
             store.get("k")
     assert not caught.value.sent
 

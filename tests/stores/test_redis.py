@@ -24,6 +24,7 @@ from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.cluster import RedisCluster
 from redis.sentinel import Sentinel
 
+import caslock
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, AsyncListingStore, AsyncStore, Entry, ListingStore, Store, Traits
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
@@ -472,7 +473,8 @@ def test_sentinels_that_are_not_there_are_named_without_their_settings() -> None
         with pytest.raises(StoreUnavailable) as caught:
             store.get("k")
     location = f"redis+sentinel://{HOST}:{port}/locks/0"
-    assert str(caught.value) == f"{location} is unreachable (no master found for 'locks')"
+    hint = "check the name; are these Sentinels, and do they need ?sentinel_password=?"
+    assert str(caught.value) == f"{location} is unreachable (no master found for 'locks'): {hint}"
     assert not caught.value.sent
     store.close()
 
@@ -804,6 +806,19 @@ def test_a_password_is_nowhere_to_be_read(api: Api, new_redis: NewServer) -> Non
         admin.execute_command("ACL", "SETUSER", user, "+get")
     assert denied.get("k") is None
     assert denied.traits.location == f"redis://{HOST}:{server.port}/0"
+
+
+def test_a_refusal_says_what_to_do(api: Api, new_redis: NewServer) -> None:
+    """Who may not write in a script is told which rights that needs; and who names a Cluster, that there is none."""
+    server = new_redis()
+    with redis.Redis.from_url(server.url) as admin:
+        admin.execute_command("ACL", "SETUSER", "reader", "on", ">another", "~*", "+@all", "-set")
+    reader = api.open(f"redis://reader:another@{HOST}:{server.port}/0")
+    with pytest.raises(StoreError, match="grant the user eval, evalsha, get, set, del and time"):
+        reader.put_if_version("k", b"v", ABSENT, 5)
+    cluster = caslock.connect(f"redis+cluster://{HOST}:{server.port}")
+    with cluster, pytest.raises(StoreError, match="is in no Redis Cluster; use a URL that names one server"):
+        cluster.get("k")
 
 
 def test_a_server_that_does_not_know_auth_does_not_betray_the_password(api: Api, new_redis: NewServer) -> None:

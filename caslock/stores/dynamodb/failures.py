@@ -58,7 +58,13 @@ _NOT_SENT: Final = (
 _NOT_CONNECTED: Final = ("ClientConnectorError", "NameResolutionError", "NewConnectionError", "gaierror")
 """Of aiohttp, urllib3 and socket: aiobotocore raises an EndpointConnectionError also for a connection that was lost."""
 
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
+_NO_HTTP: Final = ("BadStatusLine", "BadHttpMessage", "ClientResponseError")
+"""Of http.client and aiohttp: what answers does not speak HTTP, or the answer was damaged."""
+
 _SERVER_ERROR: Final = 500
+_NOT_THERE: Final = (404, 405, 501)
+"""What another web server answers, and DynamoDB never does."""
 
 
 class CutShortError(Exception):
@@ -98,6 +104,8 @@ class Failures:
         first = _first(error)
         if isinstance(error, exceptions.SSLError) and "verify failed" in str(first):
             return StoreError(f"{self._location} has a certificate that is not trusted.")
+        if any(word in str(first) for word in _NO_TLS):
+            return StoreError(f"{self._location} does not speak TLS. Use http:// in its endpoint.")
         kinds = {kind.__name__ for kind in type(first).__mro__}
         if not sent or isinstance(error, _NOT_SENT) or not kinds.isdisjoint(_NOT_CONNECTED):
             told = "no answer in time" if isinstance(error, exceptions.ConnectTimeoutError) else _reason(first)
@@ -109,6 +117,8 @@ class Failures:
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if code in _NOT_APPLIED:
             return StoreUnavailable(f"{where} can't serve it now ({code}). Try again later.", sent=False)
+        if status in _NOT_THERE:
+            return StoreError(f"{where} does not answer as DynamoDB does (HTTP status {status}). Check the endpoint.")
         if status >= _SERVER_ERROR or not code or code.isdigit():
             say = "gave no answer, and may have applied the request"
             return StoreUnavailable(f"{where} {say} (error {code or status})")
@@ -148,4 +158,6 @@ def _first(error: BaseException) -> BaseException:
 def _reason(error: BaseException) -> str:
     """Say it in a few words, without the address that urllib3 and aiohttp name."""
     below = getattr(error, "os_error", None) or error.__cause__ or error.__context__
+    if not {type(each).__name__ for each in (error, below)}.isdisjoint(_NO_HTTP):
+        return "what answers does not speak HTTP; check the endpoint"
     return reason(below if isinstance(below, OSError) else error)[:200]

@@ -26,6 +26,7 @@ from hazelcast.errors import (
     NativeOutOfMemoryError,
     SecurityError,
     SplitBrainProtectionError,
+    TargetDisconnectedError,
 )
 from hazelcast.lifecycle import LifecycleState
 
@@ -291,4 +292,6 @@ def _forget(task: asyncio.Task[Any]) -> None:
 
 
 def _told(error: BaseException) -> str:
+    if isinstance(error, TargetDisconnectedError) and str(error) == type(error).__name__:
+        return "the connection was closed: is it a Hazelcast without TLS? check the host and port"
     return reason(error).splitlines()[0][:200]

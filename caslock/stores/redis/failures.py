@@ -25,27 +25,34 @@ _SCRIPT: Final = re.compile(  # where Redis 7, or Redis 6, has refused in our sc
     r" script: [0-9a-f]{40}, on @user_script:\d+\.?|Error running script \(call to f_[0-9a-f]{40}\): @user_script:\d+: "
 )
 _NO_PASSWORD: Final = re.compile("NOAUTH|Authentication required|HELLO must be called with the client already")
+NO_RIGHTS: Final = "NoPermission|can't run this command"
 ADVICE: Final = {
     "OutOfMemory": "free memory or raise its maxmemory; releases still work",
     "ReadOnly": "connect to the primary, not to a replica",
     "Authentication|WRONGPASS": "check the user and the password",
-    "NoPermission": (
+    NO_RIGHTS: (
         "grant the user eval, evalsha, get, set, del and time on the keys (and wait, with replicas); waiting also "
         "needs blpop, rpush, zadd, zcard, zpopmin, zremrangebyscore and pexpire on names that begin with a key"
     ),
     "WRONGTYPE": "another program stores a value of another type under this key; use another key or a prefix",
     "MovedError": "this is a node of a Redis Cluster; create the store from a RedisCluster client",
+    "cluster support disabled": "this server is in no Redis Cluster; use a URL that names one server",
     "NOREPLICAS": "bring its replicas back, or lower its min-replicas-to-write",
 }
 
 
 _HINTS: Final = {  # what to do about a connection that could not be opened, by its error ("TLS" where it is to be used)
+    "No master found": "check the name; are these Sentinels, and do they need ?sentinel_password=?",
     r"""(got "|Protocol Error: b['"])E""": "that port speaks memcached, not Redis; check the host and port",
     r"""(got "|Protocol Error: b['"])[H<]""": "that port speaks HTTP, not Redis; check the host and port",
     r"""(got "|Protocol Error: b['"])\\x15""": "that port speaks TLS; use {0}s://",
+    r"(?i)protocol error": "that port speaks another protocol, not Redis; check the host and port",
+    "CERTIFICATE_VERIFY_FAILED": "name the file of its authority by ?ssl_ca_certs=",
     "WRONG_VERSION_NUMBER": "that port does not speak TLS; use {0}://, or the server's tls-port",
-    "^TLS .*Timeout": "does that port speak TLS? if not, use {0}://",
-    "^(?!TLS ).*(reset by peer|Connection lost|closed by)": "if that port requires TLS, use {0}s://",
+    r"^TLS .*(Timeout|UNEXPECTED_EOF|reset by peer|closed by|:\d+\.$)": "does that port speak TLS? if not, use {0}://",
+    "^(?!TLS ).*(reset by peer|Connection lost|closed by)": (
+        "if that port requires TLS, use {0}s://; else check the host and port"
+    ),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Final, Self
 import redis
 import redis.asyncio
 
-from caslock.stores.redis.failures import ADVICE, Dialect
+from caslock.stores.redis.failures import ADVICE, NO_RIGHTS, Dialect
 from caslock.stores.redis.store import AsyncRedisVerbs, RedisVerbs
 from caslock.stores.redis.url import open_url
 from caslock.stores.tair.requests import TairRequests
@@ -21,7 +21,7 @@ _TAIR: Final = Dialect(
     "tair",
     ADVICE
     | {
-        "NoPermission": "grant the user eval, evalsha, exget, exset, excas, del and time (and wait, with replicas)",
+        NO_RIGHTS: "grant the user eval, evalsha, exget, exset, excas, del and time (and wait, with replicas)",
         "WRONGTYPE": "another program stores a value other than a TairString under this key; use another or a prefix",
         "unknown command": _NO_MODULE,
         "Unknown Redis command": _NO_MODULE,
