@@ -286,6 +286,14 @@ def test_an_engine_for_sqlite_is_refused_with_what_to_give_instead() -> None:
 
 
 @BOTH
+def test_a_missing_file_of_credentials_is_told(make: Callable[[str], object], tmp_path: Path) -> None:
+    """The reason is given; it is not taken for a secret because the error of the system repeats the path."""
+    with pytest.raises(ValueError, match=r"the file of \?creds= in a NATS URL can't be used: No such file") as caught:
+        make(f"nats://localhost?creds={tmp_path}/missing")
+    assert "missing" not in everything_told(caught.value)
+
+
+@BOTH
 @pytest.mark.parametrize("url", [None, b"memory://", Path("locks.db")])
 def test_what_is_no_text(make: Callable[[object], object], url: object) -> None:
     """Anything but a str is a TypeError that names its type."""

@@ -81,12 +81,15 @@ def signed(creds: str, nonce: str) -> dict[str, str]:
         raise ModuleNotFoundError(
             "?creds= of a NATS URL needs the package nkeys: pip install 'caslock[nats]'", name=error.name
         ) from error
+    text = problem = ""
     try:
         text = Path(creds).read_text(encoding="ascii")
     except OSError as error:
-        raise ValueError(f"the file of ?creds= in a NATS URL can't be used: {error.strerror}") from error
+        problem = str(error.strerror)
     except UnicodeDecodeError:
-        text = ""
+        pass
+    if problem:  # raised here, because its context would name the file, and `connect` shows no value of ?creds=
+        raise ValueError(f"the file of ?creds= in a NATS URL can't be used: {problem}")
     seed, jwt = _SEED.search(text), _JWT.search(text)
     try:
         key = nkeys.from_seed(bytearray(seed[0].encode() if seed else b""))
