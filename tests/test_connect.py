@@ -30,7 +30,7 @@ from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
-from caslock.testing.proxy import foreign_port
+from caslock.testing.proxy import foreign_port, refused_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -632,21 +632,48 @@ def test_another_server_at_the_port(
         assert not caught.value.sent
 
 
+ON_SERVERS = [
+    "redis://{}",
+    "rediss://{}",
+    "memcached://{}",
+    "hazelcast://{}",
+    "nats://{}",
+    "etcds://{}",
+    "zookeeper://{}",
+    "postgresql://{}/x",
+    "mysql://{}/x",
+]
+
+
+def unavailable(make: Callable[[str], Any], url: str, sentence: str) -> StoreUnavailable:
+    """Read a key; expect an error that nothing was sent, which names the place once."""
+
+    async def ask() -> None:
+        async with make(url) as store:
+            places.append(store.traits.location)
+            answer = store.get("k")
+            if hasattr(answer, "__await__"):
+                await answer
+
+    places = list[str]()
+    with pytest.raises(StoreUnavailable, match=sentence) as caught:
+        asyncio.run(ask())
+    assert not caught.value.sent
+    told, port = str(caught.value), places[0].rpartition(":")[2].partition("/")[0]
+    assert [told.count(part) for part in (places[0], "127.0.0.1", port)] == [1, 1, 1], told
+    return caught.value
+
+
 @BOTH
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://{}",
-        "rediss://{}",
-        "memcached://{}",
-        "hazelcast://{}",
-        "nats://{}",
-        "etcds://{}",
-        "zookeeper://{}",
-        "postgresql://{}/x",
-        "mysql://{}/x",
-    ],
-)
+@pytest.mark.parametrize("url", ON_SERVERS)
+def test_a_refused_connection_is_told_in_words(make: Callable[[str], Any], url: str) -> None:
+    """Which names the place once, whatever the client library says."""
+    with refused_port() as port:
+        unavailable(make, url.format(f"127.0.0.1:{port}"), "[Cc]onnection refused")
+
+
+@BOTH
+@pytest.mark.parametrize("url", ON_SERVERS)
 def test_a_server_that_hangs_up(make: Callable[[str], Any], url: str) -> None:
     """What answers no connection is told in words, and not by the name of an exception."""
 
@@ -656,21 +683,13 @@ def test_a_server_that_hangs_up(make: Callable[[str], Any], url: str) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
-
-        async def ask() -> None:
-            async with make(url.format(f"127.0.0.1:{server.server_address[1]}")) as store:
-                answer = store.get("k")
-                if hasattr(answer, "__await__"):
-                    await answer
-
         try:
-            with pytest.raises(StoreUnavailable, match=r"clos|reset|Lost connection|EOF") as caught:
-                asyncio.run(ask())
+            address = f"127.0.0.1:{server.server_address[1]}"
+            error = unavailable(make, url.format(address), r"clos|reset|Lost connection|EOF")
         finally:
             server.shutdown()
             thread.join()
-    assert not caught.value.sent
-    assert "Error" not in str(caught.value)
+    assert "Error" not in str(error)
 
 
 SCRIPT = """
