@@ -310,6 +310,22 @@ def test_a_store_that_was_down_is_won_later() -> None:
     assert until(lambda: not any(holders(three, key)))
 
 
+def test_a_store_that_gives_no_lease_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A lock that goes on without a store from the beginning says so, and does not repeat it for each acquire."""
+    three, key = stores(), fresh()
+    three[2].down()
+    lock, said = QuorumLock(three, key, ttl=5), f"has given no lease of lock {key!r}"
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if said in record.getMessage()]
+
+    for _ in range(3):
+        with lock:
+            assert until(told)
+    assert len(told()) == 1
+    assert told()[0].count(three[2].traits.location) == 1
+
+
 def test_the_loss_of_a_majority_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """With one lease of three left, the lock is lost: callback, warning, error, and the last lease ends."""
     three, key, lost = stores(), fresh(), list[Hold]()

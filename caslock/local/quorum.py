@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
 from caslock.errors import CaslockError, LockLost, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.guards import failure_of, undoing
 from caslock.local.lock_state import LockSettings, LockState
+from caslock.local.reports import warn_of_missing_vote
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.contention import Contention
@@ -208,6 +209,8 @@ class QuorumState(LockState):
             ballot.tell()
         else:
             ballot.end(vote, failure)  # raised where the votes are counted
+            if isinstance(failure, StoreError):
+                warn_of_missing_vote(vote.attempt, failure)
         self._go_on(vote)
 
     async def _take(self, attempt: Attempt, ballot: Ballot, vote: Vote) -> None:

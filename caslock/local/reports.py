@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from caslock.errors import StoreError
 from caslock.observer import LockEvent, listens, log_error, tell, warn
 from caslock.protocol.lease import NEVER
 from caslock.protocol.withdraw import location_of
@@ -49,6 +50,15 @@ def warn_of_late_renewals(attempts: Iterable[Attempt]) -> None:
                 f"renewals at {location} are late: the lease of lock {attempt.key!r} ends in {left:.3g} s. "
                 "The store is slow or does not answer, or this process is overloaded."
             )
+
+
+def warn_of_missing_vote(attempt: Attempt, error: StoreError) -> None:
+    """Log that a store gives no lease: the quorum may do without it, and then nobody else is told."""
+    location = location_of(attempt.runtime)
+    if not _warned_lately(f"vote {location}", attempt.runtime.now()):
+        text = str(error.__cause__ if isinstance(error.__cause__, StoreError) else error)
+        where = "" if location in text else f"{location}: "
+        warn(f"a store has given no lease of lock {attempt.key!r}, which needs only a majority of them: {where}{text}")
 
 
 class Renewed:
