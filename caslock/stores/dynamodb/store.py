@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from botocore.exceptions import ClientError
 
+from caslock.connections import run
 from caslock.errors import StoreError
 from caslock.fork import generation
 from caslock.loop_end import PerLoop, before_the_loop_ends, transports_are_closed
@@ -80,7 +81,7 @@ class DynamoDBStore(BlockingVerbs):
         try:
             client = self._client()
             while True:
-                request = verb.send(_asked(client, request))
+                request = verb.send(run(_answered(client, request, awaits=False)))
                 if bounded and time.monotonic() - began > self._target.timeout / 2:  # it may take the other half
                     request = verb.throw(self._failures.too_late())
         except StopIteration as done:
@@ -145,7 +146,7 @@ class AsyncDynamoDBStore(AsyncVerbs):
                 async with self._loops.here().client() as client:
                     sent = True
                     while True:
-                        request = verb.send(await _answered(client, request))
+                        request = verb.send(await _answered(client, request, awaits=True))
         except StopIteration as done:
             result: T = done.value
             return result
@@ -201,19 +202,12 @@ async def _shut(client: Client) -> None:
     await transports_are_closed()
 
 
-def _asked(client: Client, request: Request) -> Reply:
+async def _answered(client: Client, request: Request, *, awaits: bool) -> Reply:
+    """Send a request, and read the reply; it never suspends for a client that blocks."""
     if request.pause:
-        time.sleep(request.pause)
+        await asyncio.sleep(request.pause) if awaits else time.sleep(request.pause)  # noqa: ASYNC251 - see above
     try:
-        return reply_of(getattr(client, request.method)(**request.arguments))
-    except ClientError as error:
-        return refusal_of(error, request)
-
-
-async def _answered(client: Client, request: Request) -> Reply:
-    if request.pause:
-        await asyncio.sleep(request.pause)
-    try:
-        return reply_of(await getattr(client, request.method)(**request.arguments))
+        answer = getattr(client, request.method)(**request.arguments)
+        return reply_of(await answer if awaits else answer)
     except ClientError as error:
         return refusal_of(error, request)

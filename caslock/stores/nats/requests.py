@@ -43,6 +43,7 @@ _LAST_VERSION: Final = (1 << 63) - 1
 
 _LONGEST_NAME: Final = 1000  # bytes: a server reads lines of up to 4096
 _KEPT: Final = 900
+_DIGEST: Final = "=-"  # what separates the beginning of a long name from its digest; no other name has it
 _OTHER: Final = re.compile("[^A-Za-z0-9/_-]")
 
 NO_STREAM: Final = 10059
@@ -105,7 +106,7 @@ class Verbs:
         raw = check_key(key)
         name = _text(raw)
         if len(name) > _LONGEST_NAME:
-            name = f"{name[:_KEPT]}=-{sha256(raw).hexdigest()}"
+            name = f"{name[:_KEPT]}{_DIGEST}{sha256(raw).hexdigest()}"
         return self._subjects + name
 
     def get(self, key: str) -> Generator[Ask, Message, Entry | None]:
@@ -116,7 +117,7 @@ class Verbs:
         """Publish the entry, and if that is refused, look."""
         subject = self.subject(key)
         check_put(value, ttl, LONGEST_TTL)
-        headers = {_TTL: f"{math.ceil(ttl)}s"} | ({_KEY: _text(key.encode())} if _is_digest(subject) else {})
+        headers = {_TTL: f"{math.ceil(ttl)}s"} | ({_KEY: _text(key.encode())} if _DIGEST in subject else {})
         return (yield from self._write(subject, version, value, headers)).entry
 
     def remove(self, key: str, version: int) -> Generator[Ask, Message, Entry | None]:
@@ -273,10 +274,6 @@ def _headers(message: Mapping[str, Any]) -> dict[str, str]:
 
 def _is_marker(headers: Mapping[str, str]) -> bool:
     return headers.get(_OPERATION, "PUT") != "PUT" or "Nats-Marker-Reason" in headers
-
-
-def _is_digest(subject: str) -> bool:
-    return "=-" in subject
 
 
 def _text(raw: bytes) -> str:

@@ -129,13 +129,13 @@ class Requests:
 
     def put(self, key: str, value: bytes, version: int, ttl: float) -> Request[Entry | None]:
         """Write."""
-        name = self._prefix + check_key(key)  # `name`, and one call less
+        name = self.name(key)
         expected, ms = checked_put(value, version, ttl)
         return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, partial(_entry, value), _PUT)
 
     def invalidate(self, key: str, version: int) -> Request[Entry | None]:
         """Remove."""
-        name, expected = self._prefix + check_key(key), checked_version(version)
+        name, expected = self.name(key), checked_version(version)
         waiters, tokens = self._beside(name)
         command = (b"EVALSHA", _REMOVE.digest, b"3", name, waiters, tokens, expected)
         return Request(command, name, _entry_there, _REMOVE)

@@ -87,7 +87,8 @@ class SQLStore(BlockingVerbs):
         begin(self._target)
         sent = False
         try:
-            engine = self._engine()
+            mine = generation()
+            engine = self._engines.get(mine) or self._engines.setdefault(mine, engine_of(self._target))
             connection = engine.connect()
             try:
                 steps = with_table(verb)
@@ -115,13 +116,6 @@ class SQLStore(BlockingVerbs):
                     self.close()
         except Exception as error:
             raise self._failures.of(error, sent=sent) from error
-
-    def _engine(self) -> Engine:
-        mine = generation()
-        found = self._engines.get(mine)
-        if found is None:
-            found = self._engines.setdefault(mine, engine_of(self._target))
-        return found
 
 
 class AsyncSQLStore(AsyncVerbs):

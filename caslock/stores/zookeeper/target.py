@@ -74,7 +74,8 @@ def _of_url(url: str, timeout: float | None) -> Target:
         or options.get("check_hostname", "no") != "no"
     ):
         raise ValueError(_FORM)
-    _check_root(root)
+    if not _PATH.fullmatch(root) or root.split("/")[1] == "zookeeper":
+        raise ValueError("the path of a ZooKeeper URL names a znode, as in zookeeper://localhost:2181/locks")
     credentials = (("digest", unquote(user)),) if given else ()
     return Target(
         endpoints_of(hosts, _PORT, "ZooKeeper", _FORM),
@@ -101,11 +102,6 @@ def _of_client(client: Any, timeout: float) -> Target:  # noqa: ANN401 - kazoo c
     acl = client.default_acl or (CREATOR_ALL_ACL if credentials else OPEN_ACL_UNSAFE)
     hosts = tuple(Endpoint(*each) for each in client.hosts)
     return Target(hosts, root, timeout, credentials, acl, _context(options) if client.use_ssl else None)
-
-
-def _check_root(root: str) -> None:
-    if not _PATH.fullmatch(root) or root.split("/")[1] == "zookeeper":
-        raise ValueError("the path of a ZooKeeper URL names a znode, as in zookeeper://localhost:2181/locks")
 
 
 def _context(options: Mapping[str, str]) -> ssl.SSLContext:
