@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.protocol.serialization import Create, GetChildren, GetData, SetData, Sync
@@ -26,7 +27,6 @@ from caslock.stores.zookeeper.znodes import (
     creation,
     data_of,
     key_of,
-    new_guard,
     path_of,
     read,
     removal,
@@ -61,10 +61,11 @@ class ZooKeeperStore(Closing):
     """
 
     def __init__(self, target: str | KazooClient, *, timeout: float | None = None) -> None:
-        """Keep the entries in the ensemble of a URL, or of a `KazooClient`; no I/O yet.
+        """Keep the entries in ``zookeeper://user:password@host:port,host:port/path``; no I/O yet.  A `KazooClient` says the same.
 
-        Of a client the store takes its hosts, chroot, credentials, ACL and TLS, not its connection.  `timeout` (2 s) is
-        how long a verb may take, also as ``?timeout=`` in a URL.
+        ``zookeepers://`` is TLS, with ``?ca=``, ``certfile=``, ``keyfile=``, ``keyfile_password=`` and
+        ``check_hostname=no``.  Of a client the store takes its hosts, chroot, credentials, ACL and TLS, not its
+        connection.  `timeout` (2 s) is how long a verb may take, also as ``?timeout=`` in a URL.
         Raises ValueError for a malformed URL, and TypeError for what is neither a URL nor a client.
         """
         self._target = target_of(target, timeout)
@@ -75,15 +76,6 @@ class ZooKeeperStore(Closing):
         self._clock: Clock | None = None
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
 
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Make a store from ``zookeeper://user:password@host:port,host:port/path``; all but a host may be left out.
-
-        ``zookeepers://`` is TLS.  Options: ``?timeout=``; for TLS also ``ca=``, ``certfile=``, ``keyfile=``,
-        ``keyfile_password=`` and ``check_hostname=no``.
-        """
-        return cls(url)
-
     def get(self, key: str) -> Entry | None:
         """See `Store.get`; it deletes an entry that has expired."""
         path, ends = path_of(self._root, key), self._ends()
@@ -91,7 +83,7 @@ class ZooKeeperStore(Closing):
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `Store.put_if_version`."""
-        path, ends, guard = path_of(self._root, key), self._ends(), new_guard()
+        path, ends, guard = path_of(self._root, key), self._ends(), secrets.token_hex(8)
         data = data_of(value, ttl, guard)
         while True:
             if version == ABSENT:

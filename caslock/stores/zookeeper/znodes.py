@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import secrets
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -100,11 +99,6 @@ def read(data: bytes | None, stat: Any) -> Znode | None:  # noqa: ANN401 - kazoo
 def znode_of(value: bytes, guard: str, stat: Any, ttl: float) -> Znode:  # noqa: ANN401 - kazoo comes without types
     """Return what was written."""
     return Znode(Entry(value, stat.mzxid), guard, stat.version, stat.mtime, math.ceil(ttl * 1000))
-
-
-def new_guard() -> str:
-    """Make a name that no other guard has."""
-    return secrets.token_hex(8)
 
 
 def creation(path: str, data: bytes, guard: str, acl: Sequence[object]) -> Transaction:
