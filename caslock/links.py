@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from caslock.connections import Connection as AnyConnection
-from caslock.connections import IdleConnections, is_readable, seconds_left
+from caslock.connections import IdleConnections, Waiters, is_readable, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
 from caslock.guards import on_failure
@@ -75,6 +75,30 @@ def tls_refused(location: str, error: ssl.SSLError) -> StoreError:
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message or "the certificate is not trusted"
     return StoreError(f"{location} and this client do not accept each other's TLS ({why}).")
+
+
+class LinkFailures(ABC):
+    """Makes the errors of one store."""
+
+    def __init__(self, location: str) -> None:
+        """`location` has no secret."""
+        self._location = location
+
+    def of(self, error: Exception, *, sent: bool) -> StoreError:
+        """Tell which outcome an error means; `sent` is False while nothing of the verb has been sent."""
+        if isinstance(error, StoreError):
+            return error
+        failed = self._of(error, sent=sent)
+        failed.__cause__ = error
+        return failed
+
+    def cannot_wait(self) -> StoreUnavailable:
+        """Return the error of a wait for which there is no connection."""
+        return StoreUnavailable(f"{self._location} can't serve another waiter now", sent=False)
+
+    @abstractmethod
+    def _of(self, error: Exception, *, sent: bool) -> StoreError:
+        """Tell what any other error means."""
 
 
 class Link(ABC):
@@ -205,13 +229,14 @@ class StreamLink(Link):
 
 
 class Pool(Generic[C]):
-    """The idle connections to the servers of a cluster, and which server is asked next."""
+    """The idle connections to the servers of a cluster, which server is asked next, and how many wait."""
 
     def __init__(self, endpoints: Sequence[Endpoint], failure: Callable[[Exception], StoreError]) -> None:
         """`failure` makes the error of a connection that could not be opened."""
         self._endpoints, self._failure = endpoints, failure
         self._current = 0  # the server that has answered last
         self.idle: IdleConnections[C] = IdleConnections()
+        self.waiters: Waiters = Waiters()
 
     async def connect(self, opening: Callable[[Endpoint, float], Awaitable[C]], ends: float) -> C:
         """Connect to a server, beginning with the one that has answered last, each for its share of the time."""
@@ -234,3 +259,11 @@ class Pool(Generic[C]):
         self.idle.close()  # what has ended one connection has probably ended them all
         if endpoint is None or self._endpoints[self._current] == endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
+
+    def close(self) -> None:
+        """Close what is idle; the next request opens one again."""
+        self.idle.close()
+
+    def end(self) -> None:
+        """Close what is idle, and keep nothing from now on."""
+        self.idle.end()

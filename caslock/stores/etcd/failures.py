@@ -9,7 +9,7 @@ import h11
 
 from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.links import tls_refused
+from caslock.links import LinkFailures, tls_refused
 from caslock.stores.etcd.requests import Refused
 
 if TYPE_CHECKING:
@@ -52,24 +52,11 @@ class TooOld(Exception):  # noqa: N818 - named by what it says
     """The server is no etcd, or one of an unknown version."""
 
 
-class Failures:
+class Failures(LinkFailures):
     """Makes the errors of one store."""
 
-    def __init__(self, location: str) -> None:
-        """`location` has no secret."""
-        self._location = location
-
-    def of(self, error: Exception, *, sent: bool) -> StoreError:
-        """Tell which outcome an error means; `sent` is False while nothing of the verb has been sent."""
-        if isinstance(error, StoreError):
-            return error
-        failed = self._of_reply(error.reply) if isinstance(error, Refused) else self._of_connection(error, sent=sent)
-        failed.__cause__ = error
-        return failed
-
-    def cannot_wait(self) -> StoreUnavailable:
-        """Return the error of a wait for which there is no connection."""
-        return StoreUnavailable(f"{self._location} can't serve another waiter now", sent=False)
+    def _of(self, error: Exception, *, sent: bool) -> StoreError:
+        return self._of_reply(error.reply) if isinstance(error, Refused) else self._of_connection(error, sent=sent)
 
     def _of_reply(self, reply: Reply) -> StoreError:
         told, code = reply.message, reply.body.get("code")

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from caslock.connections import Waiters
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.guards import on_failure
 from caslock.links import Link, Pool
@@ -36,15 +35,14 @@ _OLDEST: Final = (3, 4)
 _TURNS: Final = 2  # how often a token is renewed for one packet
 
 
-class Members(Generic[L]):
+class Members(Pool[L]):
     """The connections of one store, for asyncio those of one event loop."""
 
     def __init__(self, target: Target, failures: Failures, kind: type[L]) -> None:
         """Open nothing yet."""
+        super().__init__(target.endpoints, partial(failures.of, sent=False))
         self._target, self._failures, self._kind = target, failures, kind
-        self._pool: Pool[L] = Pool(target.endpoints, partial(failures.of, sent=False))
         self._token = ""
-        self._waiters = Waiters()
 
     async def run(self, verb: Generator[list[Call], list[Reply], T]) -> T:
         """Run a verb to its end; raises what an error means, within the timeout."""
@@ -68,26 +66,18 @@ class Members(Generic[L]):
         """Watch from the next revision on; if etcd has compacted that away, look, and watch from now on."""
         until = monotonic() + timeout
         revision = version + 1
-        with self._waiters.one_more(self._failures.cannot_wait()):
+        with self.waiters.one_more(self._failures.cannot_wait()):
             while compacted := await self._watch(verbs.watch(key, revision), until):
                 revision, entry = await self.run(verbs.look(key, compacted))
                 if entry is None or entry.version != version:
                     return
-
-    def close(self) -> None:
-        """Close what is idle; the next request opens one again."""
-        self._pool.idle.close()
-
-    def end(self) -> None:
-        """Close what is idle, and keep nothing from now on."""
-        self._pool.idle.end()
 
     async def _watch(self, call: Call, until: float) -> int:
         """Wait for a change until then, and give 0, or the revision up to which there is no history any more."""
         ends = monotonic() + self._target.timeout
         if self._target.user and not self._token:
             await self._authenticate(ends)
-        link = await self._pool.connect(self._open, ends)
+        link = await self.connect(self._open, ends)
         begun = False
         try:
             stream = Stream(call, self._headers(link))
@@ -130,7 +120,7 @@ class Members(Generic[L]):
             if said in NO_TOKEN and self._target.user:
                 self._token = "" if self._token == token else self._token  # else another request has a new one
             elif any(each in said for each in NOT_HERE) and len(self._target.endpoints) > 1:
-                self._pool.leave()
+                self.leave()
             else:
                 return replies
 
@@ -145,15 +135,15 @@ class Members(Generic[L]):
         self._token = str(reply.body.get("token", ""))
 
     async def _exchange(self, calls: list[Call], ends: float) -> list[Reply]:
-        link = self._pool.idle.take() or await self._pool.connect(self._greet, ends)
+        link = self.idle.take() or await self.connect(self._greet, ends)
         try:
             with on_failure(link.close):
                 found = await self._talk(link, calls, ends)
         except Exception as error:
-            self._pool.leave(link.endpoint)
+            self.leave(link.endpoint)
             raise self._failures.of(error, sent=True) from error
         if found.reusable:
-            self._pool.idle.keep(link)
+            self.idle.keep(link)
         else:
             link.close()
         return found.replies

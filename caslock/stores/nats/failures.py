@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.links import tls_refused
+from caslock.links import LinkFailures, tls_refused
 from caslock.stores.nats.requests import RefusedError
 from caslock.stores.nats.wire import NotNatsError
 
@@ -39,24 +39,11 @@ class UnsuitableError(Exception):
     """The server, or its bucket, can't keep locks."""
 
 
-class Failures:
+class Failures(LinkFailures):
     """Makes the errors of one store."""
 
-    def __init__(self, location: str) -> None:
-        """`location` has no secret."""
-        self._location = location
-
-    def of(self, error: Exception, *, sent: bool) -> StoreError:
-        """Tell which outcome an error means; `sent` is False while nothing of the verb has been sent."""
-        if isinstance(error, StoreError):
-            return error
-        failed = self._refused(error, sent=sent) or self._failed(error, sent=sent)
-        failed.__cause__ = error
-        return failed
-
-    def cannot_wait(self) -> StoreUnavailable:
-        """Return the error of a wait for which there is no connection."""
-        return StoreUnavailable(f"{self._location} can't serve another waiter now", sent=False)
+    def _of(self, error: Exception, *, sent: bool) -> StoreError:
+        return self._refused(error, sent=sent) or self._failed(error, sent=sent)
 
     def _refused(self, error: Exception, *, sent: bool) -> StoreError | None:
         """Tell what the server has said; None: nothing."""

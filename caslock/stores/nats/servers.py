@@ -16,7 +16,6 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from caslock.connections import Waiters
 from caslock.guards import on_failure
 from caslock.links import Link, Pool
 from caslock.stores.nats.failures import ToldError, check_jetstream, check_server, check_stream
@@ -93,15 +92,14 @@ class Connection(Generic[L]):
         self.link.close()
 
 
-class Servers(Generic[L]):
+class Servers(Pool[Connection[L]]):
     """The connections of one store, for asyncio those of one event loop."""
 
     def __init__(self, target: Target, verbs: Verbs, failures: Failures, kind: type[L]) -> None:
         """Open nothing yet."""
+        super().__init__(target.endpoints, partial(failures.of, sent=False))
         self._target, self._verbs, self._failures, self._kind = target, verbs, failures, kind
         self._look = Ask.api(f"STREAM.INFO.{verbs.stream}")
-        self._pool: Pool[Connection[L]] = Pool(target.endpoints, partial(failures.of, sent=False))
-        self._waiters = Waiters()
 
     async def run(self, verb: Generator[Ask, Message, T]) -> T:
         """Run a verb to its end; raises what an error means, within the timeout."""
@@ -132,21 +130,21 @@ class Servers(Generic[L]):
             connection.before = connection.wire.unsubscribe(name)
             return True
 
-        with self._waiters.one_more(busy):
+        with self.waiters.one_more(busy):
             if not await self._use(watch, ends):
                 raise busy
 
     async def _use(self, act: Callable[[Connection[L]], Coroutine[Any, Any, T]], ends: float) -> T:
         """Act on a connection that nobody else uses.  It is closed after a failure, since an answer may still come."""
-        connection = self._pool.idle.take() or await self._pool.connect(self._open, ends)
+        connection = self.idle.take() or await self.connect(self._open, ends)
         try:
             with on_failure(connection.close):
                 result = await act(connection)
         except Exception as error:
             if not isinstance(error, RefusedError):
-                self._pool.leave(connection.link.endpoint)
+                self.leave(connection.link.endpoint)
             raise self._failures.of(error, sent=True) from error
-        self._pool.idle.keep(connection)
+        self.idle.keep(connection)
         return result
 
     async def _open(self, endpoint: Endpoint, ends: float) -> Connection[L]:
@@ -184,14 +182,6 @@ class Servers(Generic[L]):
     def _check(self, connection: Connection[L], about: Mapping[str, Any]) -> None:
         check_stream(about["config"], self._verbs.stream)
         connection.bucket = about["config"]
-
-    def close(self) -> None:
-        """Close what is idle; the next request opens one again."""
-        self._pool.idle.close()
-
-    def end(self) -> None:
-        """Close what is idle, and keep nothing from now on."""
-        self._pool.idle.end()
 
 
 async def _follow(

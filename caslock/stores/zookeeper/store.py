@@ -61,10 +61,10 @@ class ZooKeeperStore(Closing):
     """
 
     def __init__(self, target: str | KazooClient, *, timeout: float | None = None) -> None:
-        """Keep the entries in ``zookeeper://user:password@host:port,host:port/path``; no I/O yet.  A `KazooClient` says the same.
+        """Keep the entries in ``zookeeper://user:password@host:port,host:port/path``; no I/O yet.
 
         ``zookeepers://`` is TLS, with ``?ca=``, ``certfile=``, ``keyfile=``, ``keyfile_password=`` and
-        ``check_hostname=no``.  Of a client the store takes its hosts, chroot, credentials, ACL and TLS, not its
+        ``check_hostname=no``.  Of a `KazooClient` the store takes its hosts, chroot, credentials, ACL and TLS, not its
         connection.  `timeout` (2 s) is how long a verb may take, also as ``?timeout=`` in a URL.
         Raises ValueError for a malformed URL, and TypeError for what is neither a URL nor a client.
         """
