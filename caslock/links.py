@@ -78,7 +78,7 @@ def tls_refused(location: str, error: ssl.SSLError) -> StoreError:
 
 
 class LinkFailures(ABC):
-    """Makes the errors of one store."""
+    """Makes the errors of one store whose connections are links."""
 
     def __init__(self, location: str) -> None:
         """`location` has no secret."""
@@ -231,9 +231,9 @@ class StreamLink(Link):
 class Pool(Generic[C]):
     """The idle connections to the servers of a cluster, which server is asked next, and how many wait."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], failure: Callable[[Exception], StoreError]) -> None:
-        """`failure` makes the error of a connection that could not be opened."""
-        self._endpoints, self._failure = endpoints, failure
+    def __init__(self, endpoints: Sequence[Endpoint], failures: LinkFailures) -> None:
+        """Open nothing yet."""
+        self._endpoints, self._failures = endpoints, failures
         self._current = 0  # the server that has answered last
         self.idle: IdleConnections[C] = IdleConnections()
         self.waiters: Waiters = Waiters()
@@ -248,7 +248,7 @@ class Pool(Generic[C]):
             try:
                 connection = await opening(self._endpoints[place], now + (ends - now) / left)
             except Exception as error:  # noqa: BLE001 - raised if no other server answers
-                problems.append(self._failure(error))
+                problems.append(self._failures.of(error, sent=False))
             else:
                 self._current = place
                 return connection

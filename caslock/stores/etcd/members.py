@@ -8,7 +8,6 @@ because the member said that it has no leader or does not know who asks.
 
 from __future__ import annotations
 
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -40,8 +39,8 @@ class Members(Pool[L]):
 
     def __init__(self, target: Target, failures: Failures, kind: type[L]) -> None:
         """Open nothing yet."""
-        super().__init__(target.endpoints, partial(failures.of, sent=False))
-        self._target, self._failures, self._kind = target, failures, kind
+        super().__init__(target.endpoints, failures)
+        self._target, self._kind = target, kind
         self._token = ""
 
     async def run(self, verb: Generator[list[Call], list[Reply], T]) -> T:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -97,8 +96,8 @@ class Servers(Pool[Connection[L]]):
 
     def __init__(self, target: Target, verbs: Verbs, failures: Failures, kind: type[L]) -> None:
         """Open nothing yet."""
-        super().__init__(target.endpoints, partial(failures.of, sent=False))
-        self._target, self._verbs, self._failures, self._kind = target, verbs, failures, kind
+        super().__init__(target.endpoints, failures)
+        self._target, self._verbs, self._kind = target, verbs, kind
         self._look = Ask.api(f"STREAM.INFO.{verbs.stream}")
 
     async def run(self, verb: Generator[Ask, Message, T]) -> T:
