@@ -24,7 +24,7 @@ from caslock.stores.sql import AsyncSQLStore, SQLStore, metadata
 from caslock.stores.sql.table import name_of
 from caslock.testing.drive import driven, on_loop
 from caslock.testing.extremes import KEYS, VALUES
-from caslock.testing.proxy import PASS, FaultProxy, Passage
+from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port
 from tests.locations import fresh, until
 from tests.servers import HOST, MYSQL, POSTGRESQL, Server, private
 
@@ -525,3 +525,23 @@ def test_it_works_behind_pgbouncer_in_transaction_mode(pgbouncer: str, blocking:
             assert len(entries) == 1
     finally:
         shared.close()  # type: ignore[attr-defined] # both have it
+
+
+def test_what_an_exception_of_the_user_has_noted_outlives_a_refused_connection() -> None:
+    """Its frames keep their variables, for a debugger and for a report of the error."""
+
+    def fail() -> None:
+        noted = "the user's"
+        raise ValueError(noted)
+
+    async def ask(port: int) -> None:
+        try:
+            fail()
+        except ValueError as error:
+            with pytest.raises(StoreUnavailable):
+                await AsyncSQLStore(f"postgresql://u@127.0.0.1:{port}/d").get("key")
+            frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+            assert frames[-1]["noted"] == "the user's"
+
+    with refused_port() as port:
+        asyncio.run(ask(port))

@@ -5,6 +5,7 @@ An engine belongs to one process, and for asyncio to one event loop.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -323,16 +324,20 @@ def _bounded(connect: Callable[[], Any], target: Target) -> Any:  # noqa: ANN401
 
 
 async def _opened_later(connect: Callable[[], Any]) -> Any:  # noqa: ANN401 - a connection of some driver
+    users = sys.exception()
     try:
         return await connect()
     except BaseException as error:
-        _let_go(error)
+        _let_go(error, users)
         raise
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Close what could not be opened: psycopg leaves a socket to its frames, which the error keeps, in a cycle."""
-    while error is not None:
+def _let_go(error: BaseException | None, users: BaseException | None = None) -> None:
+    """Close what could not be opened: psycopg leaves a socket to its frames, which the error keeps, in a cycle.
+
+    The frames of an exception that a user of the store is handling stay as they are.
+    """
+    while error is not None and error is not users:
         clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
