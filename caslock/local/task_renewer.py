@@ -53,13 +53,7 @@ def tell(attempt: Attempt) -> None:
         return
     warn_of_loss(attempt)
     for call in calls:
-        try:
-            call()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # noqa: BLE001 - a user's callback must not end the renewals
-            message = f"the on_lost callback of lock {attempt.key!r} raised an exception"
-            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+        call()
 
 
 class LoopRenewer:

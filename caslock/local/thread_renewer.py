@@ -16,7 +16,7 @@ from caslock.fork import at_fork
 from caslock.local import clock
 from caslock.local.reports import warn_of_late_renewals, warn_of_loss
 from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due, Renewals, Schedule, by_store
-from caslock.local.workers import LINGER, Workers, report, run, run_safely, start
+from caslock.local.workers import LINGER, Workers, run, run_safely, start
 from caslock.observer import warn
 from caslock.protocol.lease import NEVER
 
@@ -91,17 +91,14 @@ class ThreadRenewer:
         return self.is_running
 
     def run(self) -> None:
-        """Run until there is no lease."""
-        while True:
-            try:
-                due = self._next()
-                if due is None:
-                    return
-                _act(due)
-                del due  # or an abandoned hold stays alive until the next look, and is renewed again
-            except BaseException:  # noqa: BLE001 - whatever is wrong with one lease, the others are still renewed
-                report()
-                time.sleep(0.1)
+        """Run until there is no lease; whatever is wrong with one, the others are still renewed."""
+        while not run_safely(self._run):
+            time.sleep(0.1)
+
+    def _run(self) -> None:
+        while (due := self._next()) is not None:
+            _act(due)
+            del due  # or an abandoned hold stays alive until the next look, and is renewed again
 
     def _next(self) -> Due | None:
         """Sleep until something is due; None: there is no lease, and there was none a while ago."""

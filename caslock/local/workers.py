@@ -76,15 +76,17 @@ def run(coroutine: Coroutine[object, object, T]) -> T:
     raise RuntimeError(message)
 
 
-def run_safely(job: Callable[[], object]) -> None:
-    """Run `job`; what it raises, even a SystemExit, is reported and does not go further."""
+def run_safely(job: Callable[[], object]) -> bool:
+    """Run `job`; return False if it raised anything, even a SystemExit, which is reported and does not go further."""
     try:
         job()
     except BaseException:  # noqa: BLE001 - a callback may raise whatever it likes
-        report()
+        _report()
+        return False
+    return True
 
 
-def report() -> None:
+def _report() -> None:
     """Report the exception that is handled as that of a thread is; a hook that raises is reported, too."""
     thread = threading.current_thread()
     try:
