@@ -6,8 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
 from caslock.errors import StoreUnavailable
-from caslock.protocol.attempt import Attempt, First, Retry, Terms
-from caslock.protocol.lease import NEVER
+from caslock.protocol.attempt import Attempt, First, LockSettings, Retry, Terms
 from caslock.protocol.record import Stamp, encode, opening
 from caslock.store import Entry, Traits
 
@@ -149,7 +148,7 @@ class Mutex:
 
 def an_attempt(script: Scripted, retry: Retry = Retry(), *, key: str = "key", ttl: float = TTL) -> Attempt:
     """Begin one."""
-    terms = Terms(cast("Runtime", script), key, "me", ttl, True, NEVER, retry, shared=False)  # noqa: FBT003 - a field
+    terms = Terms(cast("Runtime", script), key, "me", LockSettings(ttl, retry=retry))
     return Attempt(terms, "mine.1", lambda: First(STAMP, opening("me", ttl, STAMP)), Mutex(), by=None)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from tenacity.wait import wait_fixed, wait_incrementing
 
-from caslock.protocol.attempt import Attempt, First, Retry, Terms
+from caslock.protocol.attempt import Attempt, First, LockSettings, Terms
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.record import MAX_HOLDS, NOTHING, Observed, Record, Stamp, decode, encode, opening
@@ -37,7 +37,7 @@ class Told:
 
 def attempt(hold_id: str = "mine.2", ttl: float = TTL) -> Attempt:
     """Begin one."""
-    terms = Terms(cast("Runtime", Told()), "key", OWNER, ttl, True, NEVER, Retry(), shared=True)  # noqa: FBT003 - a field
+    terms = Terms(cast("Runtime", Told()), "key", OWNER, LockSettings(ttl, OWNER))
     return Attempt(terms, hold_id, lambda: First(STAMP, opening(OWNER, ttl, STAMP)), cast("Mutex", None), by=None)
 
 

@@ -249,7 +249,7 @@ async def acquire_the_long_way(
     observed: Observed | None = None,
 ) -> bool:
     """Begin an acquire as every other write is done."""
-    if not attempt.writes.count and not attempt.yields:
+    if not attempt.writes.count and not attempt.turn.yields:
         within = runtime.now() + timeout if timeout else NEVER
         observed = await protocol.write_surely(runtime, attempt, ABSENT, attempt.next_record(None, ABSENT), within)
     return await ACQUIRE(runtime, attempt, timeout, observed)

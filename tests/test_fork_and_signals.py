@@ -792,8 +792,8 @@ def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
     asleep = [moment for moment, one in zip(moments, waiting, strict=True) if one not in done]
     for lock in locks:  # so that nobody sleeps on, whatever has come of this
         for attempt in lock._state._queue.waiting:
-            if attempt.event is not None:
-                attempt.event.set()
+            if attempt.turn.event is not None:
+                attempt.turn.event.set()
     pool.shutdown()
     assert asleep == []
 

@@ -32,7 +32,7 @@ from caslock import (
     observe,
 )
 from caslock.local.threads import thread_runtime
-from caslock.protocol.attempt import Attempt, First, Retry, Terms
+from caslock.protocol.attempt import Attempt, First, LockSettings, Terms
 from caslock.protocol.lease import NEVER
 from caslock.protocol.quorum import Ballot, QuorumLease, Stage, majority
 from caslock.protocol.record import Stamp, decode
@@ -842,7 +842,7 @@ def test_a_release_without_an_answer_is_told_once_to_observers() -> None:
 def ballot(number: int) -> Ballot:
     """Make a ballot whose votes send nothing."""
     runtime = thread_runtime(MemoryStore())
-    terms = Terms(runtime, "key", "owner", 10.0, auto_renew=True, max_hold=NEVER, retry=Retry(), shared=False)
+    terms = Terms(runtime, "key", "owner", LockSettings(10.0))
     first = First(Stamp("", "", 0, ""), ("", "", ""))
     return Ballot(
         [Attempt(terms, f"nonce.{each}", lambda: first, runtime.mutex(), None) for each in range(number)],

@@ -117,7 +117,7 @@ def test_a_first_put_that_may_be_late_is_kept_out_wherever_the_key_is_free() -> 
     script = Scripted(lost(), None, Entry(OURS, 8))
     attempt = held(script)
     attempt.writes.sent("mine.1.9", InFlight(ABSENT, START, TTL))
-    attempt.outgoing = HandOver(an_attempt(script))
+    attempt.turn.outgoing = HandOver(an_attempt(script))
     released(script, attempt)
     assert script.verbs == ["put", "get", "put"]
     assert decode(script.written[-1]).free
@@ -319,7 +319,7 @@ class Handing:
         self.holder = held(self.script)
         self.successor = an_attempt(self.script)
         self.event = Woken()
-        self.successor.event = cast("Event", self.event)
+        self.successor.turn.event = cast("Event", self.event)
         self.outgoing = HandOver(self.successor)
 
     def go(self, limit: float = 100.0) -> Observed:
@@ -452,7 +452,7 @@ def test_a_hand_over_is_settled_once() -> None:
     handing.outgoing.outcome = shown
     handing.outgoing.settle()
     assert handing.outgoing.outcome == shown
-    handing.successor.event = None
+    handing.successor.turn.event = None
     handing.outgoing.settle()
 
 
@@ -669,11 +669,12 @@ def test_an_attempt_that_steps_back_can_try_again() -> None:
     """Nothing of it is there or may land, and it has to queue like any other."""
     script = Scripted(None, Entry(OURS, 7))
     attempt = an_attempt(script)
-    attempt.incoming, attempt.yields = HandOver(attempt), 1.0
+    turn = attempt.turn
+    turn.incoming, turn.yields = HandOver(attempt), 1.0
     attempt.lease.deadline = START
     run(step_back(cast("Runtime", script), attempt))
     assert script.asked == []
-    assert [attempt.incoming, attempt.yields] == [None, 0.0]
+    assert [turn.incoming, turn.yields] == [None, 0.0]
     attempt.first(START)
     run(step_back(cast("Runtime", script), attempt))
     assert script.verbs == ["get", "put"]

@@ -98,7 +98,7 @@ def no_margin(ttl: float) -> float:
 def forget_the_successor(self: LocalQueue, attempt: Attempt, now: float) -> None:
     """Promise the key to the next, and forget it."""
     NAME_SUCCESSOR(self, attempt, now)
-    attempt.outgoing = None
+    attempt.turn.outgoing = None
 
 
 def keep_nothing(self: Attempt, observed: Record, version: int, now: float) -> Record | None:
@@ -186,7 +186,7 @@ async def take_every_turn_first(self: _Several[Holding]) -> None:
 
 def leave_in_silence(self: LocalQueue, attempt: Attempt, now: float) -> None:
     """Let the next one in, and not wake it."""
-    event = self.waiting[0].event if self.waiting else None
+    event = self.waiting[0].turn.event if self.waiting else None
     LEAVE_QUEUE(self, attempt, now)
     if event is not None:
         event.flag = False  # type: ignore[attr-defined] # of the simulator's
@@ -253,8 +253,8 @@ async def hand_over_unseen(runtime: Runtime, attempt: Attempt, outgoing: HandOve
 def let_follow_at_once(self: LocalQueue, attempt: Attempt, now: float) -> None:
     """Count the releaser as gone before it has left: who comes after its successor would follow at once."""
     NAME_SUCCESSOR(self, attempt, now)
-    if attempt.outgoing is not None:
-        self._inside = [weakref.ref(attempt.outgoing.successor)]
+    if attempt.turn.outgoing is not None:
+        self._inside = [weakref.ref(attempt.turn.outgoing.successor)]
 
 
 def name_successor_beside_others(self: LocalQueue, attempt: Attempt, now: float) -> None:

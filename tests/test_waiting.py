@@ -34,7 +34,8 @@ def acquired(script: Scripted, timeout: float | None, poll: float | None = 20.0,
 
 def tried(script: Scripted, attempt: Attempt, timeout: float | None, poll: float | None) -> bool:
     """Acquire with an attempt of one's own."""
-    attempt.terms = attempt.terms._replace(poll=None if poll is None else wait_fixed(poll))
+    settings = attempt.terms.settings._replace(poll=None if poll is None else wait_fixed(poll))
+    attempt.terms = attempt.terms._replace(settings=settings)
     return cast("bool", run(acquire(cast("Runtime", script), attempt, timeout)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, TypedDict, TypeVar, Unpack, overload
 
 from caslock.local.hold import Holding
-from caslock.local.lock_state import LockSettings, LockState
+from caslock.local.lock_state import LockState
 from caslock.local.multi import Holds, MultiState, given_keys, given_locks
 from caslock.local.quorum import QuorumState, given_stores, place_of
 from caslock.local.settings import (
@@ -26,7 +26,7 @@ from caslock.local.settings import (
 )
 from caslock.local.with_blocks import WithBlocks
 from caslock.options import check_key
-from caslock.protocol.attempt import Retry
+from caslock.protocol.attempt import LockSettings, Retry
 from caslock.protocol.lease import NEVER
 
 if TYPE_CHECKING:

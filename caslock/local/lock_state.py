@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Self, TypeVar, cast
 
 from caslock import observer
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
@@ -21,7 +21,7 @@ from caslock.guards import undoing
 from caslock.local.hold import Holding
 from caslock.local.reports import call_on_lost, event_of
 from caslock.protocol import acquire, release, renew, withdraw
-from caslock.protocol.attempt import Attempt, First, Retry, Terms
+from caslock.protocol.attempt import Attempt, First, LockSettings, Terms
 from caslock.protocol.exchange import read
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import Stamp, opening
@@ -30,27 +30,11 @@ from caslock.protocol.writes import FREE_TTL
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from tenacity.wait import WaitBaseT
-
     from caslock.local.shared import Shared
     from caslock.protocol.record import Observed, Record
     from caslock.protocol.runtime import Runtime
 
 H = TypeVar("H", bound=Holding)
-
-
-class LockSettings(NamedTuple):
-    """The settings of a lock, checked; explained at `Lock`."""
-
-    ttl: float
-    owner: str | None = None
-    auto_renew: bool = True
-    max_hold: float = NEVER
-    min_hold: float = 0.0
-    on_lost: Callable[..., object] | None = None
-    note: str = ""
-    retry: Retry = Retry()
-    poll: WaitBaseT | None = None
 
 
 class LockState:
@@ -76,7 +60,8 @@ class LockState:
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings) -> None:
         self.runtime: Runtime = runtime
         self.key: str = key
-        self.settings: LockSettings = settings
+        shorter = settings.max_hold < settings.ttl
+        self.settings: LockSettings = settings._replace(ttl=settings.max_hold) if shorter else settings
         self.generation: int = 0  # of the process that uses it: none yet
 
     def _begin(self) -> None:
@@ -89,20 +74,10 @@ class LockState:
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
         self._nonce = os.urandom(16).hex()
         self._numbers = itertools.count(1)
-        ttl, owner, auto_renew, max_hold, min_hold, _, _, retry, poll = self.settings
-        self._terms = Terms(
-            self.runtime,
-            self.key,
-            owner or f"{_hostname()}:{self._nonce}",
-            min(ttl, max_hold),
-            auto_renew,
-            max_hold,
-            retry,
-            owner is not None,
-            poll,
-            min_hold,
-        )
-        self._stamps = Stamps(self._terms.owner, self._terms.ttl, _hostname(), self.settings.note)
+        settings = self.settings
+        owner = settings.owner or f"{_hostname()}:{self._nonce}"
+        self._terms = Terms(self.runtime, self.key, owner, settings)
+        self._stamps = Stamps(owner, settings.ttl, _hostname(), settings.note)
         self.newest: str = ""  # hold id
         self.generation = generation()  # last, because other threads then rely on the rest
 
@@ -217,30 +192,21 @@ class LockState:
                     raise NotAcquired(self._busy(attempt, self._waited(began, since)))  # noqa: TRY301 - told below
                 hold = self._hold(attempt, make)
         except NotAcquired as error:
-            self._tell_outcome(attempt, "busy", since or began, queued=queued, reason=str(error))
+            if observer.listens():
+                self._tell_outcome(attempt, "busy", since or began, queued=queued, reason=str(error))
             raise
-        self._tell_outcome(attempt, "acquired", since or began, queued=queued)
+        if observer.listens():
+            self._tell_outcome(attempt, "acquired", since or began, queued=queued)
         return hold
 
     def _tell_outcome(
         self, attempt: Attempt, name: str, since: float, *, queued: bool = False, reason: str = ""
     ) -> None:
         """Tell observers and the log how an acquire has ended that began at the moment `since`."""
-        if observer.listens():
-            if attempt.limit > since and (queued or attempt.contention is not None):  # one try does not wait
-                self._tell(attempt, "waited", since)
-            self._tell(attempt, name, since, reason)
-
-    def _tell(self, attempt: Attempt, name: str, since: float, reason: str = "") -> None:
-        if observer.listens():
-            observer.tell(name, event_of(attempt, self.runtime.now() - since, reason))
-
-    def _tell_release(self, attempt: Attempt) -> None:
-        """Tell observers and the log of the end of a hold that was not lost, also if the store gave no answer."""
-        if not (attempt.release_told or attempt.lease.lost):
-            attempt.release_told = True
-            failed = "" if attempt.lease.record is None else "the release failed"
-            self._tell(attempt, "released", attempt.lease.began, failed)
+        seconds = self.runtime.now() - since
+        if attempt.limit > since and (queued or attempt.contention is not None):  # one try does not wait
+            observer.tell("waited", event_of(attempt, seconds))
+        observer.tell(name, event_of(attempt, seconds, reason))
 
     async def settle(
         self, attempt: Attempt, make: Callable[[LockState, Attempt], H], observed: Observed | None, since: float
@@ -253,7 +219,8 @@ class LockState:
             if not await acquire.acquire(self.runtime, attempt, 0.0, observed):
                 return None
             hold = self._hold(attempt, make)
-        self._tell_outcome(attempt, "acquired", since)
+        if observer.listens():
+            self._tell_outcome(attempt, "acquired", since)
         return hold
 
     def _hold(self, attempt: Attempt, make: Callable[[LockState, Attempt], H]) -> H:
@@ -290,8 +257,13 @@ class LockState:
                 self._attempts.pop(attempt.hold_id, None)
 
     def _forget(self, attempt: Attempt) -> None:
-        self._queue.leave(attempt, self.runtime.now())
-        self._attempts.pop(attempt.hold_id, None)
+        """Leave the local queue, and tell observers and the log once of a release, also if the store gave no answer."""
+        now = self.runtime.now()
+        self._queue.leave(attempt, now)
+        known = self._attempts.pop(attempt.hold_id, None) is not None
+        if known and not attempt.lease.lost and observer.listens():
+            failed = "" if attempt.lease.record is None else "the release failed"
+            observer.tell("released", event_of(attempt, now - attempt.lease.began, failed))
 
     async def take_back(self, error: BaseException) -> None:
         """Undo what an interrupt of this thread has left half done here."""
@@ -350,18 +322,22 @@ class LockState:
             await release.leave_surely(self.runtime, attempt, error)
             raise
         finally:
-            self._unsettled = hold if attempt.lease.record is not None else None
-            self._forget(attempt)
-            if attempt.lease.record is None:
-                attempt.levels.clear()
-            self._tell_release(attempt)
+            self._end(hold)
+
+    def _end(self, hold: Holding) -> None:
+        """Note that a release has ended; one that got no answer may be called again."""
+        attempt = hold._attempt
+        released = attempt.lease.record is None
+        self._unsettled = None if released else hold
+        if released:
+            attempt.levels.clear()
+        self._forget(attempt)
 
     def release_later(self, hold: Holding) -> None:
         """Release a hold in the background: its own release got no answer, or was not tried."""
         attempt = hold._attempt
         attempt.ending = True
         self._forget(attempt)
-        self._tell_release(attempt)
         self.runtime.later(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
 
     def leaves_key(self, hold: Holding) -> bool:

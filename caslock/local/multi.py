@@ -300,11 +300,11 @@ class _Several(Generic[H]):
                 else:
                     await self._win(state, entered=False)
                 continue
-            if not is_open or (group and attempt.yields):
+            if not is_open or (group and attempt.turn.yields):
                 await state.step_back(attempt)
                 break
             group.append(state)
-            if attempt.yields:
+            if attempt.turn.yields:
                 break
         return group
 

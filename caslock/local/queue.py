@@ -89,7 +89,7 @@ class LocalQueue:
                 self._hand_overs, self._pause = 0, 0.0
                 self._inside = [weakref.ref(attempt)]
                 if self._yields_until:
-                    attempt.yields = self._yields if now < self._yields_until else 0.0
+                    attempt.turn.yields = self._yields if now < self._yields_until else 0.0
                 return True
             other = self._inside[0]() if self._inside else None
             if other is not None and not attempt.shared and not _is_over(other, now):
@@ -102,7 +102,7 @@ class LocalQueue:
 
     async def turn(self, attempt: Attempt, runtime: Runtime, limit: float) -> bool:
         """Wait for our turn until `limit`; whether `attempt` is inside then.  The caller must always call `leave`."""
-        attempt.event = event = runtime.event()
+        attempt.turn.event = event = runtime.event()
         patience = 0.0
         with self._guard:
             self.waiting.append(attempt)
@@ -110,9 +110,9 @@ class LocalQueue:
             now = runtime.now()
             with self._guard:
                 inside = self._admit(now)
-                if attempt in inside and not attempt.awaits_hand_over:
+                if attempt in inside and not attempt.turn.awaits_hand_over:
                     break
-                incoming = attempt.incoming
+                incoming = attempt.turn.incoming
                 if attempt in inside and incoming is not None:
                     # Our predecessor is to send our first put.  At our deadline we cancel that; if it has already
                     # started, we wait one request timeout for the outcome (its event loop may have ended).
@@ -132,7 +132,7 @@ class LocalQueue:
                     until = min(limit, *ends)
                 del inside  # a waiter must not keep an abandoned hold alive, which is renewed as long as it lives
             await event.wait(until - now)
-        attempt.event = None
+        attempt.turn.event = None
         return True
 
     def name_successor(self, attempt: Attempt, now: float) -> None:
@@ -141,7 +141,7 @@ class LocalQueue:
             # Predecessors that are still being released may be inside.
             # Those of a shared owner count, because the record then has other holds than ours.
             inside = [other for other in self._admit(now) if other is attempt or other.shared or not other.ending]
-            if attempt.outgoing is not None or inside != [attempt] or not self.waiting:
+            if attempt.turn.outgoing is not None or inside != [attempt] or not self.waiting:
                 return
             if not self._hand_overs:
                 self._hand_overs_began = now
@@ -152,7 +152,7 @@ class LocalQueue:
                 self._pause = min(self._pause, LONGEST_PAUSE)
                 return
             successor = self.waiting[0]
-            successor.incoming = attempt.outgoing = HandOver(successor)
+            successor.turn.incoming = attempt.turn.outgoing = HandOver(successor)
             self._inside = [*self._inside, weakref.ref(successor)]  # nobody follows until both have left
             del self.waiting[0]
             self._hand_overs += 1
@@ -165,18 +165,19 @@ class LocalQueue:
                 self._others_until = now + SEEN_SECONDS
             if attempt.woken:
                 self._yields, self._yields_until = PAUSE_SECONDS, now + YIELD_SECONDS
-            elif attempt.runtime.queueing is None:
+            elif attempt.terms.runtime.queueing is None:
                 self._yield_next(attempt, now, waited=waited)
             if len(self._inside) == 1 and not self.waiting and self._inside[0]() is attempt:
                 self._inside = []
                 return
-            if attempt.incoming is not None:
-                attempt.incoming.pending = False
-            if attempt.outgoing is not None:  # nothing was sent
-                attempt.outgoing.pending = False
-                attempt.outgoing = None
+            turn = attempt.turn
+            if turn.incoming is not None:
+                turn.incoming.pending = False
+            if turn.outgoing is not None:  # nothing was sent
+                turn.outgoing.pending = False
+                turn.outgoing = None
             self._inside = [other for other in self._inside if other() is not attempt]
-            if attempt.event is not None and attempt in self.waiting:
+            if turn.event is not None and attempt in self.waiting:
                 self.waiting.remove(attempt)
             self._admit(now)
 
@@ -192,7 +193,8 @@ class LocalQueue:
             self._inside = [weakref.ref(attempt) for attempt in inside]
         while self.waiting:
             first = self.waiting[0]
-            if first in inside or first.event is None or not first.event.alive:
+            event = first.turn.event
+            if first in inside or event is None or not event.alive:
                 del self.waiting[0]
             elif inside:
                 break
@@ -206,8 +208,8 @@ class LocalQueue:
                     self._let_in(attempt, now)
                     self.waiting.remove(attempt)
         for attempt in inside:  # waking one twice does no harm
-            if attempt.event is not None and not attempt.awaits_hand_over:
-                attempt.event.set()
+            if attempt.turn.event is not None and not attempt.turn.awaits_hand_over:
+                attempt.turn.event.set()
         return inside
 
     def _yield_next(self, attempt: Attempt, now: float, *, waited: bool) -> None:
@@ -233,7 +235,7 @@ class LocalQueue:
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
         self._hand_overs = 0
-        attempt.yields = self._pause or (self._yields if now < self._yields_until else 0.0)
+        attempt.turn.yields = self._pause or (self._yields if now < self._yields_until else 0.0)
         self._pause = 0.0
         self._inside = [*self._inside, weakref.ref(attempt)]
 

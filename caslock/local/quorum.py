@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.guards import failure_of, undoing
-from caslock.local.lock_state import LockSettings, LockState
+from caslock.local.lock_state import LockState
 from caslock.local.reports import warn_of_missing_vote
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from caslock.local.hold import Holding
     from caslock.local.shared import Shared
+    from caslock.protocol.attempt import LockSettings
     from caslock.protocol.record import Observed
     from caslock.protocol.runtime import Event, Runtime
 
@@ -89,7 +90,7 @@ def given_stores(stores: object, runtime: Callable[[object], Runtime]) -> list[R
 
 
 def _contention(attempt: Attempt) -> Contention:
-    attempt.contention = attempt.contention or Contention(attempt.terms.poll)
+    attempt.contention = attempt.contention or Contention(attempt.terms.settings.poll)
     return attempt.contention
 
 
@@ -122,9 +123,10 @@ class QuorumState(LockState):
         began, now = lease.began, node.now()
         rest = lease.max_hold - (now - began if began else 0.0)
         ttl = max(min(lease.ttl, rest), 0.0)
-        if ttl != self._terms.ttl:
+        if ttl != self.settings.ttl:
             stamps = stamps.with_ttl(ttl)
-        terms = self._terms._replace(runtime=node, ttl=ttl, max_hold=rest)
+        settings = self.settings._replace(ttl=ttl, max_hold=rest)
+        terms = self._terms._replace(runtime=node, settings=settings)
         part = Attempt(terms, hold, stamps, node.mutex(), attempt.by)
         part.limit = now  # it is one try
         part.after_renewal = partial(self._fill, attempt)
@@ -145,7 +147,7 @@ class QuorumState(LockState):
             pause = _contention(attempt).pause()
             # When contenders have split the votes, one of them has to be first next time by more than a round takes.
             splits = splits + 1 if any(vote.attempt.lease.fence for vote in ballot.votes) else 0
-            if splits and attempt.terms.poll is None:
+            if splits and attempt.terms.settings.poll is None:
                 pause += random.uniform(0.0, (now - before) * 2 ** min(splits, 6))  # noqa: S311 - no secret
             await self.runtime.sleep(max(0.0, min(pause, limit - now)))
             now = self.runtime.now()
@@ -327,11 +329,7 @@ class QuorumState(LockState):
         finally:
             if ballot.is_released or lease.lost:
                 lease.record = None
-            self._unsettled = hold if lease.record is not None else None
-            self._forget(attempt)
-            if lease.record is None:
-                attempt.levels.clear()
-            self._tell_release(attempt)
+            self._end(hold)
 
     # Renewal
 

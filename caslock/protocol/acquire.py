@@ -43,7 +43,7 @@ async def acquire(
     """
     now = runtime.now()
     limit = NEVER if timeout is None else now + timeout
-    if attempt.writes.count or attempt.yields or attempt.incoming is not None:
+    if attempt.writes.count or attempt.turn.yields or attempt.turn.incoming is not None:
         observed = await _resume(runtime, attempt, limit, observed)
         now = runtime.now()
     if observed is None:  # one request when nobody contends, with as few function calls as can be
@@ -80,12 +80,13 @@ def _holds(runtime: Runtime, attempt: Attempt, observed: Observed | None) -> boo
 
 async def _resume(runtime: Runtime, attempt: Attempt, limit: float, observed: Observed | None) -> Observed | None:
     """Return the answer to a put that another attempt sent for us (a hand-over), or wait out our yield."""
-    incoming, attempt.incoming = attempt.incoming, None
+    turn = attempt.turn
+    incoming, turn.incoming = turn.incoming, None
     if observed is None and incoming is not None:
         observed = incoming.outcome
     if observed is None and attempt.writes.in_flight:  # the put sent for us got no answer, as our own might
         return await read(runtime, attempt, last_start(runtime, attempt.limit))
-    if observed is None and attempt.yields and runtime.now() < limit:
+    if observed is None and turn.yields and runtime.now() < limit:
         # This process has woken another one, or had the key for long: let others go first.
         if runtime.queueing is not None:
             return await _put_when_absent(runtime, attempt, YIELD_WAIT, limit)
@@ -98,9 +99,9 @@ async def _yield(runtime: Runtime, attempt: Attempt, limit: float) -> None:
 
     Else a process whose requests take longer than the others' would never get a key that they want all the time.
     """
-    left = limit - runtime.now()
-    if attempt.yields and left > 0:
-        pause, attempt.yields = random.uniform(0.0, attempt.yields), attempt.yields / 2  # noqa: S311 - no secret
+    turn, left = attempt.turn, limit - runtime.now()
+    if turn.yields and left > 0:
+        pause, turn.yields = random.uniform(0.0, turn.yields), turn.yields / 2  # noqa: S311 - no secret
         await runtime.sleep(min(pause, left))
 
 
@@ -169,7 +170,7 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
 
 async def _put_when_absent(runtime: Runtime, attempt: Attempt, longest: float, limit: float) -> Observed | None:
     """Have the store put for us as soon as nothing is there; None: it can't for now, or gave no answer."""
-    longest = longest if attempt.terms.poll is None else min(longest, _contention(attempt).pause())
+    longest = longest if attempt.terms.settings.poll is None else min(longest, _contention(attempt).pause())
     # The lease counts from before the request, so most of it must be left when the wait ends; and a store may be late
     # in ending one.
     seconds = min(longest, attempt.lease.ttl / 3, limit - runtime.now() - LATE)
@@ -186,5 +187,5 @@ async def _put_when_absent(runtime: Runtime, attempt: Attempt, longest: float, l
 def _contention(attempt: Attempt) -> Contention:
     contention = attempt.contention
     if contention is None:
-        contention = attempt.contention = Contention(attempt.terms.poll)
+        contention = attempt.contention = Contention(attempt.terms.settings.poll)
     return contention

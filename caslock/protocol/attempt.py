@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.errors import LockLost
+from caslock.protocol.hand_over import Turn
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Record, Stamp, fence_of
 from caslock.protocol.writes import FREE_TTL, InFlight, Writes
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from tenacity.wait import WaitBaseT
 
     from caslock.protocol.contention import Contention
-    from caslock.protocol.hand_over import HandOver
-    from caslock.protocol.runtime import Event, Mutex, Runtime
+    from caslock.protocol.runtime import Mutex, Runtime
 
 
 class Retry(NamedTuple):
@@ -36,24 +36,29 @@ class Retry(NamedTuple):
     put: int = 1
 
 
+class LockSettings(NamedTuple):
+    """The settings of a lock, checked; explained at `Lock`."""
+
+    ttl: float
+    owner: str | None = None
+    """None: a private one."""
+    auto_renew: bool = True
+    max_hold: float = NEVER
+    min_hold: float = 0.0
+    on_lost: Callable[..., object] | None = None
+    note: str = ""
+    retry: Retry = Retry()
+    poll: WaitBaseT | None = None
+    """Gives the pauses between attempts; None: our own."""
+
+
 class Terms(NamedTuple):
     """What all attempts of a Lock object have in common."""
 
     runtime: Runtime
     key: str
     owner: str
-    ttl: float
-    """Seconds of every lease."""
-    auto_renew: bool
-    max_hold: float
-    """Seconds after which the lease is no longer renewed."""
-    retry: Retry
-    shared: bool
-    """Whether other Lock objects may have the same owner."""
-    poll: WaitBaseT | None = None
-    """Gives the pauses between attempts; None: our own."""
-    min_hold: float = 0.0
-    """Seconds from the acquire in which nobody else gets the key, even if it is released before."""
+    settings: LockSettings
 
 
 class First(NamedTuple):
@@ -72,9 +77,7 @@ class Attempt:
         "by",
         "contention",
         "ending",
-        "event",
         "hold_id",
-        "incoming",
         "key",
         "lease",
         "left_in_time",
@@ -82,26 +85,24 @@ class Attempt:
         "limit",
         "min_hold",
         "mutex",
-        "outgoing",
         "owner",
-        "release_told",
         "retry",
         "scheduled",
         "settled",
         "shared",
         "stamps",
         "terms",
+        "turn",
         "woken",
         "writes",
-        "yields",
     )
 
     terms: Terms
     key: str
     owner: str
     retry: Retry
-    shared: bool
-    min_hold: float  # as in its terms; 0 once its acquire has failed, which nobody has relied on
+    shared: bool  # other Lock objects may have the same owner
+    min_hold: float  # as in its settings; 0 once its acquire has failed, which nobody has relied on
 
     def __init__(self, terms: Terms, hold_id: str, stamps: Callable[[], First], mutex: Mutex, by: object) -> None:
         """Begin with nothing sent.
@@ -115,7 +116,9 @@ class Attempt:
 
         """
         self.terms = terms
-        _, self.key, self.owner, ttl, auto_renew, max_hold, self.retry, self.shared, _, self.min_hold = terms
+        _, self.key, self.owner, settings = terms
+        ttl, owner, auto_renew, max_hold, self.min_hold, _, _, self.retry, _ = settings
+        self.shared = owner is not None
         self.hold_id: str = hold_id
         self.stamps: Callable[[], First] = stamps
         self.mutex: Mutex = mutex
@@ -125,14 +128,10 @@ class Attempt:
         self.levels: list[object] = []  # the open holds, by re-entry; the newest is the last
         self.limit: float = NEVER  # the deadline of the acquire
         self.contention: Contention | None = None  # who holds the key, and how long to pause for that
-        self.event: Event | None = None  # wakes it in the local queue
-        self.yields: float = 0.0  # seconds to let other processes go first
-        self.incoming: HandOver | None = None  # set while a predecessor is to send our first put
-        self.outgoing: HandOver | None = None  # set while we are to send our successor's first put
+        self.turn: Turn = Turn()
         self.ending: bool = False  # a release or a withdrawal has begun: no more renewals
         # Releases that were sent before the deadline and may have been applied; each counts from before it is sent.
         self.left_in_time: int = 0
-        self.release_told: bool = False  # to the observers: once, however often it has to be called
         self.woken: bool = False  # our removal woke a waiter of another process
         self.settled: bool = True  # False while a clean-up is unfinished
         self.scheduled: float = NEVER  # when the renewer looks at it next
@@ -147,11 +146,6 @@ class Attempt:
     def siblings(self) -> str:
         """The prefix of the hold ids of the same Lock object."""
         return self.hold_id[: self.hold_id.index(".") + 1]
-
-    @property
-    def awaits_hand_over(self) -> bool:
-        """Whether the attempt before it still has to send its first put, or to pass on the answer."""
-        return self.incoming is not None and self.incoming.pending
 
     def first(self, now: float, expected: int = ABSENT) -> tuple[Record, bytes]:
         """Return the put that begins a tenure and keeps nothing of what was there: `next_record` and `sent` in one."""

@@ -38,7 +38,7 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
     observed: Observed | None = None
     loss: LockLost | None = None
     try:
-        outgoing = attempt.outgoing
+        outgoing = attempt.turn.outgoing
         if lease.record is None:
             return  # already released
         now = runtime.now()
@@ -58,7 +58,7 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
     finally:
         if outgoing is not None:
             outgoing.settle(observed)
-            attempt.outgoing = None  # last: after an interrupt, `LocalQueue.leave` settles it
+            attempt.turn.outgoing = None  # last: after an interrupt, `LocalQueue.leave` settles it
         mutex.release()
     if loss is not None:
         raise loss

@@ -166,7 +166,7 @@ async def step_back(runtime: Runtime, attempt: Attempt) -> None:
 
     See `withdraw` for the late put that can't be kept out.
     """
-    attempt.incoming, attempt.yields = None, 0.0
+    attempt.turn.incoming, attempt.turn.yields = None, 0.0
     if attempt.writes.in_flight:
         limit = last_start(runtime, attempt.limit)
         await withdraw(runtime, attempt, await read(runtime, attempt, limit), limit)

@@ -12,7 +12,8 @@ import random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.local.hold import Holding
-from caslock.local.lock_state import LockSettings, LockState, Stamps
+from caslock.local.lock_state import LockState, Stamps
+from caslock.protocol.attempt import LockSettings
 from tests.herds.virtual_time import Process, Server, Timeline, pause
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class OwnHost(LockState):
 
     def _begin(self) -> None:
         super()._begin()
-        self._stamps = Stamps(self._terms.owner, self._terms.ttl, f"host {id(self.runtime)}", self.settings.note)
+        self._stamps = Stamps(self._terms.owner, self.settings.ttl, f"host {id(self.runtime)}", self.settings.note)
 
 
 async def _busy(herd: Herd, process: Process, waits: list[float]) -> None:

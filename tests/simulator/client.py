@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 from caslock.errors import CaslockError, StoreError, StoreUnavailable, told
 from caslock.local.hold import Holding
-from caslock.local.lock_state import LockSettings, LockState, Stamps
+from caslock.local.lock_state import LockState, Stamps
 from caslock.local.multi import Holds, MultiState
-from caslock.protocol.attempt import Retry
+from caslock.protocol.attempt import LockSettings, Retry
 from tests.simulator.runtime import Flow, Runtime
 from tests.simulator.waits import NEVER, Cancelled, Wait
 
@@ -58,7 +58,7 @@ class NamedLockState(LockState):
         super()._begin()
         self._nonce = self.name
         self._terms = terms = self._terms._replace(owner=self.settings.owner or self.name)
-        self._stamps = Stamps(terms.owner, terms.ttl, "host", self.settings.note)
+        self._stamps = Stamps(terms.owner, self.settings.ttl, "host", self.settings.note)
 
     def _attempt(self) -> Attempt:
         attempt = super()._attempt()
@@ -229,7 +229,7 @@ class Client:
 
     async def _renewed(self, hold: Holding, ttl: float | None) -> None:
         await hold._renewed(ttl)
-        if ttl is not None and hold._attempt.terms.max_hold == NEVER:
+        if ttl is not None and hold._attempt.terms.settings.max_hold == NEVER:
             self.run.judge.extended[hold._attempt.hold_id] = ttl
 
     async def _break(self) -> None:

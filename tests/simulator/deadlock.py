@@ -61,7 +61,7 @@ def _kept_by(run: Run, client: Client, owners: dict[str, Client]) -> Iterator[Cl
                 continue
             if not isinstance(waits, Listening):
                 yield from _at_the_store(run, attempt, owners)
-            elif attempt.event is waits.event:
+            elif attempt.turn.event is waits.event:
                 yield from _in_the_queue(state, attempt)
 
 
@@ -92,10 +92,10 @@ def forgotten(run: Run) -> Attempt | None:
     for state in run.states:
         inside, waiting = state.queued
         for attempt in [
-            *(attempt for attempt in inside if attempt is not None and not attempt.awaits_hand_over),
+            *(attempt for attempt in inside if attempt is not None and not attempt.turn.awaits_hand_over),
             *waiting[: not inside],
         ]:
-            event = attempt.event
+            event = attempt.turn.event
             if isinstance(event, Event) and event.alive and state.process.alive and not event.flag:
                 return attempt
     return None

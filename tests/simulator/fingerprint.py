@@ -23,7 +23,7 @@ from caslock.local.hold import Holding
 from caslock.local.multi import Holds, MultiState, _Several
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.contention import Contention
-from caslock.protocol.hand_over import HandOver
+from caslock.protocol.hand_over import HandOver, Turn
 from caslock.protocol.lease import Lease
 from caslock.protocol.observation import ObservingStore
 from caslock.protocol.record import Record
@@ -282,6 +282,7 @@ _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
     RetryCallState: _Print.attempt,
     Run: _Print.nothing,
     Runtime: _Print.name,
+    Turn: _Print.fields,
     Writes: _Print.fields,
     bytes: _Print.bytes,
     deque: _Print.several,

@@ -313,7 +313,7 @@ class Judge:
             return
         for other in self._run.states:
             for attempt in other.attempts.values() if other.local_queue is state.local_queue else ():
-                if attempt.awaits_hand_over and attempt.event is not None:  # else it has stopped waiting
+                if attempt.turn.awaits_hand_over and attempt.turn.event is not None:  # else it has stopped waiting
                     self._run.violate(f"{attempt.hold_id} is promised {attempt.key!r} by nobody")
 
     def waits(self) -> None:

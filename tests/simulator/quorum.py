@@ -17,9 +17,8 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from caslock.errors import LockLost
-from caslock.local.lock_state import LockSettings
 from caslock.local.quorum import QuorumState
-from caslock.protocol.attempt import Retry
+from caslock.protocol.attempt import LockSettings, Retry
 from caslock.store import Traits
 from tests.simulator.chance import by_chance
 from tests.simulator.client import NamedLockState

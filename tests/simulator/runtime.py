@@ -228,7 +228,8 @@ class Runtime:
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end."""
-        due = min(attempt.lease.due, attempt.lease.deadline) if attempt.terms.auto_renew else attempt.lease.deadline
+        lease, renews = attempt.lease, attempt.terms.settings.auto_renew
+        due = min(lease.due, lease.deadline) if renews else lease.deadline
         flow = self.renewers.get(attempt)
         if flow is None or flow.name not in self.run.flows:
             self.renewers[attempt] = self.run.keep(attempt, due)
