@@ -12,10 +12,12 @@ import mmap
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 _WIPEONFORK: Final = 18  # of <linux/mman.h>; `mmap` does not name it
 
@@ -73,3 +75,19 @@ def _in_child() -> None:
 
 
 at_fork(before=_before_fork, after_in_child=_in_child)
+
+
+class PerProcess(Generic[T]):
+    """What each process has of its own."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        """Make it for a process that asks for the first time; threads that do so together may make several."""
+        self._make = make
+        # What a forked child inherits stays in here: it is neither used, nor closed, nor collected as garbage.
+        self._processes: dict[int, T] = {}
+
+    def here(self) -> T:
+        """Return what this process has."""
+        mine = generation()
+        found = self._processes.get(mine)
+        return self._processes.setdefault(mine, self._make()) if found is None else found

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import make_url, text
+from sqlalchemy import text
 
 from caslock.cli.doctor_sql import connected
 from caslock.cli.finding import clock, danger, note, warning
+from caslock.stores.sql.connections import is_direct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ _FACTS: Final = text("""
         current_setting('transaction_isolation') AS isolation,
         current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS commits,
         current_setting('synchronous_standby_names') AS names,
-        current_setting('statement_timeout') AS timeout, current_setting('caslock.direct', true) = 'yes' AS direct,
+        current_setting('statement_timeout') AS timeout,
         to_regclass('caslock') IS NOT NULL AS made,
         has_schema_privilege(current_schema(), 'CREATE') AS may_make,
         has_table_privilege(to_regclass('caslock'), 'INSERT')
@@ -42,6 +43,7 @@ def examine(url: str) -> Iterator[Finding]:
     """Ask the server; raises an error of psycopg or SQLAlchemy where it does not answer."""
     with connected(url) as connection:
         facts = dict(connection.execute(_FACTS).mappings().one())
+        direct = is_direct(connection.connection.driver_connection)
         now = time.time()
         standbys = connection.execute(_STANDBYS).one()
     yield from clock(facts["time"] - now)
@@ -56,7 +58,7 @@ def examine(url: str) -> Iterator[Finding]:
     else:
         yield from _table(facts)
         yield from _losses(facts, *standbys)
-    yield from _session(facts, own="options" not in make_url(url).query)
+    yield from _session(facts, direct=direct)
 
 
 def _table(facts: dict[str, Any]) -> Iterator[Finding]:
@@ -88,12 +90,12 @@ def _losses(facts: dict[str, Any], there: int, waited_for: int) -> Iterator[Find
         yield warning(f"writes do not wait for the standbys ({there})", means, cure)
 
 
-def _session(facts: dict[str, Any], *, own: bool) -> Iterator[Finding]:
+def _session(facts: dict[str, Any], *, direct: bool) -> Iterator[Finding]:
     if facts["isolation"] != "read committed":
         means = "an acquire can fail because another process acquires at the same moment"
         cure = f"Set default_transaction_isolation to 'read committed' for {facts['user']}"
         yield warning(f"transactions are {facts['isolation']}", means, cure)
-    if own and not facts["direct"]:
+    if not direct:
         means = "it does not pass on caslock's settings, statements can't be prepared, and waiters poll"
         yield note("the session is not caslock's own: a pooler such as PgBouncer is between", means)
     if facts["timeout"] == "0":

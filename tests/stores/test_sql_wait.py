@@ -18,7 +18,8 @@ from caslock import Lock, StoreUnavailable, WatchingStore
 from caslock.store import ABSENT, Entry
 from caslock.stores.sql import AsyncSQLStore, SQLStore
 from caslock.stores.sql.listener import MOST_KEYS
-from caslock.stores.sql.table import look_at, name_of, place_of
+from caslock.stores.sql.statements import look_at
+from caslock.stores.sql.table import name_of, place_of
 from caslock.stores.sql.wait import Wait
 from caslock.testing.drive import driven, on_loop
 from caslock.testing.extremes import KEYS

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
-from caslock.stores.sql.table import CHANNEL
+from caslock.stores.sql.statements import CHANNEL
 from caslock.stores.sql.wait import Channel, Wait
 
 if TYPE_CHECKING:

@@ -1,21 +1,23 @@
-"""The two stores.  Each verb is one statement; `table` has them."""
+"""The two stores: where each takes its connections from, and how long a verb may take."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy import exc
-
 from caslock.connections import run
-from caslock.fork import generation
+from caslock.fork import PerProcess
 from caslock.loop_end import ConnectionsPerLoop, PerLoop, before_the_loop_ends
 from caslock.store import Traits
-from caslock.stores.sql.engines import async_engine_of, begin, engine_of, limit, target_of
+from caslock.stores.sql.connections import end_by
+from caslock.stores.sql.engines import async_engine_of, engine_of
 from caslock.stores.sql.failures import Failures
-from caslock.stores.sql.table import Verbs, with_table
+from caslock.stores.sql.target import target_of
 from caslock.stores.sql.task_waits import TaskWaits
 from caslock.stores.sql.thread_waits import ThreadWaits
+from caslock.stores.sql.verbs import Verbs
 from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from caslock.stores.sql.target import Target
     from caslock.verbs import Verb
 
 T = TypeVar("T")
@@ -52,10 +55,10 @@ class SQLStore(BlockingVerbs):
         self._target = target_of(target, timeout, awaits=False)
         self._verbs: Verbs = Verbs(self._target.backend)
         self._failures = Failures(self._target.location, self._target.secrets)
-        self._engines: dict[int, Engine] = {}  # those of a parent are neither used, nor closed, nor collected
+        self._engines = PerProcess(partial(engine_of, self._target))
+        self._waits = PerProcess(partial(ThreadWaits, self._target, self._failures))
         self._closed = False
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
-        self._waits: dict[int, ThreadWaits] = {}  # as the engines
         if self._target.backend == "postgresql":
             self.wait_while = self._wait_while
 
@@ -70,52 +73,33 @@ class SQLStore(BlockingVerbs):
     def close(self) -> None:
         """Close the idle connections.  A later request opens one, and closes it."""
         self._closed = True
-        if waits := self._waits.get(generation()):
-            waits.end()
-        engine = self._engines.pop(generation(), None)
-        if engine is not None:
-            engine.dispose()
+        self._end()
 
     def _wait_while(self, key: str, version: int, timeout: float) -> None:
-        mine = generation()
-        waits = self._waits.get(mine) or self._waits.setdefault(mine, ThreadWaits(self._target, self._failures))
-        if self._closed:
-            waits.end()
-        run(waits.wait_while(key, version, timeout))
+        try:
+            run(self._waits.here().wait_while(key, version, timeout))
+        finally:
+            if self._closed:
+                self._end()
 
     def _run(self, verb: Verb[T]) -> T:
-        begin(self._target)
+        end_by(monotonic() + self._target.timeout)
         sent = False
         try:
-            mine = generation()
-            engine = self._engines.get(mine) or self._engines.setdefault(mine, engine_of(self._target))
+            engine = self._engines.here()
+            pool = engine.pool
             connection = engine.connect()
-            try:
-                steps = with_table(verb)
-                request = next(steps)
-                sent = True
-                while True:
-                    limit(connection.connection.driver_connection)
-                    try:
-                        answer = self._verbs.reply(connection.execute(*request))
-                    except exc.DBAPIError as error:
-                        request = steps.throw(error)
-                    else:
-                        request = steps.send(answer)
-            except StopIteration as done:
-                result: T = done.value
-                return result
-            except BaseException:
-                connection.invalidate()
-                raise
-            finally:
-                if self._engines.get(generation()) is not engine:
-                    connection.invalidate()  # the store was closed meanwhile, and its pool is gone
-                connection.close()
-                if self._closed:
-                    self.close()
+            sent = True
+            return self._verbs.run(connection, verb, pool)
         except Exception as error:
             raise self._failures.of(error, sent=sent) from error
+        finally:
+            if self._closed:
+                self._end()
+
+    def _end(self) -> None:
+        self._waits.here().close()
+        self._engines.here().dispose()
 
 
 class AsyncSQLStore(AsyncVerbs):
@@ -129,9 +113,9 @@ class AsyncSQLStore(AsyncVerbs):
         self._target = target_of(target, timeout, awaits=True)
         self._verbs: Verbs = Verbs(self._target.backend)
         self._failures = Failures(self._target.location, self._target.secrets)
-        self._loops = PerLoop(lambda: _Loop(async_engine_of(self._target)))
+        self._loops = PerLoop(partial(_Loop, self._target))
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
-        self._waits = ConnectionsPerLoop(lambda: TaskWaits(self._target, self._failures))
+        self._waits = ConnectionsPerLoop(partial(TaskWaits, self._target, self._failures))
         if self._target.backend == "postgresql":
             self.wait_while = self._wait_while
 
@@ -155,30 +139,11 @@ class AsyncSQLStore(AsyncVerbs):
         sent = False
         try:
             async with asyncio.timeout(self._target.timeout):
-                here = self._loops.here()
-                closed = here.closed
-                connection = await here.engine.connect()
-                try:
-                    steps = with_table(verb)
-                    request = next(steps)
-                    sent = True
-                    while True:
-                        try:
-                            answer = self._verbs.reply(await connection.execute(*request))
-                        except exc.DBAPIError as error:
-                            request = steps.throw(error)
-                        else:
-                            request = steps.send(answer)
-                except StopIteration as done:
-                    result: T = done.value
-                    return result
-                except BaseException:
-                    await connection.invalidate()
-                    raise
-                finally:
-                    if here.closed != closed:
-                        await connection.invalidate()  # as above
-                    await connection.close()
+                engine = self._loops.here().engine
+                pool = engine.pool
+                connection = await engine.connect()
+                sent = True
+                return await connection.run_sync(self._verbs.run, verb, pool)
         except Exception as error:
             raise self._failures.of(error, sent=sent) from error
 
@@ -186,14 +151,11 @@ class AsyncSQLStore(AsyncVerbs):
 class _Loop:
     """The engine of one event loop."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.engine = engine
-        self.closed = 0
-        """How often: whoever has a connection of before closes it, as its pool is gone."""
+    def __init__(self, target: Target) -> None:
+        self.engine: AsyncEngine = async_engine_of(target)
         self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
 
     async def close(self) -> None:
         """Close the idle connections; a later request opens one again."""
-        self.closed += 1
         await self.engine.dispose()
         await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop

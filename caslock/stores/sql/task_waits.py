@@ -7,7 +7,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from caslock.stores.sql.engines import async_connection_of
+from caslock.stores.sql.connections import async_connection_of
 from caslock.stores.sql.waits import Waits
 
 if TYPE_CHECKING:

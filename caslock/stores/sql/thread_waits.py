@@ -9,15 +9,15 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from caslock.connections import is_readable
-from caslock.stores.sql.engines import begin_until, connection_of
+from caslock.stores.sql.connections import connection_of, end_by
 from caslock.stores.sql.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from caslock.stores.sql.engines import Target
     from caslock.stores.sql.failures import Failures
     from caslock.stores.sql.listener import Listener
+    from caslock.stores.sql.target import Target
 
 _LONGEST: Final = 3600.0  # seconds of one sleep of a thread: there is a limit, of many years
 
@@ -44,7 +44,7 @@ class ThreadWaits(Waits):
     async def _connect(self, ends: float) -> Listener:
         from caslock.stores.sql.listener import Listener  # noqa: PLC0415 - it needs psycopg
 
-        begin_until(ends)
+        end_by(ends)
         return Listener(connection_of(self._target))
 
     async def _sleep(self, seconds: float) -> None:

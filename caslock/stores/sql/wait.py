@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from caslock.stores.sql.table import CHANNEL, look_at, place_of
+from caslock.stores.sql.statements import CHANNEL, look_at
+from caslock.stores.sql.table import place_of
 
 if TYPE_CHECKING:
     from caslock.stores.sql.listener import Listener

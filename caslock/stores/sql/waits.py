@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from caslock.errors import StoreError
-    from caslock.stores.sql.engines import Target
     from caslock.stores.sql.failures import Failures
     from caslock.stores.sql.listener import Listener
+    from caslock.stores.sql.target import Target
 
 _PAUSE: Final = 10.0
 """Seconds after which another connection is tried where the server, or a pooler, has not let us listen."""
