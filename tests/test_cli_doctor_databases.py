@@ -83,10 +83,11 @@ def test_what_is_wrong_with_the_settings_of_postgresql_is_found(setting: str, ro
     assert found(role.url)[what] == severity
 
 
-def test_options_of_the_url_replace_those_of_caslock(role: Role) -> None:
-    """Then it is no pooler that keeps the limit of statements from the server."""
-    facts = found(f"{role.url}?options=-c%20geqo%3Doff")
-    assert facts == {**FSYNC, "there is no table caslock yet": "note", "statement_timeout is 0": "warning"}
+def test_options_of_the_url_leave_statements_their_limit(role: Role) -> None:
+    """The server has both settings: that of the URL, and `statement_timeout`."""
+    facts = found(f"{role.url}?options=-c%20synchronous_commit%3Doff")
+    usual = {**FSYNC, "there is no table caslock yet": "note"}
+    assert facts == {**usual, "synchronous_commit is off": "warning"}
 
 
 def test_servers_that_are_too_old_are_found(role: Role, mysql_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

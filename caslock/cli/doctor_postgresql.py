@@ -96,7 +96,7 @@ def _session(facts: dict[str, Any], *, direct: bool) -> Iterator[Finding]:
         cure = f"Set default_transaction_isolation to 'read committed' for {facts['user']}"
         yield warning(f"transactions are {facts['isolation']}", means, cure)
     if not direct:
-        means = "it does not pass on caslock's settings, statements can't be prepared, and waiters poll"
+        means = "caslock changes no setting of such a session, and prepares no statement; waiters poll"
         yield note("the session is not caslock's own: a pooler such as PgBouncer is between", means)
     if facts["timeout"] == "0":
         means = "a request that was given up may take effect later, and keep a key until its lease ends"
