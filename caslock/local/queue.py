@@ -88,14 +88,10 @@ class LocalQueue:
             if not self._inside and not self.waiting:
                 self._hand_overs, self._pause = 0, 0.0
                 self._inside = [weakref.ref(attempt)]
-                if self._yields_until:
-                    attempt.turn.yields = self._yields if now < self._yields_until else 0.0
+                attempt.turn.yields = self._yields if now < self._yields_until else 0.0
                 return True
-            other = self._inside[0]() if self._inside else None
-            if other is not None and not attempt.shared and not _is_over(other, now):
-                return False
             inside = self._admit(now)
-            if inside and not _may_join(attempt, inside):
+            if not _may_join(attempt, inside):
                 return False
             self._let_in(attempt, now)
             return True
@@ -104,8 +100,7 @@ class LocalQueue:
         """Wait for our turn until `limit`; whether `attempt` is inside then.  The caller must always call `leave`."""
         attempt.turn.event = event = runtime.event()
         patience = 0.0
-        with self._guard:
-            self.waiting.append(attempt)
+        self.waiting.append(attempt)
         while True:
             now = runtime.now()
             with self._guard:
@@ -167,9 +162,6 @@ class LocalQueue:
                 self._yields, self._yields_until = PAUSE_SECONDS, now + YIELD_SECONDS
             elif attempt.terms.runtime.queueing is None:
                 self._yield_next(attempt, now, waited=waited)
-            if len(self._inside) == 1 and not self.waiting and self._inside[0]() is attempt:
-                self._inside = []
-                return
             turn = attempt.turn
             if turn.incoming is not None:
                 turn.incoming.pending = False
@@ -189,8 +181,7 @@ class LocalQueue:
     def _admit(self, now: float) -> list[Attempt]:
         """Remove the attempts that are over, let in and wake those that may enter, and return all that are inside."""
         inside = [attempt for other in self._inside if (attempt := other()) is not None and not _is_over(attempt, now)]
-        if len(inside) < len(self._inside):
-            self._inside = [weakref.ref(attempt) for attempt in inside]
+        self._inside = [weakref.ref(attempt) for attempt in inside]
         while self.waiting:
             first = self.waiting[0]
             event = first.turn.event
@@ -242,9 +233,7 @@ class LocalQueue:
 
 def _may_join(attempt: Attempt, inside: list[Attempt]) -> bool:
     """Whether `attempt` re-enters what its owner holds through other Lock objects."""
-    return attempt.shared and all(
-        other.owner == attempt.owner and not other.hold_id.startswith(attempt.siblings) for other in inside
-    )
+    return all(other.owner == attempt.owner and not other.hold_id.startswith(attempt.siblings) for other in inside)
 
 
 def _is_over(attempt: Attempt, now: float) -> bool:

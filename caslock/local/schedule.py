@@ -108,7 +108,7 @@ class Schedule:
         elif asked and now >= late:
             due.late.append(attempt)
             self._at(lease.deadline, attempt, asked=True)
-        elif asked or _moment(lease) > now:  # it has been renewed meanwhile
+        elif _moment(lease) > now:  # it has been renewed meanwhile
             self._at(_moment(lease), attempt)
         else:
             due.renew.append(attempt)
@@ -190,7 +190,7 @@ class Renewals:
 
     def _send(self) -> None:
         with self._guard:
-            more = max(0, min(-(-len(self._due) // self._together), self._most - self._requests))
+            more = min(-(-len(self._due) // self._together), self._most - self._requests)
             self._requests += more
         for _ in range(more):
             self._start(self._renew_due(), self._done)

@@ -32,12 +32,19 @@ TESTS: Final = tuple(
         *("mutation/short_simulator", "test_attempt", "test_exchange", "test_record", "test_release", "test_waiting"),
         *("test_renew_together", "test_contract", "test_lock", "test_multilock", "test_queue", "test_holds"),
         *("test_asyncio", "test_broken_once", "test_renewal", "test_tasks", "test_interleavings", "test_lock_order"),
-        *("test_bad_input", "test_faults", "test_ends"),
+        *("test_bad_input", "test_faults", "test_ends", "test_quorum", "test_simulate_quorum", "test_background"),
+        *("test_observation", "test_observer", "test_min_hold", "test_locked", "test_fork_and_signals", "test_bounds"),
+        *("test_herds", "test_key", "test_turns", "test_local_queue", "test_schedule"),
     )
 )
 """What concerns the rules and needs no server: of tests for every store those with memory."""
 
-ELSEWHERE: Final = "not redis and not memcached and not sqlite and not of_the_suites"
+SERVERS: Final = (
+    *("dynamodb", "etcd", "hazelcast", "memcached", "mysql", "nats", "postgresql", "redis", "sqlite", "tair"),
+    "zookeeper",
+)
+
+ELSEWHERE: Final = " and ".join(f"not {name}" for name in (*SERVERS, "of_the_suites"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _modules(names: Sequence[str]) -> list[Path]:
-    """Return the files, and those in the folders."""
+    """Return the files, and those in the folders, in this order."""
     paths = [ROOT / name for name in names]
-    return sorted(path for each in paths for path in (each.glob("*.py") if each.is_dir() else [each]))
+    return [path for each in paths for path in (sorted(each.glob("*.py")) if each.is_dir() else [each])]
 
 
 def report(outcomes: Sequence[Outcome]) -> int:
