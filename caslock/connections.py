@@ -6,6 +6,7 @@ at a time.  A connection with an unread reply is closed, never kept.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import selectors
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 MOST_IDLE: Final = 32
 """Connections kept; where more requests run at once, more are opened, and closed afterwards."""
 
-RESTED: Final = 1.0
-"""Seconds after which an idle connection is looked at before it is used: the server may have closed it."""
+CHECKED_AFTER: Final = 1.0
+"""Seconds after which an idle connection is checked before it is used: the server may have closed it."""
+
+SUSPECT: Final = -math.inf
+"""When a connection was last used that has to be checked in any case."""
 
 MOST_WAITING: Final = 32
 """Connections on which a store's waiters may be at one time, in one process or loop, for each server or cluster."""
@@ -75,11 +79,15 @@ class IdleConnections(Generic[C]):
             now = time.monotonic()
             if connection.generation != generation():
                 self._inherited.append(connection)
-            elif now - connection.used > RESTED and not connection.is_quiet():
+            elif now - connection.used > CHECKED_AFTER and not connection.is_quiet():
                 connection.close()
             else:
                 connection.used = now
                 return connection
+
+    def give_up(self, connection: C) -> None:
+        """Close a connection whose reply may still come, and must not be read as that of the next request."""
+        connection.close()
 
     def keep(self, connection: C) -> None:
         """Give back a connection that has read its last reply."""

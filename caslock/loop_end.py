@@ -96,5 +96,6 @@ class _Loop(Generic[C]):
 
     async def close(self) -> None:
         """Close the idle connections as the loop ends; a request after that keeps none."""
+        await asyncio.sleep(0)  # what else ends with the loop withdraws its requests
         self.connections.end()
-        await asyncio.sleep(0)
+        await transports_are_closed()

@@ -42,7 +42,7 @@ BEGIN = LockState._begin
 ASK, BELIEVE = Lease.ask, Lease.believe
 NEXT_RECORD, MAY_TAKE, CLAIM = Attempt.next_record, Attempt.may_take, LockState._attempt
 EXCHANGE, HANG_UP, CONNECT = MemcachedStore._exchange, _Connection.close, MemcachedStore._open
-GIVE_UP = Sockets._give_up
+GIVE_UP = Sockets.give_up
 
 
 class LooksBeforeItRemoves(MemoryStore):
@@ -233,6 +233,6 @@ def exchange_and_keep(self: MemcachedStore, connection: _Connection, packet: byt
     return EXCHANGE(self, connection, packet, ends)
 
 
-def give_back_interrupted(self: Sockets, link: Connection, error: BaseException) -> None:
+def give_back_interrupted(self: Sockets, connection: Connection) -> None:
     """Close a connection after plain errors only: the next request uses an interrupted one."""
-    GIVE_UP(self, link, error) if isinstance(error, Exception) else self._idle.keep(link)
+    self.keep(connection) if interrupted() else GIVE_UP(self, connection)

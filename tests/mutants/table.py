@@ -283,7 +283,7 @@ MUTANTS: Final = (
         "connection kept after BaseException by Redis",
         "The same with a Redis connection.",
         (Directed("test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply", partial(an_interrupt, "redis")),),
-        ((Sockets, "_give_up", seeded.give_back_interrupted),),
+        ((Sockets, "give_up", seeded.give_back_interrupted),),
     ),
     Mutant(
         "hand-over without a new fence",

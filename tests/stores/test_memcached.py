@@ -636,7 +636,7 @@ def test_a_restart_costs_one_request(
     new_memcached: NewServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many connections a restart has ended, only one request finds out the hard way, and may be repeated."""
-    monkeypatch.setattr(connections, "RESTED", 60.0)  # else a slow restart is noticed before the request
+    monkeypatch.setattr(connections, "CHECKED_AFTER", 60.0)  # else a slow restart is noticed before the request
     server = new_memcached()
     store, gate = open_store(server.url), threading.Barrier(5)
 

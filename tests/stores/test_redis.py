@@ -158,8 +158,8 @@ def idle(store: RedisStore | OnLoop) -> list[Connection | Pipeline]:
     """Return the connections that wait to be used."""
     connections: Any = store.store._connections if isinstance(store, OnLoop) else store._connections
     if isinstance(store, OnLoop):
-        return [each._shared for each in connections._loops.values() if each._shared]
-    return list(connections._idle._stack)
+        return [link for each in connections._loops._loops.values() for link in each.connections._for_requests._stack]
+    return list(connections._for_requests._stack)
 
 
 def test_every_verb_answers_with_what_is_there_after_it(store: Store) -> None:
@@ -728,7 +728,7 @@ def test_an_asyncio_store_serves_one_loop_after_another(redis_server: Server) ->
         for done in [pool.submit(asyncio.run, work(f"thread{n}")) for n in range(4)]:
             done.result()
     connections: Any = store._connections
-    assert len(connections._loops) <= 5
+    assert len(connections._loops._loops) <= 5
 
 
 def test_threads_share_a_store(redis_server: Server) -> None:

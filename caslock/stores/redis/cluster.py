@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from redis import exceptions
 from redis.crc import key_slot
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.stores.redis.connections import Connections
+from caslock.stores.redis.connections import Connections, Link
 from caslock.stores.redis.failures import FAILOVER
 from caslock.stores.redis.requests import Request
 from caslock.stores.redis.server import Address
@@ -18,22 +18,23 @@ from caslock.stores.redis.server import Address
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from caslock.stores.redis.connections import Pool
     from caslock.stores.redis.server import Server
     from caslock.stores.redis.wire import Reply
 
 T = TypeVar("T")
-N = TypeVar("N", bound=Connections[Any])
+L = TypeVar("L", bound=Link)
 
 _MOST_HOPS: Final = 5
 
 
-class Cluster(Generic[N]):
+class Cluster:
     """The connections to all nodes, and which node has which slot, as far as we know."""
 
-    def __init__(self, server: Server, new_node: Callable[[Server, Address], N]) -> None:
+    def __init__(self, server: Server, new_node: Callable[[Address], Connections[Any]]) -> None:
         """Know the nodes that the client was told of; open nothing yet."""
         self._server, self._new_node = server, new_node
-        self._nodes: dict[Address, N] = {}
+        self._nodes: dict[Address, Connections[Any]] = {}
         self._slots: dict[int, Address] = {}
         self._stale = True
         self._silent = set[Address]()
@@ -78,18 +79,23 @@ class Cluster(Generic[N]):
     async def server_id(self) -> None:
         """Do nothing: a cluster has no name of its own."""
 
-    async def nodes(self) -> list[N]:
+    async def nodes(self) -> list[Connections[Any]]:
         """Return all nodes that have slots."""
         await self._load()
         return [self._node(address) for address in sorted(set(self._slots.values()))]
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """See `Connections.close`."""
         for node in list(self._nodes.values()):
-            await node.close()
+            node.close()
 
-    def _node(self, address: Address) -> N:
-        return self._nodes.get(address) or self._nodes.setdefault(address, self._new_node(self._server, address))
+    def end(self) -> None:
+        """See `Connections.end`."""
+        for node in list(self._nodes.values()):
+            node.end()
+
+    def _node(self, address: Address) -> Connections[Any]:
+        return self._nodes.get(address) or self._nodes.setdefault(address, self._new_node(address))
 
     async def _load(self) -> None:
         """Ask one node after the other which of them has which slots, until one answers."""
@@ -114,6 +120,12 @@ class Cluster(Generic[N]):
                 return
         if unknown:
             raise unknown
+
+
+def connections_to(server: Server, requests: type[Pool[L]], waits: type[Pool[L]]) -> Cluster | Connections[L]:
+    """Open nothing yet; see `Connections`."""
+    new = partial(Connections[L], requests, waits, server)
+    return Cluster(server, new) if server.nodes else new()
 
 
 def _address(where: Any, asked: Address) -> Address:  # noqa: ANN401 - redis-py's error is untyped

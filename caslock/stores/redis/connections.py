@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 
 from redis import exceptions
 
 from caslock.connections import Connection, IdleConnections, Waiters
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.stores.redis.failures import FAILOVER, TOO_LATE
-from caslock.stores.redis.requests import Request, who
+from caslock.stores.redis.requests import who
+from caslock.stores.redis.wire import packed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from caslock.stores.redis.requests import Request
     from caslock.stores.redis.server import Address, Server
     from caslock.stores.redis.wire import Reply
 
@@ -33,8 +35,8 @@ _SLEEP: Final = 1.0
 class Link(Connection, Protocol):
     """A connection to a Redis."""
 
-    def ask(self, request: Request[Any], ends: float, wait: float) -> Awaitable[list[Reply]]:
-        """Send a request, and give all its replies, that of the replicas last, by the moment `ends`.
+    def ask(self, packet: bytes, replies: int, seconds: float, wait: float) -> Awaitable[list[Reply]]:
+        """Send a packet, and give its replies, that of the replicas last; else raises TimeoutError after `seconds`.
 
         After the first reply the others may take `wait` seconds longer.
         """
@@ -44,13 +46,29 @@ L = TypeVar("L", bound=Link)
 T = TypeVar("T")
 
 
-class Connections(ABC, Generic[L]):
+class Pool(IdleConnections[L], ABC):
+    """Connections that can be had one by one, and are opened where none is idle."""
+
+    def __init__(self, server: Server, address: Address | None) -> None:
+        """Open nothing yet; `address` is that of a cluster's node."""
+        super().__init__()
+        self._server, self._new = server, server.opener(address)
+
+    @abstractmethod
+    async def open(self, ends: float) -> L:
+        """Connect by the moment `ends`."""
+
+
+class Connections(Generic[L]):
     """The connections to one server."""
 
-    def __init__(self, server: Server, address: Address | None = None) -> None:
-        """Open nothing yet; `address` is that of a cluster's node."""
-        self._server, self._new = server, server.opener(address)
-        self._idle: IdleConnections[L] = IdleConnections()
+    def __init__(
+        self, requests: type[Pool[L]], waits: type[Pool[L]], server: Server, address: Address | None = None
+    ) -> None:
+        """Open nothing yet; `waits` is the kind of pool for requests that wait, and may be that for all."""
+        self._server = server
+        self._for_requests = requests(server, address)
+        self._for_waits = self._for_requests if waits is requests else waits(server, address)
         self._waiters = Waiters()
         self._sleeps_until = 0.0
 
@@ -60,36 +78,38 @@ class Connections(ABC, Generic[L]):
         That takes `within` seconds at most, or else the socket timeout (where it has to connect, the longer of both).
         """
         server, link = self._server, None
+        pool = self._for_waits if request.seconds else self._for_requests
+        # In full, or the replicas would be waited for twice if a script is unknown.
+        request = request.in_full() if server.replicas else request
         try:
-            now = monotonic()
-            link = self._ready(request, now, within)
-            ends = now + (within if within is not None else server.timeout if link else server.patience)
-            link = link or await self._connect(request, ends)
-            wait = request.seconds and request.seconds + max(now + _LATE - ends, 0.0)
-            # In full, or the replicas would be waited for twice if a script is unknown.
-            replies = await link.ask(request.in_full() if server.replicas else request, ends, wait)
+            link = pool.take()
+            seconds = within if within is not None else server.timeout if link else server.patience
+            ends = monotonic() + seconds
+            wait = request.seconds and request.seconds + max(_LATE - seconds, 0.0)
+            if link is None:
+                link = await pool.open(ends)
+                seconds = ends - monotonic()
+            replies = await link.ask(request.before + packed(request.command), request.replies, seconds, wait)
             reply = replies[request.replies - 1]
             if isinstance(reply, FAILOVER):
                 raise reply  # noqa: TRY301 - no open connection is used again
-            answer: T = None if isinstance(reply, Exception) else request.read(reply)  # type: ignore[assignment] # unused
+            answer = reply if isinstance(reply, Exception) else request.read(reply)
         except BaseException as error:
-            if link:  # the answer may still come, and must not be read as that of the next request
-                self._give_up(link, error)
-            if not isinstance(error, Exception):
-                raise
-            if not isinstance(error, TOO_LATE):  # after a restart or a failover, the others are dead as well
-                self._idle.close()
-            raise server.failures.of(error, sent=link is not None) from error
-        self._keep(link)
+            if link:
+                pool.give_up(link)
+            if isinstance(error, Exception):
+                raise self._failed(error, sent=link is not None) from error
+            raise
+        pool.keep(link)
         if wait and _refused(*replies[:2]):
             self._sleeps_until = monotonic() + _SLEEP
-        if not isinstance(reply, Exception):
-            if server.replicas:
-                server.check(replies[-1])
-            return answer
-        if isinstance(reply, exceptions.NoScriptError) and request.script:
+        if isinstance(answer, exceptions.NoScriptError) and request.script:
             return await self.ask(request.in_full(), ends - monotonic())
-        raise server.failures.of(reply) from reply
+        if isinstance(answer, Exception):
+            raise server.failures.of(answer) from answer
+        if server.replicas:
+            server.check(replies[-1])
+        return answer
 
     async def wait(self, request: Request[T], within: float | None = None) -> T:
         """Do the same for a request that waits; ``StoreUnavailable(sent=False)``, at once: it can't wait."""
@@ -98,6 +118,13 @@ class Connections(ABC, Generic[L]):
             raise busy
         with self._waiters.one_more(busy):
             return await self.ask(request, within)
+
+    def _failed(self, error: Exception, *, sent: bool) -> StoreError:
+        if not isinstance(error, TOO_LATE):  # after a restart or a failover, the others are dead as well
+            self._for_waits.close()
+        if isinstance(error, FAILOVER):
+            self._for_requests.close()
+        return self._server.failures.of(error, sent=sent)
 
     async def server_id(self) -> str | None:
         """Return the run id of the server, and the database; None: it does not say.
@@ -115,25 +142,15 @@ class Connections(ABC, Generic[L]):
         """Return the connections to each server that has keys."""
         return [self]
 
-    @abstractmethod
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close what is idle; the next request opens one again."""
+        self._for_requests.close()
+        self._for_waits.close()
 
-    @abstractmethod
-    def _ready(self, request: Request[Any], now: float, within: float | None, /) -> L | None:
-        """Return an open connection, if there is one."""
-
-    @abstractmethod
-    async def _connect(self, request: Request[Any], ends: float, /) -> L:
-        """Open one by the moment `ends`."""
-
-    @abstractmethod
-    def _keep(self, link: L) -> None:
-        """Take back the connection of a request that was answered."""
-
-    @abstractmethod
-    def _give_up(self, link: L, error: BaseException, /) -> None:
-        """Take back that of a request that was not."""
+    def end(self) -> None:
+        """Close what is idle, and keep nothing from now on."""
+        self._for_requests.end()
+        self._for_waits.end()
 
 
 def _refused(ticket: Reply, token: Reply) -> bool:

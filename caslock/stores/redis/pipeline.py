@@ -11,18 +11,17 @@ import asyncio
 import math
 from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redis import exceptions
 
-from caslock.connections import RESTED, is_readable
+from caslock.connections import SUSPECT, is_readable
 from caslock.fork import generation
 from caslock.stores.redis.wire import MORE, PUSH, new_reader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from caslock.stores.redis.requests import Request
     from caslock.stores.redis.server import Untyped
     from caslock.stores.redis.wire import Reply
 
@@ -30,13 +29,12 @@ if TYPE_CHECKING:
 class Pipeline(asyncio.Protocol):
     """Takes over the transport of a connected connection of redis-py."""
 
-    def __init__(self, connection: Untyped, acknowledge: bytes, *, shared: bool) -> None:
+    def __init__(self, connection: Untyped, acknowledge: bytes) -> None:
         """`acknowledge`, if not empty, is sent after the requests of each turn, and has a reply of its own."""
         if connection._reader.at_eof() or connection._writer.is_closing():  # noqa: SLF001 - as below
             raise exceptions.ConnectionError("Connection closed by server.")
         self.generation: int = generation()
         self.used: float = monotonic()
-        self.shared: bool = shared
         self._loop = asyncio.get_running_loop()
         self._writer, connection._writer, connection._reader = connection._writer, None, None  # noqa: SLF001 - redis-py has no other way to hand it over
         self._transport: Untyped = self._writer.transport
@@ -50,18 +48,19 @@ class Pipeline(asyncio.Protocol):
         self._rings = math.inf  # when the timer does: no later than the time of any request is over
         self._retired = self._closed = False
 
-    def ask(self, request: Request[Any], ends: float, wait: float) -> Awaitable[list[Reply]]:
+    def ask(self, packet: bytes, replies: int, seconds: float, wait: float) -> Awaitable[list[Reply]]:
         """See `Link.ask`."""
         if not self._promises and not self._acknowledge:  # nobody else asks
-            self._transport.write(request.packet())
+            self._transport.write(packet)
         else:
             if not self._unsent:
                 self._loop.call_soon(self._flush)
-            self._unsent.append(request.packet())
+            self._unsent.append(packet)
+        ends = monotonic() + seconds
         first = self._expect(ends)
-        if request.replies == 1 and not self._acknowledge:
+        if replies == 1 and not self._acknowledge:
             return first
-        promises = [first, *[self._expect(ends + wait) for _ in range(request.replies - 1)]]
+        promises = [first, *[self._expect(ends + wait) for _ in range(replies - 1)]]
         if self._acknowledge and self._acknowledged is None:
             self._acknowledged = self._loop.create_future()
         return _all(promises, self._acknowledged)
@@ -71,18 +70,13 @@ class Pipeline(asyncio.Protocol):
         if self._closed:
             raise exceptions.ConnectionError("Connection closed by server.")
 
-    def is_usable(self, now: float) -> bool:
-        """Tell whether it is open; if it was idle for a while, by asking the kernel."""
-        if self._retired or self._closed or (now - self.used > RESTED and not self._promises and not self.is_quiet()):
-            return False
-        self.used = now
-        return True
-
     def is_quiet(self) -> bool:
         """Tell whether it is open, and nothing has come in that was not asked for."""
-        if self._closed or self._transport.is_closing() or self._reader.has_data():
+        if self._closed or self._transport.is_closing():
             return False
-        return not is_readable(self._transport.get_extra_info("socket").fileno())
+        if self._promises:  # what comes in is theirs
+            return True
+        return not self._reader.has_data() and not is_readable(self._transport.get_extra_info("socket").fileno())
 
     def retire(self) -> None:
         """Close it as soon as nobody waits for a reply."""
@@ -125,17 +119,17 @@ class Pipeline(asyncio.Protocol):
         return promise
 
     def _fail(self, error: BaseException) -> None:
-        self._closed = True
+        self._closed, self.used = True, SUSPECT
         self._transport.abort()
         if self._timer is not None:
             self._timer.cancel()
-        told = error if isinstance(error, Exception) else exceptions.ConnectionError("an interrupt closed it")
+        failure = error if isinstance(error, Exception) else exceptions.ConnectionError("an interrupt closed it")
         promises = [promise for promise, _ in self._promises]
         self._promises.clear()
         self._unsent.clear()
         for promise in [*promises, self._acknowledged]:
             if promise is not None and not promise.done():
-                promise.set_exception(told)
+                promise.set_exception(failure)
                 promise.exception()  # so that asyncio does not complain of those that nobody awaits
 
     def _flush(self) -> None:

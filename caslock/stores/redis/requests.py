@@ -94,10 +94,6 @@ class Request(NamedTuple, Generic[T_co]):
     seconds: float = 0.0
     """How long the server may wait after the first reply."""
 
-    def packet(self) -> bytes:
-        """Return its bytes."""
-        return self.before + packed(self.command)
-
     def in_full(self) -> Request[T_co]:
         """Return the same with the script itself, for a server that does not know its digest."""
         if self.script is None:

@@ -7,19 +7,18 @@ One request per connection at a time.  A connection with an unread reply is clos
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from redis import exceptions
 
-from caslock.connections import is_readable, seconds_left
+from caslock.connections import SUSPECT, is_readable, seconds_left
 from caslock.fork import generation
 from caslock.guards import on_failure
-from caslock.stores.redis.connections import Connections
+from caslock.stores.redis.connections import Pool
 from caslock.stores.redis.wire import MORE, PUSH, new_reader
 
 if TYPE_CHECKING:
-    from caslock.stores.redis.requests import Request
-    from caslock.stores.redis.server import Server, Untyped
+    from caslock.stores.redis.server import Untyped
     from caslock.stores.redis.wire import Reply
 
 _CHUNK: Final = 16384
@@ -28,55 +27,46 @@ _CHUNK: Final = 16384
 class Connection:
     """One connection."""
 
-    def __init__(self, connection: Untyped, server: Server, ends: float) -> None:
-        """Have redis-py connect by the moment `ends`."""
+    def __init__(self, connection: Untyped, acknowledge: bytes, ends: float) -> None:
+        """Have redis-py connect by the moment `ends`.
+
+        `acknowledge`, if not empty, is sent after each packet, and has a reply of its own.
+        """
         self.generation: int = generation()
         self.used: float = monotonic()
-        self._connection, self._server, self._reader = connection, server, new_reader()
+        self._connection, self._acknowledge, self._reader = connection, acknowledge, new_reader()
         with on_failure(connection.disconnect):
             connection.ends = ends
             connection.connect()
             self._socket: Untyped = connection._sock  # noqa: SLF001 - there is no other way to the socket
-            self.hurry(ends)
+        self._seconds = 0.0  # that the socket waits; unknown after the steps of connecting
 
-    async def ask(self, request: Request[Any], ends: float, wait: float) -> list[Reply]:
+    async def ask(self, packet: bytes, replies: int, seconds: float, wait: float) -> list[Reply]:
         """See `Link.ask`; it never suspends."""
-        server, reader = self._server, self._reader
-        packet = request.packet() + server.acknowledge
+        ends = monotonic() + seconds
+        if seconds != self._seconds:  # to set it for each request, to acquire and release takes 6 % longer
+            self._limit(ends)
+            self._seconds = seconds
+        packet += self._acknowledge
+        replies += bool(self._acknowledge)
         self._socket.sendall(packet)
         if len(packet) > _CHUNK:  # to send so much may have taken a while
-            self.hurry(ends)
-        replies: list[Reply] = []
-        count = request.replies + bool(server.replicas)
+            self._limit(ends)
+        received: list[Reply] = []
         while True:
             data = self._socket.recv(_CHUNK)
             if not data:
                 raise exceptions.ConnectionError("Connection closed by server.")
-            reader.feed(data)
-            while (reply := reader.gets()) is not MORE:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not MORE:
                 if type(reply) is PUSH:
                     continue
-                replies.append(reply)
-                if len(replies) == count:
-                    return replies
-                if wait and len(replies) == 1:
-                    ends += wait
-            self.hurry(ends)
-
-    def hurry(self, ends: float) -> None:
-        """Have the socket wait no longer than until `ends`.
-
-        As a rule it waits for the timeout: to set it anew for each request, to acquire and release takes 6 % longer.
-        """
-        self._hurried = True
-        self._socket.settimeout(seconds_left(ends))
-
-    def relax(self) -> bool:
-        """Have it wait as a rule again; False: there is something left to read."""
-        if self._hurried:
-            self._hurried = False
-            self._socket.settimeout(self._server.timeout)
-        return not self._reader.has_data()
+                received.append(reply)
+                if len(received) == replies:
+                    if self._reader.has_data():
+                        self.used = SUSPECT
+                    return received
+            self._limit(ends + wait if received else ends)
 
     def is_quiet(self) -> bool:
         """Tell whether it is open, and nothing has come in that was not asked for."""
@@ -86,28 +76,15 @@ class Connection:
         """Close it for good."""
         self._connection.disconnect()
 
+    def _limit(self, ends: float) -> None:
+        """Have the socket wait no longer than until `ends`."""
+        self._seconds = 0.0
+        self._socket.settimeout(seconds_left(ends))
 
-class Sockets(Connections[Connection]):
-    """The connections to one server."""
 
-    async def close(self) -> None:
-        """See `Connections.close`."""
-        self._idle.end()
+class Sockets(Pool[Connection]):
+    """The pool for code that blocks."""
 
-    def _ready(self, _request: Request[Any], now: float, within: float | None, /) -> Connection | None:
-        link = self._idle.take()
-        if link and within is not None:
-            link.hurry(now + within)
-        return link
-
-    async def _connect(self, _request: Request[Any], ends: float, /) -> Connection:
-        return Connection(self._new(), self._server, ends)
-
-    def _keep(self, link: Connection) -> None:
-        if link.relax():
-            self._idle.keep(link)
-        else:
-            link.close()
-
-    def _give_up(self, link: Connection, _error: BaseException, /) -> None:
-        link.close()
+    async def open(self, ends: float) -> Connection:
+        """See `Pool.open`."""
+        return Connection(self._new(), self._server.acknowledge, ends)

@@ -5,6 +5,7 @@ Needs Redis 6.2 or newer, Valkey, or a server that speaks as they do, and redis-
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import redis
@@ -12,9 +13,9 @@ import redis.asyncio
 
 from caslock.closing import AsyncClosing, Closing
 from caslock.connections import run
-from caslock.loop_end import PerLoop
-from caslock.stores.redis.async_connections import Pipelines
-from caslock.stores.redis.cluster import Cluster
+from caslock.loop_end import ConnectionsPerLoop, transports_are_closed
+from caslock.stores.redis.async_connections import Pipelines, SharedPipeline
+from caslock.stores.redis.cluster import connections_to
 from caslock.stores.redis.failures import REDIS, Dialect
 from caslock.stores.redis.requests import FOREIGN, Requests
 from caslock.stores.redis.server import Server
@@ -57,7 +58,7 @@ class RedisVerbs(Closing):
         self._server = server = Server(client, prefix, replicas, self._dialect)
         self.traits: Traits = server.traits
         self._requests = self._verbs(prefix, cluster=bool(server.nodes))
-        self._connections: Cluster[Sockets] | Sockets = Cluster(server, Sockets) if server.nodes else Sockets(server)
+        self._connections = connections_to(server, Sockets, Sockets)
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
@@ -87,7 +88,7 @@ class RedisVerbs(Closing):
 
     def close(self) -> None:
         """Close the idle connections.  A later request opens one, and closes it."""
-        run(self._connections.close())
+        self._connections.end()
 
 
 class AsyncRedisVerbs(AsyncClosing):
@@ -101,8 +102,7 @@ class AsyncRedisVerbs(AsyncClosing):
         self._server = server = Server(client, prefix, replicas, self._dialect, awaits=True)
         self.traits: Traits = server.traits
         self._requests = self._verbs(prefix, cluster=bool(server.nodes))
-        self._connections: PerLoop[Cluster[Pipelines] | Pipelines]
-        self._connections = PerLoop(lambda: Cluster(server, Pipelines) if server.nodes else Pipelines(server))
+        self._connections = ConnectionsPerLoop(partial(connections_to, server, SharedPipeline, Pipelines))
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
@@ -123,7 +123,8 @@ class AsyncRedisVerbs(AsyncClosing):
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
-        await self._connections.here().close()
+        self._connections.here().close()
+        await transports_are_closed()
 
 
 class RedisStore(RedisVerbs):
