@@ -70,6 +70,16 @@ def test_a_write_without_an_answer_is_read_before_it_is_repeated() -> None:
     assert cast("Observed", write()).version == 7
 
 
+def test_a_write_that_may_have_been_applied_does_not_fail_as_one_that_was_never_sent() -> None:
+    """It got no answer, and then no connection can be opened."""
+    refused = [StoreUnavailable("connection refused", sent=False) for _ in range(3)]
+    for answers, sent in (([lost(), *refused], True), (refused, False)):
+        _, write = a_write(Scripted(*answers), 100.0)
+        with pytest.raises(StoreUnavailable) as caught:
+            write()
+        assert caught.value.sent == sent
+
+
 @pytest.mark.parametrize(("limit", "verbs"), [(1, 1), (2, 2), (3, 3), (4, 4)])
 def test_no_request_of_a_write_begins_at_its_limit(limit: int, verbs: int) -> None:
     """After each failure, the limit is looked at before anything else is sent."""

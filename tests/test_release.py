@@ -57,6 +57,29 @@ def test_a_removal_that_woke_another_process_is_noted() -> None:
     assert observed_in(WOKEN) == NOTHING
 
 
+def refused() -> StoreUnavailable:
+    """Refuse the connection."""
+    return StoreUnavailable("connection refused", sent=False)
+
+
+def test_a_release_that_was_never_sent_says_so() -> None:
+    """Its record is still there for certain."""
+    script = Scripted(refused(), refused(), refused())
+    with pytest.raises(StoreUnavailable) as caught:
+        released(script, held(script))
+    assert not caught.value.sent
+
+
+def test_a_release_that_may_have_been_applied_does_not_say_that_it_was_never_sent() -> None:
+    """Its first request gets no answer, and then no connection can be opened: in that call, nor in the next one."""
+    script = Scripted(lost(), *[refused()] * 5)
+    attempt = held(script)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable) as caught:
+            released(script, attempt)
+        assert caught.value.sent
+
+
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_release_waits_for_the_renewal_under_way(*, gone: bool) -> None:
     """Unless the event loop of the renewal has ended."""

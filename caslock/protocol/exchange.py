@@ -51,12 +51,20 @@ async def write_surely(
 
 async def settle(runtime: Runtime, attempt: Attempt, lost: Unanswered, limit: float) -> Observed:
     """Continue after a write that got no answer, see `write_surely`; raise any other error of it."""
+    failure = lost.failure
+    unanswered(attempt, lost.record, failure)
+    if not isinstance(failure, StoreUnavailable) or runtime.now() >= limit:
+        raise failure
+    try:
+        return await _again(runtime, attempt, lost, limit)
+    except StoreUnavailable as error:
+        error.sent = error.sent or failure.sent  # the first write may have been applied, whatever became of the others
+        raise
+
+
+async def _again(runtime: Runtime, attempt: Attempt, lost: Unanswered, limit: float) -> Observed:
+    """Read, and write again if the version that the write expects is still there."""
     expected, record, failure = lost
-    unanswered(attempt, record, failure)
-    if not isinstance(failure, StoreUnavailable):
-        raise failure
-    if runtime.now() >= limit:
-        raise failure
     observed = await read(runtime, attempt, limit)
     if observed.version != expected:
         return observed  # another version: applied already, or can no longer be applied

@@ -48,6 +48,8 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
         except StoreError as error:
             if not in_time and not attempt.left_in_time:  # the lease had ended: lost regardless of the answer
                 raise attempt.lose(lease.end("released")) from error
+            if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
+                error.sent = error.sent or attempt.left_in_time > 0
             ends = max(lease.ttl, attempt.min_hold)
             error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
             raise
