@@ -14,7 +14,7 @@ PROTOCOL = (
     *("withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
 )
 LOCAL = (
-    *("clock", "settings", "with_blocks", "hold", "reports", "queue", "shared", "lock_state"),
+    *("clock", "settings", "with_blocks", "hold", "reports", "queue", "shared", "stamps", "lock_state"),
     *("quorum", "multi", "lock"),
     *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "tasks"),
 )

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import threading
-import time
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeVar, cast
 
 from caslock import observer
@@ -20,11 +18,11 @@ from caslock.fork import at_fork, generation
 from caslock.guards import undoing
 from caslock.local.hold import Holding
 from caslock.local.reports import call_on_lost, event_of
+from caslock.local.stamps import Stamps, hostname
 from caslock.protocol import acquire, release, renew, withdraw
-from caslock.protocol.attempt import Attempt, First, LockSettings, Terms
+from caslock.protocol.attempt import Attempt, LockSettings, Terms
 from caslock.protocol.exchange import read
 from caslock.protocol.lease import NEVER
-from caslock.protocol.record import Stamp, opening
 from caslock.protocol.writes import FREE_TTL
 
 if TYPE_CHECKING:
@@ -75,9 +73,9 @@ class LockState:
         self._nonce = os.urandom(16).hex()
         self._numbers = itertools.count(1)
         settings = self.settings
-        owner = settings.owner or f"{_hostname()}:{self._nonce}"
+        owner = settings.owner or f"{hostname()}:{self._nonce}"
         self._terms = Terms(self.runtime, self.key, owner, settings)
-        self._stamps = Stamps(owner, settings.ttl, _hostname(), settings.note)
+        self._stamps = Stamps(owner, settings.ttl, hostname(), settings.note)
         self.newest: str = ""  # hold id
         self.generation = generation()  # last, because other threads then rely on the rest
 
@@ -433,38 +431,3 @@ def _free_begin_guard() -> None:
 
 
 at_fork(after_in_child=_free_begin_guard)
-
-
-class Stamps:
-    """What the records of one Lock object say for people in this second of the wall clock."""
-
-    __slots__ = ("_host", "_last", "_note", "_owner", "_ttl")
-
-    def __init__(self, owner: str, ttl: float, host: str, note: str) -> None:
-        self._owner, self._ttl, self._host, self._note = owner, ttl, host, note
-        self._last: tuple[int, First] | None = None
-
-    def with_ttl(self, ttl: float) -> Stamps:
-        """Return those of a lease of another length."""
-        return Stamps(self._owner, ttl, self._host, self._note)
-
-    def __call__(self) -> First:
-        """Return that of this moment."""
-        second, last = int(time.time()), self._last
-        if last is not None and last[0] == second:
-            return last[1]
-        stamp = Stamp(_iso(second), self._host, os.getpid(), self._note)
-        first = First(stamp, opening(self._owner, self._ttl, stamp))
-        self._last = second, first
-        return first
-
-
-@lru_cache(maxsize=1)
-def _hostname() -> str:
-    return socket.gethostname().encode(errors="replace").decode()
-
-
-@lru_cache(maxsize=1)
-def _iso(second: int) -> str:
-    """Format the time for people; it is never compared."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))

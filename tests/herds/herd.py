@@ -12,7 +12,8 @@ import random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.local.hold import Holding
-from caslock.local.lock_state import LockState, Stamps
+from caslock.local.lock_state import LockState
+from caslock.local.stamps import Stamps
 from caslock.protocol.attempt import LockSettings
 from tests.herds.virtual_time import Process, Server, Timeline, pause
 

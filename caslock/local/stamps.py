@@ -1,0 +1,47 @@
+"""What records say for people: since when, on which host, in which process, and the note of the lock."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from functools import lru_cache
+
+from caslock.protocol.attempt import First
+from caslock.protocol.record import Stamp, opening
+
+
+class Stamps:
+    """What the records of one Lock object say for people in this second of the wall clock."""
+
+    __slots__ = ("_host", "_last", "_note", "_owner", "_ttl")
+
+    def __init__(self, owner: str, ttl: float, host: str, note: str) -> None:
+        self._owner, self._ttl, self._host, self._note = owner, ttl, host, note
+        self._last: tuple[int, First] | None = None
+
+    def with_ttl(self, ttl: float) -> Stamps:
+        """Return those of a lease of another length."""
+        return Stamps(self._owner, ttl, self._host, self._note)
+
+    def __call__(self) -> First:
+        """Return that of this moment."""
+        second, last = int(time.time()), self._last
+        if last is not None and last[0] == second:
+            return last[1]
+        stamp = Stamp(_iso(second), self._host, os.getpid(), self._note)
+        first = First(stamp, opening(self._owner, self._ttl, stamp))
+        self._last = second, first
+        return first
+
+
+@lru_cache(maxsize=1)
+def hostname() -> str:
+    """Return the name of this machine, as records have it."""
+    return socket.gethostname().encode(errors="replace").decode()
+
+
+@lru_cache(maxsize=1)
+def _iso(second: int) -> str:
+    """Format the time for people; it is never compared."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
