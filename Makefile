@@ -24,10 +24,10 @@ DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
 PYTEST = $(RUN) -m pytest
 BOTH = --numprocesses=auto  # workers for tests that compute, and for those that wait: see tests/turns.py
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Two minutes on two cores.
-QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_connect test_ends test_examples \
+QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_connect test_ends \
     test_fork_and_signals test_holds test_import test_layers test_lock test_lock_order test_multilock test_queue \
     test_renewal test_tasks stores/test_memory stores/test_sqlite)) \
-    $(addprefix 'tests/test_verify.py::,test_a_sound_store_passes[sqlite]' test_an_interrupt_leaves_nothing_behind')
+    tests/test_verify.py::test_an_interrupt_leaves_nothing_behind
 
 help:  ## show this list
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12]"; echo

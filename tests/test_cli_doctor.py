@@ -99,6 +99,7 @@ def test_replicas_that_nobody_waits_for_are_found(new_redis: NewServer) -> None:
     assert (code, found["2 replicas have to acknowledge a write, and there are 1"]) == (3, "danger")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [SixNodes, Watched])
 def test_the_primaries_of_a_cluster_and_of_sentinels_are_looked_at(
     kind: type[SixNodes | Watched], tmp_path: Path

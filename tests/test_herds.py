@@ -35,6 +35,7 @@ def test_a_herd_at_a_polled_store_is_no_avalanche() -> None:
     assert 3.0 < figures.requests_per_acquisition < 18.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 10])
 @pytest.mark.parametrize(("waits", "longest"), [("watching", 12.0), ("polled", 20.0)])
 def test_a_process_that_is_farther_from_the_store_gets_its_turns(waits: Waits, threads: int, longest: float) -> None:
@@ -54,6 +55,7 @@ def test_a_process_that_nobody_sees_gets_its_turns(waits: Waits) -> None:
     assert max(*near, *far) < 20
 
 
+@pytest.mark.long
 def test_six_processes_wait_at_a_polled_store_in_turn() -> None:
     """One that has had the key lets others go first: else the longest wait of 300 s is 52."""
     waited = unequal([0.0] * 6, 1, "polled")

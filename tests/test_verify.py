@@ -300,6 +300,7 @@ def nothing():
 """
 
 
+@pytest.mark.long
 def test_a_broken_store_of_your_own_fails_with_the_reason(tmp_path: Path) -> None:
     """``--store module:factory`` tries the user's own store; one that ends leases early gets exit 1, and why."""
     (tmp_path / "my_store.py").write_text(BROKEN)

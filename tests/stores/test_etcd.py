@@ -603,6 +603,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         cluster.close()
 
 
+@pytest.mark.long
 def test_a_cluster_goes_on_without_its_leader(api: Opening, cluster: Cluster) -> None:
     """The leader is killed: what was acknowledged is there, versions grow, and one owner has the key."""
     store, other = api.open(cluster.url), api.open(cluster.url)
@@ -617,6 +618,7 @@ def test_a_cluster_goes_on_without_its_leader(api: Opening, cluster: Cluster) ->
     assert store.invalidate(key, after.version) is None
 
 
+@pytest.mark.long
 def test_a_member_that_is_away_costs_nothing(api: Opening, cluster: Cluster) -> None:
     """While a member refuses connections the others are asked; with two of three away, nothing was sent."""
     follower = next(number for number in range(3) if number != cluster.leader())
@@ -662,6 +664,7 @@ def answers(store: Store, key: str, entry: Entry) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_a_lock_is_held_through_a_change_of_leader(cluster: Cluster) -> None:
     """Renewals go on at the new leader: the hold is never lost, and nobody else gets in."""
     with connect(cluster.url) as store, connect(cluster.url) as theirs:

@@ -246,6 +246,7 @@ def test_another_server_on_that_port_is_unreachable(api: Opening, redis_server: 
     assert str(caught.value).count("://127.0.0.1") == 1
 
 
+@pytest.mark.long
 def test_a_member_that_is_away_costs_a_part_of_the_timeout(api: Opening, hazelcast_server: Server) -> None:
     """The others are asked, whether it refuses connections, does not accept them, or accepts them and says nothing."""
     with contextlib.ExitStack() as stack:

@@ -356,6 +356,7 @@ def test_many_tasks_use_few_connections_of_each_node(nodes: Nodes) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_a_lost_node_is_unavailable_and_the_others_serve(tmp_path_factory: pytest.TempPathFactory, new: New) -> None:
     """The map is read again, from any node that answers; the node that comes back is found."""
     with started(tmp_path_factory) as nodes:
@@ -387,6 +388,7 @@ def test_a_lost_node_is_unavailable_and_the_others_serve(tmp_path_factory: pytes
                 store.get(key)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_nodes_that_are_stopped_cost_two_timeouts(nodes: Nodes, new: New, *, warm: bool) -> None:
     """A verb ends within one timeout, and one more to load the map; a stopped node keeps nobody from the others."""
