@@ -110,8 +110,12 @@ lint: $(VENV)/.dev  ## run ruff: rules and format
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 
-types: $(VENV)/.dev  ## run mypy in strict mode
+types: $(VENV)/.dev  ## run mypy in strict mode, and pyright: every public name has a type
 	@$(RUN) -m mypy
+	@packages=$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	found=$$(PYTHONPATH=.:$$packages $(VENV)/bin/basedpyright --verifytypes caslock --ignoreexternal --pythonpath $(RUN)) || \
+	    { echo "$$found"; exit 1; }; \
+	echo "$$found" | grep score
 
 clean:  ## remove everything that make has created
 	rm -rf .servers .venv .venv-* build dist .coverage htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -13,9 +13,9 @@ from caslock.protocol.exchange import observed_in
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-    from caslock.store import AsyncIdentifiedStore, AsyncStore, Entry
+    from caslock.store import AsyncIdentifiedStore, AsyncStore, Entry, Traits
 
 MOST: Final = 10_000
 """The most keys that a process observes.  It begins with another one only when it can forget one of them."""
@@ -50,9 +50,9 @@ class ObservingStore:
         self._store = store
         self._now = now
         self._seen = _SEEN if seen is None else seen
-        self.traits = store.traits
-        self.get = store.get
-        self.invalidate = store.invalidate
+        self.traits: Traits = store.traits
+        self.get: Callable[[str], Awaitable[Entry | None]] = store.get
+        self.invalidate: Callable[[str, int], Awaitable[Entry | None]] = store.invalidate
 
     async def identify(self) -> str | None:
         """See `IdentifiedStore`."""

@@ -44,7 +44,7 @@ class Listener:
         """Stands for the thread that reads; for asyncio, the event loop that does."""
         self.sleeping: list[Callable[[], object]] = []
         """What wakes each of those who wait until something was read."""
-        self.users = set[Wait]()
+        self.users: set[Wait] = set()
         """The waits from their beginning until they need the connection no more: it may not be closed meanwhile."""
         self._waits = set[Wait]()  # those that have not ended
         self._channels: dict[int, Channel] = {}

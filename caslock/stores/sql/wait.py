@@ -19,7 +19,7 @@ class Channel:
         self.place = place
         self.waits = 0
         """How many wait for the key."""
-        self.told = 0
+        self.told: int = 0
         """How often a change was told."""
         self.heard = False
         """Whether the session listens to the channel."""
@@ -32,7 +32,7 @@ class Channel:
         return f'BEGIN; LISTEN "{CHANNEL}{self.place}"; {share}; COMMIT; '
 
     def end(self) -> str:
-        """Give the statements that undo this."""
+        """Return the statements that undo this."""
         unlock = f"; SELECT pg_advisory_unlock_shared({self.place})" if self.shared else ""
         return f'UNLISTEN "{CHANNEL}{self.place}"{unlock}'
 
@@ -42,15 +42,15 @@ class Wait:
 
     def __init__(self, name: bytes, version: int) -> None:
         """It begins with `Listener.begin`."""
-        self.channel = Channel(place_of(name))
-        self.look = look_at(name, version)
+        self.channel: Channel = Channel(place_of(name))
+        self.look: str = look_at(name, version)
         self.listener: Listener | None = None
         """Where it has begun."""
-        self.shares = False
+        self.shares: bool = False
         """Whether the channel is to be shared before the session looks."""
         self.there: bool | None = None
         """Whether the entry was there; None: there is no answer yet."""
-        self.told = 0
+        self.told: int = 0
         """How often a change had been told when it began."""
 
     @property
