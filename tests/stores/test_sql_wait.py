@@ -346,7 +346,6 @@ def test_a_session_that_could_not_have_the_lock_stops_listening(postgres: Postgr
             listener.read()
             return bool(done())
 
-        assert until(lambda: answered(lambda: listener.is_direct))
         assert listener.begin(wait)
         listener.look(wait, shares=True)
         assert until(lambda: answered(lambda: wait.there is not None))

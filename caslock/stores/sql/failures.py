@@ -90,7 +90,7 @@ class Failures:
         return text
 
 
-def is_told(error: BaseException) -> bool:
+def is_busy(error: BaseException) -> bool:
     """Tell whether the server itself has said that it takes no connection now."""
     return _BUSY.search(str(error)) is not None
 

@@ -1,8 +1,8 @@
 """A connection to PostgreSQL that hears of changes of keys, for all waiters of one store.
 
 A waiter has this session listen to the channel of its key, and share the advisory lock of the key: by that, whoever
-changes the key knows that somebody waits, and notifies (see `table`).  Only then does it look whether the entry is
-still there, so whatever that look misses is told later.
+changes the key knows that somebody waits, and notifies (see `statements`).  Only then does it look whether the entry is
+still there, so of a change that this misses it is notified.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
+from caslock.stores.sql.connections import is_direct
 from caslock.stores.sql.statements import CHANNEL
 from caslock.stores.sql.wait import Channel, Wait
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST_KEYS: Final = 50
-"""Keys that one connection waits for; a server has room for 64 locks for each session, unless it is told otherwise."""
+"""Keys that one connection waits for.  Unless it is set otherwise, a server has room for 64 locks for each session."""
 
 _NO_TABLE: Final = b"42P01"
 
@@ -36,8 +37,8 @@ class Listener:
         self._pgconn = connection.pgconn
         self._pgconn.nonblocking = 1
         self.descriptor: int = self._pgconn.socket
-        self.is_direct: bool | None = None
-        """Whether the session is our own; None: there is no answer yet."""
+        self.is_direct: bool = is_direct(connection)
+        """Whether the session is its own; only then can it listen."""
         self.problem: BaseException | None = None
         """Why nothing more can be heard."""
         self.reader: Any = None
@@ -51,13 +52,10 @@ class Listener:
         self._to_ask: deque[Wait | Channel] = deque()  # a wait to begin, or a channel that nobody waits for any more
         self._asked: Wait | Channel | None = None
         self._rows: list[bytes | None] = []  # the first value of each row that the answer had until now
-        # A pooler has told libpq a process that is not the server's.
-        self._pgconn.send_query(f"SELECT pg_backend_pid() = {self._pgconn.backend_pid}".encode())
-        self._pgconn.flush()
 
     @property
     def is_behind(self) -> bool:
-        """Whether nobody waits, and the server was not told so yet."""
+        """Whether nobody waits, and the server has not heard of that yet."""
         return bool(self._to_ask) and not (self._waits or self.problem)
 
     def begin(self, wait: Wait) -> bool:
@@ -69,7 +67,7 @@ class Listener:
         self._waits.add(wait)
         wait.channel = self._channels.setdefault(wait.channel.place, wait.channel)
         wait.channel.waits += 1
-        wait.told = wait.channel.told  # whatever it is told from now on ends the wait
+        wait.seen = wait.channel.changes  # any further one ends the wait
         return True
 
     def look(self, wait: Wait, *, shares: bool) -> None:
@@ -97,7 +95,7 @@ class Listener:
     def read(self) -> None:
         """Take in what the server has sent; raises psycopg's errors, after which it is useless."""
         self._pgconn.consume_input()
-        while (self._asked or self.is_direct is None) and not self._pgconn.is_busy():
+        while self._asked and not self._pgconn.is_busy():
             result = self._pgconn.get_result()
             if result is not None:
                 self._rows += _values(result)
@@ -107,7 +105,7 @@ class Listener:
         while notification := self._pgconn.notifies():
             channel = self._channels.get(int(notification.relname.decode().removeprefix(CHANNEL)))
             if channel is not None:
-                channel.told += 1
+                channel.changes += 1
 
     def fail(self, problem: BaseException) -> None:
         """Hear nothing more, because of the first problem, and wake everybody, also whoever waits at the socket."""
@@ -133,12 +131,10 @@ class Listener:
                 asked.channel.shared = asked.channel.shared or rows[0] == b"t"
             # Without the lock, somebody writes the key at this moment.
             asked.there = rows[-1] == b"t" and (asked.channel.shared or not asked.shares)
-        elif asked is None:
-            self.is_direct = rows == [b"t"]
 
     def _ask(self) -> None:
         """Send what is to be asked next, unless an answer is still to come."""
-        while self._asked is None and self.is_direct and self._to_ask and self.problem is None:
+        while self._asked is None and self._to_ask and self.problem is None:
             asked = self._to_ask.popleft()
             if isinstance(asked, Wait):
                 begin = asked.channel.begin() if asked.shares and not asked.channel.shared else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from caslock.stores.sql.connections import async_connection_of
 from caslock.stores.sql.waits import Waits
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 class TaskWaits(Waits):
     """Those of asyncio tasks: the loop reads, for all."""
 
-    async def _connect(self, ends: float) -> Listener:
-        from caslock.stores.sql.listener import Listener  # noqa: PLC0415 - it needs psycopg
-
+    async def _connect(self, ends: float) -> Any:  # noqa: ANN401 - psycopg's generic class
         async with asyncio.timeout(ends - monotonic()):
-            return Listener(await async_connection_of(self._target))
+            return await async_connection_of(self._target)
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from caslock.connections import is_readable
 from caslock.stores.sql.connections import connection_of, end_by
@@ -41,11 +41,9 @@ class ThreadWaits(Waits):
         finally:
             self._waiting.discard(me)
 
-    async def _connect(self, ends: float) -> Listener:
-        from caslock.stores.sql.listener import Listener  # noqa: PLC0415 - it needs psycopg
-
+    async def _connect(self, ends: float) -> Any:  # noqa: ANN401 - psycopg's generic class
         end_by(ends)
-        return Listener(connection_of(self._target))
+        return connection_of(self._target)
 
     async def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - these coroutines block by design

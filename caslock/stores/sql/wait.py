@@ -19,15 +19,15 @@ class Channel:
         self.place = place
         self.waits = 0
         """How many wait for the key."""
-        self.told: int = 0
-        """How often a change was told."""
+        self.changes: int = 0
+        """How many notifications of a change have come."""
         self.heard = False
         """Whether the session listens to the channel."""
         self.shared = False
         """Whether it has the lock, too."""
 
     def begin(self) -> str:
-        """Give the statements that make it shared.  The lock counts from the end of a transaction of its own."""
+        """Return the statements that make it shared.  The lock counts from the end of a transaction of its own."""
         share = f"SELECT pg_try_advisory_lock_shared({self.place})"
         return f'BEGIN; LISTEN "{CHANNEL}{self.place}"; {share}; COMMIT; '
 
@@ -50,10 +50,10 @@ class Wait:
         """Whether the channel is to be shared before the session looks."""
         self.there: bool | None = None
         """Whether the entry was there; None: there is no answer yet."""
-        self.told: int = 0
-        """How often a change had been told when it began."""
+        self.seen: int = 0
+        """How many notifications had come when it began."""
 
     @property
     def over(self) -> bool:
-        """Whether a change was told since it began."""
-        return self.channel.told != self.told
+        """Whether a notification has come since it began."""
+        return self.channel.changes != self.seen

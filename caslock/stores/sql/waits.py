@@ -10,11 +10,11 @@ import random
 import threading
 from abc import ABC, abstractmethod
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from caslock.connections import is_readable
 from caslock.errors import StoreUnavailable
-from caslock.stores.sql.failures import is_told
+from caslock.stores.sql.failures import is_busy
 from caslock.stores.sql.table import name_of
 from caslock.stores.sql.wait import Wait
 
@@ -117,11 +117,11 @@ class Waits(ABC):
         with self._guard:
             try:
                 listener.end(wait)
-            except Exception as error:  # noqa: BLE001 - this wait is over, and the next one is told
+            except Exception as error:  # noqa: BLE001 - this wait is over, and the next one fails
                 self._fail(listener, error)
 
     async def _tell(self, wait: Wait) -> None:
-        """See to it that the server knows if nobody waits any more: perhaps nobody reads from now on."""
+        """If nobody waits any more, see to it that the server hears of that: perhaps nobody reads from now on."""
         listener = _listener_of(wait)
         await self._until(listener, lambda: not listener.is_behind, monotonic() + min(_LATE, self._target.timeout))
 
@@ -157,7 +157,7 @@ class Waits(ABC):
                 return
             if monotonic() < self._again:
                 raise self._failures.cannot_wait(self._why)
-            await self._opened(wait, ends)
+            await self._begin(wait, ends)
         finally:
             if self._opener is me:
                 self._opener = None
@@ -167,16 +167,17 @@ class Waits(ABC):
             self._opener = self._opener or me
             return self._opener is me
 
-    async def _opened(self, wait: Wait, ends: float) -> None:
+    async def _begin(self, wait: Wait, ends: float) -> None:
+        from caslock.stores.sql.listener import Listener  # noqa: PLC0415 - it needs psycopg
+
         try:
-            listener = await self._connect(ends)
+            listener = Listener(await self._connect(ends))
         except Exception as error:
             failed = self._failures.of(error, sent=False)
-            if is_told(error) or not isinstance(failed, StoreUnavailable):
+            if is_busy(error) or not isinstance(failed, StoreUnavailable):
                 self._put_off(str(failed))
             raise failed from error
         try:
-            await self._until(listener, lambda: listener.is_direct is not None, ends)
             if listener.is_direct:
                 with self._guard:
                     self._listener = listener
@@ -185,8 +186,6 @@ class Waits(ABC):
         finally:
             if self._listener is not listener:
                 listener.close()
-        if listener.is_direct is None:
-            raise self._failures.of(listener.problem or TimeoutError(), sent=False)
         self._put_off("behind a pooler such as PgBouncer, no session can listen")
         raise self._failures.cannot_wait(self._why)
 
@@ -203,7 +202,7 @@ class Waits(ABC):
                     raise
 
     def _fail(self, listener: Listener, problem: BaseException) -> StoreError:
-        """Use a connection no more, and give the error of all who wait there."""
+        """Use a connection no more, and return the error of all who wait there."""
         with self._guard:
             if self._listener is listener:
                 self._listener = None
@@ -211,7 +210,7 @@ class Waits(ABC):
         return self._failures.of(problem, sent=True)
 
     @abstractmethod
-    async def _connect(self, ends: float) -> Listener:
+    async def _connect(self, ends: float) -> Any:  # noqa: ANN401 - psycopg's generic class
         """Open a connection by the moment `ends`."""
 
     @abstractmethod
