@@ -20,6 +20,8 @@ from caslock.options import check_address
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from caslock.failures import Failures
+
 C = TypeVar("C", bound=AnyConnection)
 
 _PIECE: Final = 65_536
@@ -75,30 +77,6 @@ def tls_refused(location: str, error: ssl.SSLError) -> StoreError:
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message or "the certificate is not trusted"
     return StoreError(f"{location} and this client do not accept each other's TLS ({why}).")
-
-
-class LinkFailures(ABC):
-    """Makes the errors of one store whose connections are links."""
-
-    def __init__(self, location: str) -> None:
-        """`location` has no secret."""
-        self._location = location
-
-    def of(self, error: Exception, *, sent: bool) -> StoreError:
-        """Tell which outcome an error means; `sent` is False while nothing of the verb has been sent."""
-        if isinstance(error, StoreError):
-            return error
-        failed = self._of(error, sent=sent)
-        failed.__cause__ = error
-        return failed
-
-    def cannot_wait(self) -> StoreUnavailable:
-        """Return the error of a wait for which there is no connection."""
-        return StoreUnavailable(f"{self._location} can't serve another waiter now", sent=False)
-
-    @abstractmethod
-    def _of(self, error: Exception, *, sent: bool) -> StoreError:
-        """Tell what any other error means."""
 
 
 class Link(ABC):
@@ -231,7 +209,7 @@ class StreamLink(Link):
 class Pool(Generic[C]):
     """The idle connections to the servers of a cluster, which server is asked next, and how many wait."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], failures: LinkFailures) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], failures: Failures) -> None:
         """Open nothing yet."""
         self._endpoints, self._failures = endpoints, failures
         self._current = 0  # the server that has answered last

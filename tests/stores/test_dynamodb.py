@@ -344,7 +344,7 @@ def test_what_aws_answers_and_dynamodb_local_does_not(code: str, status: int, se
         "Error": {"Code": code, "Message": f"x-amz-security-token:{SECRET}" if "Signature" in code else "No."},
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
-    failures = Failures(target_of("dynamodb://eu-central-1", None, None))
+    failures = Failures(target_of("dynamodb://eu-central-1", None, None).location)
     error = ClientError(response, "PutItem")
     told = failures.of(error, sent=True)
     told.__cause__ = failures.shown(error)

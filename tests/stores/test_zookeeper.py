@@ -20,7 +20,7 @@ import caslock
 from caslock import AsyncLock, Lock, StoreError, StoreUnavailable, connect, connect_async
 from caslock.store import ABSENT, Entry
 from caslock.stores.zookeeper import ZooKeeperStore
-from caslock.stores.zookeeper.failures import of_answer
+from caslock.stores.zookeeper.failures import Failures
 from caslock.stores.zookeeper.znodes import key_of, path_of
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
@@ -523,7 +523,7 @@ def test_the_extra_is_named_where_kazoo_is_missing(monkeypatch: pytest.MonkeyPat
 )
 def test_an_answer_that_a_test_can_not_provoke(error: Exception, sentence: str, refused: bool) -> None:  # noqa: FBT001 - a parameter
     """What a server says for good is a `StoreError`; what leaves the outcome open is `StoreUnavailable`."""
-    failed = of_answer("zookeeper://db", error)
+    failed = Failures("zookeeper://db").of(error, sent=True)
     assert re.search(sentence, str(failed))
     assert str(failed).count("zookeeper://db") == 1
     assert isinstance(failed, StoreUnavailable) is not refused

@@ -8,13 +8,13 @@ from botocore import exceptions
 
 from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.failures import Failures as AnyFailures
 from caslock.stores.dynamodb.requests import KEY, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from caslock.stores.dynamodb.requests import Request
-    from caslock.stores.dynamodb.target import Target
 
 _NOT_APPLIED: Final = {
     "LimitExceededException",
@@ -71,21 +71,13 @@ class CutShortError(Exception):
     """A reply had no body."""
 
 
-class Failures:
+class Failures(AnyFailures):
     """Makes the errors of one store."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._location = target.location
-
-    def of(self, error: Exception, *, sent: bool) -> StoreError:
-        """Tell which outcome an error means; `sent` is False while there is no client that could have sent it."""
+    def _of(self, error: BaseException, *, sent: bool) -> StoreError:
         if isinstance(error, exceptions.ClientError):
             return self._of_reply(error)
-        if failed := self._before_sending(error, sent=sent):
-            return failed
-        say = "gave no answer, and may have applied the request"
-        return StoreUnavailable(f"{self._location} {say} ({_reason(_first(error))})")
+        return self._before_sending(error, sent=sent) or self.unanswered(_reason(_first(error)))
 
     def shown(self, error: Exception) -> Exception | None:
         """Return the cause to be shown; None if its text may have a session token."""
@@ -95,7 +87,7 @@ class Failures:
         """Return the error of a write that was refused, and for which there is no time to try it again."""
         return StoreUnavailable(f"{self._location} was too slow to be asked again", sent=False)
 
-    def _before_sending(self, error: Exception, *, sent: bool) -> StoreError | None:
+    def _before_sending(self, error: BaseException, *, sent: bool) -> StoreError | None:
         """Tell what was in the way; None: the request may have been sent."""
         if isinstance(error, _CONFIGURED):
             told = str(error).rstrip(".")
@@ -109,24 +101,22 @@ class Failures:
         kinds = {kind.__name__ for kind in type(first).__mro__}
         if not sent or isinstance(error, _NOT_SENT) or not kinds.isdisjoint(_NOT_CONNECTED):
             told = "no answer in time" if isinstance(error, exceptions.ConnectTimeoutError) else _reason(first)
-            return StoreUnavailable(f"{self._location} is unreachable ({told})", sent=False)
+            return self.unreachable(told)
         return None
 
     def _of_reply(self, error: exceptions.ClientError) -> StoreError:
         where, code = self._location, _code(error)
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if code in _NOT_APPLIED:
-            return StoreUnavailable(f"{where} can't serve it now ({code}). Try again later.", sent=False)
+            return self.not_now(code)
         if status in _NOT_THERE:
             return StoreError(f"{where} does not answer as DynamoDB does (HTTP status {status}). Check the endpoint.")
         if status >= _SERVER_ERROR or not code or code.isdigit():
-            say = "gave no answer, and may have applied the request"
-            return StoreUnavailable(f"{where} {say} (error {code or status})")
+            return self.unanswered(f"error {code or status}")
         if code in _CREDENTIALS:
             return StoreError(f"{where} has refused the credentials: {_CREDENTIALS[code]}.")
         told = str(error.response["Error"].get("Message", "")).rstrip(".")
-        advice = _ADVICE.get(code, "")
-        return StoreError(f"{where} has refused the request ({code}: {told}). {advice}".rstrip())
+        return self.refused(f"{code}: {told}", _ADVICE.get(code, ""))
 
 
 def reply_of(body: Mapping[str, Any]) -> Reply:
@@ -143,7 +133,7 @@ def refusal_of(error: exceptions.ClientError, request: Request) -> Reply:
     return Reply(error.response, accepted=False)
 
 
-def _code(error: Exception) -> str:
+def _code(error: BaseException) -> str:
     """Return the code of an answer; "" for any other error."""
     response = error.response if isinstance(error, exceptions.ClientError) else {}
     return str(response.get("Error", {}).get("Code", ""))

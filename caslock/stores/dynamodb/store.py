@@ -55,7 +55,7 @@ class DynamoDBStore(BlockingVerbs):
         """
         self._target = target_of(target, table, timeout)
         self._verbs: Verbs = Verbs(self._target.table, self._target.location)
-        self._failures = Failures(self._target)
+        self._failures = Failures(self._target.location)
         # By generation: what a forked child inherits is neither used, nor closed, nor collected as garbage.
         self._clients: dict[int, Client] = {}
         self._guards: dict[int, threading.RLock] = {}  # reentrant: a signal handler may use the store meanwhile
@@ -127,7 +127,7 @@ class AsyncDynamoDBStore(AsyncVerbs):
             raise ModuleNotFoundError(told, name=error.name) from error
         self._target = target_of(target, table, timeout, awaits=True)
         self._verbs: Verbs = Verbs(self._target.table, self._target.location)
-        self._failures = Failures(self._target)
+        self._failures = Failures(self._target.location)
         self._loops = PerLoop(partial(_Loop, self._target))
         self.traits: Traits = _traits(self._target)
 

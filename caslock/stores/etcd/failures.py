@@ -9,7 +9,8 @@ import h11
 
 from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.links import LinkFailures, tls_refused
+from caslock.failures import Failures as AnyFailures
+from caslock.links import tls_refused
 from caslock.stores.etcd.requests import Refused
 
 if TYPE_CHECKING:
@@ -52,22 +53,22 @@ class TooOld(Exception):  # noqa: N818 - named by what it says
     """The server is no etcd, or one of an unknown version."""
 
 
-class Failures(LinkFailures):
+class Failures(AnyFailures):
     """Makes the errors of one store."""
 
-    def _of(self, error: Exception, *, sent: bool) -> StoreError:
+    def _of(self, error: BaseException, *, sent: bool) -> StoreError:
         return self._of_reply(error.reply) if isinstance(error, Refused) else self._of_connection(error, sent=sent)
 
     def _of_reply(self, reply: Reply) -> StoreError:
         told, code = reply.message, reply.body.get("code")
         if any(each in told for each in (*NOT_HERE, *_NOT_NOW)):
-            return StoreUnavailable(f"{self._location} can't serve it now ({told}). Try again later.", sent=False)
+            return self.not_now(told)
         if code in _NO_ANSWER or reply.status in (502, 503, 504):
             return StoreUnavailable(f"{self._location} may have applied the request ({told})")
         advice = next((advice for words, advice in _ADVICE.items() if words in told), "")
-        return StoreError(f"{self._location} has refused the request ({told}). {advice}".rstrip())
+        return self.refused(told, advice)
 
-    def _of_connection(self, error: Exception, *, sent: bool) -> StoreError:
+    def _of_connection(self, error: BaseException, *, sent: bool) -> StoreError:
         if not sent:
             if isinstance(error, ssl.SSLError) and error.reason in _IS_PLAIN:
                 return StoreError(f"{self._location} does not speak TLS. {_PLAIN}.")
@@ -79,6 +80,5 @@ class Failures(LinkFailures):
                 return StoreUnavailable(f"{self._location} has closed the connection. {hint}.", sent=False)
             if isinstance(error, TooOld | h11.RemoteProtocolError | ValueError):
                 return StoreError(f"{self._location} does not answer as etcd does ({error}). {_OTHER}.")
-            return StoreUnavailable(f"{self._location} is unreachable ({reason(error)})", sent=False)
-        say = "gave no answer, and may have applied the request"
-        return StoreUnavailable(f"{self._location} {say} ({reason(error)})")
+            return self.unreachable(reason(error))
+        return self.unanswered(reason(error))

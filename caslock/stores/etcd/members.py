@@ -128,7 +128,7 @@ class Members(Pool[L]):
         try:
             (reply,) = await self._exchange([asked], ends)
         except StoreUnavailable as error:
-            raise self._failures.of(error.__cause__ or error, sent=False) from error  # type: ignore[arg-type]
+            raise self._failures.of(error.__cause__ or error, sent=False) from error
         if reply.refused:
             raise self._failures.of(Refused(reply), sent=False)
         self._token = str(reply.body.get("token", ""))

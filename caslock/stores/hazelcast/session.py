@@ -17,23 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hazelcast.asyncio import HazelcastClient
 from hazelcast.config import Config, IntType, ReconnectMode
-from hazelcast.errors import (
-    AccessControlError,
-    AuthenticationError,
-    ClientNotAllowedInClusterError,
-    HazelcastError,
-    HazelcastSerializationError,
-    NativeOutOfMemoryError,
-    SecurityError,
-    SplitBrainProtectionError,
-    TargetDisconnectedError,
-)
+from hazelcast.errors import HazelcastError
 from hazelcast.lifecycle import LifecycleState
 
-from caslock.connections import LEAST, reason, seconds_left
-from caslock.errors import StoreError, StoreUnavailable
+from caslock.connections import LEAST, seconds_left
+from caslock.errors import StoreError
 from caslock.guards import on_failure
 from caslock.loop_end import transports_are_closed
+from caslock.stores.hazelcast.failures import Failures
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -46,8 +37,6 @@ FOREVER: Final = (1 << 63) - 1
 """The ttl of an entry that does not expire, in milliseconds."""
 
 _PROBE: Final = 60  # seconds
-_DENIED: Final = (AuthenticationError, ClientNotAllowedInClusterError)
-_REFUSED: Final = (AccessControlError, HazelcastSerializationError, NativeOutOfMemoryError, SecurityError)
 
 _heard: ContextVar[list[BaseException] | None] = ContextVar("_heard", default=None)
 
@@ -77,6 +66,7 @@ class Session:
     def __init__(self, target: Target) -> None:
         """Begin without a client."""
         self._target = target
+        self._failures = Failures(target)
         self._opening = asyncio.Lock()
         self._open: _Open | None = None
         self._clients: set[HazelcastClient] = set()  # also those that are given up, and may still be asked
@@ -90,11 +80,10 @@ class Session:
         try:
             async with asyncio.timeout(seconds_left(ends)):
                 return await getattr(used.map, method)(*arguments)
-        except TimeoutError as error:
-            self._retire(used)
-            raise self._unanswered(error) from error
-        except Exception as error:  # whatever a reply that breaks off leads to
-            raise self._refusal(error) or self._unanswered(error) from error
+        except Exception as error:  # also whatever a reply that breaks off leads to
+            if isinstance(error, TimeoutError):
+                self._retire(used)
+            raise self._failures.of(error, sent=True) from error
 
     async def members(self, ends: float) -> int:
         """Count the members that keep entries."""
@@ -119,11 +108,11 @@ class Session:
             done, _ = await asyncio.wait({listener}, timeout=seconds_left(ends))
             if not done:
                 self._retire(used)
-                raise self._unanswered(TimeoutError())
+                raise self._failures.of(TimeoutError(), sent=True)
             try:
                 await listener
             except Exception as error:
-                raise self._refusal(error) or self._unanswered(error) from error
+                raise self._failures.of(error, sent=True) from error
             yield changed
         finally:
             used.waits.discard(changed)
@@ -148,7 +137,7 @@ class Session:
             async with asyncio.timeout(seconds_left(ends)):
                 await self._opening.acquire()
         except TimeoutError as error:
-            raise StoreUnavailable(f"{self._target.location} is unreachable (no answer in time)", sent=False) from error
+            raise self._failures.of(error, sent=False) from error
         try:
             if self._open is None or not self._open.client.lifecycle_service.is_running():
                 self._open = await self._connect(ends)
@@ -169,10 +158,7 @@ class Session:
                 self._first = (self._first + 1) % count
             else:
                 return opened
-        if refusal := self._refusal(problem, sent=False):
-            raise refusal from problem
-        told = f"{self._target.location} is unreachable ({_told(problem)})"
-        raise StoreUnavailable(told, sent=False) from problem
+        raise self._failures.of(problem, sent=False) from problem
 
     async def _begin(self, member: int, ends: float) -> _Open:
         """Connect to one member; raises what was in the way."""
@@ -268,30 +254,8 @@ class Session:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _refusal(self, error: Exception, *, sent: bool = True) -> StoreError | None:
-        """Say what a member has refused; None: there was no such answer."""
-        where = self._target.location
-        if isinstance(error, SplitBrainProtectionError):
-            return StoreUnavailable(f"{where} lacks members: its split-brain protection refuses requests", sent=sent)
-        if isinstance(error, _DENIED):
-            wants = f"the name of the cluster ({self._target.cluster}), the user and the password"
-            return StoreError(f"{where} has refused the client: check {wants}")
-        if isinstance(error, _REFUSED):
-            return StoreError(f"{where} has refused the request ({_told(error)})")
-        return None
-
-    def _unanswered(self, error: Exception) -> StoreUnavailable:
-        where = self._target.location
-        return StoreUnavailable(f"{where} gave no answer, and may have applied the request ({_told(error)})")
-
 
 def _forget(task: asyncio.Task[Any]) -> None:
     """Take the error of a task, or asyncio would log it."""
     if not task.cancelled():
         task.exception()
-
-
-def _told(error: BaseException) -> str:
-    if isinstance(error, TargetDisconnectedError) and str(error) == type(error).__name__:
-        return "the connection was closed: is it a Hazelcast without TLS? check the host and port"
-    return reason(error).splitlines()[0][:200]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.links import LinkFailures, tls_refused
+from caslock.failures import Failures as AnyFailures
+from caslock.links import tls_refused
 from caslock.stores.nats.requests import RefusedError
 from caslock.stores.nats.wire import NotNatsError
 
@@ -39,13 +40,13 @@ class UnsuitableError(Exception):
     """The server, or its bucket, can't keep locks."""
 
 
-class Failures(LinkFailures):
+class Failures(AnyFailures):
     """Makes the errors of one store."""
 
-    def _of(self, error: Exception, *, sent: bool) -> StoreError:
+    def _of(self, error: BaseException, *, sent: bool) -> StoreError:
         return self._refused(error, sent=sent) or self._failed(error, sent=sent)
 
-    def _refused(self, error: Exception, *, sent: bool) -> StoreError | None:
+    def _refused(self, error: BaseException, *, sent: bool) -> StoreError | None:
         """Tell what the server has said; None: nothing."""
         if isinstance(error, RefusedError):
             return self._answered(error, sent=sent)
@@ -64,26 +65,25 @@ class Failures(LinkFailures):
             maybe = sent and error.code not in _NOT_APPLIED
             what = "may have applied the request" if maybe else "can't serve it now"
             return StoreUnavailable(f"{self._location} {what} ({error}). Try again later.", sent=maybe)
-        return StoreError(f"{self._location} has refused the request ({error}).")
+        return self.refused(str(error))
 
     def _told(self, error: ToldError, *, sent: bool) -> StoreError:
         told = str(error).lower()
         if "permissions violation" in told:
-            return StoreError(f"{self._location} has refused the request ({error}). {_RIGHTS}.")
+            return self.refused(str(error), f"{_RIGHTS}.")
         if not sent and not any(word in told for word in _BUSY):
             return StoreError(f"{self._location} has refused the connection ({error}). Check user and password.")
         return StoreUnavailable(f"{self._location} has closed the connection ({error})", sent=sent)
 
-    def _failed(self, error: Exception, *, sent: bool) -> StoreError:
+    def _failed(self, error: BaseException, *, sent: bool) -> StoreError:
         """Tell what became of the connection."""
         if sent:
-            say = "gave no answer, and may have applied the request"
-            return StoreUnavailable(f"{self._location} {say} ({reason(error)})")
+            return self.unanswered(reason(error))
         if isinstance(error, ssl.SSLError) and error.reason and "EOF" not in error.reason:
             return tls_refused(self._location, error)
         if isinstance(error, ConnectionResetError | ssl.SSLError):
             return StoreUnavailable(f"{self._location} has closed the connection. {_OTHER}.", sent=False)
-        return StoreUnavailable(f"{self._location} is unreachable ({reason(error)})", sent=False)
+        return self.unreachable(reason(error))
 
 
 def check_server(info: Mapping[str, object], *, tls: bool) -> None:

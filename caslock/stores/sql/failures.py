@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import exc
 
 from caslock.connections import reason
-from caslock.errors import StoreError, StoreUnavailable
+from caslock.failures import Failures as AnyFailures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from caslock.errors import StoreError
 
 _MISSING: Final = ("42P01", "1146")
 _EXISTS: Final = ("23505", "42P07", "42710", "1050")  # two connections have made the table at the same moment
@@ -52,37 +54,24 @@ _OTHER: Final = re.compile("invalid response to SSL negotiation|expected authent
 _NO_HOST: Final = 2003
 
 
-class Failures:
+class Failures(AnyFailures):
     """Makes the errors of one store."""
 
     def __init__(self, location: str, secrets: Iterable[str | None]) -> None:
         """`secrets` are never shown."""
-        self._location = location
+        super().__init__(location)
         self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
 
-    def of(self, error: BaseException, *, sent: bool) -> StoreError:
-        """Tell which outcome an error means; `sent` is False while there is no connection yet."""
-        if isinstance(error, StoreError):
-            return error
+    def _of(self, error: BaseException, *, sent: bool) -> StoreError:
         driver = (error.orig if isinstance(error, exc.DBAPIError) else None) or error
         code, text = _code(driver), self._masked(_text(driver))
-        failed: StoreError
         if _NOT_NOW.fullmatch(code) or (not sent and _BUSY.search(text)):
-            failed = StoreUnavailable(f"{self._location} can't serve it now ({text}). Try again later.", sent=False)
-        elif not _is_refusal(driver, code, text, sent=sent):
-            if not sent and _OTHER.search(text):
-                text = f"another kind of server answers there: {text}"
-            say = f"gave no answer, and may have applied the request ({text})" if sent else f"is unreachable ({text})"
-            failed = StoreUnavailable(f"{self._location} {say}", sent=sent)
-        else:
-            advice = _advice(code, text)
-            failed = StoreError(f"{self._location} has refused the request ({text}). {advice}".rstrip())
-        failed.__cause__ = error
-        return failed
-
-    def cannot_wait(self, why: str) -> StoreUnavailable:
-        """Return the error of a wait that nobody could end."""
-        return StoreUnavailable(f"{self._location} can't serve another waiter now: {why}", sent=False)
+            return self.not_now(text)
+        if _is_refusal(driver, code, text, sent=sent):
+            return self.refused(text, _advice(code, text))
+        if sent:
+            return self.unanswered(text)
+        return self.unreachable(f"another kind of server answers there: {text}" if _OTHER.search(text) else text)
 
     def _masked(self, text: str) -> str:
         for secret in self._secrets:

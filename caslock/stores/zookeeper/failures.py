@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ssl
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kazoo import exceptions
 
 from caslock.connections import reason
-from caslock.errors import StoreError, StoreUnavailable
+from caslock.failures import Failures as AnyFailures
+
+if TYPE_CHECKING:
+    from caslock.errors import StoreError
 
 MOVED: Final[tuple[type[Exception], ...]] = (
     exceptions.NoNodeError,
@@ -36,26 +39,21 @@ _ADVICE: Final = {
 _HINT: Final = "does it have a quorum, room for another connection (maxClientCnxns), and the same setting of TLS?"
 
 
-def of_connecting(location: str, error: Exception) -> StoreError:
-    """Say why there is no connection."""
-    if isinstance(error, exceptions.AuthFailedError):
-        return of_answer(location, error)
-    told = "TLS: " + reason(error) if isinstance(error, ssl.SSLError) else reason(error)
-    hint = (
-        f": {_HINT}" if isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLError | TimeoutError) else ""
-    )
-    return StoreUnavailable(f"{location} is unreachable ({told}){hint}", sent=False)
+class Failures(AnyFailures):
+    """Makes the errors of one store."""
 
+    def _of(self, error: BaseException, *, sent: bool) -> StoreError:
+        if isinstance(error, exceptions.ZookeeperError):
+            return self._of_answer(error)
+        if sent:
+            return self.unanswered(reason(error))
+        closed = isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLError | TimeoutError)
+        why = "TLS: " + reason(error) if isinstance(error, ssl.SSLError) else reason(error)
+        return self.unreachable(why, f": {_HINT}" if closed else "")
 
-def of_asking(location: str, error: Exception) -> StoreUnavailable:
-    """Say why there is no answer."""
-    return StoreUnavailable(f"{location} gave no answer, and may have applied the request ({reason(error)})")
-
-
-def of_answer(location: str, error: Exception) -> StoreError:
-    """Say what a server has refused."""
-    name = type(error).__name__.removesuffix("Error")
-    if isinstance(error, _NOT_NOW):
-        return StoreUnavailable(f"{location} has not answered the request ({name})")
-    advice = next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), "")
-    return StoreError(f"{location} has refused the request ({name}). {advice}".rstrip())
+    def _of_answer(self, error: exceptions.ZookeeperError) -> StoreError:
+        name = type(error).__name__.removesuffix("Error")
+        if isinstance(error, _NOT_NOW):
+            return self.unanswered(name)
+        advice = next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), "")
+        return self.refused(name, advice)

@@ -19,7 +19,7 @@ from caslock.fork import generation
 from caslock.guards import on_failure
 from caslock.store import ABSENT, Entry, Traits
 from caslock.stores.zookeeper.connection import Connection
-from caslock.stores.zookeeper.failures import MOVED, of_answer, of_asking, of_connecting
+from caslock.stores.zookeeper.failures import MOVED, Failures
 from caslock.stores.zookeeper.target import target_of
 from caslock.stores.zookeeper.znodes import (
     change,
@@ -70,6 +70,7 @@ class ZooKeeperStore(Closing):
         """
         self._target = target_of(target, timeout)
         self._root = self._target.root
+        self._failures = Failures(self._target.location)
         self._idle = IdleConnections[Connection]()
         self._busy: dict[tuple[int, bool], set[object]] = {}  # by generation: who asks at a fork is the parent's
         self._known: dict[str, Znode] = {}  # by path: what an entry was when it was last seen
@@ -102,7 +103,7 @@ class ZooKeeperStore(Closing):
                 self._clock = clock_of(stat)
                 return self._remember(path, znode_of(value, guard, stat, ttl)._replace(ends=asked + ttl)).entry
             if not isinstance(written.error, MOVED):
-                raise self._refused(written.error)
+                raise self._failures.of(written.error, sent=True)
             found = self._found(path, look, ends)
             if found is not None or version != ABSENT:
                 return _entry(found)
@@ -130,7 +131,7 @@ class ZooKeeperStore(Closing):
 
         error = self._use(wait, ends, waits=True)
         if error is not None and not isinstance(error, NoNodeError):
-            raise self._refused(error)
+            raise self._failures.of(error, sent=True)
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """See `ListingStore.list`: the names in one request, and a hundred entries in each of the next."""
@@ -138,7 +139,7 @@ class ZooKeeperStore(Closing):
         if isinstance(answer.error, NoNodeError):
             return
         if answer.error:
-            raise self._refused(answer.error)
+            raise self._failures.of(answer.error, sent=True)
         keys = sorted(key for key in map(key_of, answer.answer) if key and key.startswith(prefix))
         for first in range(0, len(keys), _LISTED):
             some, ends = keys[first : first + _LISTED], self._ends()
@@ -173,7 +174,7 @@ class ZooKeeperStore(Closing):
             self._known.pop(path, None)
             return None
         if look.error is not None:
-            raise self._refused(look.error)
+            raise self._failures.of(look.error, sent=True)
         znode = read(*look.answer)
         if znode is None:
             raise StoreError(f"{self.traits.location} has a znode at {path} that caslock has not written")
@@ -205,7 +206,7 @@ class ZooKeeperStore(Closing):
             self._known.pop(path, None)
             return None
         if not isinstance(removed.error, MOVED):
-            raise self._refused(removed.error)
+            raise self._failures.of(removed.error, sent=True)
         return self._found(path, look, ends)
 
     def _tell_time(self, ends: float) -> Clock:
@@ -216,7 +217,7 @@ class ZooKeeperStore(Closing):
                 self._clock = clock = clock_of(written.answer)
                 return clock
             if not isinstance(written.error, NoNodeError):
-                raise self._refused(written.error)
+                raise self._failures.of(written.error, sent=True)
             self._make_root(ends)
 
     def _make_root(self, ends: float) -> None:
@@ -224,7 +225,7 @@ class ZooKeeperStore(Closing):
         paths = ["/".join(names[: depth + 1]) for depth in range(1, len(names))]
         for reply in self._ask([Create(path, b"", self._target.acl, 0) for path in paths], ends):
             if reply.error is not None and not isinstance(reply.error, NodeExistsError):
-                raise self._refused(reply.error)
+                raise self._failures.of(reply.error, sent=True)
 
     def _remember(self, path: str, znode: Znode) -> Znode:
         if len(self._known) >= _KNOWN and path not in self._known:
@@ -232,11 +233,6 @@ class ZooKeeperStore(Closing):
                 self._known.pop(next(iter(self._known), ""), None)
         self._known[path] = znode
         return znode
-
-    def _refused(self, error: Exception) -> StoreError:
-        failed = of_answer(self.traits.location, error)
-        failed.__cause__ = error
-        return failed
 
     def _ends(self) -> float:
         return monotonic() + self._target.timeout
@@ -260,7 +256,7 @@ class ZooKeeperStore(Closing):
                     result = act(connection)
             except Exception as error:
                 self._idle.close()  # what has ended one connection has probably ended them all
-                raise of_asking(self.traits.location, error) from error
+                raise self._failures.of(error, sent=True) from error
             self._idle.keep(connection)
             return result
         finally:
@@ -270,7 +266,7 @@ class ZooKeeperStore(Closing):
         try:
             return Connection(self._target, ends)
         except Exception as error:
-            raise of_connecting(self.traits.location, error) from error
+            raise self._failures.of(error, sent=False) from error
 
 
 def _entry(znode: Znode | None) -> Entry | None:

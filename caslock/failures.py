@@ -1,0 +1,50 @@
+"""What the errors of a client, of a server or of a connection mean: the same words for the same outcome at every store.
+
+No text of an error shows a secret, and the original error is its ``__cause__``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from caslock.errors import StoreError, StoreUnavailable
+
+
+class Failures(ABC):
+    """Makes the errors of one store."""
+
+    def __init__(self, location: str) -> None:
+        """`location` has no secret."""
+        self._location = location
+
+    def of(self, error: BaseException, *, sent: bool) -> StoreError:
+        """Return what an error means; `sent` is False while nothing of the verb has been sent."""
+        if isinstance(error, StoreError):
+            return error
+        failed = self._of(error, sent=sent)
+        failed.__cause__ = error
+        return failed
+
+    @abstractmethod
+    def _of(self, error: BaseException, *, sent: bool) -> StoreError:
+        """Return what any other error means."""
+
+    def unreachable(self, why: str, hint: str = "") -> StoreUnavailable:
+        """There is no connection."""
+        return StoreUnavailable(f"{self._location} is unreachable ({why}){hint}", sent=False)
+
+    def unanswered(self, why: str) -> StoreUnavailable:
+        """There is no answer."""
+        return StoreUnavailable(f"{self._location} gave no answer, and may have applied the request ({why})")
+
+    def not_now(self, why: str) -> StoreUnavailable:
+        """The server has refused a request, but may do it later."""
+        return StoreUnavailable(f"{self._location} can't serve it now ({why}). Try again later.", sent=False)
+
+    def refused(self, why: str, advice: str = "") -> StoreError:
+        """The server has refused a request for good."""
+        return StoreError(f"{self._location} has refused the request ({why}). {advice}".rstrip())
+
+    def cannot_wait(self, why: str = "") -> StoreUnavailable:
+        """There is no connection for another waiter, or nobody could end its wait."""
+        return StoreUnavailable(f"{self._location} can't serve another waiter now{why and f': {why}'}", sent=False)
