@@ -10,8 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "caslock"
 
 PROTOCOL = (
-    *("record", "writes", "lease", "exchange", "hand_over", "attempt", "runtime", "contention"),
-    *("withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
+    *("record", "writes", "lease", "attempt", "runtime", "exchange", "contention"),
+    *("hand_over", "withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
 )
 LOCAL = (
     *("clock", "settings", "with_blocks", "hold", "reports", "queue", "shared", "stamps", "lock_state"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.errors import LockLost
-from caslock.protocol.hand_over import Turn
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Record, Stamp, fence_of
 from caslock.protocol.writes import FREE_TTL, InFlight, Writes
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from tenacity.wait import WaitBaseT
 
     from caslock.protocol.contention import Contention
-    from caslock.protocol.runtime import Mutex, Runtime
+    from caslock.protocol.hand_over import HandOver
+    from caslock.protocol.runtime import Event, Mutex, Runtime
 
 
 class Retry(NamedTuple):
@@ -66,6 +66,23 @@ class First(NamedTuple):
 
     stamp: Stamp
     opening: tuple[str, str, str]
+
+
+class Turn:
+    """What an attempt has in the local queue of its process, and what is handed over to it and by it."""
+
+    __slots__ = ("event", "incoming", "outgoing", "yields")
+
+    def __init__(self) -> None:
+        self.event: Event | None = None  # wakes it
+        self.yields: float = 0.0  # seconds to let other processes go first
+        self.incoming: HandOver | None = None  # set while a predecessor is to send our first put
+        self.outgoing: HandOver | None = None  # set while we are to send our successor's first put
+
+    @property
+    def awaits_hand_over(self) -> bool:
+        """Whether the attempt before it still has to send its first put, or to pass on the answer."""
+        return self.incoming is not None and self.incoming.pending
 
 
 class Attempt:

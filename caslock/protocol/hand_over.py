@@ -10,24 +10,7 @@ from caslock.protocol.record import Observed
 
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.runtime import Event, Runtime
-
-
-class Turn:
-    """What an attempt has in the local queue of its process, and what is handed over to it and by it."""
-
-    __slots__ = ("event", "incoming", "outgoing", "yields")
-
-    def __init__(self) -> None:
-        self.event: Event | None = None  # wakes it
-        self.yields: float = 0.0  # seconds to let other processes go first
-        self.incoming: HandOver | None = None  # set while a predecessor is to send our first put
-        self.outgoing: HandOver | None = None  # set while we are to send our successor's first put
-
-    @property
-    def awaits_hand_over(self) -> bool:
-        """Whether the attempt before it still has to send its first put, or to pass on the answer."""
-        return self.incoming is not None and self.incoming.pending
+    from caslock.protocol.runtime import Runtime
 
 
 class HandOver:

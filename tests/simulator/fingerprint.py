@@ -21,9 +21,9 @@ from tenacity.wait import wait_base
 from caslock.errors import told
 from caslock.local.hold import Holding
 from caslock.local.multi import Holds, MultiState, _Several
-from caslock.protocol.attempt import Attempt
+from caslock.protocol.attempt import Attempt, Turn
 from caslock.protocol.contention import Contention
-from caslock.protocol.hand_over import HandOver, Turn
+from caslock.protocol.hand_over import HandOver
 from caslock.protocol.lease import Lease
 from caslock.protocol.observation import ObservingStore
 from caslock.protocol.record import Record
