@@ -245,7 +245,7 @@ def _encodable(name: str, text: str) -> str:
 def retries(retry: Retry | tuple[int, int]) -> Retry:
     """Check how often to retry."""
     try:
-        checked = retry if isinstance(retry, Retry) else Retry(*retry)
+        checked = Retry(*retry)
     except TypeError:
         message = f"retry must be two numbers, (get, put), not {retry!r}"
         raise TypeError(message) from None

@@ -7,6 +7,7 @@ change.  It swaps the code, and runs the tests of the changed lines until one fa
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import sys
@@ -41,6 +42,9 @@ HANG: Final = 6.0
 
 ALWAYS: Final = "short_simulator"
 """The file whose tests are not left out for their length."""
+
+MOST_LINES: Final = 1024
+"""Lines of one file."""
 
 PROFILING: Final = 1200.0
 """Seconds for all tests without any change, while each line is traced."""
@@ -192,10 +196,11 @@ def _run(item: pytest.Item, following: Sequence[pytest.Item]) -> None:
 
 
 class _Traced:
-    """Notes the lines of some files that run, in every thread."""
+    """Notes the lines of some files that run, in every thread, and in processes that a test forks."""
 
     def __init__(self, files: Iterable[str]) -> None:
-        self._files = set(files)
+        self._first = {file: number * MOST_LINES for number, file in enumerate(files)}
+        self._ran = mmap.mmap(-1, len(self._first) * MOST_LINES)  # a byte for each line, which all processes share
         self._began = time.perf_counter()
         self.lines: set[tuple[str, int]] = set()
         self.seconds = 0.0
@@ -211,13 +216,16 @@ class _Traced:
         sys.settrace(None)
         threading.settrace(None)
         self.seconds = time.perf_counter() - self._began
+        ran = self._ran[:]
+        for file, first in self._first.items():
+            self.lines |= {(file, line) for line, byte in enumerate(ran[first : first + MOST_LINES]) if byte}
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         del event, argument
-        return self._pass if frame.f_code.co_filename in self._files else None
+        return self._pass if frame.f_code.co_filename in self._first else None
 
     def _pass(self, frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         del argument
         if event == "line":
-            self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+            self._ran[self._first[frame.f_code.co_filename] + frame.f_lineno] = 1
         return self._pass

@@ -1,0 +1,265 @@
+"""Single steps of a MultiLock, on a clock of the test: what it asks, in which order, and until when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import Hold, Lock, MultiHold, MultiLock, NotAcquired, StoreError, StoreUnavailable
+from caslock.local import clock
+from caslock.local.shared import shared_of
+from caslock.local.threads import ThreadRuntime
+from caslock.stores.memory import MemoryStore
+from caslock.testing.faults import FaultyStore, lose_request
+from tests.locations import observed, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import ThreadPoolExecutor
+
+    from caslock import Entry
+
+TIMEOUT = 5.0
+"""Seconds of a request without an answer."""
+
+
+class Timed:
+    """A store without batches whose requests take time, on the clock of the test, while it does not answer."""
+
+    def __init__(self, location: str = "") -> None:
+        self.memory = MemoryStore()
+        traits = self.memory.traits._replace(request_timeout=TIMEOUT)
+        self.traits = traits._replace(location=location) if location else traits
+        self.log: list[tuple[str, str]] = []
+        self.silent: Callable[[str, str], bool] = lambda _verb, _key: False
+        self.refused: Callable[[str, str], bool] = lambda _verb, _key: False
+        self.slow = False
+        self.passed = 0.0
+
+    def get(self, key: str) -> Entry | None:
+        self._ask("get", key)
+        return self.memory.get(key)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        self._ask("put", key)
+        return self.memory.put_if_version(key, value, version, ttl)
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        self._ask("invalidate", key)
+        return self.memory.invalidate(key, version)
+
+    def _ask(self, verb: str, key: str) -> None:
+        self.log.append((verb, key))
+        if self.refused(verb, key):
+            raise StoreError("refused")
+        if self.slow:
+            self.passed += TIMEOUT
+        if self.silent(verb, key):
+            self.passed += TIMEOUT
+            raise StoreUnavailable("no answer")
+
+
+class Background:
+    """What was left to the background, which does nothing here."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+
+def acquired(lock: MultiLock) -> MultiHold:
+    """Acquire what is free, and forget what was asked for that."""
+    holds = lock.acquire()
+    assert holds is not None
+    for hold in holds:
+        log = getattr(hold._state.runtime.home, "log", [])
+        log.clear()
+    return holds
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    """Return a store; the clock of all threads is its own, and a sleep is over at once."""
+    store = Timed()
+
+    async def sleep(_runtime: ThreadRuntime, seconds: float) -> None:
+        store.passed += seconds
+
+    monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: clock.now() + store.passed))
+    monkeypatch.setattr(ThreadRuntime, "sleep", sleep)
+    return store
+
+
+@pytest.fixture
+def background(monkeypatch: pytest.MonkeyPatch) -> Background:
+    """Return what counts the clean-ups that are left to the background."""
+    background = Background()
+
+    def later(_runtime: ThreadRuntime, _settle: object, _seconds: float) -> None:
+        background.left += 1
+
+    monkeypatch.setattr(ThreadRuntime, "later", later)
+    return background
+
+
+def test_the_release_of_many_keys_without_an_answer_has_one_bound(store: Timed, background: Background) -> None:
+    """No request begins after two request timeouts: the keys that are left are released in the background."""
+    holds = acquired(MultiLock(store, list("abcdef"), ttl=300))
+    store.silent = lambda _verb, _key: True
+    with pytest.raises(StoreUnavailable) as caught:
+        holds.release()
+    assert store.log == [("invalidate", "f"), ("get", "f")]
+    assert background.left == 5
+    assert [f"'{key}'" in note for key, note in zip("fedcba", caught.value.__notes__, strict=True)] == [True] * 6
+
+
+def test_a_store_that_is_slow_is_asked_for_all_keys(store: Timed, background: Background) -> None:
+    """There is no bound while it answers."""
+    holds = acquired(MultiLock(store, list("abcdef"), ttl=300))
+    store.slow = True
+    holds.release()
+    assert store.log == [("invalidate", key) for key in "fedcba"]
+    assert background.left == 0
+
+
+def test_a_key_that_was_held_before_is_not_released_in_the_background(store: Timed, background: Background) -> None:
+    """A MultiLock that re-enters a lock leaves it held, though the other keys of it get no answer."""
+    first, second = Lock(store, "a", ttl=300), Lock(store, "b", ttl=300)
+    outer = first.acquire()
+    assert outer is not None
+    holds = acquired(MultiLock([first, second]))
+    store.silent = lambda _verb, _key: True
+    with pytest.raises(StoreUnavailable):
+        holds.release()
+    assert {key for _, key in store.log} == {"b"}
+    assert background.left == 0
+    outer.ensure_held()
+
+
+def test_several_waits_have_one_deadline_for_their_retries(store: Timed) -> None:
+    """An acquire without an answer ends soon after its timeout, however often it may be tried again."""
+    store.silent = lambda _verb, _key: True
+    began = store.passed
+    with pytest.raises(StoreUnavailable):
+        MultiLock(store, ["a", "b"], timeout=7.0, retry=(50, 50)).acquire()
+    assert store.passed - began <= 7.0 + 4 * TIMEOUT
+
+
+def test_a_lost_key_is_no_reason_for_doubt(store: Timed) -> None:
+    """One that another owner has by now needs no release: the acquire has failed for certain."""
+    theirs = Timed()
+    theirs.memory = store.memory
+    Lock(theirs, "b", ttl=300).acquire()
+
+    def take(verb: str, key: str) -> bool:
+        if (verb, key) == ("put", "b"):
+            entry = store.memory.get("a")
+            assert entry is not None
+            store.memory.invalidate("a", entry.version)
+            assert Lock(theirs, "a", ttl=300).acquire(timeout=0) is not None
+        return False
+
+    store.silent = take
+    assert MultiLock(store, ["a", "b"], ttl=300, timeout=0).acquire() is None
+
+
+def test_a_refusal_stays_one_though_a_key_could_not_be_given_back(store: Timed, background: Background) -> None:
+    """Nobody is told that the outcome is unknown where the store has refused a key."""
+    store.refused = lambda verb, key: (verb, key) == ("put", "b")
+    store.silent = lambda verb, _key: verb in ("invalidate", "get")
+    with pytest.raises(StoreError, match="refused") as caught:
+        MultiLock(store, ["a", "b"], ttl=300).acquire()
+    assert type(caught.value) is StoreError
+    assert background.left > 0
+
+
+@pytest.mark.parametrize(("keys", "waited"), [("a", r"\(waited [^ ]+ s\)"), ("ab", r"\(waited [^ ]+ s for all keys")])
+def test_the_error_says_for_what_it_has_waited(store: Timed, keys: str, waited: str) -> None:
+    """For one key, or for several."""
+    Lock(store.memory, keys[-1]).acquire()
+    with pytest.raises(NotAcquired, match=waited):
+        MultiLock(store, list(keys), timeout=0).__enter__()
+    assert keys == "a" or observed(store.memory, "a") is None
+
+
+def test_one_key_is_no_batch_and_two_are(memory: MemoryStore) -> None:
+    """What is sent for one key is what a Lock sends."""
+    store = FaultyStore(memory)
+    for keys, verbs in (
+        ("a", {"put_if_version": 1, "invalidate": 1}),
+        ("ab", {"put_many": 1, "invalidate_many": 1}),
+    ):
+        store.calls.clear()
+        with MultiLock(store, list(keys)):
+            pass
+        assert store.calls == verbs
+    held, other = Lock(store, "a"), Lock(store, "b")
+    with held:
+        store.calls.clear()
+        with MultiLock([held, other]):
+            pass
+        assert store.calls == {"put_if_version": 1, "invalidate": 1}
+
+
+def test_a_key_that_is_not_held_is_a_key_error(memory: MemoryStore) -> None:
+    """As of a dict: the error is the key, and says more only if several stores have it."""
+    holds = acquired(MultiLock(memory, ["a", "b"]))
+    with pytest.raises(KeyError) as caught:
+        holds["c"]
+    assert caught.value.args == ("c",)
+    holds.release()
+
+
+def test_several_stores_are_locked_in_the_order_of_their_servers(store: Timed) -> None:
+    """Not of their locations, which are names that a process gives them; one store is not asked for its server."""
+    log: list[tuple[str, str]] = []
+    first, second = (Named(location, server, log) for location, server in (("memory://a", "z"), ("memory://b", "y")))
+    acquired(MultiLock([Lock(first, "k"), Lock(second, "k")])).release()
+    assert log == [
+        ("identify", "z"),  # the first time without an answer
+        ("identify", "z"),
+        ("identify", "y"),
+        ("identify", "y"),
+        *[(verb, server) for verb, servers in (("put", "yz"), ("invalidate", "zy")) for server in servers],
+    ]
+    log.clear()
+    acquired(MultiLock(first, ["a", "b"])).release()
+    assert "identify" not in {verb for verb, _ in log}
+    del store
+
+
+class Named(Timed):
+    """A store that says which server it is, but not the first time; its log has that name in place of keys."""
+
+    def __init__(self, location: str, server: str, log: list[tuple[str, str]]) -> None:
+        super().__init__(location)
+        self.server, self.all, self.asked = server, log, False
+
+    def identify(self) -> str:
+        self._ask("identify", "")
+        first, self.asked = not self.asked, True
+        if first:
+            raise StoreUnavailable("no answer")
+        return self.server
+
+    def _ask(self, verb: str, key: str) -> None:
+        del key
+        self.all.append((verb, self.server))
+
+
+def test_whoever_waits_after_a_lost_batch_is_in_the_local_queue(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """Another process has had the first key meanwhile; nobody of this one asks the store beside the one who waits."""
+    store, rival = FaultyStore(memory), Lock(FaultyStore(memory), "a")
+    store.on("put_many", 1, lose_request)
+    taken: list[Hold | None] = []
+    store.after("put_many", 1, lambda: taken.append(rival.acquire(timeout=0)))
+    waiting = pool.submit(MultiLock(store, ["a", "b"]).acquire, timeout=20)
+    assert until(lambda: store.calls["put_when_absent"])
+    (theirs,) = taken
+    assert theirs is not None
+    assert shared_of(store).queue("a").inside(clock.now())
+    assert not shared_of(store).queue("b").inside(clock.now())
+    theirs.release()
+    holds = waiting.result(20)
+    assert holds is not None
+    holds.release()

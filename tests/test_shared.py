@@ -1,0 +1,164 @@
+"""What all locks on one store share: made once, by one thread, and anew in a forked child."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+from caslock.local import shared as module
+from caslock.local.queue import LocalQueue
+from caslock.local.shared import Shared, shared_of
+from caslock.local.with_blocks import WithBlocks
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    import pytest
+
+
+def is_taken(guard: threading.RLock) -> bool:
+    """Whether this thread has the guard."""
+    taken: bool = guard._is_owned()  # type: ignore[attr-defined] # of the class in C
+    return taken
+
+
+class Racing(dict[object, object]):
+    """Another thread is faster: as this one looks for the first time, it makes what is missing."""
+
+    def __init__(self, make: object) -> None:
+        self._make = make
+
+    def get(self, key: object, default: object = None) -> object:
+        """Miss what the other thread is about to make."""
+        make, self._make = self._make, None
+        if make is None:
+            return super().get(key, default)
+        make()  # type: ignore[operator] # a function
+        return default
+
+
+class Kind:
+    """A runtime."""
+
+    def __init__(self, shared: Shared) -> None:
+        assert is_taken(shared._guard)
+
+
+def test_everything_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the guard; a queue and a runtime only for as long as something refers to them."""
+    shared = Shared(object())
+
+    def queue() -> LocalQueue:
+        assert is_taken(shared._guard)
+        return LocalQueue()
+
+    def part() -> object:
+        assert is_taken(shared._guard)
+        return object()
+
+    monkeypatch.setattr(module, "LocalQueue", queue)
+    line, runtime, one = shared.queue("key"), shared.runtime(Kind), shared.part("one", part)
+    assert shared.queue("key") is line
+    assert shared.queue("other") is not line
+    assert shared.part("one", part) is one
+    assert shared.part("other", part) is not one
+    assert shared.runtime(Kind) is runtime
+    del line, runtime
+    gc.collect()
+    assert len(shared._queues) == 0
+    assert isinstance(shared.runtime(Kind), Kind)
+
+
+def test_two_threads_get_one_runtime() -> None:
+    """Both have found none; the second one finds that of the first."""
+    shared = Shared(object())
+    others: list[Kind] = []
+    shared._runtimes = Racing(lambda: others.append(shared.runtime(Kind)))  # type: ignore[assignment] # a dict
+    assert shared.runtime(Kind) is others[0]
+
+
+def test_two_threads_share_one_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, for what is shared at all; it is made under the guard."""
+    store, others = object(), list[Shared]()
+
+    class Guarded(Shared):
+        def __init__(self, store: object) -> None:
+            assert is_taken(module._guard)
+            super().__init__(store)
+
+    monkeypatch.setattr(module, "Shared", Guarded)
+    monkeypatch.setattr(module, "_known", Racing(lambda: others.append(shared_of(store))))
+    assert shared_of(store) is others[0]
+    assert shared_of(object()) is not others[0]
+
+
+def test_stores_are_told_apart_by_identity() -> None:
+    """Whatever their class takes for equal."""
+
+    class Equal:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return 1
+
+    first, second = Equal(), Equal()
+    assert module._Same(first) == module._Same(first)
+    assert module._Same(first) != module._Same(second)
+    assert module._Same(first) != object()
+    assert shared_of(first) is not shared_of(second)
+
+
+def test_a_forked_child_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, by whichever of its threads comes first; its guard is free, though a thread of its parent had that one."""
+    uses: list[Callable[[Shared], object]] = [lambda each: each.queue("key"), lambda each: each.part("one", object)]
+    for use in uses:
+        monkeypatch.undo()
+        shared = Shared(object())
+        queue, part = shared.queue("key"), shared.part("one", object)
+        begun: list[bool] = []
+        begin = shared._begin
+
+        def noted(begin: Callable[[], None] = begin, begun: list[bool] = begun) -> None:
+            begun.append(is_taken(module._guard))
+            begin()
+
+        monkeypatch.setattr(shared, "_begin", noted)
+        monkeypatch.setattr(module, "generation", lambda: -1)
+        assert use(shared) not in (queue, part)
+        assert shared.queue("key") is not queue
+        assert shared.part("one", object) is not part
+        assert begun == [True]
+    guard = module._guard
+    module._free_guard()
+    assert module._guard is not guard
+
+
+def test_another_thread_of_the_child_has_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was faster: it is not done again."""
+    shared = Shared(object())
+    generations = iter([-1, shared._generation])
+    monkeypatch.setattr(module, "generation", lambda: next(generations))
+    parts = shared._parts
+    shared._after_fork()
+    assert shared._parts is parts
+
+
+def test_a_block_that_is_left_is_that_of_the_thread_that_leaves_it() -> None:
+    """Its newest one; one without any leaves the newest of all, and for one alone nobody has to know who leaves it."""
+
+    def nobody() -> object:
+        raise RuntimeError("no task is running")
+
+    me, other = object(), object()
+    blocks = WithBlocks[str]([(me, "first")])
+    assert blocks.newest(nobody) == "first"
+    blocks += [(me, "second"), (other, "third"), (other, "fourth")]
+    assert blocks.newest(lambda: me) == "second"
+    assert blocks.newest(lambda: other) == "fourth"
+    assert blocks.newest(object) == "fourth"
+    assert blocks.has("first")
+    assert not blocks.has("fifth")
+    blocks.leave("first")
+    assert [held for _, held in blocks] == ["second", "third", "fourth"]
