@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import Hold, Lock, MultiHold, MultiLock, NotAcquired, StoreError, StoreUnavailable
+from caslock import Hold, Lock, LockLost, MultiHold, MultiLock, NotAcquired, StoreError, StoreUnavailable
 from caslock.local import clock
+from caslock.local.multi import _worse
 from caslock.local.shared import shared_of
 from caslock.local.threads import ThreadRuntime
+from caslock.protocol.lease import NEVER
+from caslock.protocol.record import decode
 from caslock.stores.memory import MemoryStore
-from caslock.testing.faults import FaultyStore, lose_request
+from caslock.testing.faults import FaultyStore, late, lose_request
 from tests.locations import observed, until
 
 if TYPE_CHECKING:
@@ -263,3 +266,112 @@ def test_whoever_waits_after_a_lost_batch_is_in_the_local_queue(memory: MemorySt
     holds = waiting.result(20)
     assert holds is not None
     holds.release()
+
+
+def test_a_late_put_of_an_attempt_that_stepped_back_is_kept_out(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """It goes on as the same attempt, and so knows what may still arrive: nothing is left after the release."""
+    store, keys = FaultyStore(memory), ["a", "b", "c"]
+    store.on("put_many", 1, late())
+    taken: list[Hold | None] = []
+    rival = Lock(FaultyStore(memory), "b")
+    store.after("put_if_version", 1, lambda: taken.append(rival.acquire(timeout=0)))  # as "a" is had
+    waiting = pool.submit(MultiLock(store, keys).acquire, timeout=20)
+    assert until(lambda: store.calls["put_when_absent"])
+    (theirs,) = taken
+    assert theirs is not None
+    theirs.release()
+    holds = waiting.result(20)
+    assert holds is not None
+    holds.release()
+    store.deliver()
+    left = [entry for key in keys if (entry := memory.get(key)) is not None]
+    assert all(decode(entry.value).free for entry in left)
+
+
+def test_a_key_that_is_yielded_to_others_is_not_queued_for(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """While it waits for the first key, another thread gets the second one, which this process was to yield."""
+    store = FaultyStore(memory)
+    theirs = Lock(FaultyStore(memory), "a").acquire()
+    assert theirs is not None
+    queue = shared_of(store).queue("b")
+    queue._yields, queue._yields_until = 0.001, NEVER
+    waiting = pool.submit(MultiLock(store, ["a", "b"]).acquire, timeout=20)
+    assert until(lambda: store.calls["put_when_absent"])
+    assert not queue.inside(clock.now())
+    with Lock(store, "b", timeout=0):
+        theirs.release()
+    holds = waiting.result(20)
+    assert holds is not None
+    holds.release()
+
+
+def test_holds_that_are_released_one_by_one_are_forgotten(memory: MemoryStore) -> None:
+    """Nothing grows, though `MultiLock.release` is never called; and all are extended together."""
+    lock = MultiLock(memory, ["a", "b"])
+    for _ in range(10):
+        holds = acquired(lock)
+        holds.extend(300)
+        assert holds.remaining() > 200
+        for hold in holds:
+            hold.release()
+    assert len(lock._state._held) == 1
+
+
+def test_keys_are_taken_in_the_order_of_their_stored_names(store: Timed) -> None:
+    """Two keys of a store may be stored under names of another order, which all processes see."""
+    reverse: Callable[[str], str] = lambda key: key[::-1]  # noqa: E731 - typed
+    store.stored_name = reverse  # type: ignore[attr-defined] # an optional verb
+    holds = MultiLock(store, ["ab", "ba"]).acquire()
+    assert holds is not None
+    assert [hold.key for hold in holds] == ["ba", "ab"]
+    holds.release()
+
+
+def test_the_first_interrupt_and_the_worst_error_are_raised() -> None:
+    """An interrupt before any error, a loss before no answer; the other one is its note."""
+    loss, silence, refusal = LockLost("lost"), StoreUnavailable("no answer"), NotAcquired("busy")
+    first, second = KeyboardInterrupt("first"), SystemExit("second")
+    worst = (
+        (None, refusal, refusal),
+        (first, second, first),
+        (silence, second, second),
+        (first, loss, first),
+        (silence, loss, loss),
+        (loss, silence, loss),
+        (refusal, loss, refusal),
+    )
+    for failure, error, raised in worst:
+        assert _worse(failure, error) is raised
+    assert first.__notes__ == ["second", "lost"] or len(first.__notes__) == 2
+
+
+def test_an_interrupt_gives_back_within_one_request_timeout(store: Timed, background: Background) -> None:
+    """However many keys are held: what a silent store does not take back is left to the background."""
+
+    def interrupted(verb: str, key: str) -> bool:
+        if (verb, key) == ("put", "d"):
+            raise KeyboardInterrupt
+        return verb != "put"
+
+    store.silent = interrupted
+    before = store.passed
+    with pytest.raises(KeyboardInterrupt) as caught:
+        MultiLock(store, list("abcde"), ttl=300).acquire()
+    assert store.passed - before <= 2 * TIMEOUT
+    assert {key for verb, key in store.log[4:]} == {"c", "d"}
+    assert background.left >= 4
+    assert "'d'" in caught.value.__notes__[0]
+
+
+def test_a_failed_multi_lock_leaves_what_was_held_before(store: Timed, background: Background) -> None:
+    """It has re-entered a lock, and gets no answer for another key in time: the outer hold is still held."""
+    first, second = Lock(store, "a", ttl=300), Lock(store, "b", ttl=300)
+    outer = first.acquire()
+    assert outer is not None
+    store.silent = lambda _verb, key: key == "b"
+    with pytest.raises(StoreUnavailable):
+        MultiLock([first, second]).acquire(timeout=0)
+    outer.ensure_held()
+    assert background.left == 1  # what may arrive of "b"
+    outer.release()
+    assert store.memory.get("a") is None

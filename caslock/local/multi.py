@@ -225,11 +225,10 @@ class _Several(Generic[H]):
 
     async def acquire(self) -> None:
         """Acquire every lock in order: with each, all that are free at that moment and can travel together."""
-        several = len(self._states) > 1
         for index, state in enumerate(self._states):
             if state in self._holds or self._re_enter(state):
                 continue
-            entered, answers = await self._take_free(self._states[index:]) if several else (False, _NO_ANSWERS)
+            entered, answers = await self._take_free(self._states[index:])
             if state not in self._holds:
                 await self._win(state, entered=entered, answers=answers)
         for hold in self.taken:  # the first lease must have outlasted the last acquire
@@ -289,7 +288,7 @@ class _Several(Generic[H]):
             runtime = state.runtime
             if group and (runtime.batching is None or runtime is not group[0].runtime):
                 break
-            if group and self._re_enter(state):
+            if self._re_enter(state):
                 continue
             attempt = self.attempts.get(state) or state.begin(self.limit)
             self.attempts[state] = attempt
@@ -387,12 +386,13 @@ async def _roll_back(
     for hold in holds:
         hold._keep_nothing()
     hangs = interrupted or isinstance(failure, StoreUnavailable)  # or may
-    if not (hangs and holds) or holds[0]._state.runtime.now() < limit:
-        with _noting(failure, stuck):
-            await Holds(holds)._released(limit)
+    late = hangs and bool(holds) and holds[0]._state.runtime.now() >= limit
+    with _noting(failure, stuck):  # what was re-entered needs no request
+        await Holds([hold for hold in holds if not late or hold._attempt.levels != [hold]])._released(limit)
     for hold in holds:
-        if hold._is_open:
+        if hold._attempt.levels == [hold]:
             hold._state.release_later(hold)
+            hold._attempt.levels.clear()  # nobody else has it: it is not released once more
             with _noting(failure, stuck):
                 raise _being_released(hold)
 
