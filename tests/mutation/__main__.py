@@ -35,7 +35,7 @@ TESTS: Final = tuple(
         *("test_bad_input", "test_faults", "test_ends", "test_quorum", "test_simulate_quorum", "test_background"),
         *("test_observation", "test_observer", "test_min_hold", "test_locked", "test_fork_and_signals", "test_bounds"),
         *("test_herds", "test_key", "test_turns", "test_local_queue", "test_schedule"),
-        *("test_multilock_steps", "test_settings", "test_shared", "test_workers"),
+        *("test_multilock_steps", "test_settings", "test_shared", "test_workers", "test_renewers", "test_reports"),
     )
 )
 """What concerns the rules and needs no server: of tests for every store those with memory."""
