@@ -22,7 +22,9 @@ from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER, Lease
 from caslock.protocol.record import NOTHING, Observed
 from caslock.store import ABSENT, Entry
-from caslock.stores.memcached import MemcachedStore, _Connection, name_of, parse
+from caslock.stores.memcached import MemcachedStore
+from caslock.stores.memcached.connection import Connection as MemcachedConnection
+from caslock.stores.memcached.requests import name_of, parse
 from caslock.stores.memory import MemoryStore
 from caslock.stores.redis.sockets import Connection, Sockets
 from tests import protocol_functions as protocol
@@ -41,7 +43,7 @@ RENEW, RELEASE, REMOVE_TOGETHER, SETTLE = protocol.renew, protocol.release, prot
 BEGIN = LockState._begin
 ASK, BELIEVE = Lease.ask, Lease.believe
 NEXT_RECORD, MAY_TAKE, CLAIM = Attempt.next_record, Attempt.may_take, LockState._attempt
-EXCHANGE, HANG_UP, CONNECT = MemcachedStore._exchange, _Connection.close, MemcachedStore._open
+HANG_UP, CONNECT = MemcachedConnection.close, MemcachedStore._open
 GIVE_UP = Sockets.give_up
 
 
@@ -202,16 +204,14 @@ def remove_any_version(self: MemcachedStore, key: str, version: int) -> Entry | 
     """Send ``md`` without the cas id."""
     del version
     name, ends = name_of(key, self._prefix), time.monotonic() + self._timeout
-    connection = self._connection(ends)
-    reply = self._exchange(connection, b"md %b\r\nmg %b v c\r\nmn\r\n" % (name, name), ends)
-    return self._finish(connection, reply, ends, parse).entry
+    return self._ask(self._connection(ends), b"md %b\r\nmg %b v c\r\nmn\r\n" % (name, name), ends, parse).entry
 
 
 TTL_AS_ASKED = SimpleNamespace(ceil=lambda seconds: math.ceil(seconds) - 2, inf=math.inf)
 """A module `math` for a memcached store that takes away the two seconds that it adds to an exptime."""
 
 
-def origin_of_zero(self: MemcachedStore, ends: float) -> _Connection:
+def origin_of_zero(self: MemcachedStore, ends: float) -> MemcachedConnection:
     """Take the cas id alone for the version."""
     connection = CONNECT(self, ends)
     connection.origin = 0
@@ -223,14 +223,15 @@ def interrupted() -> bool:
     return not isinstance(sys.exception(), Exception | None)
 
 
-def exchange_and_keep(self: MemcachedStore, connection: _Connection, packet: bytes, ends: float) -> bytes:
+def open_and_keep(self: MemcachedStore, ends: float) -> MemcachedConnection:
     """Close a connection after plain errors only: the next request uses an interrupted one."""
+    connection = CONNECT(self, ends)
 
     def close() -> None:
         self._idle.keep(connection) if interrupted() else HANG_UP(connection)
 
     connection.close = close  # type: ignore[method-assign] # a mutant
-    return EXCHANGE(self, connection, packet, ends)
+    return connection
 
 
 def give_back_interrupted(self: Sockets, connection: Connection) -> None:

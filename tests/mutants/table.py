@@ -21,8 +21,8 @@ from caslock.protocol import lease as lease_module
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import Lease
 from caslock.protocol.writes import Writes
-from caslock.stores import memcached
 from caslock.stores.memcached import MemcachedStore
+from caslock.stores.memcached import requests as memcached_requests
 from caslock.stores.memory import MemoryStore
 from caslock.stores.redis.sockets import Sockets
 from caslock.testing.faults import FaultyStore, lose_request
@@ -277,7 +277,7 @@ MUTANTS: Final = (
         "connection kept after BaseException",
         "A memcached connection whose request was interrupted serves the next one.",
         (Directed("test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply", partial(an_interrupt, "memcached")),),
-        ((MemcachedStore, "_exchange", seeded.exchange_and_keep),),
+        ((MemcachedStore, "_open", seeded.open_and_keep),),
     ),
     Mutant(
         "connection kept after BaseException by Redis",
@@ -341,7 +341,7 @@ MUTANTS: Final = (
         "memcached ttl without margin",
         "The exptime is the ttl, rounded up, though the server's clock lags and leaps.",
         (Directed("test_an_entry_lives_its_ttl", an_entry_lives_its_ttl),),
-        ((memcached, "math", seeded.TTL_AS_ASKED),),
+        ((memcached_requests, "math", seeded.TTL_AS_ASKED),),
     ),
     Mutant(
         "free record treated as held",

@@ -28,8 +28,9 @@ from pymemcache.serde import pickle_serde
 from caslock import connections
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry, Store
-from caslock.stores import memcached
-from caslock.stores.memcached import MemcachedStore, line_of, name_of, parse
+from caslock.stores.memcached import MemcachedStore
+from caslock.stores.memcached import store as memcached
+from caslock.stores.memcached.requests import line_of, name_of, parse
 from tests.servers import HOST, Server, absent, free_port, ringing
 
 if TYPE_CHECKING:
