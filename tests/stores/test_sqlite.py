@@ -19,8 +19,7 @@ import pytest
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry, ListingStore, Put, Removal, Store
-from caslock.stores import sqlite
-from caslock.stores.sqlite import SQLiteStore
+from caslock.stores.sqlite import SQLiteStore, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,7 +161,7 @@ def test_without_a_name_for_the_boot_leases_go_on(
     for named, opener in (first_named, store), (not first_named, SQLiteStore(path)):
         with monkeypatch.context() as patch, contextlib.closing(opener):
             if not named:
-                patch.setattr(sqlite, "_BOOT", path / "nothing")
+                patch.setattr(table, "_BOOT", path / "nothing")
             put(opener, f"named: {named}")
             assert store.get(f"named: {first_named}") is not None
             assert opener.get(f"named: {first_named}") is not None
@@ -202,7 +201,7 @@ def test_a_lease_begins_when_the_write_lock_is_ours(path: Path, store: SQLiteSto
         waiting = threads.submit(wait_and_put)
         begun.wait()
         time.sleep(0.05)  # Were it too short, the test would prove less but never fail.
-        released = sqlite._now()
+        released = table.now()
         execute("COMMIT")
         waiting.result()
         ((expires,),) = execute("SELECT expires FROM caslock WHERE key = 'k'")
@@ -621,8 +620,8 @@ def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
 def test_a_full_disk_is_refused_and_nothing_is_applied(path: Path, store: SQLiteStore) -> None:
     """When the file can't grow, the put is undone whole, versions stay as they were, and reading goes on."""
     version = put(store)
-    assert store._cursor is not None
-    store._cursor.execute("PRAGMA max_page_count = 1")  # SQLite's own way to a full disk
+    assert store._table is not None
+    store._table._cursor.execute("PRAGMA max_page_count = 1")  # SQLite's own way to a full disk
     with pytest.raises(StoreError, match=f"{path}.*the disk is full") as caught:
         put(store, "big", b"x" * 4096)
     assert not isinstance(caught.value, StoreUnavailable)
@@ -666,8 +665,8 @@ def test_nothing_of_sqlite3_escapes(path: Path, store: SQLiteStore) -> None:
     with pytest.raises(StoreError, match="NOT NULL"):
         put(store, "other", ttl=float("nan"))
     store.get("k")
-    assert store._cursor is not None
-    store._cursor.connection.close()
+    assert store._table is not None
+    store._table._cursor.connection.close()
     with pytest.raises(StoreError, match="closed"):
         store.get("k")
     assert store.get("k") == (b"v", version)
