@@ -21,8 +21,8 @@ from caslock.connections import IdleConnections, reason, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.options import check_address, check_prefix, check_timeout, either, no_other_options, options_of, seconds_of
 from caslock.store import ABSENT, Entry, Traits
-from caslock.stores.memcached import requests
 from caslock.stores.memcached.connection import Connection, opened
+from caslock.stores.memcached.requests import line_of, name_of, parse, put, question, removal, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ class MemcachedStore(Closing):
         )
         self._idle = IdleConnections[Connection]()
         self._start = 0  # the latest start of the server that was seen
-        self._name = lru_cache(_NAMES)(partial(requests.name_of, prefix=self._prefix))
+        self._name = lru_cache(_NAMES)(partial(name_of, prefix=self._prefix))
         location = _location(client.server, self._prefix)
         self.traits: Traits = Traits(location, expiry_lag=3.5, request_timeout=self._timeout)
 
@@ -121,10 +121,10 @@ class MemcachedStore(Closing):
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """Write `value` for `ttl` seconds (up to 30 days less 2 s) if the version is `version`, in one round trip."""
-        name, terms, ends = self._name(key), requests.terms_of(value, ttl), time.monotonic() + self._timeout
+        name, terms, ends = self._name(key), terms_of(value, ttl), time.monotonic() + self._timeout
         connection = self._connection(ends)
-        packet, sent = requests.put(name, terms, value, version, connection.origin), time.monotonic()
-        verdict, entry = self._ask(connection, packet, ends, requests.parse)
+        packet, sent = put(name, terms, value, version, connection.origin), time.monotonic()
+        verdict, entry = self._ask(connection, packet, ends, parse)
         if time.monotonic() - sent > _SLOW and verdict == b"STORED" and entry and entry.value == value:
             return self._put_again(name, terms, entry, ends)
         return self._judge(verdict, entry, version)
@@ -136,7 +136,7 @@ class MemcachedStore(Closing):
         """
         name, ends = self._name(key), time.monotonic() + self._timeout
         connection = self._connection(ends)
-        verdict = self._ask(connection, requests.removal(name, version, connection.origin), ends, requests.line_of)
+        verdict = self._ask(connection, removal(name, version, connection.origin), ends, line_of)
         if verdict in {b"HD", b"NF"}:
             return None
         return self._judge(verdict, self._look(name, ends), version)
@@ -161,7 +161,7 @@ class MemcachedStore(Closing):
 
     def _look(self, name: bytes, ends: float) -> Entry | None:
         """Ask for the entry under `name`."""
-        return self._ask(self._connection(ends), requests.question(name), ends, requests.parse).entry
+        return self._ask(self._connection(ends), question(name), ends, parse).entry
 
     def _put_again(self, name: bytes, terms: bytes, entry: Entry, ends: float) -> Entry | None:
         """Put once more what was put while the server's clock may have been behind.
@@ -171,8 +171,8 @@ class MemcachedStore(Closing):
         time.sleep(_TICK)
         try:
             connection = self._connection(ends)
-            packet = requests.put(name, terms, *entry, connection.origin)
-            return self._ask(connection, packet, ends, requests.parse).entry
+            packet = put(name, terms, *entry, connection.origin)
+            return self._ask(connection, packet, ends, parse).entry
         except StoreError as problem:  # whatever it says of this put, the first one was applied
             raise StoreUnavailable(f"{problem}; an earlier request has written the entry") from problem
 
