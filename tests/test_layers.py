@@ -62,8 +62,7 @@ OF_A_STORE = {"errors", "store", "guards", "closing", "fork", "options"}
 OF_A_CLIENT = OF_A_STORE | {"connections", "failures"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
 STORES["sql"] = STORES["dynamodb"] = STORES["redis"] | {"verbs"}
-STORES["hazelcast"] = STORES["redis"] | {"links"}
-STORES["etcd"] = STORES["nats"] = STORES["hazelcast"] | {"verbs"}
+STORES["hazelcast"] = STORES["etcd"] = STORES["nats"] = STORES["sql"] | {"links"}
 STORES["zookeeper"] = OF_A_CLIENT | {"links"}
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from caslock.cli.finding import note, warning
@@ -42,6 +41,6 @@ async def _members(target: Target) -> int:
     """Count the members that keep entries."""
     session = Session(target)
     try:
-        return await session.members(monotonic() + target.timeout)
+        return await session.members()
     finally:
         await session.close()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from kazoo.protocol.serialization import GetData, SetData
 
 from caslock.cli.finding import clock, danger, note, warning
-from caslock.stores.zookeeper.connection import SESSION, Connection
+from caslock.stores.zookeeper.connection import SESSION, Servers
+from caslock.stores.zookeeper.failures import Failures
 from caslock.stores.zookeeper.target import target_of
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ class _Server(NamedTuple):
 
 
 def examine(url: str) -> Iterator[Finding]:
-    """Ask each server; raises an error of kazoo, or OSError, where none opens a session."""
+    """Ask each server; raises `StoreError` where none opens a session."""
     target = target_of(url, None)
-    connection = Connection(target, time.monotonic() + target.timeout)
+    connection = Servers(target, Failures(target.location)).take(time.monotonic() + target.timeout)
     try:
         # As each lock does, too, it writes nothing to the znode of the path, because only a write shows the clock.
         asked = [GetData("/zookeeper/config", watcher=False), SetData(target.root, b"", -1)]

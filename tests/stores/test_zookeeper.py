@@ -208,7 +208,7 @@ def test_a_session_that_expires_loses_no_lock(tmp_path_factory: pytest.TempPathF
         with ZooKeeperStore(server.url) as store, client_of(server) as admin:
             hold = Lock(store, "k", ttl=30, on_lost=lost.append).acquire(timeout=0)
             assert hold
-            assert until(lambda: not store._idle._stack[0].is_quiet())  # the server has closed it
+            assert until(lambda: not store._servers.idle._stack[0].is_quiet())  # the server has closed it
             assert Lock(store, "k", ttl=30).acquire(timeout=0) is None
             assert admin.get("/locks/k")[1].mzxid == hold.fence
             hold.extend(30)

@@ -1,4 +1,4 @@
-"""The client of one event loop.  It is opened when it is needed, and given up when it fails.
+"""The client of one event loop, which is running.  It is opened when it is needed, and given up when it fails.
 
 The client waits without end for a member that accepts a connection and then says nothing, and for an answer that does
 not come.  So whatever is awaited here ends at a given moment.  Why it could not connect, the client only logs.
@@ -13,7 +13,7 @@ import secrets
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from hazelcast.asyncio import HazelcastClient
 from hazelcast.config import Config, IntType, ReconnectMode
@@ -23,15 +23,18 @@ from hazelcast.lifecycle import LifecycleState
 from caslock.connections import LEAST, seconds_left
 from caslock.errors import StoreError
 from caslock.guards import on_failure
-from caslock.loop_end import transports_are_closed
+from caslock.loop_end import before_the_loop_ends, transports_are_closed
 from caslock.stores.hazelcast.failures import Failures
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 
     from hazelcast.asyncio import Map
 
+    from caslock.stores.hazelcast.requests import Verb, Verbs
     from caslock.stores.hazelcast.target import Target
+
+T = TypeVar("T")
 
 FOREVER: Final = (1 << 63) - 1
 """The ttl of an entry that does not expire, in milliseconds."""
@@ -73,9 +76,52 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._first = secrets.randbelow(len(target.members))  # the member to be tried first
         self._probed = False
+        self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
 
-    async def ask(self, ends: float, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as the method says
-        """Call a method of the map, by the moment `ends`."""
+    async def run(self, verb: Verb[T]) -> T:
+        """Run a verb to its end; raises what an error means, within the timeout."""
+        return await self._run(verb, self._ends())
+
+    async def wait_while(self, verbs: Verbs, key: str, version: int, timeout: float) -> None:
+        """See `WatchingStore.wait_while`: a listener, on the same connection."""
+        look, ends, until = verbs.get(key), self._ends(), monotonic() + timeout
+        async with self._listening(key, ends) as changed:
+            entry = await self._run(look, ends)
+            if entry is not None and entry.version == version:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(until - monotonic(), 0)):
+                        await changed.wait()
+
+    async def members(self) -> int:
+        """Count the members that keep entries."""
+        used = await self._opened(self._ends())
+        return sum(not member.lite_member for member in used.client.cluster_service.get_members())
+
+    async def close(self) -> None:
+        """Close all connections; a later request opens one again."""
+        self._open = None
+        for client in list(self._clients):
+            await self._shut(client)
+        await transports_are_closed()
+
+    def _ends(self) -> float:
+        return monotonic() + self._target.timeout
+
+    async def _run(self, verb: Verb[T], ends: float) -> T:
+        try:
+            method, *arguments = next(verb)
+            while True:
+                try:
+                    answer = await self._ask(ends, str(method), arguments)
+                except StoreError as error:
+                    method, *arguments = verb.throw(error)
+                else:
+                    method, *arguments = verb.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _ask(self, ends: float, method: str, arguments: list[object]) -> Any:  # noqa: ANN401 - as the method says
         used = await self._opened(ends)
         try:
             async with asyncio.timeout(seconds_left(ends)):
@@ -85,13 +131,8 @@ class Session:
                 self._retire(used)
             raise self._failures.of(error, sent=True) from error
 
-    async def members(self, ends: float) -> int:
-        """Count the members that keep entries."""
-        used = await self._opened(ends)
-        return sum(not member.lite_member for member in used.client.cluster_service.get_members())
-
     @contextlib.asynccontextmanager
-    async def listening(self, key: str, ends: float) -> AsyncIterator[asyncio.Event]:
+    async def _listening(self, key: str, ends: float) -> AsyncIterator[asyncio.Event]:
         """Yield an event that is set when the key has changed, or may have."""
         used, changed = await self._opened(ends), asyncio.Event()
 
@@ -117,13 +158,6 @@ class Session:
         finally:
             used.waits.discard(changed)
             self._spawn(self._unlisten(used, listener))
-
-    async def close(self) -> None:
-        """Close all connections."""
-        self._open = None
-        for client in list(self._clients):
-            await self._shut(client)
-        await transports_are_closed()
 
     async def _unlisten(self, used: _Open, listener: asyncio.Future[str]) -> None:
         with contextlib.suppress(Exception):
@@ -202,7 +236,7 @@ class Session:
         return found
 
     async def _probe(self, found: Map[Any, Any]) -> None:
-        """Raise StoreError unless a replaced entry stays for good: the leases of `entries` depend on it."""
+        """Raise StoreError unless a replaced entry stays for good: the leases of `requests` depend on it."""
         key = secrets.randbits(62)
         await found.set(key, "a", _PROBE)
         replaced = await found.replace_if_same(key, "a", "b")

@@ -1,4 +1,4 @@
-"""The two stores.  `entries` has their verbs, `session` the connection."""
+"""The two stores.  `requests` has their verbs, `session` the connection."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import threading
 import weakref
 from concurrent.futures import Future
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from caslock.closing import AsyncClosing, Closing
 from caslock.fork import generation
 from caslock.guards import on_failure
-from caslock.loop_end import PerLoop, before_the_loop_ends
-from caslock.store import Entry, Traits
-from caslock.stores.hazelcast.entries import Entries
+from caslock.loop_end import PerLoop
+from caslock.store import Traits
+from caslock.stores.hazelcast.requests import Verbs
 from caslock.stores.hazelcast.session import Session
 from caslock.stores.hazelcast.target import target_of
+from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
 
+    from caslock.stores.hazelcast.requests import Verb
     from caslock.stores.hazelcast.target import Target
 
 T = TypeVar("T")
 
 _LAG: Final = 1.1
-"""Seconds by which an entry may outlast its ttl: see `entries`."""
+"""Seconds by which an entry may outlast its ttl: see `requests`."""
 
 _PATIENCE: Final = 5.0  # seconds for a thread to end
 
@@ -36,7 +36,7 @@ def _traits(target: Target) -> Traits:
     return Traits(target.location, fences=False, expiry_lag=_LAG, request_timeout=target.timeout)
 
 
-class HazelcastStore(Closing):
+class HazelcastStore(BlockingVerbs):
     """A `Store` in a map of a Hazelcast cluster, version 5; safe to share between threads and across a fork.
 
     Leases end by the clocks of the members.  There are no fences: a version is a random number, which never comes
@@ -53,45 +53,29 @@ class HazelcastStore(Closing):
         verb may take, also as ``?timeout=``.  Raises ValueError or TypeError for bad arguments.
         """
         self._target = target_of(url, timeout)
+        self._verbs: Verbs = Verbs(self._target.location)
         # By generation: what a forked child inherits is neither used, nor closed, nor collected as garbage.
         self._guards: dict[int, threading.Lock] = {}
         self._threads: dict[int, _Thread] = {}
         self._closed = False
         self.traits: Traits = _traits(self._target)
 
-    def get(self, key: str) -> Entry | None:
-        """See `Store.get`; it removes an entry whose lease is over."""
-        return self._run(lambda entries, ends: entries.get(key, ends))
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `Store.put_if_version`: one request for a new entry, two to write over one."""
-        return self._run(lambda entries, ends: entries.put(key, value, version, ttl, ends))
-
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`: one request, if this store has written the entry."""
-        return self._run(lambda entries, ends: entries.remove(key, version, ends))
-
     def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `WatchingStore.wait_while`: a listener, on the same connection."""
-        self._run(lambda entries, ends: entries.wait_while(key, version, timeout, ends))
-
-    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """See `ListingStore.list`: all keys in one request, and then one entry at a time."""
-        for name in self._run(lambda entries, ends: entries.names(prefix, ends)):
-            found = self.get(name)
-            if found is not None:
-                yield name, found
+        self._in_thread(lambda session: session.wait_while(self._verbs, key, version, timeout))
 
     def close(self) -> None:
         """Close the connection, and end the thread.  A later request begins another, and ends it."""
         self._closed = True
         self._end()
 
-    def _run(self, act: Callable[[Entries, float], Coroutine[Any, Any, T]]) -> T:
-        ends = monotonic() + self._target.timeout
+    def _run(self, verb: Verb[T], /) -> T:
+        return self._in_thread(lambda session: session.run(verb))
+
+    def _in_thread(self, act: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
         thread = self._enter()
         try:
-            return thread.run(act, ends)
+            return thread.run(act)
         finally:
             self._leave(thread)
 
@@ -121,57 +105,26 @@ class HazelcastStore(Closing):
         found.end()
 
 
-class AsyncHazelcastStore(AsyncClosing):
+class AsyncHazelcastStore(AsyncVerbs):
     """The same for asyncio.  The connection belongs to the running loop: `aclose` the store before the loop ends."""
 
     def __init__(self, url: str, *, timeout: float | None = None) -> None:
         """See `HazelcastStore`."""
         self._target = target_of(url, timeout)
-        self._loops = PerLoop(partial(_Loop, self._target))
+        self._verbs: Verbs = Verbs(self._target.location)
+        self._sessions = PerLoop(partial(Session, self._target))
         self.traits: Traits = _traits(self._target)
-
-    async def get(self, key: str) -> Entry | None:
-        """See `HazelcastStore.get`."""
-        return await self._loops.here().entries.get(key, self._ends())
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `HazelcastStore.put_if_version`."""
-        return await self._loops.here().entries.put(key, value, version, ttl, self._ends())
-
-    async def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `HazelcastStore.invalidate`."""
-        return await self._loops.here().entries.remove(key, version, self._ends())
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """See `HazelcastStore.wait_while`."""
-        await self._loops.here().entries.wait_while(key, version, timeout, self._ends())
-
-    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
-        """See `HazelcastStore.list`."""
-        for name in await self._loops.here().entries.names(prefix, self._ends()):
-            found = await self.get(name)
-            if found is not None:
-                yield name, found
+        await self._sessions.here().wait_while(self._verbs, key, version, timeout)
 
     async def aclose(self) -> None:
         """Close the connection of the running loop; the next request opens one again."""
-        await self._loops.here().session.close()
+        await self._sessions.here().close()
 
-    def _ends(self) -> float:
-        return monotonic() + self._target.timeout
-
-
-class _Loop:
-    """What belongs to one event loop, which is running."""
-
-    def __init__(self, target: Target) -> None:
-        self.session = Session(target)
-        self.entries = Entries(self.session, target.location)
-        self._end: AsyncGenerator[None, None] = before_the_loop_ends(self.close)
-
-    async def close(self) -> None:
-        """Close the connection as the loop ends."""
-        await self.session.close()
+    async def _run(self, verb: Verb[T], /) -> T:
+        return await self._sessions.here().run(verb)
 
 
 class _Thread:
@@ -182,15 +135,15 @@ class _Thread:
         self.generation: int = generation()
         self.users: int = 0
         """How many verbs run in it."""
-        begun = Future[tuple[_Loop, asyncio.AbstractEventLoop, asyncio.Event]]()
+        begun = Future[tuple[Session, asyncio.AbstractEventLoop, asyncio.Event]]()
         self._thread = threading.Thread(target=asyncio.run, args=[_serve(target, begun)], name="caslock-hazelcast")
         self._thread.daemon = True
         self._thread.start()
-        self._here, self._loop, self._over = begun.result()
+        self._session, self._loop, self._over = begun.result()
 
-    def run(self, act: Callable[[Entries, float], Coroutine[Any, Any, T]], ends: float) -> T:
-        """Run a verb there, and wait for it."""
-        future = asyncio.run_coroutine_threadsafe(act(self._here.entries, ends), self._loop)
+    def run(self, act: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
+        """Use the connection there, and wait for the result."""
+        future = asyncio.run_coroutine_threadsafe(act(self._session), self._loop)
         with on_failure(future.cancel):
             return future.result()
 
@@ -208,8 +161,8 @@ class _Thread:
             self._loop.call_soon_threadsafe(self._over.set)
 
 
-async def _serve(target: Target, begun: Future[tuple[_Loop, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
-    here, over = _Loop(target), asyncio.Event()
-    begun.set_result((here, asyncio.get_running_loop(), over))
+async def _serve(target: Target, begun: Future[tuple[Session, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    session, over = Session(target), asyncio.Event()
+    begun.set_result((session, asyncio.get_running_loop(), over))
     await over.wait()
-    await here.close()
+    await session.close()

@@ -8,7 +8,6 @@ it.  It may expire while the connection is idle; the next request opens another.
 from __future__ import annotations
 
 import random
-import socket
 import struct
 from contextlib import suppress
 from time import monotonic
@@ -17,20 +16,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kazoo.exceptions import EXCEPTIONS, AuthFailedError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.serialization import Auth, CloseInstance, Connect, ReplyHeader, Transaction, Watch
 
-from caslock.connections import is_readable, seconds_left
-from caslock.fork import generation
+from caslock.connections import run
 from caslock.guards import on_failure
+from caslock.links import Pool, SocketLink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from caslock.links import Endpoint
+    from caslock.stores.zookeeper.failures import Failures
     from caslock.stores.zookeeper.target import Target
 
 SESSION: Final = 30_000  # milliseconds
 """How long a server is asked to keep the session of an idle connection: longer than between two usual renewals."""
 
 _LONGEST: Final = 1 << 26  # bytes of a reply; what another protocol says reads as a longer one
-_CHUNK: Final = 65_536
 _WATCH, _AUTH = -1, -4  # the xids of what is no answer to a request
 
 
@@ -43,44 +43,40 @@ class Reply(NamedTuple):
     """As kazoo reads it."""
 
 
-class _Address(NamedTuple):
-    host: str
-    family: int
-    address: Any  # of what form depends on the family
-
-
 class Connection:
     """One connection."""
 
-    def __init__(self, target: Target, ends: float) -> None:
-        """Connect to any of the servers that answers, by the moment `ends`."""
-        self.generation: int = generation()
-        self.used: float = monotonic()
+    def __init__(self, link: SocketLink) -> None:
+        """Take a link on which nothing was sent yet."""
+        self.link: SocketLink = link
+        self.generation: int = link.generation
+        self.used: float = link.used
         self.session: int = 0
         """For how many milliseconds the server keeps it while it is idle."""
         self._received = bytearray()
         self._xid = 0
-        addresses, failed = _addresses(target.hosts)
-        for number, address in enumerate(addresses):
-            try:
-                share = seconds_left(ends) / (len(addresses) - number)
-                self._open(address, target, monotonic() + share)
-            except AuthFailedError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the last one is raised
-                failed = error
-            else:
-                return
-        raise failed
+
+    def begin(self, credentials: Sequence[tuple[str, str]], ends: float) -> None:
+        """Begin the session."""
+        hello = Connect(0, 0, SESSION, 0, bytes(16), False)  # noqa: FBT003 - not one that only reads
+        self._send(hello.serialize(), ends)
+        session, _ = Connect.deserialize(self._frame(ends), 0)
+        if session.time_out <= 0:
+            raise ConnectionResetError("the server has refused to open a session")
+        self.session = session.time_out
+        for scheme, secret in credentials:
+            self._send(struct.pack("!ii", _AUTH, Auth.type) + Auth(0, scheme, secret).serialize(), ends)
+            header, _ = ReplyHeader.deserialize(self._frame(ends), 0)
+            if header.xid != _AUTH or header.err:
+                raise AuthFailedError
 
     def ask(self, requests: Sequence[Any], ends: float) -> list[Reply]:
         """Send requests as one packet, and read their answers; the server keeps to their order."""
-        packet = bytearray()
-        first = self._xid + 1
+        packet, first = b"", self._xid + 1
         for request in requests:
             self._xid += 1
-            packet += _frame(struct.pack("!ii", self._xid, request.type) + request.serialize())
-        self._send(packet, ends)
+            packet += _packet(struct.pack("!ii", self._xid, request.type) + request.serialize())
+        run(self.link.send(packet, ends))
         return [self._reply(xid, request, ends) for xid, request in enumerate(requests, first)]
 
     def changed(self, path: str, ends: float) -> bool:
@@ -96,39 +92,18 @@ class Connection:
 
     def is_quiet(self) -> bool:
         """Tell whether it is open, and nothing has come in that was not asked for."""
-        return not self._received and not is_readable(self._socket.fileno())
+        return not self._received and self.link.is_quiet()
 
     def close(self) -> None:
         """Close it for good, and tell the server that the session is over, if that can be done at once."""
-        with suppress(OSError, ValueError):
-            self._socket.setblocking(False)  # noqa: FBT003 - its only argument
-            self._xid += 1
-            self._socket.send(_frame(struct.pack("!ii", self._xid, CloseInstance.type)))
+        self._xid += 1
+        with suppress(OSError):
+            self._send(struct.pack("!ii", self._xid, CloseInstance.type), monotonic())
         self.drop()
 
     def drop(self) -> None:
         """Close it for good, whatever state it is in."""
-        self._socket.close()
-
-    def _open(self, address: _Address, target: Target, ends: float) -> None:
-        self._socket = socket.socket(address.family, socket.SOCK_STREAM)
-        with on_failure(self.drop):
-            self._socket.settimeout(seconds_left(ends))
-            self._socket.connect(address.address)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if target.tls:
-                self._socket = target.tls.wrap_socket(self._socket, server_hostname=address.host)
-            hello = Connect(0, 0, SESSION, 0, bytes(16), False)  # noqa: FBT003 - not one that only reads
-            self._send(_frame(hello.serialize()), ends)
-            session, _ = Connect.deserialize(self._frame(ends), 0)
-            if session.time_out <= 0:
-                raise ConnectionResetError("the server has refused to open a session")
-            self.session = session.time_out
-            for scheme, secret in target.credentials:
-                self._send(_frame(struct.pack("!ii", _AUTH, Auth.type) + Auth(0, scheme, secret).serialize()), ends)
-                header, _ = ReplyHeader.deserialize(self._frame(ends), 0)
-                if header.xid != _AUTH or header.err:
-                    raise AuthFailedError
+        self.link.close()
 
     def _reply(self, xid: int, request: Any, ends: float) -> Reply:  # noqa: ANN401 - kazoo comes without types
         while True:
@@ -144,39 +119,43 @@ class Connection:
         return Reply(_failure(answer) if isinstance(request, Transaction) else None, answer)
 
     def _frame(self, ends: float) -> bytes:
-        size = 4
-        while len(self._received) < size or (size == 4 and (size := 4 + self._length()) > len(self._received)):  # noqa: PLR2004 - bytes
-            self._socket.settimeout(seconds_left(ends))
-            piece = self._socket.recv(_CHUNK)
-            if not piece:
-                raise ConnectionResetError("the server has closed the connection")
-            self._received += piece
-        frame = bytes(self._received[4:size])
-        del self._received[:size]
-        return frame
-
-    def _length(self) -> int:
+        self._receive(4, ends)
         (length,) = struct.unpack_from("!i", self._received)
         if not 0 <= length <= _LONGEST:
             raise ConnectionResetError("what answers is not ZooKeeper")
-        return int(length)
+        self._receive(4 + length, ends)
+        frame = bytes(self._received[4 : 4 + length])
+        del self._received[: 4 + length]
+        return frame
 
-    def _send(self, packet: bytes | bytearray, ends: float) -> None:
-        self._socket.settimeout(seconds_left(ends))
-        self._socket.sendall(packet)
+    def _receive(self, size: int, ends: float) -> None:
+        while len(self._received) < size:
+            piece = run(self.link.receive(ends))
+            if not piece:
+                raise ConnectionResetError("the server has closed the connection")
+            self._received += piece
+
+    def _send(self, frame: bytes, ends: float) -> None:
+        run(self.link.send(_packet(frame), ends))
 
 
-def _addresses(hosts: Sequence[tuple[str, int]]) -> tuple[list[_Address], Exception]:
-    """Look up all hosts, in any order; give the addresses, and what to say if there is none."""
-    addresses, failed = list[_Address](), OSError("no host")
-    for host, port in random.sample(hosts, len(hosts)):
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            failed = error
-        else:
-            addresses += [_Address(host, family, address) for family, _, _, _, address in found]
-    return addresses, failed
+class Servers(Pool[Connection]):
+    """The connections of one store."""
+
+    def __init__(self, target: Target, failures: Failures) -> None:
+        """Open nothing yet; each process begins with any of the servers, so that all have as many clients."""
+        super().__init__(random.sample(target.hosts, len(target.hosts)), failures)
+        self._target = target
+
+    def take(self, ends: float) -> Connection:
+        """Return an idle connection, or open one by the moment `ends`."""
+        return self.idle.take() or run(self.connect(self._open, ends))
+
+    async def _open(self, endpoint: Endpoint, ends: float) -> Connection:
+        connection = Connection(await SocketLink.open(endpoint, self._target.tls, ends))
+        with on_failure(connection.drop):
+            connection.begin(self._target.credentials, ends)
+        return connection
 
 
 def _failure(answers: Sequence[object]) -> Exception | None:
@@ -186,5 +165,5 @@ def _failure(answers: Sequence[object]) -> Exception | None:
     return next(iter(reasons or errors), None)
 
 
-def _frame(content: bytes | bytearray) -> bytes:
-    return struct.pack("!i", len(content)) + content
+def _packet(frame: bytes) -> bytes:
+    return struct.pack("!i", len(frame)) + frame

@@ -13,12 +13,11 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.protocol.serialization import Create, GetChildren, GetData, SetData, Sync
 
 from caslock.closing import Closing
-from caslock.connections import IdleConnections
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import generation
 from caslock.guards import on_failure
 from caslock.store import ABSENT, Entry, Traits
-from caslock.stores.zookeeper.connection import Connection
+from caslock.stores.zookeeper.connection import Servers
 from caslock.stores.zookeeper.failures import MOVED, Failures
 from caslock.stores.zookeeper.target import target_of
 from caslock.stores.zookeeper.znodes import (
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from kazoo.client import KazooClient
 
-    from caslock.stores.zookeeper.connection import Reply
+    from caslock.stores.zookeeper.connection import Connection, Reply
     from caslock.stores.zookeeper.znodes import Clock, Znode
 
 T = TypeVar("T")
@@ -71,7 +70,7 @@ class ZooKeeperStore(Closing):
         self._target = target_of(target, timeout)
         self._root = self._target.root
         self._failures = Failures(self._target.location)
-        self._idle = IdleConnections[Connection]()
+        self._servers = Servers(self._target, self._failures)
         self._busy: dict[tuple[int, bool], set[object]] = {}  # by generation: who asks at a fork is the parent's
         self._known: dict[str, Znode] = {}  # by path: what an entry was when it was last seen
         self._clock: Clock | None = None
@@ -154,7 +153,7 @@ class ZooKeeperStore(Closing):
 
     def close(self) -> None:
         """Close the idle connections.  A later request opens one, and closes it."""
-        self._idle.end()
+        self._servers.end()
 
     def _at(self, path: str, version: int, ends: float) -> Znode | None:
         """Return the entry, from memory if it had this version and is not over."""
@@ -200,7 +199,7 @@ class ZooKeeperStore(Closing):
         return znode if znode.ends < math.inf else znode._replace(ends=now + znode.ttl / 1000)
 
     def _remove(self, path: str, znode: Znode, ends: float) -> Znode | None:
-        """Delete an entry, if it is still that one; give what is there otherwise."""
+        """Delete an entry, if it is still that one; return what is there otherwise."""
         removed, look = self._ask([removal(path, znode), GetData(path, watcher=False)], ends)
         if removed.error is None:
             self._known.pop(path, None)
@@ -250,23 +249,17 @@ class ZooKeeperStore(Closing):
             time.sleep(_PAUSE)
         try:
             busy.add(place)
-            connection = self._idle.take() or self._connect(ends)
+            connection = self._servers.take(ends)
             try:
                 with on_failure(connection.drop):
                     result = act(connection)
             except Exception as error:
-                self._idle.close()  # what has ended one connection has probably ended them all
+                self._servers.leave(connection.link.endpoint)
                 raise self._failures.of(error, sent=True) from error
-            self._idle.keep(connection)
+            self._servers.idle.keep(connection)
             return result
         finally:
             busy.discard(place)
-
-    def _connect(self, ends: float) -> Connection:
-        try:
-            return Connection(self._target, ends)
-        except Exception as error:
-            raise self._failures.of(error, sent=False) from error
 
 
 def _entry(znode: Znode | None) -> Entry | None:

@@ -1,4 +1,4 @@
-"""How an entry is kept, and the verbs.
+"""How an entry is kept, and the verbs as requests to a map (see `caslock.verbs`): no I/O, for both APIs.
 
 An entry is a text under the key: a line with its version and how long it lasts, and then the value.  Of all that a
 client can ask of a map, only ``put_if_absent`` both compares and takes a ttl.  ``replace_if_same`` takes none: what it
@@ -17,19 +17,24 @@ Hazelcast cuts the moment at which an entry ends to a second, so every ttl gets 
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
+from collections import deque
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.options import check_key, check_put
 from caslock.store import ABSENT, Entry
+from caslock.verbs import Page
 
 if TYPE_CHECKING:
-    from caslock.stores.hazelcast.session import Session
+    from collections.abc import Generator
+
+T = TypeVar("T")
+
+Verb: TypeAlias = "Generator[tuple[object, ...], Any, T]"
 
 _HEAD: Final = re.compile(r"caslock ([1-9][0-9]{0,18}) (ttl|lease)\n")
 _TICK: Final = 1.001  # seconds; of a ttl, the client keeps milliseconds
@@ -52,97 +57,98 @@ class Known(NamedTuple):
     ends: float
 
 
-class Entries:
-    """The verbs, each by the moment `ends`."""
+class Verbs:
+    """The verbs of one store, as requests: the name of a method of the map, and its arguments."""
 
-    def __init__(self, session: Session, location: str) -> None:
+    def __init__(self, location: str) -> None:
         """Begin with nothing known."""
-        self._session, self._location = session, location
+        self._location = location
         self._known: dict[str, Known] = {}
 
-    async def get(self, key: str, ends: float) -> Entry | None:
-        """Read an entry."""
+    def get(self, key: str) -> Verb[Entry | None]:
+        """See `Store.get`."""
         check_key(key)
-        found = await self._look(key, ends)
-        return found and found.entry
+        return self._get(key)
 
-    async def put(self, key: str, value: bytes, version: int, ttl: float, ends: float) -> Entry | None:
-        """Write an entry, if the one with that version is there."""
+    def put(self, key: str, value: bytes, version: int, ttl: float) -> Verb[Entry | None]:
+        """See `Store.put_if_version`."""
         check_key(key)
         new = _written(value, ttl, leased=version != ABSENT)
-        if version == ABSENT:
-            return await self._create(key, new, ttl, ends)
-        found = await self._at(key, version, ends)
-        if found is None or found.entry.version != version:
-            return found and found.entry
-        begun = monotonic()
-        await self._session.ask(ends, "set", new.entry.version, key, ttl + _TICK)
-        if await self._session.ask(ends, "replace_if_same", key, found.text, new.text):
-            return self._remember(key, new, begun + ttl)
-        return await self._afterwards(key, ends)
+        return self._create(key, new, ttl) if version == ABSENT else self._replace(key, new, version, ttl)
 
-    async def remove(self, key: str, version: int, ends: float) -> Entry | None:
-        """Remove an entry, if it has that version."""
+    def remove(self, key: str, version: int) -> Verb[Entry | None]:
+        """See `Store.invalidate`."""
         check_key(key)
-        found = await self._at(key, version, ends)
-        if found is None or found.entry.version != version:
-            return found and found.entry
-        self._known.pop(key, None)
-        if await self._session.ask(ends, "remove_if_same", key, found.text):
-            return None
-        return await self._afterwards(key, ends)
+        return self._remove(key, version)
 
-    async def wait_while(self, key: str, version: int, timeout: float, ends: float) -> None:
-        """Wait for a change."""
-        check_key(key)
-        until = monotonic() + timeout
-        async with self._session.listening(key, ends) as changed:
-            entry = await self.get(key, ends)
-            if entry is not None and entry.version == version:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(max(until - monotonic(), 0)):
-                        await changed.wait()
+    def page(self, prefix: str, after: deque[str] | None) -> Verb[Page]:
+        """See `ListingStore.list`: all keys in one request, and then one entry at a time."""
+        if after is None:
+            names = yield ("key_set",)
+            found = deque(name for name in names if isinstance(name, str) and name.startswith(prefix))
+            return Page((), found or None)
+        key = after.popleft()
+        entry = yield from self._get(key)
+        return Page([(key, entry)] if entry else (), after or None)
 
-    async def names(self, prefix: str, ends: float) -> list[str]:
-        """List the keys."""
-        names = await self._session.ask(ends, "key_set")
-        return [name for name in names if isinstance(name, str) and name.startswith(prefix)]
+    def _get(self, key: str) -> Verb[Entry | None]:
+        found = yield from self._look(key)
+        return found and found.entry
 
-    async def _create(self, key: str, new: Found, ttl: float, ends: float) -> Entry | None:
+    def _create(self, key: str, new: Found, ttl: float) -> Verb[Entry | None]:
         while True:
             begun = monotonic()
-            there = self._read(key, await self._session.ask(ends, "put_if_absent", key, new.text, ttl + _TICK))
+            there = self._read(key, (yield "put_if_absent", key, new.text, ttl + _TICK))
             # It is our own where a member has done the request twice, because another one had failed.
             if there is None or there == new:
                 return self._remember(key, new, begun + ttl)
-            if await self._lasts(there, ends):
+            if (yield from self._lasts(there)):
                 return there.entry
-            await self._session.ask(ends, "remove_if_same", key, there.text)
+            yield "remove_if_same", key, there.text
 
-    async def _at(self, key: str, version: int, ends: float) -> Found | None:
+    def _replace(self, key: str, new: Found, version: int, ttl: float) -> Verb[Entry | None]:
+        found = yield from self._at(key, version)
+        if found is None or found.entry.version != version:
+            return found and found.entry
+        begun = monotonic()
+        yield "set", new.entry.version, key, ttl + _TICK
+        if (yield "replace_if_same", key, found.text, new.text):
+            return self._remember(key, new, begun + ttl)
+        return (yield from self._afterwards(key))
+
+    def _remove(self, key: str, version: int) -> Verb[Entry | None]:
+        found = yield from self._at(key, version)
+        if found is None or found.entry.version != version:
+            return found and found.entry
+        self._known.pop(key, None)
+        if (yield "remove_if_same", key, found.text):
+            return None
+        return (yield from self._afterwards(key))
+
+    def _at(self, key: str, version: int) -> Verb[Found | None]:
         """Return the entry: from memory, if it has the version and has not ended."""
         known = self._known.get(key)
         if known is not None and known.found.entry.version == version and monotonic() < known.ends:
             return known.found
-        return await self._look(key, ends)
+        return (yield from self._look(key))
 
-    async def _look(self, key: str, ends: float) -> Found | None:
+    def _look(self, key: str) -> Verb[Found | None]:
         """Read the entry; remove it if its lease is over."""
         while True:
-            found = self._read(key, await self._session.ask(ends, "get", key))
-            if found is None or await self._lasts(found, ends):
+            found = self._read(key, (yield "get", key))
+            if found is None or (yield from self._lasts(found)):
                 return found
-            if await self._session.ask(ends, "remove_if_same", key, found.text):
+            if (yield "remove_if_same", key, found.text):
                 return None
 
-    async def _lasts(self, found: Found, ends: float) -> bool:
-        return not found.leased or await self._session.ask(ends, "contains_key", found.entry.version)
+    def _lasts(self, found: Found) -> Verb[bool]:
+        return not found.leased or (yield "contains_key", found.entry.version)
 
-    async def _afterwards(self, key: str, ends: float) -> Entry | None:
+    def _afterwards(self, key: str) -> Verb[Entry | None]:
         """Read what is there after a write that was refused, as far as it seems."""
         self._known.pop(key, None)
         try:
-            return await self.get(key, ends)
+            return (yield from self._get(key))
         except StoreUnavailable as error:
             raise StoreUnavailable(str(error)) from error
 
@@ -157,7 +163,8 @@ class Entries:
 
     def _remember(self, key: str, new: Found, ends: float) -> Entry:
         if len(self._known) >= _KNOWN and key not in self._known:
-            self._known.pop(next(iter(self._known)))
+            with suppress(RuntimeError):  # another thread has just remembered something
+                self._known.pop(next(iter(self._known), ""), None)
         self._known[key] = Known(new, ends)
         return new.entry
 
