@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from caslock.fork import generation
+from caslock.fork import PerProcess, generation
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -125,12 +125,12 @@ class Waiters:
     """Counts those who wait at a server, each on a connection of its own."""
 
     def __init__(self) -> None:
-        self._places: dict[int, set[object]] = {}  # by generation: who waits at a fork is the parent's
+        self._places = PerProcess(set[object])  # who waits at a fork is the parent's
 
     @contextmanager
     def one_more(self, failure: Exception) -> Iterator[None]:
         """Count one for as long as the block runs, or raise `failure` if there are `MOST_WAITING`."""
-        places, place = self._places.setdefault(generation(), set()), object()
+        places, place = self._places.here(), object()
         if len(places) >= MOST_WAITING:
             raise failure
         try:

@@ -91,3 +91,7 @@ class PerProcess(Generic[T]):
         mine = generation()
         found = self._processes.get(mine)
         return self._processes.setdefault(mine, self._make()) if found is None else found
+
+    def found(self) -> T | None:
+        """Return what this process has, if it has asked for it."""
+        return self._processes.get(generation())

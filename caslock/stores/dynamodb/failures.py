@@ -90,9 +90,9 @@ class Failures(AnyFailures):
     def _before_sending(self, error: BaseException, *, sent: bool) -> StoreError | None:
         """Tell what was in the way; None: the request may have been sent."""
         if isinstance(error, _CONFIGURED):
-            told = str(error).rstrip(".")
+            why = str(error).rstrip(".")
             hint = "Configure them as for boto3: AWS_ACCESS_KEY_ID, AWS_PROFILE, ~/.aws or a role"
-            return StoreError(f"{self._location} can't be asked without AWS credentials ({told}). {hint}.")
+            return StoreError(f"{self._location} can't be asked without AWS credentials ({why}). {hint}.")
         first = _first(error)
         if isinstance(error, exceptions.SSLError) and "verify failed" in str(first):
             return StoreError(f"{self._location} has a certificate that is not trusted.")
@@ -100,8 +100,8 @@ class Failures(AnyFailures):
             return StoreError(f"{self._location} does not speak TLS. Use http:// in its endpoint.")
         kinds = {kind.__name__ for kind in type(first).__mro__}
         if not sent or isinstance(error, _NOT_SENT) or not kinds.isdisjoint(_NOT_CONNECTED):
-            told = "no answer in time" if isinstance(error, exceptions.ConnectTimeoutError) else _reason(first)
-            return self.unreachable(told)
+            late = isinstance(error, exceptions.ConnectTimeoutError)
+            return self.unreachable("no answer in time" if late else _reason(first))
         return None
 
     def _of_reply(self, error: exceptions.ClientError) -> StoreError:
@@ -115,8 +115,8 @@ class Failures(AnyFailures):
             return self.unanswered(f"error {code or status}")
         if code in _CREDENTIALS:
             return StoreError(f"{where} has refused the credentials: {_CREDENTIALS[code]}.")
-        told = str(error.response["Error"].get("Message", "")).rstrip(".")
-        return self.refused(f"{code}: {told}", _ADVICE.get(code, ""))
+        message = str(error.response["Error"].get("Message", "")).rstrip(".")
+        return self.refused(f"{code}: {message}", _ADVICE.get(code, ""))
 
 
 def reply_of(body: Mapping[str, Any]) -> Reply:

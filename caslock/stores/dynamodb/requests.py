@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.options import check_key, check_put
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     Item = Mapping[str, Mapping[str, Any]]
+
+T = TypeVar("T")
 
 KEY: Final = "key"
 """The attribute that is the partition key."""
@@ -78,6 +80,9 @@ class Reply(NamedTuple):
     """False: the condition of a write was not met, and the body has the item that is there."""
 
 
+Verb: TypeAlias = "Generator[Request, Reply, T]"
+
+
 class Verbs:
     """The requests about one table."""
 
@@ -85,12 +90,12 @@ class Verbs:
         self._table = table
         self._location = location
 
-    def get(self, key: str) -> Generator[Request, Reply, Entry | None]:
+    def get(self, key: str) -> Verb[Entry | None]:
         """Read the entry, from the primary."""
         found = yield self._request("get_item", Key={KEY: {"S": name_of(key)}}, ConsistentRead=True, **_NOT_EMPTY)
         return self._entry(found.body.get("Item"))
 
-    def put(self, key: str, value: bytes, version: int, ttl: float) -> Generator[Request, Reply, Entry | None]:
+    def put(self, key: str, value: bytes, version: int, ttl: float) -> Verb[Entry | None]:
         """Write, if that version is there; see the docstring of the module."""
         check_key(key)
         check_put(value, ttl, _LONGEST_TTL)
@@ -110,12 +115,12 @@ class Verbs:
             new = max(_now(), int(there["version"]["N"]) + 1)
         return None
 
-    def remove(self, key: str, version: int) -> Generator[Request, Reply, Entry | None]:
+    def remove(self, key: str, version: int) -> Verb[Entry | None]:
         """Write a marker over the entry, with the same version."""
         done = yield self._write(key, version, 0, _has(version))
         return None if done.accepted else self._entry(done.body.get("Item"))
 
-    def page(self, prefix: str, after: Item | None) -> Generator[Request, Reply, Page]:
+    def page(self, prefix: str, after: Item | None) -> Verb[Page]:
         """See `ListingStore.list`: it reads the whole table; `after` is the last item."""
         begin = {"ExclusiveStartKey": after} if after else {}
         found = yield self._request("scan", ConsistentRead=True, **begin)
@@ -127,7 +132,7 @@ class Verbs:
                 pairs += [(key, entry)] if entry and key.startswith(prefix) else []
         return Page(pairs, found.body.get("LastEvaluatedKey"))
 
-    def creation(self) -> Generator[Request, Reply, None]:
+    def creation(self) -> Verb[None]:
         """Make the table, wait until it can be used, and have it delete what is older than `KEPT`."""
         keys = {
             "AttributeDefinitions": [{"AttributeName": KEY, "AttributeType": "S"}],

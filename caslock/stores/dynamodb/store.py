@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from caslock.connections import run
 from caslock.errors import StoreError
-from caslock.fork import generation
+from caslock.fork import PerProcess
 from caslock.loop_end import PerLoop, before_the_loop_ends, transports_are_closed
 from caslock.store import Traits
 from caslock.stores.dynamodb.failures import Failures, refusal_of, reply_of
@@ -56,9 +56,8 @@ class DynamoDBStore(BlockingVerbs):
         self._target = target_of(target, table, timeout)
         self._verbs: Verbs = Verbs(self._target.table, self._target.location)
         self._failures = Failures(self._target.location)
-        # By generation: what a forked child inherits is neither used, nor closed, nor collected as garbage.
-        self._clients: dict[int, Client] = {}
-        self._guards: dict[int, threading.RLock] = {}  # reentrant: a signal handler may use the store meanwhile
+        self._clients = PerProcess(self._target.new_client)
+        self._guards = PerProcess(threading.RLock)  # reentrant: a signal handler may use the store meanwhile
         self._closed = False
         self.traits: Traits = _traits(self._target)
 
@@ -96,20 +95,17 @@ class DynamoDBStore(BlockingVerbs):
                 self._end()
 
     def _client(self) -> Client:
-        mine = generation()
-        found = self._clients.get(mine)
+        found = self._clients.found()
         if found is None:
-            with self._guards.setdefault(mine, threading.RLock()):
-                found = self._clients.get(mine)
-                if found is None:
-                    found = self._clients[mine] = self._target.new_client()
+            with self._guards.here():
+                found = self._clients.here()
         return found
 
     def _end(self) -> None:
         """Close what is idle; a connection that is in use is closed after its reply."""
-        found = self._clients.get(generation())
-        if found is not None:
-            found.close()
+        client = self._clients.found()
+        if client is not None:
+            client.close()
 
 
 class AsyncDynamoDBStore(AsyncVerbs):

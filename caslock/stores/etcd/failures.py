@@ -60,13 +60,13 @@ class Failures(AnyFailures):
         return self._of_reply(error.reply) if isinstance(error, Refused) else self._of_connection(error, sent=sent)
 
     def _of_reply(self, reply: Reply) -> StoreError:
-        told, code = reply.message, reply.body.get("code")
-        if any(each in told for each in (*NOT_HERE, *_NOT_NOW)):
-            return self.not_now(told)
+        said, code = reply.message, reply.body.get("code")
+        if any(each in said for each in (*NOT_HERE, *_NOT_NOW)):
+            return self.not_now(said)
         if code in _NO_ANSWER or reply.status in (502, 503, 504):
-            return StoreUnavailable(f"{self._location} may have applied the request ({told})")
-        advice = next((advice for words, advice in _ADVICE.items() if words in told), "")
-        return self.refused(told, advice)
+            return StoreUnavailable(f"{self._location} may have applied the request ({said})")
+        advice = next((advice for words, advice in _ADVICE.items() if words in said), "")
+        return self.refused(said, advice)
 
     def _of_connection(self, error: BaseException, *, sent: bool) -> StoreError:
         if not sent:

@@ -19,11 +19,9 @@ from caslock.stores.etcd.requests import Refused
 from caslock.stores.etcd.wire import Call, Reply, Stream, exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from caslock.links import Endpoint
     from caslock.stores.etcd.failures import Failures
-    from caslock.stores.etcd.requests import Verbs
+    from caslock.stores.etcd.requests import Verb, Verbs
     from caslock.stores.etcd.target import Target
     from caslock.stores.etcd.wire import Replies
 
@@ -43,7 +41,7 @@ class Members(Pool[L]):
         self._target, self._kind = target, kind
         self._token = ""
 
-    async def run(self, verb: Generator[list[Call], list[Reply], T]) -> T:
+    async def run(self, verb: Verb[T]) -> T:
         """Run a verb to its end; raises what an error means, within the timeout."""
         ends = monotonic() + self._target.timeout
         calls = next(verb)
@@ -72,7 +70,7 @@ class Members(Pool[L]):
                     return
 
     async def _watch(self, call: Call, until: float) -> int:
-        """Wait for a change until then, and give 0, or the revision up to which there is no history any more."""
+        """Wait for a change until then, and return 0, or the revision up to which there is no history any more."""
         ends = monotonic() + self._target.timeout
         if self._target.user and not self._token:
             await self._authenticate(ends)
@@ -85,7 +83,7 @@ class Members(Pool[L]):
                 for reply in stream.feed(await link.receive(until if begun else ends)):
                     result = reply.body.get("result", {})
                     if reply.refused or (result.get("canceled") and not result.get("compact_revision")):
-                        raise self._refused(reply)  # noqa: TRY301 - all errors are told in one place
+                        raise self._refused(reply)  # noqa: TRY301 - all errors are read in one place
                     if result.get("events") or result.get("canceled"):
                         return int(result.get("compact_revision", 0))
                     begun = True
@@ -105,7 +103,7 @@ class Members(Pool[L]):
         return Refused(reply._replace(body={"message": reason}) if reason else reply)
 
     async def _ask(self, calls: list[Call], ends: float) -> list[Reply]:
-        """Send one packet, and give the answers."""
+        """Send one packet, and return the answers."""
         turns = len(self._target.endpoints) + _TURNS
         while True:
             if self._target.user and not self._token:

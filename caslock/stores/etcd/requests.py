@@ -14,7 +14,7 @@ import os
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from caslock.errors import StoreUnavailable
 from caslock.options import MAX_KEY, check_key, check_put
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 T = TypeVar("T")
+
+Verb: TypeAlias = "Generator[list[Call], list[Reply], T]"
 
 LONGEST_TTL: Final = 9_000_000_000
 """Seconds; etcd's own limit."""
@@ -59,12 +61,12 @@ class Verbs:
         """Return the name of a key in etcd: any bytes will do."""
         return self._prefix + check_key(key)
 
-    def get(self, key: str) -> Generator[list[Call], list[Reply], Entry | None]:
+    def get(self, key: str) -> Verb[Entry | None]:
         """Read, from the leader."""
         (found,) = yield [_range(self.name(key))]
         return _entry(_sound(found))
 
-    def put(self, key: str, value: bytes, version: int, ttl: float) -> Generator[list[Call], list[Reply], Entry | None]:
+    def put(self, key: str, value: bytes, version: int, ttl: float) -> Verb[Entry | None]:
         """Grant a lease and write, in one packet; a lease that is not used is revoked."""
         name = self.name(key)
         check_put(value, ttl, LONGEST_TTL)
@@ -85,7 +87,7 @@ class Verbs:
         _sound(done)
         return entry
 
-    def remove(self, key: str, version: int) -> Generator[list[Call], list[Reply], Entry | None]:
+    def remove(self, key: str, version: int) -> Verb[Entry | None]:
         """Revoke the lease and look, in one packet; without that lease, remove in a transaction."""
         name = self.name(key)
         lease = self._leases.pop((name, version), None)
@@ -106,7 +108,7 @@ class Verbs:
             return None
         return _entry(_there(done))
 
-    def look(self, key: str, compacted: int) -> Generator[list[Call], list[Reply], tuple[int, Entry | None]]:
+    def look(self, key: str, compacted: int) -> Verb[tuple[int, Entry | None]]:
         """Read the entry, and tell from which revision on a watch sees all that follows."""
         (found,) = yield [_range(self.name(key))]
         return max(int(_sound(found)["header"]["revision"]) + 1, compacted), _entry(found.body)
@@ -116,7 +118,7 @@ class Verbs:
         start = str(min(revision, _LAST_VERSION))
         return Call("/v3/watch", {"create_request": {"key": _text(self.name(key)), "start_revision": start}})
 
-    def page(self, prefix: str, after: bytes | None) -> Generator[list[Call], list[Reply], Page]:
+    def page(self, prefix: str, after: bytes | None) -> Verb[Page]:
         """See `ListingStore.list`, 500 at a time; `after` is the name of the last."""
         begin = self._prefix + prefix.encode()
         end = begin[:-1] + bytes([begin[-1] + 1]) if begin else b"\0"  # no UTF-8 ends with 255; 0: all that follow

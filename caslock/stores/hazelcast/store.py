@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from caslock.fork import generation
+from caslock.fork import PerProcess, generation
 from caslock.guards import on_failure
 from caslock.loop_end import PerLoop
 from caslock.store import Traits
@@ -54,9 +54,8 @@ class HazelcastStore(BlockingVerbs):
         """
         self._target = target_of(url, timeout)
         self._verbs: Verbs = Verbs(self._target.location)
-        # By generation: what a forked child inherits is neither used, nor closed, nor collected as garbage.
-        self._guards: dict[int, threading.Lock] = {}
-        self._threads: dict[int, _Thread] = {}
+        self._guards = PerProcess(threading.Lock)
+        self._threads: dict[int, _Thread] = {}  # by generation: a forked child leaves that of its parent alone
         self._closed = False
         self.traits: Traits = _traits(self._target)
 
@@ -81,7 +80,7 @@ class HazelcastStore(BlockingVerbs):
 
     def _enter(self) -> _Thread:
         mine = generation()
-        with self._guards.setdefault(mine, threading.Lock()):
+        with self._guards.here():
             found = self._threads.get(mine)
             if found is None:
                 found = self._threads[mine] = _Thread(self._target)
@@ -90,14 +89,14 @@ class HazelcastStore(BlockingVerbs):
             return found
 
     def _leave(self, thread: _Thread) -> None:
-        with self._guards[thread.generation]:
+        with self._guards.here():
             thread.users -= 1
         if self._closed:
             self._end()
 
     def _end(self) -> None:
         mine = generation()
-        with self._guards.setdefault(mine, threading.Lock()):
+        with self._guards.here():
             found = self._threads.get(mine)
             if found is None or found.users:  # the last of them ends it
                 return

@@ -32,7 +32,7 @@ _RIGHTS: Final = (
 _OTHER: Final = "Is it a NATS server? Check the host and port"
 
 
-class ToldError(Exception):
+class ServerError(Exception):
     """The server has said -ERR."""
 
 
@@ -50,8 +50,8 @@ class Failures(AnyFailures):
         """Tell what the server has said; None: nothing."""
         if isinstance(error, RefusedError):
             return self._answered(error, sent=sent)
-        if isinstance(error, ToldError):
-            return self._told(error, sent=sent)
+        if isinstance(error, ServerError):
+            return self._said(error, sent=sent)
         if isinstance(error, UnsuitableError):
             return StoreError(f"{self._location} can't keep locks: {error}.")
         if isinstance(error, NotNatsError) and not sent:
@@ -67,11 +67,11 @@ class Failures(AnyFailures):
             return StoreUnavailable(f"{self._location} {what} ({error}). Try again later.", sent=maybe)
         return self.refused(str(error))
 
-    def _told(self, error: ToldError, *, sent: bool) -> StoreError:
-        told = str(error).lower()
-        if "permissions violation" in told:
+    def _said(self, error: ServerError, *, sent: bool) -> StoreError:
+        said = str(error).lower()
+        if "permissions violation" in said:
             return self.refused(str(error), f"{_RIGHTS}.")
-        if not sent and not any(word in told for word in _BUSY):
+        if not sent and not any(word in said for word in _BUSY):
             return StoreError(f"{self._location} has refused the connection ({error}). Check user and password.")
         return StoreUnavailable(f"{self._location} has closed the connection ({error})", sent=sent)
 

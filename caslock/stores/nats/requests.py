@@ -18,7 +18,7 @@ from base64 import b64decode
 from contextlib import suppress
 from hashlib import sha256
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from caslock.options import MAX_KEY, check_key, check_put
 from caslock.store import ABSENT, Entry
@@ -27,6 +27,10 @@ from caslock.verbs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
+
+T = TypeVar("T")
+
+Verb: TypeAlias = "Generator[Ask, Message, T]"
 
 LONGEST_TTL: Final = 7_000_000_000
 """Seconds; the server counts nanoseconds since 1970 in 63 bits."""
@@ -109,27 +113,27 @@ class Verbs:
             name = f"{name[:_KEPT]}{_DIGEST}{sha256(raw).hexdigest()}"
         return self._subjects + name
 
-    def get(self, key: str) -> Generator[Ask, Message, Entry | None]:
+    def get(self, key: str) -> Verb[Entry | None]:
         """Read, from the leader."""
         return (yield from self._look(self.subject(key))).entry
 
-    def put(self, key: str, value: bytes, version: int, ttl: float) -> Generator[Ask, Message, Entry | None]:
+    def put(self, key: str, value: bytes, version: int, ttl: float) -> Verb[Entry | None]:
         """Publish the entry, and if that is refused, look."""
         subject = self.subject(key)
         check_put(value, ttl, LONGEST_TTL)
         headers = {_TTL: f"{math.ceil(ttl)}s"} | ({_KEY: _text(key.encode())} if _DIGEST in subject else {})
         return (yield from self._write(subject, version, value, headers)).entry
 
-    def remove(self, key: str, version: int) -> Generator[Ask, Message, Entry | None]:
+    def remove(self, key: str, version: int) -> Verb[Entry | None]:
         """Publish a marker, and if that is refused, look."""
         return (yield from self._write(self.subject(key), version, b"", {_OPERATION: "DEL", _TTL: f"{_MARKER}s"})).entry
 
-    def look(self, key: str) -> Generator[Ask, Message, int]:
+    def look(self, key: str) -> Verb[int]:
         """Return the version that is there, or `ABSENT`."""
         entry = (yield from self._look(self.subject(key))).entry
         return ABSENT if entry is None else entry.version
 
-    def page(self, prefix: str, after: int | None) -> Generator[Ask, Message, Page]:
+    def page(self, prefix: str, after: int | None) -> Verb[Page]:
         """See `ListingStore.list`: one message, the first behind the sequence `after`."""
         first = (after or 0) + 1
         message = _message(
@@ -141,7 +145,7 @@ class Verbs:
         pairs = [(key, found.entry)] if found.entry and key and key.startswith(prefix) else []
         return Page(pairs, found.sequence)
 
-    def about(self) -> Generator[Ask, Message, dict[str, Any] | None]:
+    def about(self) -> Verb[dict[str, Any] | None]:
         """Return the settings and the state of the bucket; None: there is none."""
         try:
             return sound((yield Ask.api(f"STREAM.INFO.{self.stream}")))
@@ -159,15 +163,13 @@ class Verbs:
         return self.subject(key).replace(self._subjects, self._changes, 1)
 
     def changed(self, key: str, version: int, change: Message) -> bool:
-        """Tell whether what is told there ends a version; a marker is expected by the put that follows."""
+        """Tell whether a message of that subject ends a version; a marker is expected by the put that follows."""
         sequence = int(change.headers.get("Nats-Sequence", "0"))
         if sequence > version and _is_marker(change.headers):
             self._remember(self.subject(key), Found(None, sequence))
         return sequence > version
 
-    def _write(
-        self, subject: str, version: int, body: bytes, headers: Mapping[str, str]
-    ) -> Generator[Ask, Message, Found]:
+    def _write(self, subject: str, version: int, body: bytes, headers: Mapping[str, str]) -> Verb[Found]:
         removes = _OPERATION in headers
         expected = self._expected(subject, version, removes=removes)
         if expected is None:
@@ -204,7 +206,7 @@ class Verbs:
             return None if removes else marker
         return version if 0 < version <= _LAST_VERSION and version != marker else None
 
-    def _look(self, subject: str) -> Generator[Ask, Message, Found]:
+    def _look(self, subject: str) -> Verb[Found]:
         answer = yield Ask.api(f"STREAM.MSG.GET.{self.stream}", last_by_subj=subject)
         message = _message(answer)
         return self._remember(subject, Found(None, 0) if message is None else _found(message))

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from caslock.guards import on_failure
 from caslock.links import Link, Pool
-from caslock.stores.nats.failures import ToldError, check_jetstream, check_server, check_stream
+from caslock.stores.nats.failures import ServerError, check_jetstream, check_server, check_stream
 from caslock.stores.nats.requests import NO_STREAM, RefusedError, sound
 from caslock.stores.nats.target import signed
 from caslock.stores.nats.wire import Ask, Message, NotNatsError, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from caslock.links import Endpoint
     from caslock.stores.nats.failures import Failures
-    from caslock.stores.nats.requests import Verbs
+    from caslock.stores.nats.requests import Verb, Verbs
     from caslock.stores.nats.target import Target
 
 L = TypeVar("L", bound=Link)
@@ -76,7 +76,7 @@ class Connection(Generic[L]):
                     raise TimeoutError
                 self.wire.feed(await self.link.receive(ends))
             elif message.verb == "-ERR":
-                raise ToldError(message.body.decode(errors="replace")[:200])
+                raise ServerError(message.body.decode(errors="replace")[:200])
             elif message.verb == "PING":
                 await self.link.send(b"PONG\r\n", ends)
             else:
@@ -100,7 +100,7 @@ class Servers(Pool[Connection[L]]):
         self._target, self._verbs, self._kind = target, verbs, kind
         self._look = Ask.api(f"STREAM.INFO.{verbs.stream}")
 
-    async def run(self, verb: Generator[Ask, Message, T]) -> T:
+    async def run(self, verb: Verb[T]) -> T:
         """Run a verb to its end; raises what an error means, within the timeout."""
         ask, ends = next(verb), monotonic() + self._target.timeout
 
@@ -112,7 +112,7 @@ class Servers(Pool[Connection[L]]):
         return await self._use(act, ends)
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
-        """Subscribe to what the server has stored for the key, and look.  Whatever that look misses is told later."""
+        """Subscribe to what the server stores for the key, and look; it reports whatever that look misses."""
         ends, until = monotonic() + self._target.timeout, monotonic() + timeout
         look = self._verbs.look(key)
         ask = next(look)
@@ -154,10 +154,10 @@ class Servers(Pool[Connection[L]]):
 
     async def _greet(self, connection: Connection[L], ends: float) -> None:
         """Say who connects, and check the server and the bucket."""
-        told = await connection.next(ends)
-        if told.verb != "INFO":
+        first = await connection.next(ends)
+        if first.verb != "INFO":
             raise NotNatsError("it does not say who it is")
-        server, tls = told.json(), self._target.tls
+        server, tls = first.json(), self._target.tls
         check_server(server, tls=tls is not None)
         if tls:
             await connection.link.secure(tls, ends)
@@ -183,10 +183,8 @@ class Servers(Pool[Connection[L]]):
         connection.bucket = about["config"]
 
 
-async def _follow(
-    connection: Connection[L], ask: Ask, verb: Generator[Ask, Message, T], ends: float, before: bytes = b""
-) -> T:
-    """Send the first request of a verb, behind other bytes, and all that follow; give what the verb returns."""
+async def _follow(connection: Connection[L], ask: Ask, verb: Verb[T], ends: float, before: bytes = b"") -> T:
+    """Send the first request of a verb, behind other bytes, and all that follow; return what the verb does."""
     while True:
         if ask.pause:
             with suppress(TimeoutError):

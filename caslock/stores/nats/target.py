@@ -32,7 +32,7 @@ class Target(NamedTuple):
 
     endpoints: tuple[Endpoint, ...]
     credentials: Mapping[str, str]
-    """As the server wants to be told them."""
+    """In the words of the server's CONNECT."""
     creds: str
     """A file with a JWT and the seed of a key, or with a seed only; "" if there is none."""
     bucket: str

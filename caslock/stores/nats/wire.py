@@ -18,7 +18,7 @@ _LINE: Final = 4096
 """Bytes of the longest line that is read; that of INFO may be longer."""
 _MOST: Final = 100
 """Messages after which a subscription ends by itself, in case its connection is idle and sends no `unsubscribe`."""
-_LONGEST: Final = 1 << 26  # bytes of what is told at once
+_LONGEST: Final = 1 << 26  # bytes of one message
 _KNOWN: Final = re.compile(rb"(?i:INFO|MSG|HMSG|PING|PONG|\+OK|-ERR)([ \t\r]|$)")
 _BEGIN: Final = b"NATS/1.0"
 

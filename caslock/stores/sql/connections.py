@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, Final
@@ -69,7 +69,7 @@ def connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some
         try:
             connection = _open(target)
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            _let_go(error)
+            _let_go()
             outcome.set_exception(error)
         else:
             outcome.set_result(connection)
@@ -84,12 +84,8 @@ def connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some
 
 async def async_connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
     """The same for asyncio; it has no limit of its own."""
-    users = sys.exception()
-    try:
+    with on_failure(partial(_let_go, sys.exception())):
         return await _open_async(target)
-    except BaseException as error:
-        _let_go(error, users)
-        raise
 
 
 def _open(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
@@ -180,11 +176,12 @@ def _connection_of_pymysql() -> Any:  # noqa: ANN401 - a class without types
     return CaslockConnection
 
 
-def _let_go(error: BaseException | None, users: BaseException | None = None) -> None:
+def _let_go(users: BaseException | None = None) -> None:
     """Close what could not be opened: psycopg leaves a socket to its frames, which the error keeps, in a cycle.
 
-    The frames of an exception that a user of the store is handling stay as they are.
+    The frames of an exception that a user of the store was handling before stay as they are.
     """
+    error = sys.exception()
     while error is not None and error is not users:
         clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

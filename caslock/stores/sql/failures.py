@@ -142,5 +142,5 @@ def _text(driver: BaseException) -> str:
     below = getattr(driver, "original_exception", None) or driver.__cause__
     if _number(driver) == _NO_HOST and isinstance(below, OSError):
         return reason(below)
-    told = str(driver.args[1]) if _number(driver) is not None and len(driver.args) > 1 else str(driver)
-    return _AROUND.sub("", " ".join((told or type(driver).__name__).split()))
+    said = str(driver.args[1]) if _number(driver) is not None and len(driver.args) > 1 else str(driver)
+    return _AROUND.sub("", " ".join((said or type(driver).__name__).split()))

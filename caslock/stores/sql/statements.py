@@ -27,7 +27,7 @@ class Statements(NamedTuple):
 
 
 def _statements(create: str, now: str, wake: str) -> Statements:
-    """Make those that are the same for all servers but for the time, and for `wake`: 0, and who else is told."""
+    """Make those that are the same for all servers but for the time, and for `wake`: 0, and what else a change does."""
     key = "coalesce(long_key, name)"
     return Statements(
         get=text(f"SELECT value, version FROM caslock WHERE name = :name AND expires > {now}"),

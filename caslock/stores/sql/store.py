@@ -98,8 +98,10 @@ class SQLStore(BlockingVerbs):
                 self._end()
 
     def _end(self) -> None:
-        self._waits.here().close()
-        self._engines.here().dispose()
+        if waits := self._waits.found():
+            waits.close()
+        if engine := self._engines.found():
+            engine.dispose()
 
 
 class AsyncSQLStore(AsyncVerbs):

@@ -80,7 +80,7 @@ class Connection:
         return [self._reply(xid, request, ends) for xid, request in enumerate(requests, first)]
 
     def changed(self, path: str, ends: float) -> bool:
-        """Wait until a watch of `path` has told of a change; False: it has not by the moment `ends`."""
+        """Wait until a watch reports a change of `path`; False: it has not by the moment `ends`."""
         while True:
             try:
                 frame = self._frame(ends)

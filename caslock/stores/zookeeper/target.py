@@ -29,7 +29,7 @@ _FORM: Final = (
 
 
 class Target(NamedTuple):
-    """The servers, and what they are to be told."""
+    """The servers, and who asks them."""
 
     hosts: Sequence[Endpoint]
     root: str
