@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -261,7 +263,7 @@ def test_a_loss_in_a_loop_that_is_closed_is_logged_once(monkeypatch: pytest.Monk
     asyncio.run(main())
     for _ in range(2):
         task_renewer.notice(attempt)
-    assert warned == [attempt]
+        assert warned == [attempt]
 
 
 class Alarm:
@@ -381,6 +383,24 @@ def test_the_thread_goes_on_whatever_is_wrong_with_one_lease(monkeypatch: pytest
     assert len(acted) == 2
     assert len(slept) == 1
     assert 0 < slept[0] < 1
+
+
+def test_the_thread_keeps_no_hold_alive_while_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that nobody refers to any more is not renewed again."""
+    renewer, held = ThreadRenewer(), [leased(20)]
+    reference, alive = weakref.ref(held[0]), list[bool]()
+
+    def next_due() -> Due | None:
+        if held:
+            return Due([], [held.pop()], [])
+        gc.collect()
+        alive.append(reference() is not None)
+        return None
+
+    monkeypatch.setattr(renewer, "_next", next_due)
+    monkeypatch.setattr(thread_renewer, "_act", lambda _due: None)
+    renewer.run()
+    assert alive == [False]
 
 
 class Doing:

@@ -131,8 +131,15 @@ class Answers:
 
     traits = MemoryStore().traits
 
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
     def __getattr__(self, verb: str) -> Callable[..., object]:
-        return lambda *asked: (verb, *asked)
+        def answer(*asked: object) -> object:
+            self.asked.append((verb, *asked))
+            return self.asked[-1]
+
+        return answer
 
 
 CALLS: Sequence[tuple[str, tuple[object, ...]]] = (
@@ -159,6 +166,7 @@ def test_each_verb_is_passed_on() -> None:
         for verb, asked in CALLS:
             answer = await getattr(elsewhere, verb)(*asked)
             assert answer == ((verb, *asked) if verb != "wait_while" else None)
+            assert store.asked[-1] == (verb, *asked)
 
     asyncio.run(main())
 
@@ -411,6 +419,7 @@ def test_an_event_of_threads_is_taken_by_its_waiter() -> None:
     """Set twice, it wakes once; and no wait is longer than a lock can wait."""
     event = ThreadEvent()
     assert event.alive
+    assert event._lock.locked()
     run(event.wait(-1.0))  # not set, and no time left
     event.set()
     event.set()
@@ -506,11 +515,20 @@ def test_a_thread_sleeps_and_finishes_what_it_is_given(monkeypatch: pytest.Monke
     assert isinstance(runtime.shared.part("votes", lambda: None), Workers)
     assert until(lambda: len(did) == 3)
     assert did[:2] == [3.0, threading.current_thread()]
-    assert runtime.me() is runtime.me()
+    here, elsewhere = runtime.me(), list[object]()
+    assert here is runtime.me()
+    other = threading.Thread(target=lambda: elsewhere.append(runtime.me()))
+    other.start()
+    other.join()
+    assert elsewhere != [here]
+    assert None not in (here, *elsewhere)
 
 
-def test_a_lock_for_tasks_needs_one() -> None:
+def test_a_lock_for_tasks_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of any there is none, and in none of them is none, either."""
+    with monkeypatch.context() as without:
+        without.delitem(sys.modules, "asyncio")
+        assert threads.running_task() is None
     assert tasks.calling_task() is None
     assert threads.running_task() is None
     told: list[object] = []

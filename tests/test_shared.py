@@ -113,6 +113,7 @@ def test_stores_are_told_apart_by_identity() -> None:
 def test_a_forked_child_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, by whichever of its threads comes first; its guard is free, though a thread of its parent had that one."""
     uses: list[Callable[[Shared], object]] = [lambda each: each.queue("key"), lambda each: each.part("one", object)]
+    uses.append(lambda each: each.runtime(Kind))
     for use in uses:
         monkeypatch.undo()
         shared = Shared(object())
@@ -127,6 +128,7 @@ def test_a_forked_child_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shared, "_begin", noted)
         monkeypatch.setattr(module, "generation", lambda: -1)
         assert use(shared) not in (queue, part)
+        assert begun == [True]
         assert shared.queue("key") is not queue
         assert shared.part("one", object) is not part
         assert begun == [True]

@@ -1,0 +1,324 @@
+"""Single steps of a QuorumLock, on a clock of the test, with stores that are asked one after the other."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from caslock import Lock, OutcomeUnknown, QuorumLock, StoreError, StoreUnavailable
+from caslock.local import clock
+from caslock.local.quorum import given_stores, place_of
+from caslock.local.threads import ThreadRuntime, thread_runtime
+from caslock.local.workers import run
+from tests.test_multilock_steps import TIMEOUT, Timed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from functools import partial
+
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.quorum import Ballot, Vote
+    from caslock.protocol.runtime import Runtime
+
+
+class Enough(Exception):  # noqa: N818 - ends a test
+    """So many pauses are enough."""
+
+
+class Scene:
+    """Three stores whose requests are made at once, in the thread of the test, and take time on its clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed = 0.0
+        self.pauses: list[float] = []
+        self.most = 1000
+        self.waits: list[float] = []
+        self.silent: set[object] = set()  # stores that no thread is free for
+        self.hung: list[Member] = []  # stores whose first request gets no answer
+        self.votes: list[tuple[Ballot, Vote]] = []  # of these
+        self.unsent: list[Callable[[], Coroutine[object, object, None]]] = []
+        self.watched: list[Attempt] = []
+        self.later: list[float] = []
+        self.stores = [Member(self, f"memory://{number}") for number in range(3)]
+        monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: clock.now() + self.passed))
+        monkeypatch.setattr(ThreadRuntime, "sleep", lambda _runtime, seconds: self._sleep(seconds))
+        monkeypatch.setattr(ThreadRuntime, "event", lambda _runtime: Pause(self))
+        monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(self.watched.append))
+        monkeypatch.setattr(ThreadRuntime, "later", lambda _runtime, _settle, seconds: self.later.append(seconds))
+        monkeypatch.setattr(random, "uniform", lambda _low, high: high)
+
+    def lock(self, **settings: object) -> QuorumLock:
+        """Make a lock of the three."""
+        lock = QuorumLock(self.stores, "k", **settings)  # type: ignore[arg-type] # of several types
+        lock._state._start = self._start
+        return lock
+
+    def _start(self, runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        if runtime.home in self.silent:
+            self.unsent.append(work)
+        elif any(runtime.home is store for store in self.hung):
+            self.hung.remove(cast("Member", runtime.home))
+            _, ballot, vote, _ = cast("partial[Coroutine[object, object, None]]", work).args
+            assert ballot.begin(vote)
+            self.votes.append((ballot, vote))
+        else:
+            run(work())
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.passed += seconds
+        if len(self.pauses) == self.most:
+            raise Enough
+
+
+class Member(Timed):
+    """One of the stores."""
+
+    def __init__(self, scene: Scene, location: str) -> None:
+        self._scene = scene
+        super().__init__(location)
+
+    @property
+    def passed(self) -> float:
+        """The clock is that of all."""
+        return self._scene.passed
+
+    @passed.setter
+    def passed(self, value: float) -> None:
+        self._scene.passed = value
+
+    def other(self, key: str = "k") -> None:
+        """Have another process hold the key here."""
+        assert Lock(self.memory, key, ttl=10_000).acquire(timeout=0) is not None
+
+
+class Pause:
+    """An event for which time passes, as nothing else happens."""
+
+    alive = True
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    async def wait(self, timeout: float | None) -> None:
+        """Wait in vain."""
+        assert timeout is not None
+        self._scene.waits.append(timeout)
+        self._scene.passed += timeout
+
+    def set(self) -> None:
+        """Nobody waits."""
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Return three stores."""
+    return Scene(monkeypatch)
+
+
+def test_contenders_that_split_the_votes_stay_away_longer_each_time(scene: Scene) -> None:
+    """By the time that a round takes, and twice as long after each: up to 64 times as long."""
+    for store in scene.stores[:2]:
+        store.other()
+    for store in scene.stores:
+        store.slow = True
+    scene.most = 8
+    with pytest.raises(Enough):
+        scene.lock().acquire()
+    taken = 4 * TIMEOUT  # three puts, and what was granted is given back
+    assert scene.pauses == pytest.approx([taken * 2 ** min(number, 6) for number in range(1, 9)], abs=0.6)
+
+
+def test_no_vote_is_no_split(scene: Scene) -> None:
+    """Where others have all stores, it looks again as a Lock does; and with the user's own pauses in any case."""
+    for store in scene.stores:
+        store.other()
+        store.slow = True
+    scene.most = 8
+    with pytest.raises(Enough):
+        scene.lock().acquire()
+    assert max(scene.pauses) <= 0.5
+    entry = scene.stores[2].memory.get("k")
+    assert entry is not None
+    scene.stores[2].memory.invalidate("k", entry.version)
+    scene.pauses.clear()
+    with pytest.raises(Enough):
+        scene.lock(poll=lambda _state: 0.25).acquire()
+    assert scene.pauses == [0.25] * 8
+
+
+def test_the_last_pause_ends_with_the_timeout(scene: Scene) -> None:
+    """It is not longer than what is left, and not less than nothing."""
+    for store in scene.stores[:2]:
+        store.other()
+    assert scene.lock(poll=lambda _state: 0.75).acquire(timeout=2.0) is None
+    assert scene.pauses == pytest.approx([0.75, 0.75, 0.5], abs=0.3)
+    assert scene.passed == pytest.approx(2.0, abs=0.3)
+
+
+def test_stores_that_no_thread_is_free_for_are_given_up(scene: Scene) -> None:
+    """After one request timeout; nothing has been sent, and nothing is sent later."""
+    scene.silent = set(scene.stores[:2])
+    with pytest.raises(StoreUnavailable, match="earlier requests have not been answered") as caught:
+        scene.lock().acquire()
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert scene.waits[0] == pytest.approx(TIMEOUT, abs=0.5)
+    assert scene.stores[2].memory.get("k") is None
+    for work in scene.unsent:
+        run(work())
+    assert [store.log for store in scene.stores[:2]] == [[], []]
+
+
+def test_a_hold_lasts_as_long_as_two_of_three_leases(scene: Scene) -> None:
+    """Each is watched by itself; after an extension too, which a minority can't stop, nor a release."""
+    lock = scene.lock(ttl=100, max_hold=250)
+    hold = lock.acquire()
+    assert hold is not None
+    assert [attempt.runtime.home for attempt in scene.watched] == scene.stores
+    assert hold.remaining() == pytest.approx(100, abs=2)
+    scene.stores[0].silent = lambda _verb, _key: True
+    hold.extend(200)
+    assert hold.remaining() > 150
+    scene.stores[1].silent = lambda _verb, _key: True
+    before = hold.remaining()
+    with pytest.raises(
+        StoreUnavailable, match="could not extend lock 'k', because 2 of 3 stores did not answer"
+    ) as caught:
+        hold.extend(220)
+    assert "The hold lasts no longer than before" in str(caught.value)
+    assert hold.remaining() <= before
+    with pytest.raises(StoreUnavailable, match="could not release lock 'k', because 2 of 3"):
+        hold.release()
+    assert len(scene.later) == 2
+    scene.stores[1].silent = lambda _verb, _key: False
+    hold.release()
+    assert not hold._is_open
+    assert [store.memory.get("k") is None for store in scene.stores] == [False, True, True]
+
+
+def test_a_lease_that_is_won_back_ends_with_max_hold(scene: Scene) -> None:
+    """It is asked for what is left of it, and for nothing when nothing is left."""
+    hold = scene.lock(ttl=100, max_hold=150).acquire()
+    assert hold is not None
+    state, attempt = hold._state, hold._attempt
+    for passed, asked in ((60.0, 90.0), (100.0, 50.0)):
+        scene.passed = passed
+        entry = scene.stores[0].memory.get("k")
+        assert entry is not None
+        part = state._part(thread_runtime(scene.stores[0]), "nonce.1", attempt)  # type: ignore[attr-defined] # of a QuorumState
+        assert part.lease.ttl == pytest.approx(asked, abs=1)
+        assert part.lease.max_hold == pytest.approx(asked, abs=1)
+    scene.passed = 200.0
+    part = state._part(thread_runtime(scene.stores[0]), "nonce.1", attempt)  # type: ignore[attr-defined] # as above
+    assert part.lease.ttl == 0
+    assert part.limit <= thread_runtime(scene.stores[0]).now()
+
+
+def test_a_quorum_is_a_place_that_keeps_nothing(scene: Scene) -> None:
+    """It has the location of all, the longest request timeout, and no fences; the same stores are one place."""
+    scene.stores[1].traits = scene.stores[1].traits._replace(request_timeout=7.0)
+    nodes = [thread_runtime(store) for store in scene.stores]
+    place = place_of(nodes)
+    assert place is place_of(nodes[::-1])
+    assert place.traits.location == "a quorum of memory://0, memory://1, memory://2"
+    assert (place.traits.fences, place.traits.request_timeout) == (False, 7.0)
+    for verb in (place.get, place.put_if_version, place.invalidate):
+        with pytest.raises(StoreError, match="keeps no entries: ask one of its stores"):
+            verb("k")
+
+
+def test_stores_at_one_location_are_not_independent(scene: Scene) -> None:
+    """Though they are several objects."""
+    again = Member(scene, "memory://0")
+    stores = [*scene.stores, again]
+    with pytest.raises(ValueError, match="must be independent, but two of them are memory://0"):
+        given_stores(stores, cast("Callable[[object], Runtime]", thread_runtime))
+    assert len(given_stores(scene.stores, cast("Callable[[object], Runtime]", thread_runtime))) == 3
+
+
+def test_stores_that_do_not_answer_leave_the_outcome_open(scene: Scene) -> None:
+    """After three request timeouts; the error says which they are, and until when a request may be applied."""
+    scene.hung = list(scene.stores[:2])
+    lock = scene.lock(ttl=50)
+    with pytest.raises(OutcomeUnknown) as caught:
+        lock.acquire()
+    assert str(caught.value) == (
+        "could not acquire lock 'k', because 2 of 3 stores did not answer: memory://0: no answer in time; "
+        "memory://1: no answer in time. A request that may still be applied expires within 50 s after that"
+    )
+    assert scene.waits[:2] == pytest.approx([TIMEOUT, 2 * TIMEOUT], abs=0.5)
+    assert lock._state._events == []
+    assert scene.stores[2].memory.get("k") is None
+
+
+def test_a_store_that_has_not_answered_is_asked_again_once_it_has(scene: Scene) -> None:
+    """For the hold of that time; if there is none, not at all."""
+    lock = scene.lock()
+    scene.hung = list(scene.stores[:1])
+    first = lock.acquire()
+    assert first is not None
+    ((_, vote),) = scene.votes
+    first.release()
+    second = lock.acquire()
+    assert second is not None
+    assert scene.stores[0].log == []  # it waits for the first answer
+    second.release()
+    scene.votes[0][0].end(vote, None)
+    lock._state._go_on(vote)
+    assert scene.stores[0].log == []
+    scene.hung = list(scene.stores[:1])
+    third = lock.acquire()
+    assert third is not None
+    third.release()
+    fourth = lock.acquire()
+    ballot, vote = scene.votes[1]
+    ballot.end(vote, None)
+    lock._state._go_on(vote)
+    assert [verb for verb, _ in scene.stores[0].log] == ["put"]
+    assert fourth is not None
+    fourth.release()
+    assert [store.memory.get("k") for store in scene.stores] == [None] * 3
+
+
+@pytest.mark.parametrize(("silent", "text"), [(False, "refused"), (True, "did not answer")])
+def test_the_error_says_what_each_store_has_said(scene: Scene, text: str, *, silent: bool) -> None:
+    """In the words of the store, with its location once; a refusal is a refusal only if no store was silent."""
+    scene.stores[0].refused = lambda _verb, _key: True
+    if silent:
+        scene.stores[1].silent = lambda _verb, _key: True
+    else:
+        scene.stores[1].refused = lambda _verb, _key: True
+    with pytest.raises(StoreError) as caught:
+        scene.lock().acquire()
+    assert isinstance(caught.value, StoreUnavailable) is silent
+    message = str(caught.value)
+    assert message.startswith(
+        f"could not acquire lock 'k', because 2 of 3 stores {text}: memory://0: refused; memory://1"
+    )
+    assert isinstance(caught.value.__cause__, StoreError)
+
+
+def test_a_fault_of_a_store_is_raised_as_it_is(scene: Scene) -> None:
+    """What is no error of caslock is not said in its words."""
+
+    def fail(_verb: str, _key: str) -> bool:
+        raise ZeroDivisionError
+
+    for store in scene.stores[:2]:
+        store.silent = fail
+    with pytest.raises(ZeroDivisionError):
+        scene.lock().acquire()
+
+
+def test_the_record_of_a_hold_is_one_of_its_own(scene: Scene) -> None:
+    """Not of a store that another owner has, which is tried once, and not waited for."""
+    scene.stores[0].other()
+    hold = scene.lock().acquire()
+    assert hold is not None
+    record = hold._attempt.lease.record
+    assert record is not None
+    assert record.owner == hold.owner
+    assert scene.pauses == []
+    hold.release()
