@@ -8,9 +8,9 @@ where somebody has deleted tombstones, versions only grow.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table
+from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, __version__
 from sqlalchemy.dialects import mysql
 
 from caslock.options import MAX_KEY, check_key
@@ -27,6 +27,10 @@ def _bytes(longest: int) -> TypeEngine[bytes]:
     return LargeBinary().with_variant(mysql.VARBINARY(longest), "mysql", "mariadb")
 
 
+# Half of each page is left free, so that PostgreSQL can write the new version of a row beside the old one.  SQLAlchemy
+# has this option since 2.1.
+_FREE: Final[dict[str, Any]] = {} if __version__.startswith("2.0.") else {"postgresql_with": {"fillfactor": 50}}
+
 metadata: MetaData = MetaData()
 """The table of the stores, for Alembic: ``target_metadata = [your_metadata, caslock.stores.sql.metadata]``."""
 
@@ -38,9 +42,8 @@ TABLE: Final = Table(
     Column("value", _bytes(MAX_VALUE), nullable=False),
     Column("version", BigInteger, nullable=False, autoincrement=False, comment="counts the puts into this row"),
     Column("expires", BigInteger, nullable=False, comment="microseconds since 1970 by the server's clock; 0: removed"),
-    # Half of each page is left free, so that PostgreSQL can write the new version of a row beside the old one.
-    postgresql_with={"fillfactor": 50},
     mysql_engine="InnoDB",
+    **_FREE,
 )
 
 
