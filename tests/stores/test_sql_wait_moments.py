@@ -134,7 +134,7 @@ def test_the_next_wait_is_served_wherever_an_interrupt_strikes(postgres: Postgre
             assert until(partial(_is_forgotten, postgres, key)), f"after the interrupt {moment}"
         else:
             break
-    assert moment > 40
+    assert moment > 30
 
 
 def _is_forgotten(postgres: Postgres, key: str) -> bool:

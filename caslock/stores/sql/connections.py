@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _MOMENT: Final = threading.local()  # when the verb of this thread ends
 
-# Only the session that the connection itself has begun gets settings: a pooler, which tells of another process, lends
-# its sessions to others.
+# Only a session of our own is changed.  A pooler lends its sessions to others, and names another process to libpq than
+# that of the session.
 _OF_POSTGRESQL: Final = (
     "SELECT CASE WHEN pg_backend_pid() = {process} THEN set_config('statement_timeout', '{milliseconds}', false) END"
 )

@@ -52,14 +52,14 @@ class Waits(ABC):
         now, wait = monotonic(), Wait(name_of(key)[0], version)
         ends = now + self._target.timeout
         try:
-            if not self._join(wait):
-                await self._open(wait, ends)
-            await self._watch(wait, ends, now + timeout)
-            self._stop(wait)
-            await self._tell(wait)
-            self._leave(wait)
+            listener = self._join(wait) or await self._open(wait, ends)
+            await self._watch(listener, wait, ends, now + timeout)
+            self._stop(listener, wait)
+            await self._tell(listener)
+            self._leave(listener, wait)
         except BaseException as error:
-            self._abandon(wait, error)
+            if wait.listener is not None:
+                self._abandon(wait.listener, wait, error)
             raise
 
     def end(self) -> None:
@@ -74,8 +74,8 @@ class Waits(ABC):
             if listener is not None:
                 listener.close()
 
-    def _join(self, wait: Wait) -> bool:
-        """Begin to wait on the connection; False: there is none, or it has ended while nobody waited."""
+    def _join(self, wait: Wait) -> Listener | None:
+        """Begin to wait on the connection; None: there is none, or it has ended while nobody waited."""
         with self._guard:
             listener = self._listener
             if listener is not None and not listener.users and is_readable(listener.descriptor):
@@ -83,25 +83,23 @@ class Waits(ABC):
                 if listener.problem:
                     listener.close()
             if listener is None or listener.problem:
-                return False
+                return None
             if not listener.begin(wait):
                 raise self._failures.cannot_wait("too many keys are waited for")
-            return True
+            return listener
 
-    async def _watch(self, wait: Wait, ends: float, until: float) -> None:
-        listener = _listener_of(wait)
+    async def _watch(self, listener: Listener, wait: Wait, ends: float, until: float) -> None:
         if not wait.channel.shared:  # a lock that is held for a moment only is not worth the notification
             await self._sleep(max(0.0, min(random.uniform(0.0, _MOMENT), until - monotonic())))  # noqa: S311 - a pause is no secret
-            await self._look(wait, ends, shares=False)
+            await self._look(listener, wait, ends, shares=False)
         if wait.there is not False:
-            await self._look(wait, ends, shares=True)
+            await self._look(listener, wait, ends, shares=True)
         if wait.there:
             await self._until(listener, lambda: wait.over, until)
         if listener.problem:
             raise self._fail(listener, listener.problem) from listener.problem
 
-    async def _look(self, wait: Wait, ends: float, *, shares: bool) -> None:
-        listener = _listener_of(wait)
+    async def _look(self, listener: Listener, wait: Wait, ends: float, *, shares: bool) -> None:
         with self._guard:
             try:
                 listener.look(wait, shares=shares)
@@ -112,22 +110,19 @@ class Waits(ABC):
             problem = listener.problem or TimeoutError()
             raise self._fail(listener, problem) from problem
 
-    def _stop(self, wait: Wait) -> None:
-        listener = _listener_of(wait)
+    def _stop(self, listener: Listener, wait: Wait) -> None:
         with self._guard:
             try:
                 listener.end(wait)
             except Exception as error:  # noqa: BLE001 - this wait is over, and the next one fails
                 self._fail(listener, error)
 
-    async def _tell(self, wait: Wait) -> None:
+    async def _tell(self, listener: Listener) -> None:
         """If nobody waits any more, see to it that the server hears of that: perhaps nobody reads from now on."""
-        listener = _listener_of(wait)
         await self._until(listener, lambda: not listener.is_behind, monotonic() + min(_LATE, self._target.timeout))
 
-    def _leave(self, wait: Wait) -> None:
+    def _leave(self, listener: Listener, wait: Wait) -> None:
         """Need the connection no more; the last one closes it if it is not to be used again."""
-        listener = _listener_of(wait)
         with self._guard:
             listener.users.discard(wait)
             if self._listener is listener and (self._ended or listener.is_behind):
@@ -135,17 +130,15 @@ class Waits(ABC):
             if self._listener is not listener:
                 listener.close()
 
-    def _abandon(self, wait: Wait, error: BaseException) -> None:
+    def _abandon(self, listener: Listener, wait: Wait, error: BaseException) -> None:
         """Wait no more because of an error."""
-        if wait.listener is None:
-            return
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            self._stop(wait)
+            self._stop(listener, wait)
         else:  # a signal handler may have raised it in the middle of a change
-            self._fail(wait.listener, error)
-        self._leave(wait)
+            self._fail(listener, error)
+        self._leave(listener, wait)
 
-    async def _open(self, wait: Wait, ends: float) -> None:
+    async def _open(self, wait: Wait, ends: float) -> Listener:
         """Begin to wait on a new connection; one is opened at a time."""
         me = object()
         try:
@@ -153,11 +146,11 @@ class Waits(ABC):
                 if monotonic() > ends:
                     raise self._failures.cannot_wait("the connection for that is being opened")
                 await self._sleep(_LOOK)
-            if self._join(wait):
-                return
+            if listener := self._join(wait):
+                return listener
             if monotonic() < self._again:
                 raise self._failures.cannot_wait(self._why)
-            await self._begin(wait, ends)
+            return await self._begin(wait, ends)
         finally:
             if self._opener is me:
                 self._opener = None
@@ -167,7 +160,7 @@ class Waits(ABC):
             self._opener = self._opener or me
             return self._opener is me
 
-    async def _begin(self, wait: Wait, ends: float) -> None:
+    async def _begin(self, wait: Wait, ends: float) -> Listener:
         from caslock.stores.sql.listener import Listener  # noqa: PLC0415 - it needs psycopg
 
         try:
@@ -182,7 +175,7 @@ class Waits(ABC):
                 with self._guard:
                     self._listener = listener
                     listener.begin(wait)
-                return
+                return listener
         finally:
             if self._listener is not listener:
                 listener.close()
@@ -220,8 +213,3 @@ class Waits(ABC):
     @abstractmethod
     async def _until(self, listener: Listener, done: Callable[[], bool], ends: float) -> None:
         """Read until something is done, or the connection has a problem, or until the moment `ends`."""
-
-
-def _listener_of(wait: Wait) -> Listener:
-    assert wait.listener is not None  # noqa: S101 - for the type checker
-    return wait.listener
