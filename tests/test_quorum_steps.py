@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from caslock import Lock, OutcomeUnknown, QuorumLock, StoreError, StoreUnavailable
+from caslock import Hold, Lock, LockLost, OutcomeUnknown, QuorumLock, StoreError, StoreUnavailable
 from caslock.local import clock
-from caslock.local.quorum import given_stores, place_of
+from caslock.local.quorum import GRACE, given_stores, place_of
 from caslock.local.threads import ThreadRuntime, thread_runtime
 from caslock.local.workers import run
 from tests.test_multilock_steps import TIMEOUT, Timed
@@ -40,6 +40,7 @@ class Scene:
         self.votes: list[tuple[Ballot, Vote]] = []  # of these
         self.unsent: list[Callable[[], Coroutine[object, object, None]]] = []
         self.watched: list[Attempt] = []
+        self.meanwhile: Callable[[], object] = lambda: None  # as time passes
         self.later: list[float] = []
         self.stores = [Member(self, f"memory://{number}") for number in range(3)]
         monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: clock.now() + self.passed))
@@ -107,6 +108,7 @@ class Pause:
         assert timeout is not None
         self._scene.waits.append(timeout)
         self._scene.passed += timeout
+        self._scene.meanwhile()
 
     def set(self) -> None:
         """Nobody waits."""
@@ -322,3 +324,167 @@ def test_the_record_of_a_hold_is_one_of_its_own(scene: Scene) -> None:
     assert record.owner == hold.owner
     assert scene.pauses == []
     hold.release()
+
+
+def acquired(scene: Scene, **settings: object) -> Hold:
+    """Hold all three, and forget what was asked for that."""
+    hold = scene.lock(**settings).acquire()
+    assert hold is not None
+    for store in scene.stores:
+        store.log.clear()
+    scene.waits.clear()
+    return hold
+
+
+def free(scene: Scene) -> list[bool]:
+    """Tell of each store whether nobody has the key there."""
+    return [store.memory.get("k") is None for store in scene.stores]
+
+
+def test_a_release_waits_a_moment_for_a_minority_and_three_timeouts_for_a_majority(scene: Scene) -> None:
+    """Then it says that there was no answer, and what that means."""
+    hold = acquired(scene)
+    scene.silent = {scene.stores[0]}
+    hold.release()
+    assert scene.waits == pytest.approx([GRACE], abs=0.01)
+    assert free(scene) == [False, True, True]
+    run(scene.unsent.pop()())
+    assert free(scene) == [True] * 3
+    scene.silent = set()
+    hold = acquired(scene, ttl=50)
+    scene.silent = set(scene.stores[:2])
+    with pytest.raises(StoreUnavailable) as caught:
+        hold.release()
+    assert str(caught.value) == (
+        "could not release lock 'k', because 2 of 3 stores did not answer: memory://0: no answer in time; "
+        "memory://1: no answer in time. Call release() again; otherwise its leases expire within 50 s"
+    )
+    assert scene.waits == pytest.approx([GRACE, 3 * TIMEOUT - GRACE], abs=0.1)
+    for work in scene.unsent:
+        run(work())
+    hold.release()
+    assert free(scene) == [True] * 3
+
+
+def test_an_extension_waits_a_moment_for_a_minority_and_three_timeouts_for_a_majority(scene: Scene) -> None:
+    """Then the hold lasts as long as before, and what is won back later is asked for as long, too."""
+    hold = acquired(scene, ttl=100)
+    scene.silent = {scene.stores[0]}
+    hold.extend(200)
+    assert scene.waits == pytest.approx([GRACE], abs=0.01)
+    scene.waits.clear()
+    scene.silent = set(scene.stores[:2])
+    with pytest.raises(StoreUnavailable, match="could not extend lock 'k', because 2 of 3") as caught:
+        hold.extend(300)
+    assert "memory://0: no answer in time; memory://1: no answer in time. The hold lasts" in str(caught.value)
+    assert scene.waits == pytest.approx([GRACE, 3 * TIMEOUT - GRACE], abs=0.1)
+    assert hold._attempt.lease.ttl == 200
+    watched = len(scene.watched)
+    scene.silent = set()
+    hold.extend(200)
+    assert {attempt.runtime.home for attempt in scene.watched[watched:]} == set(scene.stores)
+    scene.passed += 1000
+    with pytest.raises(LockLost):
+        hold.extend(300)
+
+
+def test_a_store_without_a_lease_is_asked_again_after_each_renewal_of_another(scene: Scene) -> None:
+    """While the lock is held, and `max_hold` is not over."""
+    scene.stores[0].silent = lambda _verb, _key: True
+    hold = acquired(scene, ttl=100, max_hold=500)
+    scene.stores[0].silent = lambda _verb, _key: False
+    renewed = scene.watched[-1].after_renewal
+    assert renewed is not None
+    scene.later.clear()
+    assert len(scene.watched) == 2
+    renewed()
+    assert [verb for verb, _ in scene.stores[0].log] == ["put"]
+    assert len(scene.watched) == 3
+    renewed()
+    assert len(scene.stores[0].log) == 1
+    hold.release()
+    renewed()
+    assert [verb for verb, _ in scene.stores[0].log] == ["put", "invalidate"]
+    assert free(scene) == [True] * 3
+
+
+@pytest.mark.parametrize("how", ["lost", "over", "max_hold"])
+def test_a_lock_that_is_lost_asks_no_store_again(scene: Scene, how: str) -> None:
+    """Nor one that may be held no longer."""
+    scene.stores[0].silent = lambda _verb, _key: True
+    hold = acquired(scene, ttl=100, max_hold=120)
+    scene.stores[0].silent = lambda _verb, _key: False
+    if how == "lost":
+        hold._attempt.lease.lost = "as the test says"
+    else:
+        scene.passed += 150
+    if how == "max_hold":
+        for attempt in scene.watched:
+            attempt.lease.deadline += 100
+    renewed = scene.watched[-1].after_renewal
+    assert renewed is not None
+    renewed()
+    assert scene.stores[0].log == []
+
+
+@pytest.mark.parametrize("auto_renew", [True, False])
+def test_one_lost_lease_is_won_back_and_two_are_a_loss(scene: Scene, *, auto_renew: bool) -> None:
+    """It is won back if leases are renewed; after the loss of the lock the others are renewed no more."""
+    hold = acquired(scene, ttl=100, auto_renew=auto_renew)
+    first, second, third = scene.watched
+    forget(scene.stores[0])
+    for part in (first, second):
+        part.lease.lost = "it was taken away"
+        part.lease.on_loss[0]()
+        if part is first:
+            assert not hold.lost
+            assert ("put", "k") in scene.stores[0].log or not auto_renew
+            assert free(scene) == [not auto_renew, False, False]
+            scene.stores[0].refused = lambda _verb, _key: True
+            for vote in scene.watched[3:]:
+                vote.lease.lost = "this one, too"
+            scene.stores[1].refused = lambda _verb, _key: True
+    assert hold.lost
+    assert third.ending
+    assert third.lease.reported
+    with pytest.raises(LockLost):
+        hold.release()
+
+
+def forget(store: Member) -> None:
+    """Remove the entry of the key."""
+    entry = store.memory.get("k")
+    assert entry is not None
+    store.memory.invalidate("k", entry.version)
+
+
+def test_an_interrupted_acquire_says_what_is_released_in_the_background(scene: Scene) -> None:
+    """Of a store that had granted a lease, and does not answer now."""
+
+    def interrupt() -> None:
+        scene.silent = {scene.stores[0]}
+        scene.meanwhile = lambda: None
+        raise KeyboardInterrupt
+
+    scene.hung = list(scene.stores[1:])
+    scene.meanwhile = interrupt
+    lock = scene.lock(ttl=70)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        lock.acquire()
+    assert caught.value.__notes__ == [
+        "The lease of 'k' at memory://0 is released in the background; it expires within 70 s."
+    ]
+    assert not lock._state._attempts
+
+
+def test_a_release_after_the_end_is_a_loss(scene: Scene) -> None:
+    """A majority of the leases was over before it began, though the stores have answered."""
+    hold = acquired(scene, ttl=100, auto_renew=False)
+    scene.passed += 98
+    hold.release()  # in time
+    hold = acquired(scene, ttl=100, auto_renew=False)
+    scene.passed += 101
+    with pytest.raises(LockLost):
+        hold.release()
+    assert hold._attempt.lease.record is None
+    assert not hold._is_open

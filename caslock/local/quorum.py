@@ -249,15 +249,16 @@ class QuorumState(LockState):
     def _too_few(self, what: str, failed: Sequence[Vote], rest: str) -> StoreError:
         """Return an error that says which stores have failed, and why."""
         told: list[str] = []
-        for vote in failed:
-            error, location = vote.error, withdraw.location_of(vote.attempt.runtime)
-            text = str(error.__cause__ if error is not None and isinstance(error.__cause__, StoreError) else error)
+        errors = [vote.error or StoreUnavailable("no answer in time") for vote in failed]
+        for vote, error in zip(failed, errors, strict=True):
+            location = withdraw.location_of(vote.attempt.runtime)
+            text = str(error.__cause__ if isinstance(error.__cause__, StoreError) else error)
             told.append(text if location in text else f"{location}: {text}")
-        no_answer = any(isinstance(vote.error, StoreUnavailable) for vote in failed)
+        no_answer = any(isinstance(error, StoreUnavailable) for error in errors)
         kind = "did not answer" if no_answer else "refused"
         message = f"{what}, because {len(failed)} of {len(self._nodes)} stores {kind}: {'; '.join(told)}. {rest}"
         failure = StoreUnavailable(message) if no_answer else StoreError(message)
-        failure.__cause__ = next((vote.error for vote in failed), None)
+        failure.__cause__ = next(iter(errors), None)
         return failure
 
     async def _until(self, done: Callable[[], bool], limit: float) -> bool:
@@ -325,7 +326,8 @@ class QuorumState(LockState):
                 raise attempt.lose(lease.end("released"))
             if not ballot.is_released:
                 ends = f"Call release() again; otherwise its leases expire within {lease.ttl:g} s"
-                raise self._too_few(f"could not release lock {self.key!r}", ballot.failed, ends)
+                failed = [vote for vote in ballot.votes if vote in ballot.failed or vote.stage is Stage.LEAVING]
+                raise self._too_few(f"could not release lock {self.key!r}", failed, ends)
         finally:
             if ballot.is_released or lease.lost:
                 lease.record = None
