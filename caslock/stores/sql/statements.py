@@ -46,11 +46,11 @@ def _statements(create: str, now: str, wake: str) -> Statements:
 MAKE_TABLE: Final = CreateTable(TABLE, if_not_exists=True)
 
 # In PostgreSQL, now() is when the transaction began, and this is when the row is looked at.
-_CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+_NOW_IN_POSTGRESQL: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 
-# 0.  It notifies those who wait for the key, if there are any: they share an advisory lock, which we then can't have.
-# All transactions that notify commit one after the other, each with a write to the disk of its own; so those of keys
-# that nobody waits for must not.  A RETURNING for it took 5 % of the time of an acquire and a release.
+# This is 0, and notifies those who wait for the key, if there are any: they share an advisory lock, which we then can't
+# have.  All transactions that notify commit one after the other, each with a write to the disk of its own; so those of
+# keys that nobody waits for must not.  A RETURNING for it took 5 % of the time of an acquire and a release.
 _WAKE: Final = (
     f"CASE WHEN pg_try_advisory_xact_lock(:place) THEN 0"
     f" WHEN pg_notify('{CHANNEL}' || :place, '') IS NULL THEN 0 ELSE 0 END"
@@ -59,13 +59,13 @@ _WAKE: Final = (
 POSTGRESQL: Final = _statements(
     f"""
     INSERT INTO caslock (name, long_key, value, version, expires)
-    VALUES (:name, :long_key, :value, {_CLOCK}, {_CLOCK} + :ttl)
+    VALUES (:name, :long_key, :value, {_NOW_IN_POSTGRESQL}, {_NOW_IN_POSTGRESQL} + :ttl)
     ON CONFLICT (name) DO UPDATE
-    SET value = excluded.value, version = caslock.version + 1, expires = {_CLOCK} + :ttl
-    WHERE caslock.expires <= {_CLOCK} -- else nothing is written, and no row comes back
+    SET value = excluded.value, version = caslock.version + 1, expires = {_NOW_IN_POSTGRESQL} + :ttl
+    WHERE caslock.expires <= {_NOW_IN_POSTGRESQL} -- else nothing is written, and no row comes back
     RETURNING version
     """,
-    _CLOCK,
+    _NOW_IN_POSTGRESQL,
     _WAKE,
 )
 
@@ -79,20 +79,20 @@ IDENTIFY: Final = text("""
 
 # In MySQL, it is when the statement began.  If that waits for a row, what it writes ends early by that: after the time
 # for which its holder believes in it, because that counts from before the request was sent.
-_BEGINNING: Final = "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))"
+_NOW_IN_MYSQL: Final = "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))"
 
 # Its answer has what last_insert_id() has noted: the version, or 0 if nothing was written.  Each assignment sees what
 # those before it have set.
 MYSQL: Final = _statements(
     f"""
     INSERT INTO caslock (name, long_key, value, version, expires)
-    VALUES (:name, :long_key, :value, last_insert_id({_BEGINNING}), {_BEGINNING} + :ttl)
+    VALUES (:name, :long_key, :value, last_insert_id({_NOW_IN_MYSQL}), {_NOW_IN_MYSQL} + :ttl)
     ON DUPLICATE KEY UPDATE
-        value = if(expires <= {_BEGINNING}, :value, value),
-        version = if(expires <= {_BEGINNING}, last_insert_id(version + 1), version + last_insert_id(0)),
-        expires = if(expires <= {_BEGINNING}, {_BEGINNING} + :ttl, expires)
+        value = if(expires <= {_NOW_IN_MYSQL}, :value, value),
+        version = if(expires <= {_NOW_IN_MYSQL}, last_insert_id(version + 1), version + last_insert_id(0)),
+        expires = if(expires <= {_NOW_IN_MYSQL}, {_NOW_IN_MYSQL} + :ttl, expires)
     """,
-    _BEGINNING,
+    _NOW_IN_MYSQL,
     "0",
 )
 
@@ -104,5 +104,5 @@ def look_at(name: bytes, version: int) -> str:
     escaped = "".join(chr(byte) if byte in _PLAIN else rf"\\{byte:03o}" for byte in name)
     return (
         f"SELECT true FROM caslock WHERE name = decode(E'{escaped}', 'escape') AND version = {version:d}"
-        f" AND expires > {_CLOCK}"
+        f" AND expires > {_NOW_IN_POSTGRESQL}"
     )
