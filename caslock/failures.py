@@ -30,21 +30,21 @@ class Failures(ABC):
         """Return what any other error means."""
 
     def unreachable(self, why: str, hint: str = "") -> StoreUnavailable:
-        """There is no connection."""
+        """Return the error for a connection that could not be made."""
         return StoreUnavailable(f"{self._location} is unreachable ({why}){hint}", sent=False)
 
     def unanswered(self, why: str) -> StoreUnavailable:
-        """There is no answer."""
+        """Return the error for a request that got no answer."""
         return StoreUnavailable(f"{self._location} gave no answer, and may have applied the request ({why})")
 
     def not_now(self, why: str) -> StoreUnavailable:
-        """The server has refused a request, but may do it later."""
+        """Return the error for a request that the server has refused, but may serve later."""
         return StoreUnavailable(f"{self._location} can't serve it now ({why}). Try again later.", sent=False)
 
     def refused(self, why: str, advice: str = "") -> StoreError:
-        """The server has refused a request for good."""
+        """Return the error for a request that the server has refused for good."""
         return StoreError(f"{self._location} has refused the request ({why}). {advice}".rstrip())
 
     def cannot_wait(self, why: str = "") -> StoreUnavailable:
-        """There is no connection for another waiter, or nobody could end its wait."""
+        """Return the error for a wait that nobody could end."""
         return StoreUnavailable(f"{self._location} can't serve another waiter now{why and f': {why}'}", sent=False)

@@ -66,18 +66,18 @@ class Verbs:
         self._known: dict[str, Known] = {}
 
     def get(self, key: str) -> Verb[Entry | None]:
-        """See `Store.get`."""
+        """See `Store.get`; it removes an entry whose lease is over."""
         check_key(key)
         return self._get(key)
 
     def put(self, key: str, value: bytes, version: int, ttl: float) -> Verb[Entry | None]:
-        """See `Store.put_if_version`."""
+        """See `Store.put_if_version`: one request for a new entry, two to write over one."""
         check_key(key)
         new = _written(value, ttl, leased=version != ABSENT)
         return self._create(key, new, ttl) if version == ABSENT else self._replace(key, new, version, ttl)
 
     def remove(self, key: str, version: int) -> Verb[Entry | None]:
-        """See `Store.invalidate`."""
+        """See `Store.invalidate`: one request, if this store has written the entry."""
         check_key(key)
         return self._remove(key, version)
 

@@ -2,7 +2,7 @@
 
 A waiter has this session listen to the channel of its key, and share the advisory lock of the key: by that, whoever
 changes the key knows that somebody waits, and notifies (see `statements`).  Only then does it look whether the entry is
-still there, so of a change that this misses it is notified.
+still there, and it is notified of any change that this misses.
 """
 
 from __future__ import annotations

@@ -106,15 +106,15 @@ class Verbs:
         return Page([(bytes(key).decode(), Entry(bytes(value), version)) for key, value, version in answer.rows], None)
 
     def run(self, connection: Connection, verb: Verb[T], pool: Pool) -> T:
-        """Run a verb to its end, and give the connection back to its pool; after a failure, it is closed."""
+        """Run a verb to its end on a connection of a pool, and give it back; after a failure, it is closed."""
         with connection:
             with on_failure(connection.invalidate):
-                result = self._run(connection, verb)
+                result = self._follow(connection, verb)
             if connection.engine.pool is not pool:  # the store was closed meanwhile: nobody takes it from there
                 connection.invalidate()
             return result
 
-    def _run(self, connection: Connection, verb: Verb[T]) -> T:
+    def _follow(self, connection: Connection, verb: Verb[T]) -> T:
         try:
             request = next(verb)
             while True:

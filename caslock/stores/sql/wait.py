@@ -45,7 +45,7 @@ class Wait:
         self.channel: Channel = Channel(place_of(name))
         self.look: str = look_at(name, version)
         self.listener: Listener | None = None
-        """Where it has begun: only what an interrupt has left to be cleaned up is found here."""
+        """Where it has begun, for the clean-up after an interrupt."""
         self.shares: bool = False
         """Whether the channel is to be shared before the session looks."""
         self.there: bool | None = None
