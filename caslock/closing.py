@@ -1,4 +1,4 @@
-"""What all stores have beside their verbs: ``with`` and ``async with`` close them, and they can't be copied."""
+"""What all stores have besides their verbs: ``with`` and ``async with`` close them, and they can't be copied."""
 
 from __future__ import annotations
 

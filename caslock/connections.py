@@ -27,7 +27,7 @@ CHECKED_AFTER: Final = 1.0
 """Seconds after which an idle connection is checked before it is used: the server may have closed it."""
 
 SUSPECT: Final = -math.inf
-"""When a connection was last used that has to be checked in any case."""
+"""In place of the time when a connection was last used: check it before it is used again."""
 
 MOST_WAITING: Final = 32
 """Connections on which a store's waiters may be at one time, in one process or loop, for each server or cluster."""
@@ -44,7 +44,7 @@ class Connection(Protocol):
     generation: int
     """The `caslock.fork.generation` in which it was opened."""
     used: float
-    """When it was last taken, on the clock of `time.monotonic`."""
+    """When it was last taken, on the clock of `time.monotonic`; or `SUSPECT`."""
 
     def is_quiet(self) -> bool:
         """Tell whether it is open, and nothing has come in that was not asked for."""
@@ -160,12 +160,12 @@ def is_readable(descriptor: int, seconds: float = 0) -> bool:
 def reason(problem: BaseException) -> str:
     """Say in a few words, which don't name the place, why a connection could not be opened."""
     closed = isinstance(problem, ConnectionResetError | BrokenPipeError)
-    told = str(problem).rstrip(".") or ("the connection was closed" if closed else type(problem).__name__)
+    text = str(problem).rstrip(".") or ("the connection was closed" if closed else type(problem).__name__)
     if isinstance(problem, TimeoutError):
-        told = "no answer in time"
-    elif failed := _FAILED.search(told):
-        told = os.strerror(int(failed[1]))
+        text = "no answer in time"
+    elif failed := _FAILED.search(text):
+        text = os.strerror(int(failed[1]))
     elif isinstance(problem, OSError) and problem.errno:
         # Errors of TLS and of the resolver have numbers of their own.
-        told = os.strerror(problem.errno) if type(problem).__module__ == "builtins" else str(problem.strerror)
-    return told[:1].lower() + told[1:]
+        text = os.strerror(problem.errno) if type(problem).__module__ == "builtins" else str(problem.strerror)
+    return text[:1].lower() + text[1:]

@@ -238,10 +238,6 @@ class Pool(Generic[C]):
         if endpoint is None or self._endpoints[self._current] == endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
 
-    def close(self) -> None:
-        """Close what is idle; the next request opens one again."""
-        self.idle.close()
-
     def end(self) -> None:
         """Close what is idle, and keep nothing from now on."""
         self.idle.end()

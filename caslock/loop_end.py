@@ -74,6 +74,10 @@ class PerLoop(Generic[T]):
             found = self._loops[here] = self._make()
         return found
 
+    def forget(self) -> T | None:
+        """Forget what the running loop has, and return it."""
+        return self._loops.pop((generation(), asyncio.get_running_loop()), None)
+
 
 class ConnectionsPerLoop(Generic[C]):
     """The connections of each event loop that a store is used in; they end with their loop."""
@@ -85,6 +89,11 @@ class ConnectionsPerLoop(Generic[C]):
     def here(self) -> C:
         """Return those of the running loop."""
         return self._loops.here().connections
+
+    async def close(self) -> None:
+        """Close the idle connections of the running loop; the next request opens others."""
+        if loop := self._loops.forget():
+            await loop.close()
 
 
 class _Loop(Generic[C]):

@@ -57,8 +57,8 @@ def options_of(query: str) -> dict[str, str]:
     options = dict(pairs)
     for name in options:
         if [each for each, _ in pairs].count(name) > 1:
-            told = f"the option {name}" if _is_word(name) else "an option"
-            raise ValueError(f"{told} is given twice in the URL")
+            what = f"the option {name}" if _is_word(name) else "an option"
+            raise ValueError(f"{what} is given twice in the URL")
     return options
 
 

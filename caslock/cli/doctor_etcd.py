@@ -31,7 +31,7 @@ def examine(url: str) -> Iterator[Finding]:
     try:
         listed, alarms = run(members.run(_facts()))
     finally:
-        members.close()
+        members.end()
     for alarm in {each["alarm"] for each in alarms.body.get("alarms", [])}:
         yield danger(*_ALARMS.get(alarm, (f"it has the alarm {alarm}", "locks may be impossible", "See etcd's log")))
     voting = [each for each in listed.body.get("members", []) if not each.get("isLearner")]

@@ -28,7 +28,7 @@ def examine(url: str) -> Iterator[Finding]:
     try:
         about = run(servers.run(verbs.about()))
     finally:
-        servers.close()
+        servers.end()
     if about is None:
         yield note("there is no bucket", "the first lock makes it, with the replicas that its URL names")
         return

@@ -128,8 +128,8 @@ class MemoryStore(Closing):
     def _refuse_nested(self) -> None:
         # Not a part of taking the mutex: an interrupt in an `__enter__` written in Python would leave that taken.
         if self._mutex._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - `threading.Condition` asks this, too
-            told = "called by a thread during its own request (from a signal handler or __del__)"
-            raise StoreUnavailable(f"{self.traits.location}: {told}", sent=False)
+            why = "called by a thread during its own request (from a signal handler or __del__)"
+            raise StoreUnavailable(f"{self.traits.location}: {why}", sent=False)
 
     def _observed(self, key: str) -> Entry | None:
         lease = self._leases.get(key)
@@ -183,7 +183,7 @@ class MemoryStore(Closing):
 
 
 class _Waiter:
-    """A thread or task that waits, and how it is told to go on."""
+    """A thread or task that waits, and how to wake it."""
 
     def __init__(self, tell: Callable[[], object]) -> None:
         self.woken = False

@@ -79,8 +79,10 @@ class MemcachedStore(Closing):
         check_prefix(prefix)
         self._prefix: bytes = client.key_prefix + prefix.encode()
         if not re.fullmatch(rb"[^\x00-\x20\x7f]{0,128}", self._prefix):
-            told = f"without spaces or control characters, not {self._prefix.decode(errors='backslashreplace')!r}"
-            raise ValueError(f"the prefix must be at most 128 bytes {told}")
+            shown = self._prefix.decode(errors="backslashreplace")
+            raise ValueError(
+                f"the prefix must be at most 128 bytes without spaces or control characters, not {shown!r}"
+            )
         self._new_client: Callable[..., Client] = partial(
             Client,
             client.server,
@@ -216,13 +218,13 @@ class MemcachedStore(Closing):
                     f"{location} does not speak the memcached text protocol without authentication ({problem!r})"
                 ) from problem
             if unknown:
-                told = f"{location} has too many open connections: raise its limit, -c"
-                raise StoreUnavailable(told, sent=False) from problem
+                full = f"{location} has too many open connections: raise its limit, -c"
+                raise StoreUnavailable(full, sent=False) from problem
             closed = isinstance(problem, MemcacheUnexpectedCloseError)
-            told = "the connection was closed" if closed else reason(problem)
+            why = "the connection was closed" if closed else reason(problem)
             other = isinstance(problem, MemcacheUnknownError | MemcacheUnexpectedCloseError | ConnectionResetError)
             hint = ": is it a memcached without TLS, and not another server? check the host and port" if other else ""
-            raise StoreUnavailable(f"{location} is unreachable ({told}){hint}", sent=False) from problem
+            raise StoreUnavailable(f"{location} is unreachable ({why}){hint}", sent=False) from problem
 
     def _open(self, ends: float) -> Connection:
         """Open a connection until `ends`."""

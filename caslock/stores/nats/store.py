@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from caslock.connections import run
 from caslock.links import SocketLink, StreamLink
-from caslock.loop_end import ConnectionsPerLoop, transports_are_closed
+from caslock.loop_end import ConnectionsPerLoop
 from caslock.store import Traits
 from caslock.stores.nats.failures import Failures
 from caslock.stores.nats.requests import Verbs
@@ -73,8 +73,7 @@ class AsyncNatsStore(AsyncVerbs):
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
-        self._loops.here().close()
-        await transports_are_closed()
+        await self._loops.close()
 
     async def _run(self, verb: Verb[T], /) -> T:
         return await self._loops.here().run(verb)

@@ -84,11 +84,6 @@ class Cluster:
         await self._load()
         return [self._node(address) for address in sorted(set(self._slots.values()))]
 
-    def close(self) -> None:
-        """See `Connections.close`."""
-        for node in list(self._nodes.values()):
-            node.close()
-
     def end(self) -> None:
         """See `Connections.end`."""
         for node in list(self._nodes.values()):

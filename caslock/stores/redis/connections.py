@@ -142,11 +142,6 @@ class Connections(Generic[L]):
         """Return the connections to each server that has keys."""
         return [self]
 
-    def close(self) -> None:
-        """Close what is idle; the next request opens one again."""
-        self._for_requests.close()
-        self._for_waits.close()
-
     def end(self) -> None:
         """Close what is idle, and keep nothing from now on."""
         self._for_requests.end()

@@ -83,8 +83,8 @@ class Failures:
 
     def too_few(self, replicas: int, acknowledged: object) -> StoreUnavailable:
         """Say that fewer replicas have acknowledged a request than were to."""
-        told = f"only {self._masked(str(acknowledged))} of {replicas} replicas acknowledged it"
-        error = StoreUnavailable(f"{self._location} may have applied the request, but {told}")
+        too_few = f"only {self._masked(str(acknowledged))} of {replicas} replicas acknowledged it"
+        error = StoreUnavailable(f"{self._location} may have applied the request, but {too_few}")
         error.__cause__ = acknowledged if isinstance(acknowledged, Exception) else None
         return error
 
@@ -98,8 +98,7 @@ class Failures:
         text = f"{type(reply).__name__}: {_SCRIPT.sub('', str(reply)) or 'it took too long'}"
         failed: StoreError
         if isinstance(reply, _NOT_NOW) or str(reply).startswith(("BUSY ", "UNBLOCKED ")):
-            told = f"{self._location} cannot serve requests now ({text})"
-            failed = StoreUnavailable(told, sent=False)
+            failed = StoreUnavailable(f"{self._location} cannot serve requests now ({text})", sent=False)
         elif isinstance(reply, _REFUSED) and _NO_PASSWORD.search(text):
             failed = StoreError(f"{self._location} requires a password: put it in the URL or the client")
         elif isinstance(reply, _REFUSED):
@@ -109,9 +108,9 @@ class Failures:
             failed = StoreUnavailable(f"{self._location} did not answer ({text})", sent=True)
         else:
             tls = "TLS " * self._location.startswith(f"{self._scheme}s")
-            told = f"{self._location} is unreachable ({self._masked(_reason(reply))})"
+            message = f"{self._location} is unreachable ({self._masked(_reason(reply))})"
             hint = _found(_HINTS, tls + text).format(self._scheme)
-            failed = StoreUnavailable(f"{told}: {hint}" if hint else told, sent=False)
+            failed = StoreUnavailable(f"{message}: {hint}" if hint else message, sent=False)
         failed.__cause__ = error
         return failed
 

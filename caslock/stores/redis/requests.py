@@ -14,7 +14,7 @@ more and each slot of a Cluster another key, and it would be lost with the data.
 Any other string is foreign: an entry of version `FOREIGN`, which no request matches.  A foreign string that has our
 form (``5:hello``) can't be told apart: it reads as a value and a version.
 
-Waiting: beside a key that somebody waits for is a sorted set of tickets, one for each waiter, with the time when that
+Waiting: next to a key that somebody waits for is a sorted set of tickets, one for each waiter, with the time when that
 wait ends.  A waiter sends three commands at once: take a ticket, block on a list of tokens (BLPOP), put.  A removal
 takes one ticket and leaves one token, which wakes the waiter that has blocked longest.  A token that nobody takes
 expires after a second; an old ticket is removed when the next one is taken, or a minute later.  The names of both
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from caslock.store import Put, Removal
+    from caslock.stores.redis.failures import Failures
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -114,9 +115,9 @@ class Request(NamedTuple, Generic[T_co]):
 class Requests:
     """The verbs of a store as requests; they check their arguments, so a bad one is never sent."""
 
-    def __init__(self, prefix: str, *, cluster: bool) -> None:
+    def __init__(self, prefix: str, failures: Failures, *, cluster: bool) -> None:
         """`prefix` is put before every key."""
-        self._prefix, self._cluster = prefix.encode(), cluster
+        self._prefix, self._failures, self._cluster = prefix.encode(), failures, cluster
 
     def get(self, key: str) -> Request[Entry | None]:
         """Read."""
@@ -132,20 +133,20 @@ class Requests:
     def invalidate(self, key: str, version: int) -> Request[Entry | None]:
         """Remove."""
         name, expected = self.name(key), checked_version(version)
-        waiters, tokens = self._beside(name)
+        waiters, tokens = self._waiters_and_tokens(name)
         command = (b"EVALSHA", _REMOVE.digest, b"3", name, waiters, tokens, expected)
         return Request(command, name, _entry_there, _REMOVE)
 
-    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Request[Entry | None] | None:
-        """Wait, and write; None: this key can have no waiters."""
+    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Request[Entry | None]:
+        """Wait, and write; raises ``StoreUnavailable(sent=False)`` for a key that can have no waiters."""
         name = self.name(key)
         expected, ms = checked_put(value, ABSENT, ttl)
         if not timeout > 0:
             raise ValueError(f"timeout must be greater than 0 seconds, not {timeout!r}")
         seconds = max(min(timeout, _LONGEST_WAIT), 0.001)
-        waiters, tokens = self._beside(name)
+        waiters, tokens = self._waiters_and_tokens(name)
         if waiters == name:
-            return None
+            raise self._failures.cannot_wait()
         nonce = os.urandom(9).hex().encode()
         own = b"%b:%b" % (tokens, nonce)
         lasts = b"%d" % math.ceil(seconds * 1000 + _LATER)
@@ -164,7 +165,7 @@ class Requests:
     def invalidate_many(self, removals: Sequence[Removal]) -> Request[Sequence[Entry | None]] | None:
         """Remove each; None as for `put_many`."""
         names = self._names([removal.key for removal in removals])
-        keys = [part for name in names for part in (name, *self._beside(name))]
+        keys = [part for name in names for part in (name, *self._waiters_and_tokens(name))]
         given = [checked_version(removal.version) for removal in removals]
         return self._many(_REMOVE, names, keys, given, [b""] * len(names))
 
@@ -205,7 +206,7 @@ class Requests:
         """Return the bytes of the whole name of a key; raises ValueError for one that can be no key."""
         return self._prefix + check_key(key)
 
-    def _beside(self, name: bytes) -> tuple[bytes, bytes]:
+    def _waiters_and_tokens(self, name: bytes) -> tuple[bytes, bytes]:
         """Return the names of a key's waiters and tokens, in its slot; the key itself twice: it can have none."""
         if self._cluster:
             start = name.find(b"{")

@@ -5,17 +5,18 @@ Needs Redis 6.2 or newer, Valkey, or a server that speaks as they do, and redis-
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import redis
 import redis.asyncio
 
 from caslock.closing import AsyncClosing, Closing
 from caslock.connections import run
-from caslock.loop_end import ConnectionsPerLoop, transports_are_closed
+from caslock.loop_end import ConnectionsPerLoop
 from caslock.stores.redis.async_connections import Pipelines, SharedPipeline
-from caslock.stores.redis.cluster import connections_to
+from caslock.stores.redis.cluster import Cluster, connections_to
 from caslock.stores.redis.failures import REDIS, Dialect
 from caslock.stores.redis.requests import FOREIGN, Requests
 from caslock.stores.redis.server import Server
@@ -23,14 +24,13 @@ from caslock.stores.redis.sockets import Sockets
 from caslock.stores.redis.url import open_url
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 
     from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
     from redis.cluster import RedisCluster
 
     from caslock.store import Entry, Put, Removal, Traits
-
-T = TypeVar("T")
+    from caslock.stores.redis.connections import Connections
 
 
 class RedisVerbs(Closing):
@@ -57,7 +57,7 @@ class RedisVerbs(Closing):
         """
         self._server = server = Server(client, prefix, replicas, self._dialect)
         self.traits: Traits = server.traits
-        self._requests = self._verbs(prefix, cluster=bool(server.nodes))
+        self._requests = self._verbs(prefix, server.failures, cluster=bool(server.nodes))
         self._connections = connections_to(server, Sockets, Sockets)
 
     @classmethod
@@ -101,7 +101,7 @@ class AsyncRedisVerbs(AsyncClosing):
         """See `RedisVerbs`; `client` is a ``redis.asyncio.Redis`` or the ``RedisCluster`` of ``redis.asyncio``."""
         self._server = server = Server(client, prefix, replicas, self._dialect, awaits=True)
         self.traits: Traits = server.traits
-        self._requests = self._verbs(prefix, cluster=bool(server.nodes))
+        self._requests = self._verbs(prefix, server.failures, cluster=bool(server.nodes))
         self._connections = ConnectionsPerLoop(partial(connections_to, server, SharedPipeline, Pipelines))
 
     @classmethod
@@ -123,8 +123,7 @@ class AsyncRedisVerbs(AsyncClosing):
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
-        self._connections.here().close()
-        await transports_are_closed()
+        await self._connections.close()
 
 
 class RedisStore(RedisVerbs):
@@ -139,10 +138,7 @@ class RedisStore(RedisVerbs):
 
     def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `QueueingStore.put_when_absent`: on a connection of its own, at most 32 for each server and process."""
-        request = self._requests.put_when_absent(key, value, ttl, timeout)
-        if request is None:
-            raise self._server.failures.cannot_wait()
-        return run(self._connections.wait(request))
+        return run(self._connections.wait(self._requests.put_when_absent(key, value, ttl, timeout)))
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
         """See `BatchingStore.put_many`: in a Cluster, the keys must have one slot, as ``{tag}a`` and ``{tag}b`` do."""
@@ -167,16 +163,10 @@ class RedisStore(RedisVerbs):
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """See `ListingStore.list`: by SCAN, on every node of a Cluster, and one GET for each key."""
-        seen = set[str]()
-        for node in run(self._connections.nodes()):
-            cursor = b"0"
-            while cursor:
-                cursor, keys = run(node.ask(self._requests.scan(prefix, cursor)))
-                for key in keys - seen:
-                    found = self.get(key)
-                    if found and found.version != FOREIGN:
-                        yield key, found
-                seen |= keys
+        entries = _entries(self._connections, self._requests, prefix)
+        with suppress(StopAsyncIteration):
+            while True:
+                yield run(entries.__anext__())
 
 
 class AsyncRedisStore(AsyncRedisVerbs):
@@ -184,10 +174,7 @@ class AsyncRedisStore(AsyncRedisVerbs):
 
     async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `RedisStore.put_when_absent`: at most 32 for each server and loop."""
-        request = self._requests.put_when_absent(key, value, ttl, timeout)
-        if request is None:
-            raise self._server.failures.cannot_wait()
-        return await self._connections.here().wait(request)
+        return await self._connections.here().wait(self._requests.put_when_absent(key, value, ttl, timeout))
 
     async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
         """See `RedisStore.put_many`."""
@@ -207,15 +194,21 @@ class AsyncRedisStore(AsyncRedisVerbs):
         """See `IdentifiedStore.stored_name`."""
         return self._requests.name(key).decode()
 
-    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+    def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
         """See `RedisStore.list`: its requests are made as the iteration goes on."""
-        seen = set[str]()
-        for node in await self._connections.here().nodes():
-            cursor = b"0"
-            while cursor:
-                cursor, keys = await node.ask(self._requests.scan(prefix, cursor))
-                for key in keys - seen:
-                    found = await self.get(key)
-                    if found and found.version != FOREIGN:
-                        yield key, found
-                seen |= keys
+        return _entries(self._connections.here(), self._requests, prefix)
+
+
+async def _entries(
+    connections: Cluster | Connections[Any], requests: Requests, prefix: str
+) -> AsyncGenerator[tuple[str, Entry], None]:
+    seen = set[str]()
+    for node in await connections.nodes():
+        cursor = b"0"
+        while cursor:
+            cursor, keys = await node.ask(requests.scan(prefix, cursor))
+            for key in keys - seen:
+                found = await connections.ask(requests.get(key))
+                if found and found.version != FOREIGN:
+                    yield key, found
+            seen |= keys
