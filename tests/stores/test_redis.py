@@ -30,6 +30,7 @@ from caslock.store import ABSENT, AsyncListingStore, AsyncStore, Entry, ListingS
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.testing.proxy import foreign_port, refused_port
 from tests.servers import HOST, Process, absent, free_port, ringing
+from tests.stores.test_memcached import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -632,6 +633,17 @@ def test_a_storm_of_signals_never_mixes_up_replies(redis_server: Server) -> None
         signal.signal(signal.SIGALRM, before)
     assert hits > 20
     store.close()
+
+
+def test_a_reply_that_was_not_asked_for_answers_no_request(api: Api, redis_server: Server) -> None:
+    """One reply too many ends its connection, and the next request goes out on a new one."""
+    with contextlib.closing(Proxy(redis_server)) as proxy:
+        store = api.open(f"redis://{HOST}:{proxy.port}")
+        entry = put(store, "asked for", b"a", ttl=5)
+        proxy.rewrite = lambda data: data + b"$-1\r\n"
+        assert store.get("asked for") == entry
+        proxy.rewrite = lambda data: data
+        assert store.get("asked for") == entry
 
 
 def test_a_cancelled_request_leaves_no_stale_reply(new_redis: NewServer) -> None:

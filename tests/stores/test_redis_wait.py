@@ -539,7 +539,7 @@ def test_an_interrupted_wait_drops_its_connection(redis_server: Server) -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     connections: Any = store._connections
-    assert not any(connections._waiters._places.values())
+    assert not connections._waiters._places.here()
     with redis.Redis.from_url(redis_server.url) as admin:
         until(lambda: [each["name"] for each in admin.client_list()].count("interrupted") == 1)
     assert store.invalidate("interrupted", entry.version) is WOKEN
@@ -563,7 +563,7 @@ def test_a_cancelled_wait_drops_its_connection(redis_server: Server) -> None:
                 await task
             assert await store.get("cancelled") == entry
         connections: Any = store._connections
-        assert not any(connections.here()._waiters._places.values())
+        assert not connections.here()._waiters._places.here()
         await store.invalidate("cancelled", entry.version)
         assert await store.get("cancelled") is None
         await store.aclose()
