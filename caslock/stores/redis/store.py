@@ -194,9 +194,10 @@ class AsyncRedisStore(AsyncRedisVerbs):
         """See `IdentifiedStore.stored_name`."""
         return self._requests.name(key).decode()
 
-    def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
         """See `RedisStore.list`: its requests are made as the iteration goes on."""
-        return _entries(self._connections.here(), self._requests, prefix)
+        async for found in _entries(self._connections.here(), self._requests, prefix):
+            yield found
 
 
 async def _entries(
