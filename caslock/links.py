@@ -124,13 +124,14 @@ class SocketLink(Link):
 
     @classmethod
     async def open(cls, endpoint: Endpoint, tls: ssl.SSLContext | None, ends: float) -> Self:
-        """See `Link.open`: each address of the host in turn."""
+        """See `Link.open`: each address of the host in turn, with its share of the time to connect."""
         problem: OSError = ConnectionRefusedError("the host has no address")
-        for family, kind, protocol, _, address in socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM):
+        found = socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM)
+        for number, (family, kind, protocol, _, address) in enumerate(found):
             opened = cls(endpoint, socket.socket(family, kind, protocol))
             try:
                 with on_failure(opened.close):
-                    opened._socket.settimeout(seconds_left(ends))
+                    opened._socket.settimeout(seconds_left(ends) / (len(found) - number))
                     opened._socket.connect(address)
                     opened._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     if tls:

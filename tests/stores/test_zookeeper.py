@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import ssl
 import subprocess
 import threading
@@ -278,6 +279,27 @@ def test_what_is_not_a_zookeeper_is_said_to_be_none(redis_server: Server, zookee
             assert time.monotonic() - began < 2
             assert not caught.value.sent
             assert str(caught.value).count(HOST) == 1
+
+
+def test_a_silent_address_of_a_host_leaves_time_for_the_next(
+    zookeeper_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host has two addresses, and at the first, nobody takes the connection."""
+    usual = socket.getaddrinfo
+    with socket.socket() as silent, socket.socket() as first, socket.socket() as second:
+        silent.bind((HOST, 0))
+        silent.listen(0)
+        ports = (silent.getsockname()[1], zookeeper_server.port)
+        for each in (first, second):  # which fill its queue
+            each.setblocking(False)  # noqa: FBT003 - its only argument
+            each.connect_ex((HOST, ports[0]))
+
+        def resolved(_host: str, _port: int, **settings: Any) -> list[Any]:  # noqa: ANN401 - as `socket` has it
+            return [found for port in ports for found in usual(HOST, port, **settings)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolved)
+        with ZooKeeperStore("zookeeper://of-two-addresses/locks", timeout=2) as store:
+            assert store.get(fresh()) is None
 
 
 def test_a_full_server_is_said_to_be_full(tmp_path_factory: pytest.TempPathFactory) -> None:
