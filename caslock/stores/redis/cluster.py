@@ -32,7 +32,7 @@ class Cluster:
     """The connections to all nodes, and which node has which slot, as far as we know."""
 
     def __init__(self, server: Server, new_node: Callable[[Address], Connections[Any]]) -> None:
-        """Know the nodes that the client was told of; open nothing yet."""
+        """Know the nodes that the client names; open nothing yet."""
         self._server, self._new_node = server, new_node
         self._nodes: dict[Address, Connections[Any]] = {}
         self._slots: dict[int, Address] = {}

@@ -10,7 +10,6 @@ import copy
 import inspect
 import math
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import redis
@@ -21,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
 
-from caslock.connections import LEAST, run
+from caslock.connections import run, seconds_left
 from caslock.options import check_prefix, check_replicas, check_timeout
 from caslock.store import Traits
 from caslock.stores.redis.failures import Dialect, Failures
@@ -58,7 +57,7 @@ class Server:
         self.replicas: int = replicas
         kind, cluster = (redis.asyncio.Redis, AsyncRedisCluster) if awaits else (redis.Redis, RedisCluster)
         self.nodes: list[Address] = []
-        """Those of a cluster that the client was told of; none: it is no cluster."""
+        """Those of a cluster that the client names; none: it is no cluster."""
         if isinstance(client, ClusterNodes):
             self._pool: Untyped = client.pool
             self.nodes = sorted(set(client.addresses))
@@ -184,7 +183,7 @@ def _timely(kind: Untyped, timeout: float, connect_timeout: float) -> Untyped:
     usual: Untyped = kind
 
     def left(own: float) -> property:
-        return property(lambda self: max(min(own, self.ends - monotonic()), LEAST), lambda _self, _own: None)
+        return property(lambda self: min(own, seconds_left(self.ends)), lambda _self, _own: None)
 
     def read_response(self: Untyped, *options: Untyped, **settings: Untyped) -> Untyped:
         self._sock.settimeout(self.socket_timeout)
