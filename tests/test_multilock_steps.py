@@ -271,15 +271,19 @@ def test_whoever_waits_after_a_lost_batch_is_in_the_local_queue(memory: MemorySt
 def test_a_late_put_of_an_attempt_that_stepped_back_is_kept_out(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
     """It goes on as the same attempt, and so knows what may still arrive: nothing is left after the release."""
     store, keys = FaultyStore(memory), ["a", "b", "c"]
-    store.on("put_many", 1, late())
+    before = Lock(FaultyStore(memory), "a").acquire()
+    assert before is not None
+    store.on("put_many", 2, late())  # of "b" and "c"
     taken: list[Hold | None] = []
-    rival = Lock(FaultyStore(memory), "b")
-    store.after("put_if_version", 1, lambda: taken.append(rival.acquire(timeout=0)))  # as "a" is had
+    rivals = [Lock(FaultyStore(memory), key) for key in "bc"]
+    store.after("put_many", 2, lambda: taken.extend(rival.acquire(timeout=0) for rival in rivals))
     waiting = pool.submit(MultiLock(store, keys).acquire, timeout=20)
     assert until(lambda: store.calls["put_when_absent"])
-    (theirs,) = taken
-    assert theirs is not None
-    theirs.release()
+    before.release()
+    assert until(lambda: store.calls["put_when_absent"] > 1)
+    for theirs in taken:
+        assert theirs is not None
+        theirs.release()
     holds = waiting.result(20)
     assert holds is not None
     holds.release()
@@ -293,7 +297,8 @@ def test_a_key_that_is_yielded_to_others_is_not_queued_for(memory: MemoryStore, 
     store = FaultyStore(memory)
     theirs = Lock(FaultyStore(memory), "a").acquire()
     assert theirs is not None
-    queue = shared_of(store).queue("b")
+    shared = shared_of(store)
+    queue = shared.queue("b")
     queue._yields, queue._yields_until = 0.001, NEVER
     waiting = pool.submit(MultiLock(store, ["a", "b"]).acquire, timeout=20)
     assert until(lambda: store.calls["put_when_absent"])

@@ -256,7 +256,7 @@ class _Several(Generic[H]):
         """Wait for one key, as a single Lock does; `answers`: to first puts that were sent together."""
         left = None if self._timeout is None else max(0.0, self._began + self._timeout - state.runtime.now())
         since = self._began if len(self._states) > 1 else None
-        attempt = self.attempts.pop(state, None) or state.begin(self.limit)
+        attempt = self.attempts.pop(state)
         observed = answers.get(attempt)
         self._holds[state] = await state.win(attempt, self._make, left, entered=entered, since=since, observed=observed)
 
