@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import Hold, Lock, LockLost, MultiHold, MultiLock, NotAcquired, StoreError, StoreUnavailable
+from caslock import (
+    Hold,
+    Lock,
+    LockLost,
+    MultiHold,
+    MultiLock,
+    NotAcquired,
+    OutcomeUnknown,
+    StoreError,
+    StoreUnavailable,
+)
 from caslock.local import clock
 from caslock.local.multi import _worse
 from caslock.local.shared import shared_of
@@ -18,10 +28,10 @@ from caslock.testing.faults import FaultyStore, late, lose_request
 from tests.locations import observed, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
-    from caslock import Entry
+    from caslock import Entry, Put
 
 TIMEOUT = 5.0
 """Seconds of a request without an answer."""
@@ -380,3 +390,67 @@ def test_a_failed_multi_lock_leaves_what_was_held_before(store: Timed, backgroun
     assert background.left == 1  # what may arrive of "b"
     outer.release()
     assert store.memory.get("a") is None
+
+
+def test_a_key_that_a_failed_multi_lock_holds_is_not_asked_for_too_late(store: Timed, background: Background) -> None:
+    """Another key got no answer, and the time for requests is over: it is released in the background, and told."""
+    store.silent = lambda _verb, key: key == "b"
+    with pytest.raises(StoreUnavailable) as caught:
+        MultiLock(store, ["a", "b"], ttl=300).acquire(timeout=0)
+    assert [verb for verb, key in store.log if key == "a"] == ["put"]
+    assert background.left == 2
+    (note,) = [note for note in caught.value.__notes__ if "'a'" in note]
+    assert "stopped answering: lock 'a' is released in the background, and expires within 300 s" in note
+
+
+def test_a_slow_store_is_asked_to_take_back_what_was_had(store: Timed, background: Background) -> None:
+    """However late it is: it does answer."""
+    Lock(store.memory, "b").acquire()
+    store.slow = True
+    assert MultiLock(store, ["a", "b"], ttl=300).acquire(timeout=0) is None
+    assert store.memory.get("a") is None
+    assert background.left == 0
+
+
+class TimedBatches(Timed):
+    """The same, on the clock of another, and it can put several at once."""
+
+    def __init__(self, other: Timed) -> None:
+        self._other = other
+        super().__init__()
+
+    @property
+    def passed(self) -> float:
+        """The clock."""
+        return self._other.passed
+
+    @passed.setter
+    def passed(self, value: float) -> None:
+        self._other.passed = value
+
+    def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
+        """Put."""
+        self._ask("put_many", "")
+        return self.memory.put_many(puts)
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_several_puts_without_an_answer_are_given_up_together(
+    store: Timed, background: Background, *, interrupted: bool
+) -> None:
+    """Under one bound: one key is asked for, and of each it is said what may still arrive."""
+
+    def act(verb: str, _key: str) -> bool:
+        if verb == "put_many" and interrupted:
+            raise KeyboardInterrupt
+        return True
+
+    batches = TimedBatches(store)
+    batches.silent = act
+    kind, keys = (KeyboardInterrupt, "dcba") if interrupted else (OutcomeUnknown, "dcb")
+    with pytest.raises(kind) as caught:
+        MultiLock(batches, list("abcd"), ttl=300, timeout=0).acquire()
+    assert batches.log == [("put_many", ""), ("get", "d" if interrupted else "a")]
+    assert background.left == 4
+    assert [f"'{key}'" in note for key, note in zip(keys, caught.value.__notes__, strict=True)] == [True] * len(keys)
+    assert interrupted or "'a'" in str(caught.value)
