@@ -35,8 +35,8 @@ _SLEEP: Final = 1.0
 class Link(Connection, Protocol):
     """A connection to a Redis."""
 
-    def ask(self, packet: bytes, replies: int, seconds: float, wait: float) -> Awaitable[list[Reply]]:
-        """Send a packet, and give its replies, that of the replicas last; else raises TimeoutError after `seconds`.
+    def ask(self, packet: bytes, replies: int, ends: float, wait: float) -> Awaitable[list[Reply]]:
+        """Send a packet, and give its replies by the moment `ends`, that of the replicas last; or raise TimeoutError.
 
         After the first reply the others may take `wait` seconds longer.
         """
@@ -88,8 +88,7 @@ class Connections(Generic[L]):
             wait = request.seconds and request.seconds + max(_LATE - seconds, 0.0)
             if link is None:
                 link = await pool.open(ends)
-                seconds = ends - monotonic()
-            replies = await link.ask(request.before + packed(request.command), request.replies, seconds, wait)
+            replies = await link.ask(request.before + packed(request.command), request.replies, ends, wait)
             reply = replies[request.replies - 1]
             if isinstance(reply, FAILOVER):
                 raise reply  # noqa: TRY301 - no open connection is used again

@@ -48,7 +48,7 @@ class Pipeline(asyncio.Protocol):
         self._rings = math.inf  # when the timer does: no later than the time of any request is over
         self._retired = self._closed = False
 
-    def ask(self, packet: bytes, replies: int, seconds: float, wait: float) -> Awaitable[list[Reply]]:
+    def ask(self, packet: bytes, replies: int, ends: float, wait: float) -> Awaitable[list[Reply]]:
         """See `Link.ask`."""
         if not self._promises and not self._acknowledge:  # nobody else asks
             self._transport.write(packet)
@@ -56,7 +56,6 @@ class Pipeline(asyncio.Protocol):
             if not self._unsent:
                 self._loop.call_soon(self._flush)
             self._unsent.append(packet)
-        ends = monotonic() + seconds
         first = self._expect(ends)
         if replies == 1 and not self._acknowledge:
             return first

@@ -39,19 +39,15 @@ class Connection:
             connection.ends = ends
             connection.connect()
             self._socket: Untyped = connection._sock  # noqa: SLF001 - there is no other way to the socket
-        self._seconds = 0.0  # that the socket waits; unknown after the steps of connecting
 
-    async def ask(self, packet: bytes, replies: int, seconds: float, wait: float) -> list[Reply]:
+    async def ask(self, packet: bytes, replies: int, ends: float, wait: float) -> list[Reply]:
         """See `Link.ask`; it never suspends."""
-        ends = monotonic() + seconds
-        if seconds != self._seconds:  # to set it for each request, to acquire and release takes 6 % longer
-            self._limit(ends)
-            self._seconds = seconds
+        self._socket.settimeout(seconds_left(ends))
         packet += self._acknowledge
         replies += bool(self._acknowledge)
         self._socket.sendall(packet)
         if len(packet) > _CHUNK:  # to send so much may have taken a while
-            self._limit(ends)
+            self._socket.settimeout(seconds_left(ends))
         received: list[Reply] = []
         while True:
             data = self._socket.recv(_CHUNK)
@@ -66,7 +62,7 @@ class Connection:
                     if self._reader.has_data():
                         self.used = SUSPECT
                     return received
-            self._limit(ends + wait if received else ends)
+            self._socket.settimeout(seconds_left(ends + wait if received else ends))
 
     def is_quiet(self) -> bool:
         """Tell whether it is open, and nothing has come in that was not asked for."""
@@ -75,11 +71,6 @@ class Connection:
     def close(self) -> None:
         """Close it for good."""
         self._connection.disconnect()
-
-    def _limit(self, ends: float) -> None:
-        """Have the socket wait no longer than until `ends`."""
-        self._seconds = 0.0
-        self._socket.settimeout(seconds_left(ends))
 
 
 class Sockets(Pool[Connection]):
