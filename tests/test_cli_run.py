@@ -146,7 +146,7 @@ def test_input_and_output_pass_untouched(url: str) -> None:
     assert done.stdout == sent
 
 
-@pytest.mark.parametrize("name", ["USR1", "HUP", "INT", "TERM", "QUIT"])
+@pytest.mark.parametrize("name", ["USR1", "HUP", "INT", "TERM", "QUIT", "ALRM", "XCPU"])
 def test_signals_are_passed_on(name: str, url: str, store: ClosableStore) -> None:
     """The command gets them, and may go on; the lock is held until it ends."""
     script = f"trap 'echo {name}; exit 3' {name}; {READY}"

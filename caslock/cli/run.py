@@ -35,8 +35,11 @@ SIGNAL: Final = 128
 _ENDS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 """Signals that end the wait for the lock, and are passed on to a command that runs."""
 
-_OTHERS: Final = ("SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
-"""Signals that are passed on as well."""
+_OTHERS: Final = (
+    *("SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT"),
+    *("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGXCPU", "SIGIO", "SIGPWR"),
+)
+"""Signals that are passed on as well, where the system has them: most would end us, and leave the command unlocked."""
 
 
 class _BeforeDashes(click.Command):
@@ -202,7 +205,7 @@ class _Run:
         return status if status >= 0 else SIGNAL - status
 
     def _listen(self, names: Sequence[str]) -> None:
-        for number in map(signal.Signals.__getitem__, names):
+        for number in [signal.Signals[name] for name in names if hasattr(signal, name)]:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup`, and `&` in a script, have it
                 signal.signal(number, self._heard)
 
