@@ -74,7 +74,7 @@ _logger: logging.Logger | None = None
 def observe(observer: Observer) -> Callable[[], None]:
     """Tell `observer` from now on what happens to the locks of this process; returns a function that ends that.
 
-    Raises TypeError if it lacks a method of `Observer`.
+    An observer is told everything once, however often it is given.  Raises TypeError if it lacks a method of `Observer`.
     """
     missing = [name for name in NAMES if not callable(getattr(observer, name, None))]
     if missing or isinstance(observer, type):
@@ -83,7 +83,8 @@ def observe(observer: Observer) -> Callable[[], None]:
             f"expected an instance of a subclass of caslock.Observer, not {kind}"
             + (f", which lacks {', '.join(missing)}" if missing else "")
         )
-    _observers.append(observer)
+    if not any(each is observer for each in _observers):
+        _observers.append(observer)
     return lambda: _forget(observer)
 
 

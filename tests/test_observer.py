@@ -199,6 +199,17 @@ def test_renewals_of_asyncio_are_told(recorder: Recorder) -> None:
     assert {event.key for name, event in recorder.events if name == "renewed"} == {"a", "b"}
 
 
+def test_an_observer_that_is_given_twice_is_told_once(recorder: Recorder) -> None:
+    """As a handler that is added to a logger twice."""
+    forget = observe(recorder)
+    with Lock(recorder.store, "key"):
+        pass
+    forget()
+    with Lock(recorder.store, "key"):
+        pass
+    assert recorder.names == ["acquired", "released"]
+
+
 def test_what_is_no_observer_is_refused() -> None:
     """A class, and an object that lacks methods."""
     with pytest.raises(TypeError, match=r"an instance of a subclass of caslock\.Observer, not the class Recorder"):
