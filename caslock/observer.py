@@ -74,7 +74,7 @@ _logger: logging.Logger | None = None
 def observe(observer: Observer) -> Callable[[], None]:
     """Tell `observer` from now on what happens to the locks of this process; returns a function that ends that.
 
-    An observer is told everything once, however often it is given.  Raises TypeError if it lacks a method of `Observer`.
+    An observer that is given twice is told once.  Raises TypeError if it lacks a method of `Observer`.
     """
     missing = [name for name in NAMES if not callable(getattr(observer, name, None))]
     if missing or isinstance(observer, type):

@@ -33,7 +33,8 @@ class Connection:
         self._socket: socket.socket = client.sock
         self.origin: int = start << 30
         """The versions of the server's start begin above it."""
-        self.start, self.process = start, process
+        self.start: int = start
+        self.process: int = process
         self.generation: int = generation()
         self.used: float = time.monotonic()
 
