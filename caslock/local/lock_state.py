@@ -327,9 +327,9 @@ class LockState:
         attempt = hold._attempt
         released = attempt.lease.record is None
         self._unsettled = None if released else hold
-        if released:
-            attempt.levels.clear()
         self._forget(attempt)
+        if released:
+            attempt.levels.clear()  # last: as long as a hold is open, an interrupted release is made once more
 
     def release_later(self, hold: Holding) -> None:
         """Release a hold in the background: its own release got no answer, or was not tried."""
