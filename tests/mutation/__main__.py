@@ -36,7 +36,7 @@ TESTS: Final = tuple(
         *("test_observation", "test_observer", "test_min_hold", "test_locked", "test_fork_and_signals", "test_bounds"),
         *("test_herds", "test_key", "test_turns", "test_local_queue", "test_schedule"),
         *("test_multilock_steps", "test_settings", "test_shared", "test_workers", "test_renewers", "test_reports"),
-        *("test_runtimes", "test_quorum_steps", "test_lock_steps"),
+        *("test_runtimes", "test_quorum_steps", "test_lock_steps", "test_ballot"),
     )
 )
 """What concerns the rules and needs no server: of tests for every store those with memory."""
