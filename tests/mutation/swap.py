@@ -16,12 +16,12 @@ class Functions:
     """The functions of some files."""
 
     def __init__(self, files: Iterable[str]) -> None:
-        """Find all that there are now."""
+        """Find all that there are now, also those that have been given other names."""
         wanted = set(files)
         self._known: dict[tuple[str, str], list[FunctionType]] = {}
         for each in gc.get_objects():
             if type(each) is FunctionType and each.__code__.co_filename in wanted:
-                self._known.setdefault((each.__code__.co_filename, each.__qualname__), []).append(each)
+                self._known.setdefault((each.__code__.co_filename, each.__code__.co_qualname), []).append(each)
 
     def apply(self, change: Change, path: str) -> None:
         """Put a change of the file at `path` in, for the rest of this process."""
