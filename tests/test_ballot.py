@@ -46,6 +46,7 @@ class Guarded(Vote):
 
     @stage.setter
     def stage(self, value: Stage) -> None:
+        assert self.guard is None or self.guard.taken
         self._stage = value
 
 
@@ -113,8 +114,9 @@ def test_a_request_begins_once_and_not_after_the_end() -> None:
 def test_a_lease_joins_while_the_lock_is_held() -> None:
     """Not at the moment of its end, nor after it was closed."""
     for won, now, is_open, joins in ((False, 99.0, True, True), (True, 9.9, True, True), (True, END, True, False)):
-        made, _, _ = ballot(H, H, A)
+        made, guard, _ = ballot(H, H, A)
         made.won, made.is_open = won, is_open
+        watch(made, guard)
         assert made.join(made.votes[2], now) is joins
         assert stages(made)[2] is (H if joins else A)
     closed, _, _ = ballot(H, H, A)
@@ -150,7 +152,8 @@ def test_what_is_closed_is_released_once() -> None:
 
 def test_an_end_is_told() -> None:
     """With its error, and where the vote is then; another release may begin."""
-    made, _, bell = ballot(L, H, H)
+    made, guard, bell = ballot(L, H, H)
+    watch(made, guard)
     error = StoreUnavailable("down")
     made.votes[0].begun = True
     made.end(made.votes[0], error, stage=H)
