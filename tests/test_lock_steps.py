@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock import Hold, Lock, LockLost, NotAcquired, NotHeld, StoreUnavailable
+from caslock.local import stamps as stamps_module
 from caslock.local.lock_state import LockState
+from caslock.local.stamps import Stamps
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
 from caslock.protocol.contention import Contention
@@ -251,3 +254,20 @@ def test_a_key_that_others_wait_for_is_not_released_with_others(store: Timed) ->
     kept = Lock(store, "kept", ttl=100, min_hold=50)
     hold = held(kept)
     assert not kept._state.leaves_key(hold)
+
+
+def test_a_stamp_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of one second share it; those of a lease of another length have their own."""
+    moment = [1000.25]
+    monkeypatch.setattr(stamps_module, "time", SimpleNamespace(**{**vars(time), "time": lambda: moment[0]}))
+    stamps = Stamps("me", 5.0, "host", "note")
+    first = stamps()
+    moment[0] = 1000.75
+    assert stamps() is first
+    moment[0] = 1001.0
+    second = stamps()
+    assert (first.stamp.since_iso, second.stamp.since_iso) == ("1970-01-01T00:16:40Z", "1970-01-01T00:16:41Z")
+    assert stamps() is second
+    longer = stamps.with_ttl(7.0)()
+    assert longer.stamp == second.stamp
+    assert longer.opening != second.opening
