@@ -98,7 +98,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Timed:
     async def sleep(_runtime: ThreadRuntime, seconds: float) -> None:
         store.passed += seconds
 
-    monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: clock.now() + store.passed))
+    began = clock.now()
+    monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: began + store.passed))
     monkeypatch.setattr(ThreadRuntime, "sleep", sleep)
     return store
 

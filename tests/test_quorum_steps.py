@@ -43,7 +43,8 @@ class Scene:
         self.meanwhile: Callable[[], object] = lambda: None  # as time passes
         self.later: list[float] = []
         self.stores = [Member(self, f"memory://{number}") for number in range(3)]
-        monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: clock.now() + self.passed))
+        began = clock.now()
+        monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: began + self.passed))
         monkeypatch.setattr(ThreadRuntime, "sleep", lambda _runtime, seconds: self._sleep(seconds))
         monkeypatch.setattr(ThreadRuntime, "event", lambda _runtime: Pause(self))
         monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(self.watched.append))
