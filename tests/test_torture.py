@@ -730,6 +730,17 @@ def test_an_orphaned_record_is_found_while_it_is_there() -> None:
     assert failed.event("seen", "", "A.1", fence=2, until=2.0).broken() == ORPHAN
 
 
+def test_a_look_that_finds_the_record_of_a_later_try_is_no_orphan() -> None:
+    """A look has the time when it began: a key that the owner acquires meanwhile seems to be there before that."""
+    gone = (
+        Script().event("try", "w/1", "A.1").event("got", "w/1", "A.1", fence=1, until=130).event("left", "w/1", "A.1")
+    )
+    seen = gone.later(2.5 + SLACK).event("seen", "", "A.2", fence=2, until=2.0)
+    assert seen.copy().event("try", "w/1", "A.2").broken() == set()
+    assert seen.copy().event("try", "w/1", "B.1").broken() == ORPHAN
+    assert seen.later(0.2).event("try", "w/1", "A.2").broken() == ORPHAN
+
+
 def test_what_lands_late_is_no_orphan_for_one_lease() -> None:
     """A put that was held or doubled lands when the fault says, or when the proxy or the server goes on."""
     gone = Script().event("try", "w/1", "A.1").event("failed", "w/1", "A.1", note="unknown")

@@ -65,7 +65,7 @@ def judge(
     """
     events = sorted(events)
     judgement, delays = Judgement(), Delays()
-    tenures, orphans, rest = Tenures(judgement), Orphans(judgement, delays), _Rest(judgement)
+    tenures, orphans, rest = Tenures(judgement), Orphans(judgement, delays, events), _Rest(judgement)
     further = [law(judgement, delays) for law in laws]
     for event in events:
         delays.read(event)

@@ -8,12 +8,16 @@ than its lease without a renewal is an orphan as well, whoever has it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.verify.delays import SLACK
+from caslock.verify.monitor import SLOW
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from caslock.verify.delays import Delays
     from caslock.verify.history import Event
     from caslock.verify.tenures import Judgement
@@ -38,8 +42,13 @@ class Moment(NamedTuple):
 class Orphans:
     """Who is there, as the events go by."""
 
-    def __init__(self, judgement: Judgement, delays: Delays) -> None:
+    def __init__(self, judgement: Judgement, delays: Delays, events: Iterable[Event]) -> None:
+        """Know when each owner will try, from all of the sorted events."""
         self._judgement, self._delays = judgement, delays
+        self._tries = defaultdict[str, list[float]](list)
+        for event in events:
+            if event.what == "try":
+                self._tries[event.owner].append(event.at)
         self._clients = defaultdict[str, set[str]](set)  # by owner: who acquires or holds in its name
         self._gone = dict[str, Moment]()  # when the last client of an owner went
         self._arrives = dict[str, Moment]()  # when the last late request of a hold is delivered
@@ -69,6 +78,12 @@ class Orphans:
                     arrives = Moment(event.at + event.until, event.who)
                     self._arrives[hold] = max(arrives, self._arrives.get(hold, arrives))
 
+    def _tries_soon(self, event: Event) -> bool:
+        """Whether a look may have found the record of a later try: it has the time when it began."""
+        tries = self._tries[event.owner]
+        later = bisect_right(tries, event.at)
+        return later < len(tries) and tries[later] <= event.at + SLOW
+
     def _goes(self, owner: str, who: str, at: float) -> None:
         self._clients[owner].discard(who)
         if not self._clients[owner]:
@@ -88,7 +103,7 @@ class Orphans:
             late = [self._arrives.get(hold, gone) for hold in event.hold.split()]
             over = max(self._delays.took_effect(*moment) for moment in (gone, *late))
             lag = self._delays.lag(over)
-            if event.at > over + event.until + SLACK + lag:
+            if event.at > over + event.until + SLACK + lag and not self._tries_soon(event):
                 why = "when it was written was not seen"
                 if record.after > over:
                     why = (
