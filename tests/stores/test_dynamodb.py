@@ -295,8 +295,10 @@ def test_without_credentials_nothing_is_sent(
     refusal(lambda: api.open(dynamodb_server.url).get("k"), r"without AWS credentials.*\(nobody\)")
 
 
-def test_another_server_at_the_endpoint_is_named(api: Opening) -> None:
+def test_another_server_at_the_endpoint_is_named(api: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     """A web server that is no DynamoDB, one without TLS, and one of another protocol are told apart."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "caslock")
     with ThreadingHTTPServer((HOST, 0), Silent) as web, foreign_port(lambda _: b"INFO {}\r\n") as other:
         thread = Thread(target=web.serve_forever)
         thread.start()
