@@ -13,6 +13,7 @@ import pytest
 from caslock import AsyncHold, AsyncLock, Hold, Lock, StoreUnavailable
 from caslock.local import thread_renewer
 from caslock.local.task_renewer import renewer_of
+from caslock.local.tasks import task_runtime
 from caslock.protocol import record
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.locations import fresh, until
@@ -96,6 +97,29 @@ def test_many_tasks_that_get_no_answer_ask_as_often_as_one() -> None:
             assert not store.closed
 
     asyncio.run(main())
+
+
+def test_a_clean_up_that_comes_as_the_last_one_ends_is_run() -> None:
+    """It comes after the task has answered its last one, and before the loop knows that the task has ended."""
+    runtime, ran = task_runtime(AsyncMemoryStore()), list[str]()
+
+    async def main() -> None:
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        async def second(_limit: float) -> None:
+            ran.append("second")
+            done.set()
+
+        async def first(_limit: float) -> None:
+            ran.append("first")
+            loop.call_soon(runtime.later, second, 60.0)
+
+        runtime.later(first, 60.0)
+        async with asyncio.timeout(5):
+            await done.wait()
+
+    asyncio.run(main())
+    assert ran == ["first", "second"]
 
 
 def test_short_holds_leave_nothing_behind() -> None:

@@ -80,8 +80,16 @@ class LoopRenewer:
         if runtime.shared in self._unsettled:
             self._unsettled[runtime.shared].append(unsettled)
         else:
-            later = self._unsettled[runtime.shared] = deque([unsettled])
-            self._start(settle_later(runtime, later), partial(self._unsettled.pop, runtime.shared))
+            self._unsettled[runtime.shared] = deque([unsettled])
+            self._settle(runtime)
+
+    def _settle(self, runtime: Runtime) -> None:
+        """Run all clean-ups of a store, also those that come when its task has answered the last one and is ending."""
+        unsettled = self._unsettled[runtime.shared]
+        if unsettled and not self._is_over:
+            self.start(settle_later(runtime, unsettled), partial(self._settle, runtime))
+        else:
+            del self._unsettled[runtime.shared]
 
     async def end(self) -> None:
         """Stop: a renewal or clean-up under way when the loop closes would be left half done."""
