@@ -34,7 +34,7 @@ from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_reply, lo
 from tests.locations import Address, Place, Watched, fresh, observed, opened, until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from caslock import Entry, Removal
 
@@ -397,6 +397,36 @@ async def async_held(lock: AsyncMultiLock) -> AsyncMultiHold:
     holds = await lock.acquire(timeout=0)
     assert holds is not None
     return holds
+
+
+def test_a_multi_lock_is_released_by_the_task_that_holds_all_of_it(memory: MemoryStore) -> None:
+    """One that has re-entered holds of two tasks is released by its own holds only: neither task frees the other's."""
+
+    async def main() -> None:
+        store, keys = AsyncMemoryStore(memory), three()
+        locks = [AsyncLock(store, key) for key in keys]
+        lock = AsyncMultiLock(locks)
+        acquired = asyncio.Event()
+
+        async def other(acquire: Coroutine[object, object, AsyncMultiHold | None]) -> AsyncMultiHold | None:
+            async with locks[1]:
+                holds = await acquire
+                acquired.set()
+                with pytest.raises(NotHeld):
+                    await lock.release()
+                return holds
+
+        async with locks[0]:
+            task = asyncio.create_task(other(lock.acquire()))
+            await acquired.wait()
+            with pytest.raises(NotHeld):
+                await lock.release()
+            holds = await task
+            assert holds is not None
+            await holds.release()
+        assert not any(observed(memory, key) for key in keys)
+
+    asyncio.run(main())
 
 
 def test_async_any_order_and_duplicates(location: Place) -> None:

@@ -185,7 +185,7 @@ class MultiState(Generic[H, M]):
         me = me or self._runtime.me()
         self._forget_released()
         for held in reversed(self._held):
-            if any(hold._attempt.by is me for hold in held):
+            if all(hold._attempt.by is me for hold in held):  # `acquire` may have re-entered holds of two tasks
                 return held
         keys = ", ".join(repr(state.key) for state in self.states)
         message = f"the MultiLock of {keys} is not held by this thread or task"
@@ -236,11 +236,11 @@ class _Several(Generic[H]):
 
     async def give_back(self, error: BaseException) -> None:
         """Give back what was taken, after a failure; raises `OutcomeUnknown` if that may have failed as well."""
-        stuck: list[CaslockError] = []
+        stuck: list[CaslockError | ValueError] = []
         runtime = self._states[0].runtime
         limit = last_start(runtime, self.limit)
         await runtime.finish(partial(_roll_back, self.attempts, self.taken, error, stuck, limit))
-        unsure = [told(trouble) for trouble in stuck if isinstance(trouble, StoreError)]
+        unsure = [told(trouble) for trouble in stuck if isinstance(trouble, (StoreError, ValueError))]
         unsure += [_left_behind(hold) for hold in self.taken if hold._attempt.lease.record is not None]
         if unsure and isinstance(error, NotAcquired):
             message = f"could not acquire all keys, and those acquired may not have been released: {unsure[0]}"
@@ -367,7 +367,7 @@ def _worse(failure: BaseException | None, error: BaseException) -> BaseException
 
 
 async def _roll_back(
-    begun: dict[LockState, Attempt], holds: list[H], failure: BaseException, stuck: list[CaslockError], limit: float
+    begun: dict[LockState, Attempt], holds: list[H], failure: BaseException, stuck: list[CaslockError | ValueError], limit: float
 ) -> None:
     """Give back what was taken; the errors of what could not be go into `stuck`, and it is released in the background.
 
@@ -411,11 +411,11 @@ def _being_released(hold: Holding) -> StoreUnavailable:
 
 
 @contextmanager
-def _noting(failure: BaseException, stuck: list[CaslockError]) -> Iterator[None]:
+def _noting(failure: BaseException, stuck: list[CaslockError | ValueError]) -> Iterator[None]:
     """Add an error of the roll-back as a note to the failure that has caused it."""
     try:
         yield
-    except CaslockError as trouble:
+    except (CaslockError, ValueError) as trouble:
         if isinstance(trouble, (OutcomeUnknown, LockLost)) or trouble.__cause__ is not (failure.__cause__ or failure):
             stuck.append(trouble)
             failure.add_note(told(trouble))
