@@ -87,7 +87,7 @@ class _Held(OnlyWith, ABC):
             self._mend()
             for hold in reversed(self._each()):
                 if hold._is_open:
-                    with suppress(CaslockError):
+                    with suppress(CaslockError, ValueError):
                         run(hold._released())
             raise
 
@@ -101,7 +101,7 @@ class _Held(OnlyWith, ABC):
         except NotHeld:
             raise
         except BaseException:  # lost, or interrupted
-            with suppress(CaslockError):
+            with suppress(CaslockError, ValueError):
                 self.release()
             raise
         return self
@@ -117,7 +117,7 @@ class _Held(OnlyWith, ABC):
                 raise
             error.add_note(told(trouble))
         except BaseException:  # an interrupt may strike before the release has begun
-            with suppress(CaslockError):
+            with suppress(CaslockError, ValueError):
                 self.release()
             raise
 
@@ -177,7 +177,7 @@ class Made(list[Hold]):
                 hold._keep_nothing()
                 try:
                     hold.release()
-                except CaslockError as trouble:
+                except (CaslockError, ValueError) as trouble:
                     interrupt.add_note(told(trouble))
 
 

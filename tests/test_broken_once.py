@@ -244,6 +244,49 @@ def test_a_refused_extension_leaves_the_renewals_alone() -> None:
     hold.release()
 
 
+class Choosy:
+    """Removes nothing under some keys, while it is so; it knows no batches."""
+
+    def __init__(self, *keys: str) -> None:
+        self.memory = MemoryStore()
+        self.traits = self.memory.traits
+        self.get = self.memory.get
+        self.put_if_version = self.memory.put_if_version
+        self.keys = keys
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove, or refuse as a store refuses bad input."""
+        if key in self.keys:
+            message = "bad input"
+            raise ValueError(message)
+        return self.memory.invalidate(key, version)
+
+
+@pytest.mark.parametrize("keys", ["a", "abc"])
+def test_a_release_that_is_refused_is_no_interrupt(keys: str) -> None:
+    """The other keys are free, and it can be called again."""
+    store = Choosy("a")
+    hold = (MultiLock(store, keys=list(keys)) if len(keys) > 1 else Lock(store, keys)).acquire()
+    assert hold is not None
+    with pytest.raises(ValueError, match="bad input") as caught:
+        hold.release()
+    assert "Call release() again" in caught.value.__notes__[0]
+    assert [Lock(store, key).locked() for key in keys] == [key == "a" for key in keys]
+    store.keys = ()
+    hold.release()
+    assert not Lock(store, "a").locked()
+
+
+def test_a_refusal_in_a_roll_back_leaves_no_other_key_behind() -> None:
+    """The error says which key may be left, and why."""
+    store = Choosy("b")
+    busy = held(Lock(store, "c"))
+    with pytest.raises(OutcomeUnknown, match="may not have been released: bad input"):
+        MultiLock(store, ["a", "b", "c"]).acquire(timeout=0)
+    assert [Lock(store, key).locked() for key in "abc"] == [False, True, True]
+    busy.release()
+
+
 def test_a_cancelled_renewal_is_not_the_last() -> None:
     """Cancelling every other task of the loop does not end the renewals of a block that goes on."""
 

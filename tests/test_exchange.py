@@ -178,7 +178,7 @@ def test_what_gets_no_answer_is_settled_later() -> None:
     assert {limit for _, limit in made} == {PATIENCE}
 
 
-@pytest.mark.parametrize("answer", [None, StoreError("refused"), LockLost("it is over")])
+@pytest.mark.parametrize("answer", [None, StoreError("refused"), ValueError("refused"), LockLost("it is over")])
 def test_any_answer_settles_it(answer: Exception | None) -> None:
     """A refusal is an answer, too."""
     assert len(calls_of_settling(Scripted(), lost(), lost(), answer)) == 3

@@ -438,6 +438,25 @@ def test_an_extension_needs_a_majority() -> None:
     assert until(lambda: not any(holders(three, key)))
 
 
+def test_an_extension_that_stores_refuse_is_none() -> None:
+    """A store refuses bad input by ValueError; refused by a majority, the lease stays as it was."""
+
+    class Choosy(MemoryStore):
+        """Keeps nothing for more than a minute."""
+
+        def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            if ttl > 60:
+                raise ValueError("too long")
+            return super().put_if_version(key, value, version, ttl)
+
+    hold = QuorumLock([Choosy(), Choosy(), MemoryStore()], fresh(), ttl=5, auto_renew=False).acquire()
+    assert hold is not None
+    with pytest.raises(StoreError, match=r"could not extend .*, because 2 of 3 stores refused: memory:.*too long"):
+        hold.extend(600)
+    assert hold.remaining() < 5
+    hold.release()
+
+
 def test_a_release_without_answers_can_be_called_again() -> None:
     """If two of three stores do not answer, others can't have a majority yet: release says so, and can be repeated."""
     three, key = stores(), fresh()
@@ -827,6 +846,7 @@ def test_a_release_without_an_answer_is_told_once_to_observers() -> None:
     try:
         hold = QuorumLock(three, key).acquire()
         assert hold is not None
+        assert until(lambda: all(holders(three, key)))
         with three[0].unavailable(), three[1].unavailable(), pytest.raises(StoreUnavailable):
             hold.release()
         assert [name for name, event in told.events if event.key == key] == ["acquired", "released"]

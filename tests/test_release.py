@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -647,8 +648,10 @@ def test_a_clean_up_without_an_answer_goes_on_in_the_background() -> None:
 
 def test_a_clean_up_that_is_refused_ends_there() -> None:
     """The lease is all that is left to end it."""
-    for error in (lost(), NotAcquired("busy")):
-        script = Scripted(StoreError("refused"))
+    for error, refusal in itertools.product(
+        (lost(), NotAcquired("busy")), (StoreError("refused"), ValueError("refused"))
+    ):
+        script = Scripted(refusal)
         attempt, said = given_up(script, error)
         assert said.startswith("OutcomeUnknown: ")
         assert said.endswith("cannot be undone (refused); it expires within 30 s after that")

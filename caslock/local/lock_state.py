@@ -314,7 +314,7 @@ class LockState:
                 self.release_later(hold)
                 attempt.levels.clear()
             raise
-        except (CaslockError, GeneratorExit):
+        except (CaslockError, ValueError, GeneratorExit):
             raise
         except BaseException as error:  # interrupted or cancelled: release first, then raise it
             await release.leave_surely(self.runtime, attempt, error)

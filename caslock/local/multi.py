@@ -367,7 +367,11 @@ def _worse(failure: BaseException | None, error: BaseException) -> BaseException
 
 
 async def _roll_back(
-    begun: dict[LockState, Attempt], holds: list[H], failure: BaseException, stuck: list[CaslockError | ValueError], limit: float
+    begun: dict[LockState, Attempt],
+    holds: list[H],
+    failure: BaseException,
+    stuck: list[CaslockError | ValueError],
+    limit: float,
 ) -> None:
     """Give back what was taken; the errors of what could not be go into `stuck`, and it is released in the background.
 

@@ -399,7 +399,7 @@ class QuorumState(LockState):
         try:
             await renew.renew(part.runtime, part, ttl)
             part.runtime.watch(part)
-        except CaslockError as error:
+        except (CaslockError, ValueError) as error:
             vote.error = error
         finally:
             answered.append(vote)

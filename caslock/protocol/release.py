@@ -45,7 +45,7 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
         in_time = not lease.lost and now < lease.deadline
         try:
             observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
-        except StoreError as error:
+        except (StoreError, ValueError) as error:
             if not in_time and not attempt.left_in_time:  # the lease had ended: lost regardless of the answer
                 raise attempt.lose(lease.end("released")) from error
             if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
@@ -110,7 +110,7 @@ async def leave_surely(runtime: Runtime, attempt: Attempt, interruption: BaseExc
             await release(runtime, attempt)
         except LockLost:
             pass
-        except StoreError as trouble:
+        except (StoreError, ValueError) as trouble:
             ttl = attempt.lease.ttl
             interruption.add_note(f"could not release lock {attempt.key!r}, which expires within {ttl:g} s: {trouble}")
 

@@ -95,7 +95,7 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
                     foreign=False,
                 )
             )
-        except StoreError as trouble:
+        except (StoreError, ValueError) as trouble:
             ends = f"it expires within {attempt.lease.ttl:g} s after that"
             text = f"{_place(runtime, trouble)}and cannot be undone ({_said(trouble)}); {ends}"
             found.append(Remnant(text, foreign=False))
@@ -156,7 +156,7 @@ async def settle_later(runtime: Runtime, unsettled: deque[Unsettled]) -> None:
             except StoreUnavailable:
                 unsettled.append(tried)
                 break
-            except CaslockError:
+            except (CaslockError, ValueError):  # refused: the lease ends it
                 pass
             pause = FIRST_PAUSE
 

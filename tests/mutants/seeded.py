@@ -165,7 +165,7 @@ async def roll_back_but_one(
     begun: dict[LockState, Attempt],
     holds: list[Holding],
     failure: BaseException,
-    stuck: list[CaslockError],
+    stuck: list[CaslockError | ValueError],
     limit: float,
 ) -> None:
     """Give back what was taken of several keys, but for the first."""
