@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, StoreError, told
 from caslock.local.hold import Holding
+from caslock.local.holds import Holds
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
-from caslock.local.multi import Holds
 from caslock.local.settings import Own, wait_time
 from caslock.local.tasks import calling_task, start_task, task_runtime, this_task
 from caslock.local.with_blocks import OnlyAsyncWith, WithBlocks

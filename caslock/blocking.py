@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 from caslock.errors import CaslockError, NotAcquired, NotHeld, told
 from caslock.guards import on_failure
 from caslock.local.hold import Holding
+from caslock.local.holds import Holds
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
-from caslock.local.multi import Holds
 from caslock.local.settings import Own, wait_time
 from caslock.local.threads import mend, running_task, start_thread, thread_runtime
 from caslock.local.with_blocks import OnlyWith

@@ -12,7 +12,7 @@ import pytest
 from caslock import aio
 from caslock.errors import CaslockError, StoreUnavailable
 from caslock.local import multi
-from caslock.local.multi import Holds
+from caslock.local.holds import Holds
 from caslock.local.tasks import TaskRuntime
 from caslock.local.threads import ThreadRuntime
 from caslock.protocol import exchange as request

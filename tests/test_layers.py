@@ -10,13 +10,13 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "caslock"
 
 PROTOCOL = (
-    *("record", "writes", "lease", "attempt", "runtime", "exchange", "contention"),
+    *("record", "writes", "lease", "exchange", "contention", "attempt", "runtime"),
     *("hand_over", "withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
 )
 LOCAL = (
-    *("clock", "settings", "with_blocks", "hold", "reports", "queue", "shared", "stamps", "lock_state"),
-    *("quorum", "multi", "lock"),
-    *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "tasks"),
+    *("clock", "settings", "given", "with_blocks", "hold", "holds", "reports", "refusals", "queue", "shared", "stamps"),
+    *("lock_state", "quorum", "multi", "lock"),
+    *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "in_threads", "tasks"),
 )
 GROUND = (
     "errors",

@@ -12,6 +12,7 @@ import pytest
 from caslock import Hold, Lock, LockLost, NotAcquired, NotHeld, StoreUnavailable
 from caslock.local import stamps as stamps_module
 from caslock.local.lock_state import LockState
+from caslock.local.refusals import busy, in_use
 from caslock.local.stamps import Stamps
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
@@ -103,18 +104,22 @@ def test_an_attempt_knows_its_deadline(store: Timed) -> None:
 def test_the_error_says_who_has_the_key(store: Timed) -> None:
     """At the store or in this process; or that it was never seen held by the same one."""
     state, attempt = begun(Lock(store, "k"))
-    assert state._busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
+
+    def inside() -> list[Attempt]:
+        return state._queue.inside(ThreadRuntime.now())
+
+    assert busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
     attempt.contention = Contention(None)
-    assert state._busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
+    assert busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
     free = Record("me", (), 5.0, "me.1.1", None)
     attempt.contention.meet(Observed(3, free), 0.0)
-    assert state._busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
+    assert busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
     attempt.contention.meet(Observed(4, free._replace(owner="them", holds=("them.1",))), 0.0)
-    assert "is held by them" in state._busy(attempt, "(w)")
-    assert state._in_use(attempt, "(w)") == "another thread or task of this process is waiting for lock 'k' (w)"
+    assert "is held by them" in busy(attempt, "(w)")
+    assert in_use(attempt, inside(), "(w)") == "another thread or task of this process is waiting for lock 'k' (w)"
     hold = held(Lock(store, "k"))
-    assert "is held by" in state._in_use(attempt, "(w)")
-    assert state._in_use(hold._attempt, "(w)").startswith("another thread")
+    assert "is held by" in in_use(attempt, inside(), "(w)")
+    assert in_use(hold._attempt, inside(), "(w)").startswith("another thread")
 
 
 def test_a_release_after_the_lease_that_gets_no_answer_is_a_loss(store: Timed, background: Background) -> None:

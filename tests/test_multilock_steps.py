@@ -18,7 +18,7 @@ from caslock import (
     StoreUnavailable,
 )
 from caslock.local import clock
-from caslock.local.multi import _worse
+from caslock.local.holds import _worse
 from caslock.local.shared import shared_of
 from caslock.local.threads import ThreadRuntime
 from caslock.protocol.lease import NEVER

@@ -9,7 +9,8 @@ import pytest
 
 from caslock import Hold, Lock, LockLost, OutcomeUnknown, QuorumLock, StoreError, StoreUnavailable
 from caslock.local import clock
-from caslock.local.quorum import GRACE, given_stores, place_of
+from caslock.local.given import given_stores
+from caslock.local.quorum import GRACE, place_of
 from caslock.local.threads import ThreadRuntime, thread_runtime
 from caslock.local.workers import run
 from tests.test_multilock_steps import TIMEOUT, Timed

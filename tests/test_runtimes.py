@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from caslock import ABSENT, Put, Removal, StoreUnavailable
-from caslock.local import tasks, threads
+from caslock.local import in_threads, tasks, threads
+from caslock.local.in_threads import QUEUE_SHARE, InThreads
 from caslock.local.shared import Shared
-from caslock.local.tasks import MOST_ASKING, QUEUE_SHARE, TaskEvent, TaskMutex, TaskRuntime, _InThreads
+from caslock.local.tasks import MOST_ASKING, TaskEvent, TaskMutex, TaskRuntime
 from caslock.local.threads import ThreadEvent, ThreadMutex, ThreadRuntime
 from caslock.local.workers import Workers, run
 from caslock.protocol.observation import ObservingStore
@@ -95,7 +96,7 @@ def test_a_blocking_store_is_asked_by_threads_of_its_own() -> None:
     assert same(runtime.batching, runtime.store)
     assert runtime.renewing is not runtime
     assert same(runtime.renewing.batching, runtime.renewing.store)
-    threaded = cast("list[_InThreads]", [runtime.store, runtime.watching, runtime.renewing.store])
+    threaded = cast("list[InThreads]", [runtime.store, runtime.watching, runtime.renewing.store])
     assert [each._purpose for each in threaded] == ["requests", "waits", "task renewals"]
     runtime = TaskRuntime(Shared(plain()))
     assert (runtime.watching, runtime.batching, runtime.renewing.batching) == (None, None, None)
@@ -162,7 +163,7 @@ def test_each_verb_is_passed_on() -> None:
         assert run(getattr(immediate, verb)(*asked)) == (verb, *asked)
 
     async def main() -> None:
-        elsewhere = _InThreads(Shared(store), "requests", 1)
+        elsewhere = InThreads(Shared(store), "requests", 1)
         for verb, asked in CALLS:
             answer = await getattr(elsewhere, verb)(*asked)
             assert answer == ((verb, *asked) if verb != "wait_while" else None)
@@ -203,7 +204,7 @@ def test_a_request_that_finds_no_thread_is_dropped_unsent() -> None:
 
     async def main() -> None:
         store, workers = Unhurried(), Jobs()
-        elsewhere = _InThreads(Shared(store), "requests", MOST_ASKING)
+        elsewhere = InThreads(Shared(store), "requests", MOST_ASKING)
         elsewhere._shared.part = lambda _name, _make: workers  # type: ignore[method-assign, assignment, return-value] # of this one
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -237,19 +238,19 @@ def test_a_request_that_a_thread_has_taken_is_not_dropped() -> None:
     async def main() -> None:
         loop, store = asyncio.get_running_loop(), Unhurried()
         future: asyncio.Future[str] = loop.create_future()
-        tasks._drop(future, [], "memory://")
+        in_threads._drop(future, [], "memory://")
         assert not future.done()
-        tasks._answer(loop, future, [], lambda: store.get("k"))
+        in_threads._answer(loop, future, [], lambda: store.get("k"))
         assert store.asked == 0
         future.cancel()
-        tasks._drop(future, [None], "memory://")
-        tasks._resolve(future, "late")
-        tasks._fail(future, ValueError())
+        in_threads._drop(future, [None], "memory://")
+        in_threads._resolve(future, "late")
+        in_threads._fail(future, ValueError())
         assert future.cancelled()
         other = asyncio.new_event_loop()
         late: asyncio.Future[str] = other.create_future()
         other.close()
-        tasks._answer(other, late, [None], lambda: store.get("k"))
+        in_threads._answer(other, late, [None], lambda: store.get("k"))
         assert (store.asked, late.done()) == (1, False)
 
     asyncio.run(main())

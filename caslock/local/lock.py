@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, TypedDict, TypeVar, Unpack, overload
 
+from caslock.local.given import given_keys, given_locks, given_stores
 from caslock.local.hold import Holding
+from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
-from caslock.local.multi import Holds, MultiState, given_keys, given_locks
-from caslock.local.quorum import QuorumState, given_stores, place_of
+from caslock.local.multi import MultiState
+from caslock.local.quorum import QuorumState, place_of
 from caslock.local.settings import (
     MAX_NOTE_BYTES,
     callback,

@@ -10,13 +10,14 @@ import itertools
 import os
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from caslock import observer
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
 from caslock.fork import at_fork, generation
 from caslock.guards import undoing
 from caslock.local.hold import Holding
+from caslock.local.refusals import BY_OURSELVES, busy, in_use, waited
 from caslock.local.reports import call_on_lost, event_of
 from caslock.local.stamps import Stamps, hostname
 from caslock.protocol import acquire, release, renew, withdraw
@@ -156,10 +157,11 @@ class LockState:
         limit = NEVER if timeout is None else began + timeout
         inside = [] if timeout == 0 else self._queue.inside(began)
         if any(other.by is attempt.by and other.levels for other in inside):
-            observer.warn(f"lock {self.key!r} waits for itself: it is held {_BY_OURSELVES}")
+            observer.warn(f"lock {self.key!r} waits for itself: it is held {BY_OURSELVES}")
         del inside  # a waiter must not keep an abandoned hold alive
         if timeout == 0 or not await self._queue.turn(attempt, self.runtime, limit):
-            raise NotAcquired(self._in_use(attempt, self._waited(began, since)))
+            now = self.runtime.now()
+            raise NotAcquired(in_use(attempt, self._queue.inside(now), waited(now, began, since)))
         return None if timeout is None else max(0.0, limit - self.runtime.now())
 
     async def win(
@@ -187,7 +189,7 @@ class LockState:
                     queued = True
                     timeout = await self._turn(attempt, began, timeout, since)
                 if not await self._ask(attempt, timeout, observed):
-                    raise NotAcquired(self._busy(attempt, self._waited(began, since)))  # noqa: TRY301 - told below
+                    raise NotAcquired(busy(attempt, waited(self.runtime.now(), began, since)))  # noqa: TRY301 - told below
                 hold = self._hold(attempt, make)
         except NotAcquired as error:
             if observer.listens():
@@ -369,28 +371,6 @@ class LockState:
             message = f"lock {self.key!r} is held by another thread or task: call release() on its Hold instead"
         raise NotHeld(message)
 
-    def _waited(self, began: float, since: float | None) -> str:
-        now = self.runtime.now()
-        if since is None:
-            return f"(waited {now - began:.3g} s)"
-        return f"(waited {now - since:.3g} s for all keys, the last {now - began:.3g} s for this one)"
-
-    def _in_use(self, attempt: Attempt, waited: str) -> str:
-        others = [other for other in self._queue.inside(self.runtime.now()) if other is not attempt]
-        record = others[0].lease.record if others else None
-        if record is None:
-            return f"another thread or task of this process is waiting for lock {self.key!r} {waited}"
-        where = "in another thread or task of this process"
-        if others[0].by is attempt.by:
-            where = _BY_OURSELVES
-        return f"lock {self.key!r} at {self.runtime.store.traits.location} is held by {record}, {where} {waited}"
-
-    def _busy(self, attempt: Attempt, waited: str) -> str:
-        holder = None if attempt.contention is None else attempt.contention.observed.record
-        if holder is None or holder.free:
-            return f"lock {self.key!r} kept changing hands {waited}"
-        return f"lock {self.key!r} at {self.runtime.store.traits.location} is held by {holder} {waited}"
-
     async def holder(self) -> Record | None:
         """Who holds the key."""
         self.begun()
@@ -421,7 +401,6 @@ class LockState:
         return self._told(broken, broken.fence)
 
 
-_BY_OURSELVES: Final = "by this thread or task through another Lock object: use one Lock, or give both the same owner"
 _begin_guard = threading.RLock()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import threading
 import weakref
-from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
 
@@ -19,7 +18,6 @@ from caslock.local.lock_state import LockState
 from caslock.local.reports import warn_of_missing_vote
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt
-from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER
 from caslock.protocol.quorum import Ballot, QuorumLease, Stage, Vote
 from caslock.protocol.writes import FREE_TTL
@@ -36,9 +34,6 @@ if TYPE_CHECKING:
 
     Start: TypeAlias = Callable[[Runtime, Callable[[], Coroutine[object, object, None]]], object]
     """Runs what a function returns beside the caller, in a thread or task for one store."""
-
-FEWEST: Final = 3
-"""Stores.  Two need both of them, which is less available than one."""
 
 GRACE: Final = 0.02
 """Seconds for which a release waits for the stores that it could do without."""
@@ -70,28 +65,6 @@ def place_of(nodes: Sequence[Runtime]) -> Place:
     """Return the one place of these stores in this process, in whatever order they are given."""
     shared = frozenset(cast("Shared", node.shared) for node in nodes)
     return _places.get(shared) or _places.setdefault(shared, Place([node.store.traits for node in nodes]))
-
-
-def given_stores(stores: object, runtime: Callable[[object], Runtime]) -> list[Runtime]:
-    """Check that several independent stores were given."""
-    if isinstance(stores, (str, bytes)) or not isinstance(stores, Iterable):
-        message = f"stores must be a list of at least {FEWEST} stores, not {stores!r}"
-        raise TypeError(message)
-    nodes = [runtime(store) for store in stores]
-    if len(nodes) < FEWEST:
-        message = f"a QuorumLock needs at least {FEWEST} stores, not {len(nodes)}: use Lock for one"
-        raise ValueError(message)
-    locations = [node.store.traits.location for node in nodes]
-    for location in locations:
-        if locations.count(location) > 1:
-            message = f"the stores of a QuorumLock must be independent, but two of them are {location}"
-            raise ValueError(message)
-    return nodes
-
-
-def _contention(attempt: Attempt) -> Contention:
-    attempt.contention = attempt.contention or Contention(attempt.terms.settings.poll)
-    return attempt.contention
 
 
 class QuorumState(LockState):
@@ -144,7 +117,7 @@ class QuorumState(LockState):
             before, now = now, self.runtime.now()
             if now >= limit:
                 return False
-            pause = _contention(attempt).pause()
+            pause = attempt.contend().pause()
             # When contenders have split the votes, one of them has to be first next time by more than a round takes.
             splits = splits + 1 if any(vote.attempt.lease.fence for vote in ballot.votes) else 0
             if splits and attempt.terms.settings.poll is None:
@@ -243,7 +216,7 @@ class QuorumState(LockState):
         for vote in ballot.votes:
             met = vote.attempt.contention
             if met is not None:
-                _contention(attempt).meet(met.observed, self.runtime.now())
+                attempt.contend().meet(met.observed, self.runtime.now())
                 return
 
     def _too_few(self, what: str, failed: Sequence[Vote], rest: str) -> StoreError:

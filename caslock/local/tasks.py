@@ -6,21 +6,19 @@ import asyncio
 import contextlib
 import copy
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, cast
 
-from caslock.errors import StoreUnavailable
 from caslock.local import clock
+from caslock.local.in_threads import QUEUE_SHARE, InThreads
 from caslock.local.schedule import MOST_RENEWING
 from caslock.local.settings import check_store, suspends
 from caslock.local.shared import Shared, shared_of
 from caslock.local.task_renewer import notice, renewer_of
-from caslock.local.workers import Workers
 from caslock.protocol.observation import ObservingStore
 from caslock.protocol.withdraw import Unsettled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.runtime import Runtime
@@ -29,22 +27,11 @@ if TYPE_CHECKING:
         AsyncQueueingStore,
         AsyncStore,
         AsyncWatchingStore,
-        BatchingStore,
-        Entry,
-        IdentifiedStore,
-        Put,
-        Removal,
-        Store,
-        Traits,
-        WatchingStore,
     )
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-QUEUE_SHARE: Final = 0.25
-"""Share of a request timeout for which a request to a blocking store waits for a thread; then it is dropped unsent."""
 
 MOST_ASKING: Final = 32
 """Threads that send requests to one blocking store at one time, beside those that renew; and as many that wait."""
@@ -60,12 +47,12 @@ class TaskRuntime:
         check_store(store, "connect_async")
         self.home: object = store
         native = suspends(getattr(store, "get", None))
-        asked = cast("AsyncStore", store) if native else _InThreads(shared, "requests", MOST_ASKING)
+        asked = cast("AsyncStore", store) if native else InThreads(shared, "requests", MOST_ASKING)
         self.store: AsyncStore = asked if asked.traits.expires else ObservingStore(asked, self.now)
         # A request timeout, without the time for which the last request may wait for a thread.
         self.patience: float = (1.0 if native else 1.0 - QUEUE_SHARE) * self.store.traits.request_timeout
         # A wait in a blocking store occupies its thread all that time, so waits have threads of their own.
-        waiting = cast("AsyncWatchingStore", store) if native else _InThreads(shared, "waits", MOST_ASKING)
+        waiting = cast("AsyncWatchingStore", store) if native else InThreads(shared, "waits", MOST_ASKING)
         self.watching: AsyncWatchingStore | None = waiting if hasattr(store, "wait_while") else None
         self.queueing: AsyncQueueingStore | None = (
             cast("AsyncQueueingStore", store) if native and hasattr(store, "put_when_absent") else None
@@ -76,7 +63,7 @@ class TaskRuntime:
         self.renewing: TaskRuntime = self
         if not native:  # renewals never wait for the threads in which acquires do
             self.renewing = copy.copy(self)
-            self.renewing.store = _InThreads(shared, "task renewals", MOST_RENEWING)
+            self.renewing.store = InThreads(shared, "task renewals", MOST_RENEWING)
             if self.batching is not None:
                 self.renewing.batching = cast("AsyncBatchingStore", self.renewing.store)
 
@@ -224,89 +211,6 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-class _InThreads:
-    """A blocking store as asyncio sees it: each verb in a thread of the store's own, as the loop's may all be busy."""
-
-    __slots__ = ("_new_workers", "_purpose", "_shared", "_store", "traits")
-
-    def __init__(self, shared: Shared, purpose: str, most: int) -> None:
-        self._store = cast("Store", shared.store)
-        self.traits: Traits = self._store.traits
-        self._shared, self._purpose = shared, purpose
-        self._new_workers = partial(Workers, f"caslock-{purpose.replace(' ', '-')}", most)
-
-    async def identify(self) -> str | None:
-        return await self._ask(cast("IdentifiedStore", self._store).identify)
-
-    async def get(self, key: str) -> Entry | None:
-        return await self._ask(self._store.get, key)
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        return await self._ask(self._store.put_if_version, key, value, version, ttl)
-
-    async def invalidate(self, key: str, version: int) -> Entry | None:
-        return await self._ask(self._store.invalidate, key, version)
-
-    async def wait_while(self, key: str, version: int, timeout: float) -> None:
-        await self._ask(cast("WatchingStore", self._store).wait_while, key, version, timeout)
-
-    async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
-        return await self._ask(cast("BatchingStore", self._store).put_many, puts)
-
-    async def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
-        return await self._ask(cast("BatchingStore", self._store).invalidate_many, removals)
-
-    def _ask(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        unsent: list[None] = [None]  # list.pop is atomic: either a thread takes it, or the time is over
-        patience = QUEUE_SHARE * self.traits.request_timeout
-        busy = loop.call_later(patience, _drop, future, unsent, self.traits.location)
-        future.add_done_callback(lambda _: busy.cancel())
-        workers = self._shared.part(self._purpose, self._new_workers)  # a forked child has others
-        workers.do(partial(_answer, loop, future, unsent, partial(verb, *args, **kwargs)))
-        return future
-
-
-def _drop(future: asyncio.Future[T], unsent: list[None], location: str) -> None:
-    """Give up on a request that no thread has taken."""
-    try:
-        unsent.pop()
-    except IndexError:
-        return
-    if not future.done():
-        message = f"too many requests are waiting for {location}"
-        future.set_exception(StoreUnavailable(message, sent=False))
-
-
-def _answer(
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], unsent: list[None], verb: Callable[[], T]
-) -> None:
-    """Call a verb in a worker thread, and pass its result to the loop."""
-    if future.done():  # nothing waits for it any more, and nothing was sent
-        return
-    try:
-        unsent.pop()
-    except IndexError:
-        return
-    try:
-        settle = partial(_resolve, future, verb())
-    except BaseException as error:  # noqa: BLE001 - raised where the answer is awaited
-        settle = partial(_fail, future, error)
-    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-        loop.call_soon_threadsafe(settle)
-
-
-def _resolve(future: asyncio.Future[T], result: T) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[T], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 def this_task() -> asyncio.Task[object]:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.protocol.contention import Contention
 from caslock.protocol.exchange import Unanswered, answered, put_when_absent, read, settle, write_surely
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import Observed
@@ -137,7 +136,7 @@ async def _try(runtime: Runtime, attempt: Attempt, observed: Observed | None) ->
     if renewed and attempt.may_take(record):  # it is free, but the answers take too long
         message = f"{location_of(runtime)} answers too slowly for a ttl of {lease.ttl:g} s"
         raise StoreUnavailable(message)
-    _contention(attempt).meet(Observed(version, record), runtime.now())
+    attempt.contend().meet(Observed(version, record), runtime.now())
     return False
 
 
@@ -146,7 +145,7 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
 
     Returns what is there then, if the store could put for us as soon as nothing was there.
     """
-    contention = _contention(attempt)
+    contention = attempt.contend()
     version, holder = contention.observed
     over = False
     if holder is not None and not holder.foreign:
@@ -170,7 +169,7 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
 
 async def _put_when_absent(runtime: Runtime, attempt: Attempt, longest: float, limit: float) -> Observed | None:
     """Have the store put for us as soon as nothing is there; None: it can't for now, or gave no answer."""
-    longest = longest if attempt.terms.settings.poll is None else min(longest, _contention(attempt).pause())
+    longest = longest if attempt.terms.settings.poll is None else min(longest, attempt.contend().pause())
     # The lease counts from before the request, so most of it must be left when the wait ends; and a store may be late
     # in ending one.
     seconds = min(longest, attempt.lease.ttl / 3, limit - runtime.now() - LATE)
@@ -182,10 +181,3 @@ async def _put_when_absent(runtime: Runtime, attempt: Attempt, longest: float, l
         if error.sent and runtime.now() >= last_start(runtime, attempt.limit):
             raise
         return None
-
-
-def _contention(attempt: Attempt) -> Contention:
-    contention = attempt.contention
-    if contention is None:
-        contention = attempt.contention = Contention(attempt.terms.settings.poll)
-    return contention

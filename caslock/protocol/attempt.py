@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.errors import LockLost
+from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Record, Stamp, fence_of
 from caslock.protocol.writes import FREE_TTL, InFlight, Writes
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from tenacity.wait import WaitBaseT
 
-    from caslock.protocol.contention import Contention
     from caslock.protocol.hand_over import HandOver
     from caslock.protocol.runtime import Event, Mutex, Runtime
 
@@ -173,6 +173,11 @@ class Attempt:
         stamp, (before, between, after) = self.stamps()
         record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *stamp, FORM))
         return record, f"{before}{hold_id}{between}{write_id}{after}".encode()
+
+    def contend(self) -> Contention:
+        """Return what it has seen of those who hold the key."""
+        self.contention = self.contention or Contention(self.terms.settings.poll)
+        return self.contention
 
     def leaves(self, record: Record | None, now: float) -> bool:
         """Whether to write `record` (None: to remove ours) at this moment is a release in time."""

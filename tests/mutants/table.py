@@ -11,8 +11,9 @@ from pymemcache.client.base import Client
 from caslock import Lock, MultiLock, aio
 from caslock.local import multi
 from caslock.local.hold import Holding
+from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
-from caslock.local.multi import Holds, _Several
+from caslock.local.multi import _Several
 from caslock.local.queue import LocalQueue
 from caslock.local.tasks import TaskRuntime
 from caslock.local.threads import ThreadRuntime

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 from caslock.errors import CaslockError, StoreError, StoreUnavailable, told
 from caslock.local.hold import Holding
+from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
-from caslock.local.multi import Holds, MultiState
+from caslock.local.multi import MultiState
 from caslock.local.stamps import Stamps
 from caslock.protocol.attempt import LockSettings, Retry
 from tests.simulator.runtime import Flow, Runtime

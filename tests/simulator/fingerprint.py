@@ -20,7 +20,8 @@ from tenacity.wait import wait_base
 
 from caslock.errors import told
 from caslock.local.hold import Holding
-from caslock.local.multi import Holds, MultiState, _Several
+from caslock.local.holds import Holds
+from caslock.local.multi import MultiState, _Several
 from caslock.protocol.attempt import Attempt, Turn
 from caslock.protocol.contention import Contention
 from caslock.protocol.hand_over import HandOver

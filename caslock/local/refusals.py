@@ -1,0 +1,39 @@
+"""What the error of a refused acquire says: who has the key, and how long it was waited for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from caslock.protocol.withdraw import location_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from caslock.protocol.attempt import Attempt
+
+BY_OURSELVES: Final = "by this thread or task through another Lock object: use one Lock, or give both the same owner"
+
+
+def waited(now: float, began: float, since: float | None) -> str:
+    """Say how long; `since`: when a MultiLock began to wait for all its keys."""
+    if since is None:
+        return f"(waited {now - began:.3g} s)"
+    return f"(waited {now - since:.3g} s for all keys, the last {now - began:.3g} s for this one)"
+
+
+def in_use(attempt: Attempt, inside: Iterable[Attempt], time: str) -> str:
+    """Say which attempt of this process, of those inside its local queue, has the key."""
+    other = next((other for other in inside if other is not attempt), None)
+    record = None if other is None else other.lease.record
+    if other is None or record is None:
+        return f"another thread or task of this process is waiting for lock {attempt.key!r} {time}"
+    where = BY_OURSELVES if other.by is attempt.by else "in another thread or task of this process"
+    return f"lock {attempt.key!r} at {location_of(attempt.runtime)} is held by {record}, {where} {time}"
+
+
+def busy(attempt: Attempt, time: str) -> str:
+    """Say who holds the key at the store."""
+    holder = None if attempt.contention is None else attempt.contention.observed.record
+    if holder is None or holder.free:
+        return f"lock {attempt.key!r} kept changing hands {time}"
+    return f"lock {attempt.key!r} at {location_of(attempt.runtime)} is held by {holder} {time}"
