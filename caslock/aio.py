@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
-from caslock.errors import CaslockError, LockLost, NotAcquired, StoreError, told
+from caslock.errors import CaslockError, LockLost, NotAcquired, StoreError, with_notes
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
@@ -84,8 +84,8 @@ class _Releasing(OnlyAsyncWith, ABC):
             raise
         task = this_task()
         for attempt in self._attempts:
-            if isinstance(attempt.by, asyncio.Task) and attempt.by.done():
-                attempt.by = task  # the task that acquired has handed the hold over to this one
+            if isinstance(attempt.caller, asyncio.Task) and attempt.caller.done():
+                attempt.caller = task  # the task that acquired has handed the hold over to this one
         _Block(self._blocks, self, self._attempts)
         return self
 
@@ -242,7 +242,7 @@ def _give(caller: Task | None, attempt: Attempt) -> None:
     """Give what was just acquired to the task that called `acquire`, if another one has run it."""
     caller = _here(caller)
     if caller is not None and len(attempt.levels) == 1:
-        attempt.by = caller
+        attempt.caller = caller
 
 
 def _here(caller: Task | None) -> Task | None:
@@ -284,7 +284,7 @@ class _Block(Generic[T]):
         except Exception as trouble:
             if error is None or (ours_alone and isinstance(trouble, (LockLost, StoreError))):
                 raise
-            error.add_note(told(trouble))
+            error.add_note(with_notes(trouble))
         if ours_alone:
             keys = ", ".join(repr(attempt.key) for attempt in self._attempts if attempt.lease.lost)
             why = next((attempt.lease.lost for attempt in self._attempts if attempt.lease.lost), "")

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
 
-from caslock.errors import CaslockError, NotAcquired, NotHeld, told
+from caslock.errors import CaslockError, NotAcquired, NotHeld, with_notes
 from caslock.guards import on_failure
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
@@ -115,7 +115,7 @@ class _Held(OnlyWith, ABC):
         except Exception as trouble:
             if error is None:
                 raise
-            error.add_note(told(trouble))
+            error.add_note(with_notes(trouble))
         except BaseException:  # an interrupt may strike before the release has begun
             with suppress(CaslockError, ValueError):
                 self.release()
@@ -157,7 +157,7 @@ def _newest(state: LockState) -> Hold:
     return hold
 
 
-class Made(list[Hold]):
+class HoldMaker(list[Hold]):
     """Makes holds and keeps them, so that those that an interrupt keeps from the caller can be released."""
 
     def __call__(self, state: LockState, attempt: Attempt) -> Hold:
@@ -178,7 +178,7 @@ class Made(list[Hold]):
                 try:
                     hold.release()
                 except (CaslockError, ValueError) as trouble:
-                    interrupt.add_note(told(trouble))
+                    interrupt.add_note(with_notes(trouble))
 
 
 B = TypeVar("B", Hold, "MultiHold")
@@ -191,7 +191,7 @@ class _State(Protocol[B_co]):
     @property
     def states(self) -> Sequence[LockState]: ...
 
-    def acquire(self, make: Made, timeout: float | None) -> Coroutine[object, object, B_co]: ...
+    def acquire(self, make: HoldMaker, timeout: float | None) -> Coroutine[object, object, B_co]: ...
 
 
 class _Acquired(OnlyWith, ABC, Generic[B]):
@@ -245,11 +245,11 @@ class _Acquired(OnlyWith, ABC, Generic[B]):
 
     def _acquire(self, timeout: float | None, blocks: WithBlocks[B] | None = None) -> B:
         """Acquire, and begin one of `blocks`."""
-        made, held = Made(), None
+        made, held = HoldMaker(), None
         try:
             held = run(self._state.acquire(made, timeout))
             if blocks is not None:
-                blocks.append((made[-1]._attempt.by, held))
+                blocks.append((made[-1]._attempt.caller, held))
             return held  # noqa: TRY300 - inside the guard
         except CaslockError:
             raise

@@ -65,6 +65,6 @@ class StaleFence(CaslockError):  # noqa: N818 - named by the outcome
         )
 
 
-def told(error: BaseException) -> str:
+def with_notes(error: BaseException) -> str:
     """Return the text of an error with its notes."""
     return " ".join([str(error) or repr(error), *getattr(error, "__notes__", ())])

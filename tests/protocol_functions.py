@@ -7,10 +7,12 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-from caslock.protocol.acquire import LATE, YIELD_WAIT, _holds, _put_when_absent, _resume, _try, _wait, acquire
+from caslock.protocol.acquire import LATE_WAKE, YIELD_WAIT, _holds, _put_when_absent, _resume, _try, _wait, acquire
 from caslock.protocol.batch import put_together, remove_together
+from caslock.protocol.clean_up import FIRST_PAUSE, run_clean_ups
 from caslock.protocol.exchange import settle, write_surely
 from caslock.protocol.hand_over import hand_over
+from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start, location_of
 from caslock.protocol.release import _leave, force_release, leave_surely, release
 from caslock.protocol.renew import (
     _not_renewed,
@@ -24,22 +26,11 @@ from caslock.protocol.renew import (
     renew_due,
     who_holds,
 )
-from caslock.protocol.withdraw import (
-    FIRST_PAUSE,
-    LONGEST_WAIT,
-    PASSES,
-    _clean_up,
-    give_up,
-    last_start,
-    location_of,
-    settle_later,
-    step_back,
-    withdraw,
-)
+from caslock.protocol.withdraw import _clean_up, give_up, step_back, withdraw
 
 __all__ = [
     "FIRST_PAUSE",
-    "LATE",
+    "LATE_WAKE",
     "LONGEST_WAIT",
     "PASSES",
     "YIELD_WAIT",
@@ -69,8 +60,8 @@ __all__ = [
     "remove_together",
     "renew",
     "renew_due",
+    "run_clean_ups",
     "settle",
-    "settle_later",
     "step_back",
     "who_holds",
     "withdraw",
@@ -79,7 +70,7 @@ __all__ = [
 
 _MODULES: Final = [
     import_module(f"caslock.protocol.{name}")
-    for name in ("acquire", "batch", "hand_over", "release", "renew", "withdraw")
+    for name in ("acquire", "batch", "clean_up", "hand_over", "limits", "release", "renew", "withdraw")
 ]
 
 

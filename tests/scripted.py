@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
 from caslock.errors import StoreUnavailable
-from caslock.protocol.attempt import Attempt, First, LockSettings, Retry, Terms
+from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Retry, Terms
 from caslock.protocol.record import Stamp, encode, opening
 from caslock.store import Entry, Traits
 
@@ -53,7 +53,7 @@ class Scripted:
     async def sleep(self, seconds: float) -> None:
         self.clock += seconds
 
-    def notice(self, attempt: Attempt) -> None:
+    def report_loss(self, attempt: Attempt) -> None:
         del attempt
         self.losses += 1
 
@@ -97,10 +97,10 @@ class Scripted:
         answer = self._answer("invalidate_many")
         return None if answer is None else [answer] * len(removals)
 
-    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
         await work()
 
-    def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+    def in_background(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         del settle
         self.background.append(seconds)
 
@@ -149,7 +149,7 @@ class Mutex:
 def an_attempt(script: Scripted, retry: Retry = Retry(), *, key: str = "key", ttl: float = TTL) -> Attempt:
     """Begin one."""
     terms = Terms(cast("Runtime", script), key, "me", LockSettings(ttl, retry=retry))
-    return Attempt(terms, "mine.1", lambda: First(STAMP, opening("me", ttl, STAMP)), Mutex(), by=None)
+    return Attempt(terms, "mine.1", lambda: FirstRecord(STAMP, opening("me", ttl, STAMP)), Mutex(), caller=None)
 
 
 def run(coroutine: Coroutine[object, object, object]) -> object:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from tenacity.wait import wait_fixed, wait_incrementing
 
-from caslock.protocol.attempt import Attempt, First, LockSettings, Terms
+from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.record import MAX_HOLDS, NOTHING, Observed, Record, Stamp, decode, encode, opening
@@ -30,7 +30,7 @@ class Told:
     def __init__(self) -> None:
         self.losses = 0
 
-    def notice(self, attempt: Attempt) -> None:
+    def report_loss(self, attempt: Attempt) -> None:
         del attempt
         self.losses += 1
 
@@ -38,7 +38,9 @@ class Told:
 def attempt(hold_id: str = "mine.2", ttl: float = TTL) -> Attempt:
     """Begin one."""
     terms = Terms(cast("Runtime", Told()), "key", OWNER, LockSettings(ttl, OWNER))
-    return Attempt(terms, hold_id, lambda: First(STAMP, opening(OWNER, ttl, STAMP)), cast("Mutex", None), by=None)
+    return Attempt(
+        terms, hold_id, lambda: FirstRecord(STAMP, opening(OWNER, ttl, STAMP)), cast("Mutex", None), caller=None
+    )
 
 
 def record(*holds: str, owner: str = OWNER, ttl: float = TTL, quarantine: float = 0.0) -> Record:

@@ -112,9 +112,9 @@ def test_a_clean_up_that_comes_as_the_last_one_ends_is_run() -> None:
 
         async def first(_limit: float) -> None:
             ran.append("first")
-            loop.call_soon(runtime.later, second, 60.0)
+            loop.call_soon(runtime.in_background, second, 60.0)
 
-        runtime.later(first, 60.0)
+        runtime.in_background(first, 60.0)
         async with asyncio.timeout(5):
             await done.wait()
 

@@ -9,12 +9,13 @@ import pytest
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.protocol.attempt import Attempt, Retry
+from caslock.protocol.clean_up import FIRST_PAUSE, CleanUp, run_clean_ups
 from caslock.protocol.contention import Contention
-from caslock.protocol.exchange import LONGEST_PAUSE, read, write_surely
+from caslock.protocol.exchange import RETRY_PAUSE, read, write_surely
 from caslock.protocol.lease import NEVER
+from caslock.protocol.limits import LONGEST_WAIT
 from caslock.protocol.record import NOTHING, Observed, Record
 from caslock.protocol.renew import renew_due
-from caslock.protocol.withdraw import FIRST_PAUSE, LONGEST_WAIT, Unsettled, settle_later
 from caslock.store import ABSENT, Entry
 from tests.scripted import OURS, PATIENCE, STAMP, START, TAKES, TTL, Scripted, an_attempt, held, lost, run
 
@@ -47,7 +48,7 @@ def test_a_pause_between_two_tries_stays_within_the_limit() -> None:
     """No try begins where the longest pause might have ended after the limit."""
     script = Scripted(lost(), lost(), lost())
     with pytest.raises(StoreUnavailable):
-        run(read(cast("Runtime", script), an_attempt(script, Retry(5, 1)), START + 2 * TAKES + LONGEST_PAUSE))
+        run(read(cast("Runtime", script), an_attempt(script, Retry(5, 1)), START + 2 * TAKES + RETRY_PAUSE))
     assert len(script.asked) == 2
 
 
@@ -166,7 +167,7 @@ def calls_of_settling(script: Scripted, *answers: BaseException | None) -> list[
         if answer is not None:
             raise answer
 
-    run(settle_later(cast("Runtime", script), deque([Unsettled(settle, START + 20.0)])))
+    run(run_clean_ups(cast("Runtime", script), deque([CleanUp(settle, START + 20.0)])))
     return made
 
 
@@ -188,15 +189,15 @@ def test_one_clean_up_asks_for_all_until_the_store_answers() -> None:
     """Many acquires that got no answer do not multiply the requests to a store that hangs; then all are cleaned up."""
     script, tried, hangs = Scripted(), list[tuple[int, float]](), 3
 
-    def clean_up(number: int) -> Unsettled:
+    def clean_up(number: int) -> CleanUp:
         async def settle(_limit: float) -> None:
             tried.append((number, script.now() - START))
             if len(tried) <= hangs:
                 raise lost()
 
-        return Unsettled(settle, START + (1.0 if number == 4 else 20.0))
+        return CleanUp(settle, START + (1.0 if number == 4 else 20.0))
 
-    run(settle_later(cast("Runtime", script), deque(map(clean_up, range(5)))))
+    run(run_clean_ups(cast("Runtime", script), deque(map(clean_up, range(5)))))
     assert tried == [(0, 0.25), (1, 0.75), (2, 1.75), (3, 3.75), (0, 3.75), (1, 3.75), (2, 3.75)]
 
 

@@ -11,10 +11,22 @@ PACKAGE = Path(__file__).parent.parent / "caslock"
 
 PROTOCOL = (
     *("record", "writes", "lease", "exchange", "contention", "attempt", "runtime"),
-    *("hand_over", "withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
+    *("hand_over", "limits", "clean_up", "withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
 )
 LOCAL = (
-    *("clock", "settings", "given", "with_blocks", "hold", "holds", "reports", "refusals", "queue", "shared", "stamps"),
+    *(
+        "clock",
+        "settings",
+        "several",
+        "with_blocks",
+        "hold",
+        "holds",
+        "reports",
+        "refusals",
+        "queue",
+        "shared",
+        "stamps",
+    ),
     *("lock_state", "quorum", "multi", "lock"),
     *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "in_threads", "tasks"),
 )

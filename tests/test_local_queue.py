@@ -9,7 +9,7 @@ import pytest
 
 from caslock.local import queue as queues
 from caslock.local.queue import LocalQueue
-from caslock.protocol.attempt import Attempt, First, LockSettings, Terms
+from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
 from caslock.protocol.contention import LONGEST_PAUSE, Contention
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import Observed, Record, opening
@@ -71,8 +71,8 @@ class Line:
     def comes(self, name: str, owner: str = "", *, ttl: float = TTL) -> Attempt:
         """Begin an attempt of the Lock object with that name; `owner`: one that several of these share."""
         terms = Terms(cast("Runtime", self), "key", owner or name, LockSettings(ttl, owner or None))
-        first = First(STAMP, opening(owner, ttl, STAMP))
-        attempt = Attempt(terms, f"{name}.{len(self.known)}", lambda: first, Mutex(), by=None)
+        first = FirstRecord(STAMP, opening(owner, ttl, STAMP))
+        attempt = Attempt(terms, f"{name}.{len(self.known)}", lambda: first, Mutex(), caller=None)
         self.known.append(attempt)
         return attempt
 

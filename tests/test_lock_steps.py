@@ -216,7 +216,7 @@ def test_what_an_interrupt_has_left_is_taken_back(store: Timed, monkeypatch: pyt
     run(lock._state.take_back(KeyboardInterrupt()))  # it was never used
     state, acquiring = begun(lock)
     others = state.begin()
-    others.by = object()
+    others.caller = object()
     releasing, keeping = state.begin(), state.begin()
     for attempt in (releasing, keeping):
         attempt.levels.append("held")

@@ -109,10 +109,10 @@ def background(monkeypatch: pytest.MonkeyPatch) -> Background:
     """Return what counts the clean-ups that are left to the background."""
     background = Background()
 
-    def later(_runtime: ThreadRuntime, _settle: object, _seconds: float) -> None:
+    def in_background(_runtime: ThreadRuntime, _settle: object, _seconds: float) -> None:
         background.left += 1
 
-    monkeypatch.setattr(ThreadRuntime, "later", later)
+    monkeypatch.setattr(ThreadRuntime, "in_background", in_background)
     return background
 
 

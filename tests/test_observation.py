@@ -157,7 +157,7 @@ def test_what_nobody_looks_at_any_more_makes_room(monkeypatch: pytest.MonkeyPatc
     run(observer.below.put_if_version("another", theirs, ABSENT, 10**6))
     run(observer.store.put_if_version("another", b"mine", ABSENT, 30))
     observer.holds(theirs)
-    for seconds in (31.0, observation.KEPT, 31.0):
+    for seconds in (31.0, observation.REMEMBERED, 31.0):
         assert observer.put(b"mine") == theirs
         observer.now += seconds
     assert observer.put(b"mine") == b"mine"

@@ -32,7 +32,7 @@ from caslock import (
     observe,
 )
 from caslock.local.threads import thread_runtime
-from caslock.protocol.attempt import Attempt, First, LockSettings, Terms
+from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
 from caslock.protocol.lease import NEVER
 from caslock.protocol.quorum import Ballot, QuorumLease, Stage, majority
 from caslock.protocol.record import Stamp, decode
@@ -863,7 +863,7 @@ def ballot(number: int) -> Ballot:
     """Make a ballot whose votes send nothing."""
     runtime = thread_runtime(MemoryStore())
     terms = Terms(runtime, "key", "owner", LockSettings(10.0))
-    first = First(Stamp("", "", 0, ""), ("", "", ""))
+    first = FirstRecord(Stamp("", "", 0, ""), ("", "", ""))
     return Ballot(
         [Attempt(terms, f"nonce.{each}", lambda: first, runtime.mutex(), None) for each in range(number)],
         threading.RLock(),

@@ -9,8 +9,8 @@ import pytest
 
 from caslock import Hold, Lock, LockLost, OutcomeUnknown, QuorumLock, StoreError, StoreUnavailable
 from caslock.local import clock
-from caslock.local.given import given_stores
 from caslock.local.quorum import GRACE, place_of
+from caslock.local.several import check_stores
 from caslock.local.threads import ThreadRuntime, thread_runtime
 from caslock.local.workers import run
 from tests.test_multilock_steps import TIMEOUT, Timed
@@ -49,7 +49,9 @@ class Scene:
         monkeypatch.setattr(ThreadRuntime, "sleep", lambda _runtime, seconds: self._sleep(seconds))
         monkeypatch.setattr(ThreadRuntime, "event", lambda _runtime: Pause(self))
         monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(self.watched.append))
-        monkeypatch.setattr(ThreadRuntime, "later", lambda _runtime, _settle, seconds: self.later.append(seconds))
+        monkeypatch.setattr(
+            ThreadRuntime, "in_background", lambda _runtime, _settle, seconds: self.later.append(seconds)
+        )
         monkeypatch.setattr(random, "uniform", lambda low, high: high + 1000 * low)  # the longest pause
 
     def lock(self, **settings: object) -> QuorumLock:
@@ -238,8 +240,8 @@ def test_stores_at_one_location_are_not_independent(scene: Scene) -> None:
     again = Member(scene, "memory://0")
     stores = [*scene.stores, again]
     with pytest.raises(ValueError, match="must be independent, but two of them are memory://0"):
-        given_stores(stores, cast("Callable[[object], Runtime]", thread_runtime))
-    assert len(given_stores(scene.stores, cast("Callable[[object], Runtime]", thread_runtime))) == 3
+        check_stores(stores, cast("Callable[[object], Runtime]", thread_runtime))
+    assert len(check_stores(scene.stores, cast("Callable[[object], Runtime]", thread_runtime))) == 3
 
 
 def test_stores_that_do_not_answer_leave_the_outcome_open(scene: Scene) -> None:

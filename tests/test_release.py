@@ -14,9 +14,10 @@ from caslock.protocol.batch import put_together, remove_together
 from caslock.protocol.exchange import observed_in, write
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
+from caslock.protocol.limits import PASSES
 from caslock.protocol.record import NOTHING, Observed, Record, decode, encode
 from caslock.protocol.release import force_release, leave_surely, release, release_quietly
-from caslock.protocol.withdraw import PASSES, give_up, step_back, withdraw
+from caslock.protocol.withdraw import give_up, step_back, withdraw
 from caslock.protocol.writes import FREE_TTL, InFlight
 from caslock.store import ABSENT, WOKEN, Entry
 from tests.scripted import OURS, PATIENCE, START, TTL, Mutex, Scripted, an_attempt, held, lost, run

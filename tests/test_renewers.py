@@ -19,6 +19,7 @@ from caslock.local.workers import LINGER
 from tests.scripted import START, Scripted, held
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Coroutine
 
     from caslock.protocol.attempt import Attempt
@@ -239,16 +240,20 @@ def test_the_end_of_a_loop_ends_renewals_and_clean_ups() -> None:
 
 def test_a_store_has_one_task_for_all_its_clean_ups(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one after its end has a new one."""
-    started: list[tuple[object, Callable[[], object]]] = []
+    started: list[tuple[deque[str], Callable[[], object]]] = []
     monkeypatch.setattr(loop.renewer, "_start", lambda *job: started.append(job))
-    monkeypatch.setattr(task_renewer, "settle_later", lambda _runtime, queue: queue)
+    monkeypatch.setattr(task_renewer, "run_clean_ups", lambda _runtime, queue: queue)
     here, there = (SimpleNamespace(shared=object()) for _ in range(2))
-    for runtime, unsettled in ((here, "a"), (here, "b"), (there, "c")):
-        loop.renewer.settle(cast("Runtime", runtime), unsettled)  # type: ignore[arg-type] # only passed on
-    assert [list(cast("list[str]", queue)) for queue, _ in started] == [["a", "b"], ["c"]]
-    started[0][1]()
-    loop.renewer.settle(cast("Runtime", here), "d")  # type: ignore[arg-type] # as above
-    assert [list(cast("list[str]", queue)) for queue, _ in started] == [["a", "b"], ["c"], ["d"]]
+    for runtime, clean_up in ((here, "a"), (here, "b"), (there, "c")):
+        loop.renewer.clean_up(cast("Runtime", runtime), clean_up)  # type: ignore[arg-type] # only passed on
+    assert [list(queue) for queue, _ in started] == [["a", "b"], ["c"]]
+    started[0][0].popleft()
+    started[0][1]()  # the task has ended, and one has come since its last look
+    assert [list(queue) for queue, _ in started[2:]] == [["b"]]
+    started[2][0].clear()
+    started[2][1]()
+    loop.renewer.clean_up(cast("Runtime", here), "d")  # type: ignore[arg-type] # as above
+    assert [list(queue) for queue, _ in started[3:]] == [["d"]]
 
 
 def test_a_loss_in_a_loop_that_is_closed_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,11 +263,11 @@ def test_a_loss_in_a_loop_that_is_closed_is_logged_once(monkeypatch: pytest.Monk
     attempt = leased(20)
 
     async def main() -> None:
-        attempt.by = asyncio.current_task()
+        attempt.caller = asyncio.current_task()
 
     asyncio.run(main())
     for _ in range(2):
-        task_renewer.notice(attempt)
+        task_renewer.report_loss(attempt)
         assert warned == [attempt]
 
 
@@ -462,7 +467,7 @@ def test_a_loss_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = leased(20, parts)
     attempt.lease.on_loss[:] = [lambda: called.append("user"), lambda: called.append("block")]
     for _ in range(2):
-        thread_renewer.notice(attempt)
+        thread_renewer.report_loss(attempt)
     (job,) = cast("Doing", parts.parts["on_lost"]).jobs
     tell = attempt.lease.tell
 

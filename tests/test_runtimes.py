@@ -262,7 +262,7 @@ def finish(work: Callable[[], Awaitable[None]], *, cancels: int = 0) -> list[str
 
     async def main() -> None:
         runtime = TaskRuntime(Shared(AsyncMemoryStore()))
-        task = asyncio.ensure_future(runtime.finish(work))
+        task = asyncio.ensure_future(runtime.shielded(work))
         for number in range(cancels):
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -320,7 +320,7 @@ def test_an_attempt_ends_with_its_loop() -> None:
 
     async def main() -> None:
         assert not runtime.ended(attempt)
-        attempt.by = asyncio.current_task()
+        attempt.caller = asyncio.current_task()
         assert not runtime.ended(attempt)
 
     asyncio.run(main())
@@ -340,7 +340,7 @@ def test_a_lease_is_watched_in_the_loop_of_its_task(monkeypatch: pytest.MonkeyPa
 
     async def acquire() -> None:
         loops.append(asyncio.get_running_loop())
-        attempt.by = asyncio.current_task()
+        attempt.caller = asyncio.current_task()
         runtime.watch(attempt)
         runtime.watch(other)
 
@@ -479,25 +479,25 @@ def test_clean_ups_of_a_store_have_one_thread(monkeypatch: pytest.MonkeyPatch) -
 
     settled: list[list[float]] = []
 
-    async def settle_later(_runtime: object, unsettled: list[SimpleNamespace]) -> None:
+    async def run_clean_ups(_runtime: object, unsettled: list[SimpleNamespace]) -> None:
         settled.append([each.ends for each in unsettled])
 
     monkeypatch.setattr(threads, "Workers", workers)
-    monkeypatch.setattr(threads, "settle_later", settle_later)
+    monkeypatch.setattr(threads, "run_clean_ups", run_clean_ups)
     monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: 100.0))
     runtime = ThreadRuntime(Shared(MemoryStore()))
 
     async def work(_limit: float) -> None:
         """Never called here."""
 
-    runtime.later(work, 7.0)
-    runtime.later(work, 9.0)
+    runtime.in_background(work, 7.0)
+    runtime.in_background(work, 9.0)
     assert made == [("caslock-clean-up", 1)]
     assert [here for _, here in jobs] == [False, False]
     jobs[0][0]()
     assert settled == [[107.0, 109.0]]
     monkeypatch.setattr(sys, "is_finalizing", lambda: True)
-    runtime.later(work, 7.0)
+    runtime.in_background(work, 7.0)
     assert len(jobs) == 2
 
 
@@ -511,7 +511,7 @@ def test_a_thread_sleeps_and_finishes_what_it_is_given(monkeypatch: pytest.Monke
         did.append(threading.current_thread())
 
     run(runtime.sleep(3.0))
-    run(runtime.finish(work))
+    run(runtime.shielded(work))
     threads.start_thread(runtime, cast("Callable[[], Coroutine[object, object, None]]", work))
     assert isinstance(runtime.shared.part("votes", lambda: None), Workers)
     assert until(lambda: len(did) == 3)

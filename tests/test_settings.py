@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def test_a_timeout_of_zero_is_a_number() -> None:
     """One try is 0, or 0.0, and not False; None and -1 wait for ever."""
-    assert [settings.waiting(value) for value in (0, 0.0, None, -1, 2)] == [0.0, 0.0, None, None, 2.0]
+    assert [settings.check_timeout(value) for value in (0, 0.0, None, -1, 2)] == [0.0, 0.0, None, None, 2.0]
     with pytest.raises(ValueError, match="timeout must be 0 or more"):
-        settings.waiting(False)  # noqa: FBT003 - the mistake
+        settings.check_timeout(False)  # noqa: FBT003 - the mistake
 
 
 def test_the_arguments_of_threading_say_how_long_to_wait() -> None:
@@ -41,18 +41,18 @@ WAITS: list[tuple[float | Own, bool, float | None]] = [
 
 def test_what_is_right_is_returned() -> None:
     """Each check returns what it was given."""
-    assert settings.switch("auto_renew", True) is True  # noqa: FBT003 - what is checked
-    assert settings.callback("on_lost", print) is print
-    assert settings.callback("on_lost", None) is None
-    assert settings.retries((2, 3)) == settings.retries(Retry(2, 3)) == Retry(2, 3)
+    assert settings.check_switch("auto_renew", True) is True  # noqa: FBT003 - what is checked
+    assert settings.check_callback("on_lost", print) is print
+    assert settings.check_callback("on_lost", None) is None
+    assert settings.check_retry((2, 3)) == settings.check_retry(Retry(2, 3)) == Retry(2, 3)
 
 
 def test_what_is_wrong_is_refused() -> None:
     """With the name of the argument, and what it has to be."""
     with pytest.raises(TypeError, match="on_lost must be callable, or None, not 3"):
-        settings.callback("on_lost", 3)
+        settings.check_callback("on_lost", 3)
     with pytest.raises(TypeError, match="retry must be two numbers"):
-        settings.retries(5)  # type: ignore[arg-type] # the mistake
+        settings.check_retry(5)  # type: ignore[arg-type] # the mistake
 
 
 def test_locks_that_are_copied_or_called_say_what_to_do(memory: MemoryStore) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.local.lock_state import LockState
-from caslock.local.multi import _Several
+from caslock.local.multi import _MultiAcquire
 from caslock.local.queue import LocalQueue
 from caslock.protocol import exchange as request
 from caslock.protocol import lease as lease_module
@@ -165,7 +165,7 @@ async def put_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> Put
     return together
 
 
-async def take_every_turn_first(self: _Several[Holding]) -> None:
+async def take_every_turn_first(self: _MultiAcquire[Holding]) -> None:
     """Wait for our turn in the local queues of all keys, then at the store for one key after the other."""
     queues = self._states if self._states[0].runtime.batching is not None else ()
     for state in queues:
@@ -371,7 +371,7 @@ MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
     (LocalQueue, "name_successor", forget_the_successor),
     (LocalQueue, "leave", never_leave),
     (LocalQueue, "leave", leave_in_silence),
-    (_Several, "acquire", take_every_turn_first),
+    (_MultiAcquire, "acquire", take_every_turn_first),
     (ObservingStore, "_note", half_a_lease_is_enough),
     (ObservingStore, "_note", any_version_will_do),
     (ObservingStore, "_note", see_nothing),
@@ -388,9 +388,9 @@ SEARCHED: list[tuple[str, int, object, str, Callable[..., object]]] = [
     ("two processes, extending", 2, protocol, "renew", believe_the_old_lease),
     ("two processes, breaking", 0, protocol, "force_release", break_whoever_comes),
     ("two of one owner, again", 0, LockState, "release", leave_for_all),
-    ("MultiLocks and a Lock, handed over", 0, _Several, "acquire", take_every_turn_first),
-    ("MultiLocks and a Lock of two processes", 0, _Several, "acquire", take_every_turn_first),
-    ("MultiLocks and Locks of two processes, waking", 0, _Several, "acquire", take_every_turn_first),
+    ("MultiLocks and a Lock, handed over", 0, _MultiAcquire, "acquire", take_every_turn_first),
+    ("MultiLocks and a Lock of two processes", 0, _MultiAcquire, "acquire", take_every_turn_first),
+    ("MultiLocks and Locks of two processes, waking", 0, _MultiAcquire, "acquire", take_every_turn_first),
 ]
 """What only few seeds miss, and in which scene, under how many faults, it is missed for certain."""
 

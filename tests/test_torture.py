@@ -23,7 +23,7 @@ import pytest
 
 from caslock import Lock, connect
 from caslock.errors import StoreUnavailable
-from caslock.local.multi import _Several
+from caslock.local.multi import _MultiAcquire
 from caslock.store import Traits
 from caslock.stores.redis import RedisStore
 from caslock.stores.sqlite import SQLiteStore
@@ -324,7 +324,7 @@ def plain() -> SQLiteStore:
 
 def queues_for_every_key_first() -> SQLiteStore:
     """Make one that is not broken, and have this worker's MultiLocks queue for every key before they wait for one."""
-    _Several.acquire = take_every_turn_first  # type: ignore[assignment, method-assign] # a mutant
+    _MultiAcquire.acquire = take_every_turn_first  # type: ignore[assignment, method-assign] # a mutant
     return plain()
 
 

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from caslock.cli.holders import print_json, printable, told
+from caslock.cli.holders import fields, print_json, printable
 from caslock.cli.show import FREE
 from caslock.cli.which_store import json_option, opened, store_option
 
@@ -39,7 +39,7 @@ def command(key: str, url: str | None, *, yes: bool, as_json: bool) -> int:
             holder = lock.holder()  # the answer may have taken long, and concerns no later holder
         taken = None if holder is None else lock.force_release()
     if as_json:
-        print_json(told(key, taken))
+        print_json(fields(key, taken))
     else:
         click.echo("nobody holds it" if taken is None else printable(f"taken from {taken}"))
     return FREE if taken is None else 0

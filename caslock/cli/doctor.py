@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from caslock.cli.finding import STATUS, Finding, Severity, danger, note, warning
 from caslock.cli.holders import print_json
 from caslock.cli.which_store import default_url, json_option, opened, store_option
-from caslock.errors import StoreError, StoreUnavailable, told
+from caslock.errors import StoreError, StoreUnavailable, with_notes
 
 if TYPE_CHECKING:
     from caslock.store import Store
@@ -72,7 +72,7 @@ def examined(store: Store, url: str) -> tuple[float | None, list[Finding]]:
     try:
         trip = _round_trip(store)
     except StoreError as error:
-        refused = danger("it refuses to be asked", told(error))
+        refused = danger("it refuses to be asked", with_notes(error))
         findings += _of_settings(store, url)
         if isinstance(error, StoreUnavailable) and not any(each.severity == refused.severity for each in findings):
             raise  # nothing in its settings explains that

@@ -21,20 +21,20 @@ _OFF: Final = 60
 
 
 def examine(url: str) -> Iterator[Finding]:
-    """Ask for the settings of the table; raises an error of botocore where they are not told."""
+    """Ask for the settings of the table; raises an error of botocore where they may not be read."""
     target = target_of(url, None, None)
     with closing(target.new_client()) as client:
-        told = client.describe_table(TableName=target.table)
+        described = client.describe_table(TableName=target.table)
         deleting = client.describe_time_to_live(TableName=target.table)["TimeToLiveDescription"]
-    yield from judged(told["Table"], deleting)
-    server = parsedate_to_datetime(told["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+    yield from judged(described["Table"], deleting)
+    server = parsedate_to_datetime(described["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
     if abs(offset := time.time() - server) >= _OFF:
         off = f"this machine's clock is {abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} DynamoDB's"
         yield warning(off, "from five minutes on, every request is refused", "Let it follow NTP")
 
 
 def judged(table: Mapping[str, Any], deleting: Mapping[str, Any]) -> Iterator[Finding]:
-    """Judge what DescribeTable and DescribeTimeToLive have told."""
+    """Judge what DescribeTable and DescribeTimeToLive have returned."""
     if table.get("Replicas") and table.get("MultiRegionConsistency") != "STRONG":
         means = "two regions may each give the same lock, because the last of two writes wins"
         yield danger("it is a global table", means, "Let all processes name one region, or use strong consistency")

@@ -27,8 +27,8 @@ def examine(url: str) -> Iterator[Finding]:
         try:
             client.execute_command("EXCAS", "caslock-doctor", "", 1, "PX", 1)  # it writes nothing: nothing is there
         except redis.ResponseError as error:
-            told = str(error).lower()
-            if "unknown command" in told:
+            text = str(error).lower()
+            if "unknown command" in text:
                 yield danger("it has no TairString", "no lock can be acquired", _USE)
-            elif "syntax" in told or "number of arg" in told:
+            elif "syntax" in text or "number of arg" in text:
                 yield danger("its EXCAS takes no PX", "no lock can be acquired", _USE)

@@ -31,7 +31,7 @@ def holders(store: Store, prefix: str) -> Iterator[tuple[str, int, Record]]:
             yield key, entry.version, record._replace(fence=fence)
 
 
-def told(key: str, record: Record | None) -> dict[str, object]:
+def fields(key: str, record: Record | None) -> dict[str, object]:
     """Return what --json prints of a key; one that is kept by ``min_hold`` is not held any more."""
     if record is None:
         return {"key": key, "held": False, "kept": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from caslock.cli.holders import COLUMNS, holders, print_json, row, table, told
+from caslock.cli.holders import COLUMNS, fields, holders, print_json, row, table
 from caslock.cli.which_store import json_option, opened, store_option
 
 
@@ -20,6 +20,6 @@ def command(prefix: str, url: str | None, *, as_json: bool) -> None:
     with opened(url, looks=True) as store:
         held = [(key, record) for key, _, record in holders(store, prefix)]
     if as_json:
-        print_json([told(key, record) for key, record in held])
+        print_json([fields(key, record) for key, record in held])
     elif held:
         click.echo("\n".join(table([[name.upper() for name in COLUMNS], *(row(*each) for each in held)])))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from caslock import __version__
-from caslock.errors import CaslockError, told
+from caslock.errors import CaslockError, with_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("caslock: interrupted\n")
         return INTERRUPTED
     except (CaslockError, ValueError, TypeError, ImportError, OSError) as error:
-        say(told(error))
+        say(with_notes(error))
         return FAILED
 
 

@@ -14,7 +14,7 @@ import click
 from caslock.cli.main import say
 from caslock.cli.seconds import Seconds
 from caslock.cli.which_store import opened, store_option
-from caslock.errors import LockLost, NotAcquired, StoreError, told
+from caslock.errors import LockLost, NotAcquired, StoreError, with_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,13 +156,13 @@ class _Run:
         except NotAcquired as error:
             if busy is not None:
                 return busy  # in silence, as `flock -n -E`: cron would send a mail
-            say(told(error))
+            say(with_notes(error))
             return BUSY
         except LockLost as error:
-            say(told(error))
+            say(with_notes(error))
             return LOST
         except StoreError as error:
-            say(told(error))
+            say(with_notes(error))
             if status is None:
                 return REFUSED
         return self._exit_status(status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from caslock.cli.holders import print_json, printable, told
+from caslock.cli.holders import fields, print_json, printable
 from caslock.cli.which_store import json_option, opened, store_option
 
 FREE = 1
@@ -25,7 +25,7 @@ def command(key: str, url: str | None, *, as_json: bool) -> int:
     with opened(url, looks=True) as store:
         holder = Lock(store, key).holder()
     if as_json:
-        print_json(told(key, holder))
+        print_json(fields(key, holder))
     elif holder is None:
         click.echo("nobody")
     else:

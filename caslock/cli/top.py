@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from caslock.cli.holders import COLUMNS, holders, print_json, row, told
+from caslock.cli.holders import COLUMNS, fields, holders, print_json, row
 from caslock.cli.seconds import Seconds
 from caslock.cli.which_store import json_option, opened, store_option
 from caslock.errors import StoreUnavailable
@@ -36,7 +36,7 @@ def command(prefix: str, url: str | None, interval: float, *, as_json: bool) -> 
         leases = Leases(store, prefix)
         if as_json:
             while True:
-                print_json([told(key, record) | {"left": left} for key, record, left in leases.look()])
+                print_json([fields(key, record) | {"left": left} for key, record, left in leases.look()])
                 time.sleep(interval)
         try:
             _show(leases, interval)

@@ -72,9 +72,9 @@ def verify(url: str, store: str, seconds: float, seed: int | None, picture: str,
     reason = f"the contract is broken: {contract.broken[0].sentence}" if contract.broken else ""
     reason = "; ".join(filter(None, (reason, outcome.report.reason)))
     if as_json:
-        told = outcome.report.to_dict() | {"passed": passed, "reason": reason, "contract": contract.to_dict()}
-        told["doctor"] = [finding.to_dict() for finding in findings]
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        answer = outcome.report.to_dict() | {"passed": passed, "reason": reason, "contract": contract.to_dict()}
+        answer["doctor"] = [finding.to_dict() for finding in findings]
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     else:
         lines = [*_lines(contract, outcome), *(f"{'doctor':18} {finding}" for finding in findings)]
         sys.stdout.write("\n".join([*lines, "PASS" if passed else f"FAIL: {reason}"]) + "\n")

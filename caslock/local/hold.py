@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from caslock.errors import NotHeld, StoreError
 from caslock.fork import generation
-from caslock.local.settings import lease_time
+from caslock.local.settings import check_lease
 from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
 
@@ -96,7 +96,7 @@ class Holding:
     async def _renewed(self, ttl: float | None) -> None:
         """See `extend`."""
         self._mine()
-        await self._state.renew(self._attempt, None if ttl is None else lease_time("ttl", ttl))
+        await self._state.renew(self._attempt, None if ttl is None else check_lease("ttl", ttl))
 
     def _released(self, limit: float = NEVER, removed: Observed | None = None) -> Coroutine[object, object, None]:
         """See `LockState.release`."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
-from caslock.errors import LockLost, StoreError, StoreUnavailable, told
+from caslock.errors import LockLost, StoreError, StoreUnavailable, with_notes
 from caslock.guards import failure_of
 from caslock.local.hold import Holding, not_copied_hold
 from caslock.protocol import batch
 from caslock.protocol.lease import NEVER
-from caslock.protocol.withdraw import last_start_of_three
+from caslock.protocol.limits import last_start_of_three
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -124,7 +124,7 @@ def _worse(failure: BaseException | None, error: BaseException) -> BaseException
     interrupts = isinstance(failure, Exception) and not isinstance(error, Exception)
     if interrupts or (isinstance(error, LockLost) and isinstance(failure, StoreError)):
         failure, error = error, failure
-    failure.add_note(told(error))
+    failure.add_note(with_notes(error))
     return failure
 
 

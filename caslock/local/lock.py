@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, TypedDict, TypeVar, Unpack, overload
 
-from caslock.local.given import given_keys, given_locks, given_stores
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
@@ -12,20 +11,21 @@ from caslock.local.multi import MultiState
 from caslock.local.quorum import QuorumState, place_of
 from caslock.local.settings import (
     MAX_NOTE_BYTES,
-    callback,
-    ends_by_itself,
-    lease_time,
-    least_hold,
-    no_settings,
+    check_callback,
+    check_expires,
+    check_lease,
+    check_min_hold,
+    check_no_settings,
+    check_owner,
+    check_retry,
+    check_switch,
+    check_text,
+    check_timeout,
     no_such_setting,
     not_called,
     not_copied,
-    owner_name,
-    retries,
-    switch,
-    text,
-    waiting,
 )
+from caslock.local.several import check_keys, check_locks, check_stores
 from caslock.local.with_blocks import WithBlocks
 from caslock.options import check_key
 from caslock.protocol.attempt import LockSettings, Retry
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tenacity.wait import WaitBaseT
 
     from caslock.local.quorum import Start
-    from caslock.local.settings import Several
+    from caslock.local.several import Keys
     from caslock.protocol.runtime import Runtime
 
 S = TypeVar("S")
@@ -61,17 +61,17 @@ class Settings(TypedDict, Generic[H], total=False):
 
 def _checked(given: Settings[Any], owner: str | None = None, min_hold: float | None = None) -> LockSettings:
     max_hold = given["max_hold"]
-    longest = NEVER if max_hold is None else lease_time("max_hold", max_hold)
+    longest = NEVER if max_hold is None else check_lease("max_hold", max_hold)
     return LockSettings(
-        ttl=lease_time("ttl", given["ttl"]),
-        owner=owner_name(owner),
-        auto_renew=switch("auto_renew", given["auto_renew"]),
+        ttl=check_lease("ttl", given["ttl"]),
+        owner=check_owner(owner),
+        auto_renew=check_switch("auto_renew", given["auto_renew"]),
         max_hold=longest,
-        min_hold=least_hold(min_hold, longest, owner),
-        on_lost=callback("on_lost", given["on_lost"]),
-        note=text("note", given["note"], MAX_NOTE_BYTES),
-        retry=retries(given["retry"]),
-        poll=callback("poll", given["poll"]),
+        min_hold=check_min_hold(min_hold, longest, owner),
+        on_lost=check_callback("on_lost", given["on_lost"]),
+        note=check_text("note", given["note"], MAX_NOTE_BYTES),
+        retry=check_retry(given["retry"]),
+        poll=check_callback("poll", given["poll"]),
     )
 
 
@@ -97,7 +97,7 @@ class OneKey(LockObject):
 
     def _begin(self, state: LockState, timeout: float | None) -> None:
         self._state = state
-        self._timeout = waiting(timeout)
+        self._timeout = check_timeout(timeout)
         self._blocks: WithBlocks[Any] = WithBlocks()
 
     def __repr__(self) -> str:
@@ -174,7 +174,7 @@ class SingleLock(OneKey, Generic[S, H]):
         runtime = type(self)._runtime(store)
         check_key(key)
         if min_hold is not None:
-            ends_by_itself(runtime.store.traits)
+            check_expires(runtime.store.traits)
         given = Settings(
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
@@ -194,7 +194,7 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
     def __init__(
         self,
         store: S,
-        keys: Several | Iterator[str],
+        keys: Keys | Iterator[str],
         *,
         timeout: float | None = None,
         **settings: Unpack[Settings[H]],
@@ -206,7 +206,7 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
     def __init__(
         self,
         store: S | Iterable[L],
-        keys: Several | Iterator[str] | None = None,
+        keys: Keys | Iterator[str] | None = None,
         *,
         timeout: float | None = None,
         **settings: Unpack[Settings[H]],
@@ -217,12 +217,12 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
         deadline for all keys together.
         """
         if keys is None:
-            locks = given_locks(store, self._lock_type)
-            no_settings(settings)
+            locks = check_locks(store, self._lock_type)
+            check_no_settings(settings)
         else:
-            locks = [self._lock_type(store, key, **settings) for key in given_keys(keys)]
+            locks = [self._lock_type(store, key, **settings) for key in check_keys(keys)]
         self._state: MultiState[H, M] = MultiState((lock._state for lock in locks), self._hold_type)
-        self._timeout = waiting(timeout)
+        self._timeout = check_timeout(timeout)
         self._blocks: WithBlocks[Any] = WithBlocks()
 
     def __repr__(self) -> str:
@@ -279,7 +279,7 @@ class SeveralStores(OneKey, Generic[S, H]):
         """
         if unknown:
             raise no_such_setting(unknown)
-        nodes = given_stores(stores, type(self)._runtime)
+        nodes = check_stores(stores, type(self)._runtime)
         check_key(key)
         given = Settings(
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll

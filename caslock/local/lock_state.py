@@ -24,6 +24,7 @@ from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt, LockSettings, Terms
 from caslock.protocol.exchange import read
 from caslock.protocol.lease import NEVER
+from caslock.protocol.limits import last_start_of_three
 from caslock.protocol.writes import FREE_TTL
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class LockState:
             return None
         me = self.runtime.me()
         for attempt in list(self._attempts.values()):
-            if attempt.by is me or attempt.by is caller:
+            if attempt.caller is me or attempt.caller is caller:
                 with self._guard:
                     if attempt.levels and not attempt.ending:
                         renew.check(attempt, self.runtime.now())
@@ -156,7 +157,7 @@ class LockState:
         """Wait for our turn in this process; returns what is left of `timeout`, or raises `NotAcquired`."""
         limit = NEVER if timeout is None else began + timeout
         inside = [] if timeout == 0 else self._queue.inside(began)
-        if any(other.by is attempt.by and other.levels for other in inside):
+        if any(other.caller is attempt.caller and other.levels for other in inside):
             observer.warn(f"lock {self.key!r} waits for itself: it is held {BY_OURSELVES}")
         del inside  # a waiter must not keep an abandoned hold alive
         if timeout == 0 or not await self._queue.turn(attempt, self.runtime, limit):
@@ -271,7 +272,7 @@ class LockState:
             return
         me = self.runtime.me()
         for attempt in list(self._attempts.values()):
-            if attempt.by is me and (attempt.ending or not attempt.levels):
+            if attempt.caller is me and (attempt.ending or not attempt.levels):
                 try:
                     await self.undo(attempt, error)
                 finally:
@@ -338,7 +339,7 @@ class LockState:
         attempt = hold._attempt
         attempt.ending = True
         self._forget(attempt)
-        self.runtime.later(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
+        self.runtime.in_background(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
 
     def leaves_key(self, hold: Holding) -> bool:
         """Whether the release of `hold` removes the record, and nobody in this process waits for it."""
@@ -359,7 +360,7 @@ class LockState:
         self.begun()
         me = me or self.runtime.me()
         for attempt in reversed(list(self._attempts.values())):
-            if attempt.by is me and attempt.levels:
+            if attempt.caller is me and attempt.levels:
                 return cast("Holding", attempt.levels[-1])
         for attempt in reversed(self._inherited):
             if attempt.levels:
@@ -374,7 +375,7 @@ class LockState:
     async def holder(self) -> Record | None:
         """Who holds the key."""
         self.begun()
-        limit = withdraw.last_start_of_three(self.runtime)
+        limit = last_start_of_three(self.runtime)
         observed = await read(self.runtime, self._attempt(), limit)
         record = observed.record
         return None if record is None or record.free else self._told(record, observed.fence)

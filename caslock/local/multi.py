@@ -14,14 +14,14 @@ from caslock.errors import (
     OutcomeUnknown,
     StoreError,
     StoreUnavailable,
-    told,
+    with_notes,
 )
 from caslock.guards import undoing
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds, being_released
 from caslock.protocol import batch
 from caslock.protocol.lease import NEVER
-from caslock.protocol.withdraw import last_start
+from caslock.protocol.limits import last_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ class MultiState(Generic[H, M]):
         """Acquire every lock in order, or none, under one deadline; what `caller` holds is re-entered."""
         began = self._runtime.now()
         states = self.states if len(self._runtimes) == 1 else await self._identified()
-        several = _Several(states, make, timeout, began, caller)
+        several = _MultiAcquire(states, make, timeout, began, caller)
         async with undoing(several.give_back):
             await several.acquire()
         held = self._gather(several.taken)
@@ -89,14 +89,14 @@ class MultiState(Generic[H, M]):
         me = me or self._runtime.me()
         self._forget_released()
         for held in reversed(self._held):
-            if all(hold._attempt.by is me for hold in held):  # `acquire` may have re-entered holds of two tasks
+            if all(hold._attempt.caller is me for hold in held):  # `acquire` may have re-entered holds of two tasks
                 return held
         keys = ", ".join(repr(state.key) for state in self.states)
         message = f"the MultiLock of {keys} is not held by this thread or task"
         raise NotHeld(message)
 
 
-class _Several(Generic[H]):
+class _MultiAcquire(Generic[H]):
     """One acquire call of a MultiLock.
 
     While it waits for one key, it keeps no key that sorts after that one from others: it has no lease of it, no put
@@ -143,8 +143,8 @@ class _Several(Generic[H]):
         stuck: list[CaslockError | ValueError] = []
         runtime = self._states[0].runtime
         limit = last_start(runtime, self.limit)
-        await runtime.finish(partial(_roll_back, self.attempts, self.taken, error, stuck, limit))
-        unsure = [told(trouble) for trouble in stuck if isinstance(trouble, (StoreError, ValueError))]
+        await runtime.shielded(partial(_roll_back, self.attempts, self.taken, error, stuck, limit))
+        unsure = [with_notes(trouble) for trouble in stuck if isinstance(trouble, (StoreError, ValueError))]
         unsure += [_left_behind(hold) for hold in self.taken if hold._attempt.lease.record is not None]
         if unsure and isinstance(error, NotAcquired):
             message = f"could not acquire all keys, and those acquired may not have been released: {unsure[0]}"
@@ -304,4 +304,4 @@ def _noting(failure: BaseException, stuck: list[CaslockError | ValueError]) -> I
     except (CaslockError, ValueError) as trouble:
         if isinstance(trouble, (OutcomeUnknown, LockLost)) or trouble.__cause__ is not (failure.__cause__ or failure):
             stuck.append(trouble)
-            failure.add_note(told(trouble))
+            failure.add_note(with_notes(trouble))

@@ -19,6 +19,7 @@ from caslock.local.reports import warn_of_missing_vote
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER
+from caslock.protocol.limits import location_of
 from caslock.protocol.quorum import Ballot, QuorumLease, Stage, Vote
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import Traits
@@ -100,7 +101,7 @@ class QuorumState(LockState):
             stamps = stamps.with_ttl(ttl)
         settings = self.settings._replace(ttl=ttl, max_hold=rest)
         terms = self._terms._replace(runtime=node, settings=settings)
-        part = Attempt(terms, hold, stamps, node.mutex(), attempt.by)
+        part = Attempt(terms, hold, stamps, node.mutex(), attempt.caller)
         part.limit = now  # it is one try
         part.after_renewal = partial(self._fill, attempt)
         return part
@@ -221,15 +222,15 @@ class QuorumState(LockState):
 
     def _too_few(self, what: str, failed: Sequence[Vote], rest: str) -> StoreError:
         """Return an error that says which stores have failed, and why."""
-        told: list[str] = []
+        reasons: list[str] = []
         errors = [vote.error or StoreUnavailable("no answer in time") for vote in failed]
         for vote, error in zip(failed, errors, strict=True):
-            location = withdraw.location_of(vote.attempt.runtime)
+            location = location_of(vote.attempt.runtime)
             text = str(error.__cause__ if isinstance(error.__cause__, StoreError) else error)
-            told.append(text if location in text else f"{location}: {text}")
+            reasons.append(text if location in text else f"{location}: {text}")
         no_answer = any(isinstance(error, StoreUnavailable) for error in errors)
         kind = "did not answer" if no_answer else "refused"
-        message = f"{what}, because {len(failed)} of {len(self._nodes)} stores {kind}: {'; '.join(told)}. {rest}"
+        message = f"{what}, because {len(failed)} of {len(self._nodes)} stores {kind}: {'; '.join(reasons)}. {rest}"
         failure = StoreUnavailable(message) if no_answer else StoreError(message)
         failure.__cause__ = next(iter(errors), None)
         return failure
@@ -266,7 +267,7 @@ class QuorumState(LockState):
         failure = await failure_of(release.release(part.runtime, part))
         stage = Stage.OVER if failure is None or isinstance(failure, LockLost) else Stage.HELD
         if part.lease.record is not None:
-            part.runtime.later(partial(release.release_quietly, part.runtime, part), FREE_TTL)
+            part.runtime.in_background(partial(release.release_quietly, part.runtime, part), FREE_TTL)
         ballot.end(vote, failure, stage=stage)
         self._go_on(vote)
 
@@ -276,10 +277,10 @@ class QuorumState(LockState):
         ballot = cast("QuorumLease", attempt.lease).ballot
         if ballot is None or not (ballot.is_open or ballot.count(Stage.LEAVING)):
             return
-        await self.runtime.finish(partial(self._give_back, ballot))
+        await self.runtime.shielded(partial(self._give_back, ballot))
         left = [vote for vote in ballot.votes if vote.stage in {Stage.HELD, Stage.LEAVING}]
         if left:
-            where = ", ".join(withdraw.location_of(vote.attempt.runtime) for vote in left)
+            where = ", ".join(location_of(vote.attempt.runtime) for vote in left)
             error.add_note(
                 f"The lease of {self.key!r} at {where} is released in the background; "
                 f"it expires within {attempt.lease.ttl:g} s."
@@ -294,7 +295,7 @@ class QuorumState(LockState):
         if ballot.is_open:
             ballot.in_time = not lease.lost and self.runtime.now() < lease.deadline
         try:
-            await self.runtime.finish(partial(self._give_back, ballot))
+            await self.runtime.shielded(partial(self._give_back, ballot))
             if not ballot.in_time or ballot.kept < ballot.needed:
                 raise attempt.lose(lease.end("released"))
             if not ballot.is_released:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from caslock.protocol.withdraw import location_of
+from caslock.protocol.limits import location_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,7 @@ def in_use(attempt: Attempt, inside: Iterable[Attempt], time: str) -> str:
     record = None if other is None else other.lease.record
     if other is None or record is None:
         return f"another thread or task of this process is waiting for lock {attempt.key!r} {time}"
-    where = BY_OURSELVES if other.by is attempt.by else "in another thread or task of this process"
+    where = BY_OURSELVES if other.caller is attempt.caller else "in another thread or task of this process"
     return f"lock {attempt.key!r} at {location_of(attempt.runtime)} is held by {record}, {where} {time}"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from caslock.errors import StoreError
 from caslock.observer import LockEvent, listens, log_error, tell, warn
 from caslock.protocol.lease import NEVER
-from caslock.protocol.withdraw import location_of
+from caslock.protocol.limits import location_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -34,7 +34,7 @@ MOST_RENEWING: Final = 16
 TOGETHER: Final = 1 / 120
 """Part of a lease by which a renewal may come earlier, so that it travels together with others."""
 
-LATE: Final = 1 / 3
+LATE_SHARE: Final = 1 / 3
 """Part of a lease: when no more is left and its renewal has not succeeded, a warning says so."""
 
 _MOST_DEAD: Final = 1000
@@ -102,7 +102,7 @@ class Schedule:
 
     def _look_at(self, attempt: Attempt, now: float, due: Due, *, asked: bool) -> None:
         lease = attempt.lease
-        late = _together(lease.deadline - LATE * lease.ttl, lease.ttl)
+        late = _together(lease.deadline - LATE_SHARE * lease.ttl, lease.ttl)
         if now >= lease.deadline:
             due.over.append(attempt)
         elif asked and now >= late:

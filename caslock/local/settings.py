@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from caslock.protocol.attempt import Retry
 from caslock.protocol.record import json_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from caslock.store import Traits
 
 T = TypeVar("T")
-
-
-class Several(Protocol):
-    """Several keys.  A `str`, though it is an iterable of them, is not: its ``in`` takes a str only."""
-
-    def __iter__(self) -> Iterator[str]: ...
-
-    def __contains__(self, key: object, /) -> bool: ...
 
 
 MAX_OWNER_BYTES: Final = 512
@@ -35,7 +27,7 @@ MIN_LEASE: Final = 0.01
 _COROUTINE: Final = 0x80  # inspect.CO_COROUTINE
 
 
-def seconds(name: str, value: float) -> float:
+def check_seconds(name: str, value: float) -> float:
     """Check a length of time in seconds."""
     try:
         sound = not isinstance(value, bool) and math.isfinite(value) and value > 0
@@ -50,9 +42,9 @@ def seconds(name: str, value: float) -> float:
     return float(value)
 
 
-def lease_time(name: str, value: float) -> float:
+def check_lease(name: str, value: float) -> float:
     """Check the length of a lease in seconds."""
-    checked = seconds(name, value)
+    checked = check_seconds(name, value)
     if checked < MIN_LEASE:
         message = (
             f"{name} must be at least {MIN_LEASE} seconds, not {value!r}: "
@@ -62,11 +54,11 @@ def lease_time(name: str, value: float) -> float:
     return checked
 
 
-def least_hold(value: float | None, max_hold: float, owner: str | None) -> float:
+def check_min_hold(value: float | None, max_hold: float, owner: str | None) -> float:
     """Check the shortest time for which a key is kept; None is 0."""
     if value is None:
         return 0.0
-    checked = seconds("min_hold", value)
+    checked = check_seconds("min_hold", value)
     if checked > MAX_MIN_HOLD:
         message = f"min_hold must be at most {MAX_MIN_HOLD:,.0f} seconds (a week), not {value!r}"
         raise ValueError(message)
@@ -82,7 +74,7 @@ def least_hold(value: float | None, max_hold: float, owner: str | None) -> float
     return checked
 
 
-def ends_by_itself(traits: Traits) -> None:
+def check_expires(traits: Traits) -> None:
     """Check that a store ends what a release with `min_hold` leaves there."""
     if not traits.expires:
         message = (
@@ -92,20 +84,20 @@ def ends_by_itself(traits: Traits) -> None:
         raise ValueError(message)
 
 
-def waiting(value: float | None) -> float | None:
+def check_timeout(value: float | None) -> float | None:
     """Check a timeout in seconds; None and -1 mean forever, 0 is one try."""
     if value is None or value == -1:
         return None
     if value == 0 and value is not False:
         return 0.0
     try:
-        return seconds("timeout", value)
+        return check_seconds("timeout", value)
     except ValueError:
         message = f"timeout must be 0 or more seconds, or None to wait forever, not {value!r}"
         raise ValueError(message) from None
 
 
-def callback(name: str, value: T) -> T:
+def check_callback(name: str, value: T) -> T:
     """Check that something can be called, and need not be awaited, or is None."""
     if value is not None and not callable(value):
         message = f"{name} must be callable, or None, not {value!r}"
@@ -116,7 +108,7 @@ def callback(name: str, value: T) -> T:
     return value
 
 
-def switch(name: str, value: bool) -> bool:  # noqa: FBT001 - what it checks
+def check_switch(name: str, value: bool) -> bool:  # noqa: FBT001 - what it checks
     """Check that something is True or False."""
     if not isinstance(value, bool):
         message = f"{name} must be True or False, not {value!r}"
@@ -124,7 +116,7 @@ def switch(name: str, value: bool) -> bool:  # noqa: FBT001 - what it checks
     return value
 
 
-def no_settings(settings: Mapping[str, object]) -> None:
+def check_no_settings(settings: Mapping[str, object]) -> None:
     """Refuse settings for existing locks, which have their own."""
     if settings:
         message = f"existing locks keep their own settings: leave out {', '.join(settings)}"
@@ -154,8 +146,8 @@ FOREIGN: Final = {
 def no_such_setting(names: Iterable[str]) -> TypeError:
     """Say that there is no such argument, and what to write for one that another library has."""
     name = next(iter(names))
-    told = f": write {FOREIGN[name]}" if name in FOREIGN else ""
-    return TypeError(f"got an unexpected keyword argument {name!r}{told}")
+    hint = f": write {FOREIGN[name]}" if name in FOREIGN else ""
+    return TypeError(f"got an unexpected keyword argument {name!r}{hint}")
 
 
 def not_copied(lock: object) -> TypeError:
@@ -191,7 +183,7 @@ def wait_time(own: float | None, timeout: float | Own | None, *, blocking: bool)
         raise ValueError(message)
     if not blocking:
         return 0.0
-    return waiting(timeout)
+    return check_timeout(timeout)
 
 
 def check_store(store: object, make: str) -> None:
@@ -213,15 +205,15 @@ def suspends(verb: object) -> bool:
     return bool(getattr(code, "co_flags", 0) & _COROUTINE)
 
 
-def owner_name(owner: str | None) -> str | None:
+def check_owner(owner: str | None) -> str | None:
     """Check the name of an owner; None: a private one."""
     if owner == "":
         message = "owner must not be empty: leave it out for a private one"
         raise ValueError(message)
-    return None if owner is None else text("owner", owner, MAX_OWNER_BYTES)
+    return None if owner is None else check_text("owner", owner, MAX_OWNER_BYTES)
 
 
-def text(name: str, value: str, most: int) -> str:
+def check_text(name: str, value: str, most: int) -> str:
     """Check an owner or a note, which may take `most` bytes as JSON in UTF-8."""
     if not isinstance(value, str):
         message = f"{name} must be a str, not {type(value).__name__}"
@@ -242,7 +234,7 @@ def _encodable(name: str, text: str) -> str:
     return text
 
 
-def retries(retry: Retry | tuple[int, int]) -> Retry:
+def check_retry(retry: Retry | tuple[int, int]) -> Retry:
     """Check how often to retry."""
     try:
         checked = Retry(*retry)

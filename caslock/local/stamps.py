@@ -7,7 +7,7 @@ import socket
 import time
 from functools import lru_cache
 
-from caslock.protocol.attempt import First
+from caslock.protocol.attempt import FirstRecord
 from caslock.protocol.record import Stamp, opening
 
 
@@ -18,19 +18,19 @@ class Stamps:
 
     def __init__(self, owner: str, ttl: float, host: str, note: str) -> None:
         self._owner, self._ttl, self._host, self._note = owner, ttl, host, note
-        self._last: tuple[int, First] | None = None
+        self._last: tuple[int, FirstRecord] | None = None
 
     def with_ttl(self, ttl: float) -> Stamps:
         """Return those of a lease of another length."""
         return Stamps(self._owner, ttl, self._host, self._note)
 
-    def __call__(self) -> First:
+    def __call__(self) -> FirstRecord:
         """Return that of this moment."""
         second, last = int(time.time()), self._last
         if last is not None and last[0] == second:
             return last[1]
         stamp = Stamp(_iso(second), self._host, os.getpid(), self._note)
-        first = First(stamp, opening(self._owner, self._ttl, stamp))
+        first = FirstRecord(stamp, opening(self._owner, self._ttl, stamp))
         self._last = second, first
         return first
 

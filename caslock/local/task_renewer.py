@@ -12,15 +12,15 @@ from caslock.local import clock
 from caslock.local.reports import warn_of_late_renewals, warn_of_loss
 from caslock.local.schedule import Renewals, Schedule, by_store
 from caslock.loop_end import before_the_loop_ends
+from caslock.protocol.clean_up import run_clean_ups
 from caslock.protocol.lease import NEVER
-from caslock.protocol.withdraw import settle_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from caslock.protocol.attempt import Attempt
+    from caslock.protocol.clean_up import CleanUp
     from caslock.protocol.runtime import Runtime
-    from caslock.protocol.withdraw import Unsettled
 
 
 def renewer_of(loop: asyncio.AbstractEventLoop) -> LoopRenewer:
@@ -35,9 +35,9 @@ def renewer_of(loop: asyncio.AbstractEventLoop) -> LoopRenewer:
 _renewers: weakref.WeakValueDictionary[asyncio.AbstractEventLoop, LoopRenewer] = weakref.WeakValueDictionary()
 
 
-def notice(attempt: Attempt) -> None:
+def report_loss(attempt: Attempt) -> None:
     """Report a loss, once, in the event loop of the attempt's task; if that is closed, in the log only."""
-    task = attempt.by
+    task = attempt.caller
     try:
         if isinstance(task, asyncio.Task):
             task.get_loop().call_soon_threadsafe(tell, attempt)
@@ -65,7 +65,7 @@ class LoopRenewer:
         self._timer: asyncio.TimerHandle | None = None
         self._rings = NEVER  # when that rings
         self._renewals: weakref.WeakKeyDictionary[object, Renewals] = weakref.WeakKeyDictionary()  # by `shared`
-        self._unsettled: dict[object, deque[Unsettled]] = {}  # by `shared`; each has a task
+        self._clean_ups: dict[object, deque[CleanUp]] = {}  # by `shared`; each has a task
         self._tasks = set[asyncio.Task[None]]()  # the loop itself refers to tasks only weakly
         self._ended = False
         self._end = before_the_loop_ends(self.end, in_a_child=True)
@@ -75,21 +75,21 @@ class LoopRenewer:
         if self._schedule.add(attempt) < self._rings:
             self._set_timer()
 
-    def settle(self, runtime: Runtime, unsettled: Unsettled) -> None:
+    def clean_up(self, runtime: Runtime, clean_up: CleanUp) -> None:
         """Run a clean-up until the store has answered it."""
-        if runtime.shared in self._unsettled:
-            self._unsettled[runtime.shared].append(unsettled)
+        if runtime.shared in self._clean_ups:
+            self._clean_ups[runtime.shared].append(clean_up)
         else:
-            self._unsettled[runtime.shared] = deque([unsettled])
-            self._settle(runtime)
+            self._clean_ups[runtime.shared] = deque([clean_up])
+            self._run_clean_ups(runtime)
 
-    def _settle(self, runtime: Runtime) -> None:
+    def _run_clean_ups(self, runtime: Runtime) -> None:
         """Run all clean-ups of a store, also those that come when its task has answered the last one and is ending."""
-        unsettled = self._unsettled[runtime.shared]
-        if unsettled and not self._is_over:
-            self.start(settle_later(runtime, unsettled), partial(self._settle, runtime))
+        clean_ups = self._clean_ups[runtime.shared]
+        if clean_ups and not self._is_over:
+            self._start(run_clean_ups(runtime, clean_ups), partial(self._run_clean_ups, runtime))
         else:
-            del self._unsettled[runtime.shared]
+            del self._clean_ups[runtime.shared]
 
     async def end(self) -> None:
         """Stop: a renewal or clean-up under way when the loop closes would be left half done."""

@@ -13,9 +13,9 @@ from caslock.local.in_threads import QUEUE_SHARE, InThreads
 from caslock.local.schedule import MOST_RENEWING
 from caslock.local.settings import check_store, suspends
 from caslock.local.shared import Shared, shared_of
-from caslock.local.task_renewer import notice, renewer_of
+from caslock.local.task_renewer import renewer_of, report_loss
+from caslock.protocol.clean_up import CleanUp
 from caslock.protocol.observation import ObservingStore
-from caslock.protocol.withdraw import Unsettled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -73,7 +73,7 @@ class TaskRuntime:
         """Let other tasks run."""
         await asyncio.sleep(seconds)
 
-    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` in a task of its own and wait for its end, however often this one is cancelled meanwhile.
 
         The end of the loop cancels that task too (`asyncio.run`): then it is run once more.
@@ -94,9 +94,9 @@ class TaskRuntime:
         if cancelled is not None:
             raise cancelled
 
-    def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+    def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run it in the one task of the running loop that does so for this store."""
-        renewer_of(asyncio.get_running_loop()).settle(self, Unsettled(settle, self.now() + seconds))
+        renewer_of(asyncio.get_running_loop()).clean_up(self, CleanUp(act, self.now() + seconds))
 
     def me(self) -> object:
         """Return the task that runs."""
@@ -112,19 +112,19 @@ class TaskRuntime:
 
     def ended(self, attempt: Attempt) -> bool:
         """Whether the event loop was closed in which the attempt was acquired: nothing renews it any more."""
-        return isinstance(attempt.by, asyncio.Task) and attempt.by.get_loop().is_closed()
+        return isinstance(attempt.caller, asyncio.Task) and attempt.caller.get_loop().is_closed()
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end, in the event loop in which it was acquired."""
         running = asyncio.get_running_loop()
-        loop = attempt.by.get_loop() if isinstance(attempt.by, asyncio.Task) else running
+        loop = attempt.caller.get_loop() if isinstance(attempt.caller, asyncio.Task) else running
         if loop is running:
             renewer_of(loop).watch(attempt)
         else:  # it is extended in another one
             with contextlib.suppress(RuntimeError):  # its own is closed
                 loop.call_soon_threadsafe(lambda: renewer_of(loop).watch(attempt))
 
-    notice: staticmethod[[Attempt], None] = staticmethod(notice)
+    report_loss: staticmethod[[Attempt], None] = staticmethod(report_loss)
 
 
 def task_runtime(store: object) -> TaskRuntime:

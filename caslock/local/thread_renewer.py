@@ -48,7 +48,7 @@ def watch(attempt: Attempt) -> None:
         )
 
 
-def notice(attempt: Attempt) -> None:
+def report_loss(attempt: Attempt) -> None:
     """Report a loss, once, in threads that do nothing else; after an interrupt it can be called again."""
     if not attempt.lease.reporting:
         _tellers(attempt).do(partial(_tell, attempt))

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final, Self, cast
 from caslock.local import clock
 from caslock.local.settings import check_store, suspends
 from caslock.local.shared import Shared, shared_of
-from caslock.local.thread_renewer import notice, watch
+from caslock.local.thread_renewer import report_loss, watch
 from caslock.local.workers import Workers, run
+from caslock.protocol.clean_up import CleanUp, run_clean_ups
 from caslock.protocol.observation import ObservingStore
-from caslock.protocol.withdraw import Unsettled, settle_later
 
 if TYPE_CHECKING:
     import asyncio
@@ -107,17 +107,17 @@ class ThreadRuntime:
         """Block the thread."""
         time.sleep(seconds)  # noqa: ASYNC251 - these coroutines block by design
 
-    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work`, as nothing can cancel a thread."""
         await work()
 
-    def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+    def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run it in the one thread that does so for this store, unless the interpreter ends."""
         if not sys.is_finalizing():
-            unsettled = self.shared.part("unsettled", deque[Unsettled])
-            unsettled.append(Unsettled(settle, self.now() + seconds))
-            cleaner = self.shared.part("clean-ups", partial(Workers, "caslock-clean-up", 1))
-            cleaner.do(lambda: run(settle_later(self, unsettled)), here=False)
+            clean_ups = self.shared.part("clean-ups", deque[CleanUp])
+            clean_ups.append(CleanUp(act, self.now() + seconds))
+            cleaner = self.shared.part("cleaner", partial(Workers, "caslock-clean-up", 1))
+            cleaner.do(lambda: run(run_clean_ups(self, clean_ups)), here=False)
 
     def me(self) -> object:
         """Return an object of the thread: unlike its name and number, it is never reused."""
@@ -132,7 +132,7 @@ class ThreadRuntime:
         del attempt
         return False
 
-    notice: staticmethod[[Attempt], None] = staticmethod(notice)
+    report_loss: staticmethod[[Attempt], None] = staticmethod(report_loss)
     watch: staticmethod[[Attempt], None] = staticmethod(watch)
 
     mutex = ThreadMutex

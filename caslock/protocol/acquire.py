@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.exchange import Unanswered, answered, put_when_absent, read, settle, write_surely
 from caslock.protocol.lease import NEVER
+from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start, location_of
 from caslock.protocol.record import Observed
-from caslock.protocol.withdraw import LONGEST_WAIT, PASSES, last_start, location_of
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from caslock.protocol.record import Record
     from caslock.protocol.runtime import Runtime
 
-LATE: Final = 0.1
+LATE_WAKE: Final = 0.1
 """Seconds by which a wait at a store may end late: Redis checks ten times a second whether one is over."""
 
 YIELD_WAIT: Final = 0.1
@@ -172,7 +172,7 @@ async def _put_when_absent(runtime: Runtime, attempt: Attempt, longest: float, l
     longest = longest if attempt.terms.settings.poll is None else min(longest, attempt.contend().pause())
     # The lease counts from before the request, so most of it must be left when the wait ends; and a store may be late
     # in ending one.
-    seconds = min(longest, attempt.lease.ttl / 3, limit - runtime.now() - LATE)
+    seconds = min(longest, attempt.lease.ttl / 3, limit - runtime.now() - LATE_WAKE)
     if seconds <= 0:
         return None
     try:

@@ -61,7 +61,7 @@ class Terms(NamedTuple):
     settings: LockSettings
 
 
-class First(NamedTuple):
+class FirstRecord(NamedTuple):
     """What a record says for people, and the text around the ids in the first one of a tenure: see `opening`."""
 
     stamp: Stamp
@@ -91,7 +91,7 @@ class Attempt:
     __slots__ = (
         "__weakref__",
         "after_renewal",
-        "by",
+        "caller",
         "contention",
         "ending",
         "hold_id",
@@ -121,7 +121,9 @@ class Attempt:
     shared: bool  # other Lock objects may have the same owner
     min_hold: float  # as in its settings; 0 once its acquire has failed, which nobody has relied on
 
-    def __init__(self, terms: Terms, hold_id: str, stamps: Callable[[], First], mutex: Mutex, by: object) -> None:
+    def __init__(
+        self, terms: Terms, hold_id: str, stamps: Callable[[], FirstRecord], mutex: Mutex, caller: object
+    ) -> None:
         """Begin with nothing sent.
 
         Args:
@@ -129,7 +131,7 @@ class Attempt:
             hold_id: ``<nonce of the Lock object>.<number>``: the proof that a record is this attempt's.
             stamps: gives what a record of this moment says for people, and how the first one is written.
             mutex: lets one renewal, extension or release at a time.
-            by: the thread or task that acquires.
+            caller: the thread or task that acquires.
 
         """
         self.terms = terms
@@ -137,9 +139,9 @@ class Attempt:
         ttl, owner, auto_renew, max_hold, self.min_hold, _, _, self.retry, _ = settings
         self.shared = owner is not None
         self.hold_id: str = hold_id
-        self.stamps: Callable[[], First] = stamps
+        self.stamps: Callable[[], FirstRecord] = stamps
         self.mutex: Mutex = mutex
-        self.by: object = by
+        self.caller: object = caller
         self.lease: Lease = Lease(ttl, max_hold, auto_renew=auto_renew)
         self.writes: Writes = Writes(hold_id)
         self.levels: list[object] = []  # the open holds, by re-entry; the newest is the last
@@ -277,7 +279,7 @@ class Attempt:
     def lose(self, why: str) -> LockLost:
         """Note a loss, for every level of re-entry: only a new acquire with a new hold id can hold the key again."""
         self.lease.lost = self.lease.lost or why
-        self.terms.runtime.notice(self)
+        self.terms.runtime.report_loss(self)
         return LockLost(self.loss)
 
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LONGEST_PAUSE: Final = 0.02
+RETRY_PAUSE: Final = 0.02
 """Seconds between two tries of the same request, at the most."""
 
 
@@ -177,8 +177,8 @@ async def _retry(runtime: Runtime, times: int, limit: float, verb: Callable[[], 
     tenacity = load_tenacity()
     retrying = tenacity.AsyncRetrying(
         sleep=runtime.sleep,
-        stop=lambda state: state.attempt_number >= times or runtime.now() + LONGEST_PAUSE >= limit,
-        wait=tenacity.wait_random(0.0, LONGEST_PAUSE),
+        stop=lambda state: state.attempt_number >= times or runtime.now() + RETRY_PAUSE >= limit,
+        wait=tenacity.wait_random(0.0, RETRY_PAUSE),
         retry=tenacity.retry_if_exception_type(StoreUnavailable),
         reraise=True,
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST: Final = 10_000
 """The most keys that a process observes.  It begins with another one only when it can forget one of them."""
 
-KEPT: Final = 60.0
+REMEMBERED: Final = 60.0
 """Seconds for which the end of a lease is remembered in any case: whoever waits for the key looks far more often."""
 
 
@@ -77,7 +77,7 @@ class ObservingStore:
             return
         now, seen = self._now(), self._seen.get(where)
         if seen is None and len(self._seen) >= MOST:
-            for old in [old for old, sighting in list(self._seen.items()) if sighting.over + KEPT <= now]:
+            for old in [old for old, sighting in list(self._seen.items()) if sighting.over + REMEMBERED <= now]:
                 self._seen.pop(old, None)
         if seen.version != version if seen else len(self._seen) < MOST:
             self._seen[where] = Sighting(version, now + record.ttl)

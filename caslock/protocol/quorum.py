@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.errors import NotAcquired, StoreError, StoreUnavailable
 from caslock.protocol.lease import NEVER, Lease
-from caslock.protocol.withdraw import location_of
+from caslock.protocol.limits import location_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -254,5 +254,5 @@ class QuorumLease(Lease):
                 left += vote.kept
         if len(whys) == len(votes) and len(set(whys.values())) == 1:
             return next(iter(whys.values()))
-        told = "; ".join(why if where in why else f"at {where}, {why}" for where, why in whys.items())
-        return f"{left} of its {len(votes)} leases stood, and it needs {majority(len(votes))}: {told}"
+        reasons = "; ".join(why if where in why else f"at {where}, {why}" for where, why in whys.items())
+        return f"{left} of its {len(votes)} leases stood, and it needs {majority(len(votes))}: {reasons}"

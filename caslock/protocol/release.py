@@ -8,9 +8,10 @@ from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.protocol.exchange import Unanswered, answered, may_have_landed, read, settle, write_surely
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
+from caslock.protocol.limits import PASSES, last_start_of_three, location_of
 from caslock.protocol.record import Observed, Record
 from caslock.protocol.renew import who_holds
-from caslock.protocol.withdraw import PASSES, last_start_of_three, location_of, withdraw
+from caslock.protocol.withdraw import withdraw
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import ABSENT
 
@@ -114,7 +115,7 @@ async def leave_surely(runtime: Runtime, attempt: Attempt, interruption: BaseExc
             ttl = attempt.lease.ttl
             interruption.add_note(f"could not release lock {attempt.key!r}, which expires within {ttl:g} s: {trouble}")
 
-    await runtime.finish(go)
+    await runtime.shielded(go)
 
 
 async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.protocol.exchange import answered, sent, unanswered, write_surely
-from caslock.protocol.withdraw import PASSES, location_of
+from caslock.protocol.limits import PASSES, location_of
 from caslock.store import Put
 
 if TYPE_CHECKING:

@@ -102,12 +102,12 @@ class Runtime(Protocol):
         """Let time pass."""
         ...
 
-    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` to its end, even while the caller is being cancelled."""
         ...
 
-    def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
-        """Run `settle` in the background until the store has answered it, for `seconds` at most: see `settle_later`."""
+    def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+        """Run a clean-up in the background until the store has answered it, for at most `seconds`: see `CleanUp`."""
         ...
 
     def me(self) -> object:
@@ -130,6 +130,6 @@ class Runtime(Protocol):
         """Renew the lease when it is due, and report its end, until the attempt is `ending`."""
         ...
 
-    def notice(self, attempt: Attempt) -> None:
+    def report_loss(self, attempt: Attempt) -> None:
         """Report the loss of the attempt, once, in the background."""
         ...

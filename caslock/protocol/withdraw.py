@@ -5,39 +5,18 @@ from __future__ import annotations
 import random
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from caslock.errors import CaslockError, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
+from caslock.errors import NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.protocol.exchange import read, write_surely
+from caslock.protocol.limits import PASSES, last_start, location_of
 from caslock.protocol.record import Observed
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Awaitable, Callable
-
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.runtime import Runtime
-
-PASSES: Final = 8
-"""How many times one call tries while the record keeps changing."""
-
-LONGEST_WAIT: Final = 5.0
-"""Seconds of the longest wait at a store, which bounds the cost of a lost wake-up."""
-
-FIRST_PAUSE: Final = 0.25
-"""Seconds before the first background attempt to settle an unanswered request; doubled after each failure."""
-
-
-def last_start(runtime: Runtime, limit: float) -> float:
-    """Return the moment from which no request begins, so that all are over two request timeouts after `limit`."""
-    return limit + runtime.patience
-
-
-def last_start_of_three(runtime: Runtime) -> float:
-    """Return the moment from which no request begins, so that all are over three request timeouts from now."""
-    return runtime.now() + runtime.store.traits.request_timeout + runtime.patience
 
 
 class Remnant(NamedTuple):
@@ -87,7 +66,7 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
                 raise StoreUnavailable(str(error) or "no answer in time")  # noqa: TRY301 - do not ask again
             found.append(await _clean_up(runtime, attempt, limit))
         except StoreUnavailable as trouble:
-            runtime.later(partial(_clean_up, runtime, attempt), FREE_TTL)
+            runtime.in_background(partial(_clean_up, runtime, attempt), FREE_TTL)
             found.append(
                 Remnant(
                     f"{_place(runtime, trouble)}({_said(trouble)}); caslock keeps trying to undo it in the background, "
@@ -101,7 +80,7 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
             found.append(Remnant(text, foreign=False))
         attempt.settled = True  # else it was interrupted, and has to be done again
 
-    await runtime.finish(clean_up)
+    await runtime.shielded(clean_up)
     return found[-1]
 
 
@@ -127,38 +106,6 @@ def _place(runtime: Runtime, error: BaseException) -> str:
 def _said(error: BaseException) -> str:
     """Return an error's text for the middle of a sentence."""
     return str(error).rstrip(".")
-
-
-class Unsettled(NamedTuple):
-    """A clean-up that the store has not answered."""
-
-    settle: Callable[[float], Awaitable[object]]
-    """Sends its requests; none begins at or after the moment that it is given."""
-    ends: float
-
-
-async def settle_later(runtime: Runtime, unsettled: deque[Unsettled]) -> None:
-    """Run clean-ups until the store has answered each of them, or its time is over; others may be added meanwhile.
-
-    While the store does not answer, one of them is tried, with growing pauses.  After an answer, all are run at once.
-    """
-    pause = FIRST_PAUSE
-    while unsettled:
-        await runtime.sleep(pause)
-        pause = min(2 * pause, LONGEST_WAIT)
-        while unsettled:
-            settle, ends = tried = unsettled.popleft()
-            now = runtime.now()
-            if now >= ends:
-                continue
-            try:
-                await settle(now + runtime.patience)
-            except StoreUnavailable:
-                unsettled.append(tried)
-                break
-            except (CaslockError, ValueError):  # refused: the lease ends it
-                pass
-            pause = FIRST_PAUSE
 
 
 async def step_back(runtime: Runtime, attempt: Attempt) -> None:
@@ -196,8 +143,3 @@ async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit
             return observed
     message = f"lock {attempt.key!r} could not be released: its record kept changing until the deadline"
     raise StoreUnavailable(message)
-
-
-def location_of(runtime: Runtime) -> str:
-    """Where the store is, for errors."""
-    return runtime.store.traits.location

@@ -105,7 +105,7 @@ class _ForTests:
 
 def _end_lease(attempt: Attempt) -> None:
     """Let a lease end now; whoever waits for its end to report the loss is woken."""
-    lease, task = attempt.lease, attempt.by
+    lease, task = attempt.lease, attempt.caller
 
     def end() -> None:
         lease.deadline = lease.due = min(lease.deadline, clock.now())

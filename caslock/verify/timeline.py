@@ -104,10 +104,10 @@ class _Picture:
             if tenure.shared:
                 height = BAR / LANES
                 y += height * (number % LANES)
-            told = f"{tenure.who}, fence {tenure.fence}, {tenure.end - tenure.got:.3f} s, {tenure.left or 'never left'}"
+            text = f"{tenure.who}, fence {tenure.fence}, {tenure.end - tenure.got:.3f} s, {tenure.left or 'never left'}"
             yield (
                 f'<rect x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="{height:g}" '
-                f'fill="{_COLOURS[number % len(_COLOURS)]}"><title>{escape(told)}</title></rect>'
+                f'fill="{_COLOURS[number % len(_COLOURS)]}"><title>{escape(text)}</title></rect>'
             )
 
     def events(self) -> Iterator[str]:
@@ -122,9 +122,9 @@ class _Picture:
                 )
             elif event.what in _DOTS:
                 what, colour = _DOTS[event.what]
-                told = escape(f"{what} {event.who}".strip())
+                text = escape(f"{what} {event.who}".strip())
                 y = self.height - 60
-                yield f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{colour}"><title>{told}</title></circle>'
+                yield f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{colour}"><title>{text}</title></circle>'
 
     def violations(self) -> Iterator[str]:
         """Mark where a law was broken."""

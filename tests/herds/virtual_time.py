@@ -234,7 +234,7 @@ class Process:
         await self._server.wait_while(version, timeout)
         await pause(self._timeline, self._distance)
 
-    def later(self, settle: Callable[[float], object], seconds: float) -> None:
+    def in_background(self, settle: Callable[[float], object], seconds: float) -> None:
         """Nothing is left for later by a server that always answers."""
         raise AssertionError(settle, seconds)
 
@@ -256,7 +256,7 @@ class Process:
         """Let virtual time pass."""
         await pause(self._timeline, seconds)
 
-    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Nothing is cancelled here."""
         await work()
 
@@ -280,7 +280,7 @@ class Process:
     def watch(self, attempt: Attempt) -> None:
         """No lease lasts until it is renewed."""
 
-    def notice(self, attempt: Attempt) -> None:
+    def report_loss(self, attempt: Attempt) -> None:
         """See `watch`."""
 
 

@@ -13,7 +13,7 @@ from caslock.local import multi
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
-from caslock.local.multi import _Several
+from caslock.local.multi import _MultiAcquire
 from caslock.local.queue import LocalQueue
 from caslock.local.tasks import TaskRuntime
 from caslock.local.threads import ThreadRuntime
@@ -128,7 +128,7 @@ def undone_while_renewed(request: pytest.FixtureRequest) -> None:
 
 def nobody_is_stuck(request: pytest.FixtureRequest) -> None:
     """Torture MultiLocks in several processes, with the mutant in them if it is planted here."""
-    planted = _Several.acquire is simulate_bites.take_every_turn_first
+    planted = _MultiAcquire.acquire is simulate_bites.take_every_turn_first
     tortures.torture_who_waits(request.getfixturevalue("tmp_path"), planted=planted)
 
 
@@ -306,7 +306,7 @@ MUTANTS: Final = (
         "MultiLock that queues for every key first",
         "A MultiLock waits for its turn in the local queues of all its keys, and keeps them while it waits for one.",
         (Seeds("wait for each other"), Directed("who waits is not stuck", nobody_is_stuck, layer="torture")),
-        ((_Several, "acquire", simulate_bites.take_every_turn_first),),
+        ((_MultiAcquire, "acquire", simulate_bites.take_every_turn_first),),
     ),
     Mutant(
         "next one in the local queue not woken",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from caslock.errors import CaslockError, StoreError, StoreUnavailable, told
+from caslock.errors import CaslockError, StoreError, StoreUnavailable, with_notes
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
@@ -68,7 +68,7 @@ class NamedLockState(LockState):
             self._breaking = False
             self.process.run.judge.breaks[attempt.hold_id] = None
         else:
-            cast("Client", attempt.by).attempts += (attempt,)
+            cast("Client", attempt.caller).attempts += (attempt,)
         return attempt
 
     async def undo(self, attempt: Attempt, error: BaseException) -> None:
@@ -249,7 +249,7 @@ class Client:
             try:
                 await self._release(holds)
             except StoreUnavailable as trouble:
-                loss = trouble if "was lost" in told(trouble) else loss
+                loss = trouble if "was lost" in with_notes(trouble) else loss
                 self.run.tell(self.name, "no answer to the release")
             except (CaslockError, Cancelled) as trouble:
                 if isinstance(trouble, CaslockError) or hasattr(trouble, "__notes__") or not any_open(holds):
@@ -285,7 +285,7 @@ class Client:
                     try:
                         await self._release((hold,))
                     except CaslockError as trouble:
-                        error.add_note(told(trouble))
+                        error.add_note(with_notes(trouble))
         except GeneratorExit:
             raise
         except Cancelled:

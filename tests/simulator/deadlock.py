@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def deadlocked(run: Run) -> dict[Client, set[Client]]:
     """Return the clients that wait for each other, or for one that does, and for whom each of them waits."""
-    owners = {attempt.hold_id: cast("Client", attempt.by) for attempt in run.attempts() if not _is_lost(attempt)}
+    owners = {attempt.hold_id: cast("Client", attempt.caller) for attempt in run.attempts() if not _is_lost(attempt)}
     waiting: dict[Client, set[Client]] = {}
     for client in run.clients:
         renewers = {renewer for renewer in _kept_by(run, client, owners) if renewer.alive and renewer is not client}
@@ -39,7 +39,7 @@ def deadlocked(run: Run) -> dict[Client, set[Client]]:
 
 def _is_lost(attempt: Attempt) -> bool:
     """Whether it was held, and its lease is over for its holder."""
-    lease, now = attempt.lease, cast("Client", attempt.by).process.now()
+    lease, now = attempt.lease, cast("Client", attempt.caller).process.now()
     return bool(lease.lost) or (bool(attempt.levels) and now >= lease.deadline)
 
 
@@ -57,7 +57,7 @@ def _kept_by(run: Run, client: Client, owners: dict[str, Client]) -> Iterator[Cl
         return
     for state in run.states:
         for attempt in state.attempts.values():
-            if attempt.by is not client:
+            if attempt.caller is not client:
                 continue
             if not isinstance(waits, Listening):
                 yield from _at_the_store(run, attempt, owners)
@@ -84,7 +84,7 @@ def _in_the_queue(state: NamedLockState, attempt: Attempt) -> Iterator[Client]:
     joins = attempt.shared and past and all(other.owner == attempt.owner for other in past)
     for other in past if joins else [*past, *waiting[: waiting.index(attempt)]]:
         if not attempt.shared or other.owner != attempt.owner or other.hold_id.startswith(attempt.siblings):
-            yield cast("Client", other.by)
+            yield cast("Client", other.caller)
 
 
 def forgotten(run: Run) -> Attempt | None:

@@ -18,10 +18,10 @@ from tenacity import RetryCallState
 from tenacity.asyncio import AsyncRetrying
 from tenacity.wait import wait_base
 
-from caslock.errors import told
+from caslock.errors import with_notes
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
-from caslock.local.multi import MultiState, _Several
+from caslock.local.multi import MultiState, _MultiAcquire
 from caslock.protocol.attempt import Attempt, Turn
 from caslock.protocol.contention import Contention
 from caslock.protocol.hand_over import HandOver
@@ -161,7 +161,7 @@ class _Print:
     def hold(self, hold: Holding) -> None:
         self.reference(hold._attempt)
 
-    def several_keys(self, attempt: _Several[Holding]) -> None:
+    def several_keys(self, attempt: _MultiAcquire[Holding]) -> None:
         limit = None if attempt._timeout is None else attempt._began + attempt._timeout
         self.several((attempt.attempts, attempt._holds, limit))
 
@@ -170,7 +170,7 @@ class _Print:
 
     def error(self, error: BaseException) -> None:
         self._out += (type(error).__name__, getattr(error, "sent", None), hasattr(error, "__notes__"))
-        self._out.append("was lost" in told(error))
+        self._out.append("was lost" in with_notes(error))
 
     def function(self, function: FunctionType | MethodType) -> None:
         self._out.append(function.__qualname__)
@@ -261,7 +261,7 @@ class _Print:
 _SEVERAL: Final = "several"
 _PLAIN: Final = frozenset({bool, int, str})
 _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
-    _Several: _Print.several_keys,
+    _MultiAcquire: _Print.several_keys,
     AsyncRetrying: _Print.nothing,
     Client: _Print.name,
     Attempt: _Print.reference,

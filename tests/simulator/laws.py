@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, cast
 
-from caslock.errors import LockLost, told
+from caslock.errors import LockLost, with_notes
 from caslock.protocol.record import decode
 from caslock.store import ABSENT
 from tests.simulator.deadlock import deadlocked, forgotten
@@ -184,7 +184,7 @@ class Judge:
 
     def abandoned(self, client: Client) -> None:
         """Note that an event loop has ended: its Lock objects know that its holds are lost, and may acquire again."""
-        self.least = {key: kept for key, kept in self.least.items() if kept[0]._attempt.by is not client}
+        self.least = {key: kept for key, kept in self.least.items() if kept[0]._attempt.caller is not client}
 
     def failed(self, client: Client, error: BaseException) -> None:
         """Check a failure."""
@@ -286,7 +286,7 @@ class Judge:
         run, lease = self._run, attempt.lease
         if attempt.ending or not lease.lost.endswith("before it was renewed"):
             return
-        process = cast("Client", attempt.by).process
+        process = cast("Client", attempt.caller).process
         troubled = max(run.troubled, process.stopped_until, run.store.full_until)
         # A renewal that has failed is tried again after a 60th of the lease at most, or half of what is left of it.
         if run.now - troubled > lease.ttl / 60 / process.rate + SOON:
@@ -350,7 +350,7 @@ def _tells(error: BaseException | None, attempt: Attempt) -> bool:
     """Whether an error, or one that it has interrupted, says that more of the attempt may come."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
-        if repr(attempt.key) in told(error):
+        if repr(attempt.key) in with_notes(error):
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__

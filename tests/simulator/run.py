@@ -100,7 +100,7 @@ class Run:
 
     def keep(self, attempt: Attempt, due: float) -> Flow:
         """Start the visits of an attempt's renewer."""
-        client = attempt.by
+        client = attempt.caller
         assert isinstance(client, Client)
         visits = client.process.visits(attempt, due)
         return self.start(Flow(client.next_name(), client, visits, Wait(), interruptible=False))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from caslock.local.shared import Shared
+from caslock.protocol.clean_up import CleanUp, run_clean_ups
 from caslock.protocol.observation import ObservingStore
-from caslock.protocol.withdraw import Unsettled, settle_later
 from caslock.store import ABSENT, Put, Traits
 from tests import protocol_functions as protocol
 from tests.simulator.store import Request
@@ -178,7 +178,7 @@ class Runtime:
         """Wait for a moment; a jitter is no choice, so the shortest sleeps are all alike."""
         await Wait(self.now() + (seconds if seconds > 0.02 else 0.01))
 
-    async def finish(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` to its end: a task is cancelled afterwards, a thread is interrupted here as well.
 
         The end of a task's loop strikes `work` too: then it is run once more.
@@ -200,13 +200,13 @@ class Runtime:
             flow.cancelled = False
             raise Cancelled
 
-    def later(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+    def in_background(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run it as a flow of its own."""
         client = self.run.current.client
 
         async def go() -> None:
             await Wait(self.now())
-            await settle_later(self, deque([Unsettled(settle, self.now() + seconds)]))
+            await run_clean_ups(self, deque([CleanUp(settle, self.now() + seconds)]))
 
         self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False))
 
@@ -224,7 +224,7 @@ class Runtime:
 
     def ended(self, attempt: Attempt) -> bool:
         """Whether the event loop of an attempt's client was closed."""
-        return not cast("Client", attempt.by).alive
+        return not cast("Client", attempt.caller).alive
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end."""
@@ -244,7 +244,7 @@ class Runtime:
                 if type(flow.waits) is Wait:
                     self.run.drop(flow)
 
-    def notice(self, attempt: Attempt) -> None:
+    def report_loss(self, attempt: Attempt) -> None:
         """Report a loss, once."""
         if not attempt.lease.reported:
             self.run.judge.lost(attempt)
@@ -266,7 +266,7 @@ class Runtime:
         if now >= attempt.lease.deadline:
             attempt.lose(attempt.lease.end("renewed"))
         elif now >= attempt.lease.due and not attempt.lease.lost:
-            others = [other for other in self.renewers if other.by is attempt.by and other.lease.due <= now]
+            others = [other for other in self.renewers if other.caller is attempt.caller and other.lease.due <= now]
             ready = [other for other in others if other is not attempt and not (other.ending or other.lease.lost)]
             for alone in await protocol.renew_due(self, [attempt, *ready]):
                 await protocol.renew_due(self, [alone])

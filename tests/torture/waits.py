@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from caslock.protocol.withdraw import LONGEST_WAIT
+from caslock.protocol.limits import LONGEST_WAIT
 from caslock.verify.delays import SLACK
 from caslock.verify.plan import SEVERAL
 

@@ -119,8 +119,8 @@ class AsyncDynamoDBStore(AsyncVerbs):
         try:
             import aiobotocore.session  # noqa: F401, PLC0415 - an extra of its own
         except ImportError as error:
-            told = f"DynamoDB for asyncio needs the package aiobotocore: {_INSTALL}"
-            raise ModuleNotFoundError(told, name=error.name) from error
+            message = f"DynamoDB for asyncio needs the package aiobotocore: {_INSTALL}"
+            raise ModuleNotFoundError(message, name=error.name) from error
         self._target = target_of(target, table, timeout, awaits=True)
         self._verbs: Verbs = Verbs(self._target.table, self._target.location)
         self._failures = Failures(self._target.location)

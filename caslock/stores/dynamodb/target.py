@@ -97,8 +97,8 @@ def target_of(target: str | Client, table: str | None, timeout: float | None, *,
     if getattr(getattr(getattr(target, "meta", None), "service_model", None), "service_name", "") != "dynamodb":
         raise TypeError(f"expected a URL (str) or a client of DynamoDB, not {type(target).__name__}")
     if awaits != any(kind.__module__.startswith("aiobotocore.") for kind in type(target).__mro__):
-        told = "an AsyncDynamoDBStore takes a client of aiobotocore, and a DynamoDBStore one of boto3"
-        raise TypeError(f"{told}; a URL serves both")
+        message = "an AsyncDynamoDBStore takes a client of aiobotocore, and a DynamoDBStore one of boto3"
+        raise TypeError(f"{message}; a URL serves both")
     endpoint = str(target.meta.endpoint_url)
     return Target(
         region=target.meta.region_name,

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from caslock.protocol.runtime import Runtime
 
 L = TypeVar("L")
 
+
+class Keys(Protocol):
+    """Several keys.  A `str`, though it is an iterable of them, is not: its ``in`` takes a str only."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __contains__(self, key: object, /) -> bool: ...
+
+
 FEWEST: Final = 3
 """Stores.  Two need both of them, which is less available than one."""
 
 
-def given_keys(keys: Iterable[str]) -> list[str]:
+def check_keys(keys: Iterable[str]) -> list[str]:
     """Check that several keys were given, and not one string of characters."""
     if isinstance(keys, str):
         message = f"keys must be a list such as [{keys!r}], not the string {keys!r}"
@@ -30,7 +39,7 @@ def _no_keys(keys: object) -> TypeError:
     return TypeError(f"keys must be a list such as ['room:42'], not {keys!r}")
 
 
-def given_locks(locks: object, kind: type[L]) -> list[L]:
+def check_locks(locks: object, kind: type[L]) -> list[L]:
     """Check that locks were given, and not a store without keys."""
     if hasattr(locks, "put_if_version"):
         raise _no_keys(None)
@@ -49,7 +58,7 @@ def given_locks(locks: object, kind: type[L]) -> list[L]:
     return found
 
 
-def given_stores(stores: object, runtime: Callable[[object], Runtime]) -> list[Runtime]:
+def check_stores(stores: object, runtime: Callable[[object], Runtime]) -> list[Runtime]:
     """Check that several independent stores were given."""
     if isinstance(stores, (str, bytes)) or not isinstance(stores, Iterable):
         message = f"stores must be a list of at least {FEWEST} stores, not {stores!r}"
