@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 SLACK: Final = 3.0
 """Seconds that a machine may be late which is not known to be; what the monitor has measured comes on top."""
 
+LONG: Final = 1.0
+"""Seconds; `SLACK` covers what a shorter stop of another worker delays."""
+
 AWAKE: Final = 0.6
 """Seconds that a running process needs until a dropped hold is collected: see `worker`."""
 
@@ -21,7 +24,9 @@ AWAKE: Final = 0.6
 class Delays:
     """All delays so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, embedded: bool = False) -> None:
+        """Know of none; `embedded`: it runs in the workers, and a stopped one may keep the lock of the database (SQLite)."""
+        self._embedded = embedded
         self._stops = defaultdict[str, list[list[float]]](list)  # from when to when; by worker, "" for the server
         self._lags: list[Event] = []
 
@@ -45,7 +50,10 @@ class Delays:
 
     def took_effect(self, at: float, worker: str) -> float:
         """When what a worker did at a moment was over, given that nothing happens in a process that is stopped."""
-        for stopped, continued in sorted(self._stops[""] + (self._stops[worker] if worker else [])):
+        stops = self._stops[""] + (self._stops[worker] if worker else [])
+        if self._embedded:
+            stops += [stop for each in self._stops.values() for stop in each if stop[1] - stop[0] > LONG]
+        for stopped, continued in sorted(stops):
             if stopped - AWAKE < at < continued:
                 at = continued
         return at

@@ -57,14 +57,16 @@ def judge(
     events: Iterable[Event],
     *,
     fences: bool = True,
+    embedded: bool = False,
     laws: Sequence[type[Law]] = (),
 ) -> Judgement:
     """Check a history; the events may come in any order.
 
-    `fences` is the store's trait: where it is False, the laws of fences are left out.  `laws` are further laws.
+    `fences` is the store's trait: where it is False, the laws of fences are left out.  `embedded`: the store has no
+    server, and runs in the workers.  `laws` are further laws.
     """
     events = sorted(events)
-    judgement, delays = Judgement(), Delays()
+    judgement, delays = Judgement(), Delays(embedded=embedded)
     tenures, orphans, rest = Tenures(judgement), Orphans(judgement, delays, events), _Rest(judgement)
     further = [law(judgement, delays) for law in laws]
     for event in events:

@@ -107,7 +107,9 @@ class Run:
             self._look_at_the_end()
         self._history.close()
         events = sorted(read(self._folder))
-        judgement = judge(events, fences=self._direct.traits.fences, laws=laws)
+        judgement = judge(
+            events, fences=self._direct.traits.fences, embedded=locations.server_of(plan) is None, laws=laws
+        )
         for death in processes.deaths:
             judgement.violate("worker died", clock.now(), "", death)
         if self._proxy is not None and not judgement.requests:  # a store whose verbs could not be counted
