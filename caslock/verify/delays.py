@@ -25,7 +25,7 @@ class Delays:
     """All delays so far."""
 
     def __init__(self, *, embedded: bool = False) -> None:
-        """Know of none; `embedded`: it runs in the workers, and a stopped one may keep the lock of the database (SQLite)."""
+        """Know of none; `embedded`: the store runs in the workers, and one that is stopped may keep its lock."""
         self._embedded = embedded
         self._stops = defaultdict[str, list[list[float]]](list)  # from when to when; by worker, "" for the server
         self._lags: list[Event] = []
