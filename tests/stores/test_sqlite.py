@@ -462,6 +462,50 @@ def test_a_fork_with_the_store_in_use(path: Path) -> None:
         assert execute("PRAGMA integrity_check") == [("ok",)]
 
 
+STRUCK = """
+import os, sys, threading
+from caslock.stores.sqlite import SQLiteStore
+store = SQLiteStore(sys.argv[1], timeout=2)
+store.get("k")
+sys.unraisablehook = lambda _: None  # Python prints what a hook raises, and forks
+left = 0
+def trace(frame, event, _):
+    global left
+    if "caslock" not in frame.f_code.co_filename:
+        return None
+    left -= 1
+    if left == 0:
+        raise KeyboardInterrupt
+    return trace
+def use():
+    entry = store.put_if_version("k", b"", 0, 60)
+    assert entry.value == b"" and store.invalidate("k", entry.version) is None
+    done.append(True)
+moment = 0
+while left <= 0:
+    moment += 1
+    left, done = moment, []
+    sys.settrace(trace)
+    child = os.fork()
+    sys.settrace(None)
+    use()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, moment
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert len(done) == 2, moment
+assert moment > 20, moment
+"""
+
+
+@needs_fork
+def test_a_fork_that_is_interrupted_leaves_the_store_usable(path: Path) -> None:
+    """KeyboardInterrupt at any moment of the hooks: parent and child go on, the parent in other threads, too."""
+    run(STRUCK, path)
+
+
 ORPHAN = """
 import os, sys
 from caslock.stores.sqlite import SQLiteStore

@@ -12,7 +12,6 @@ import sqlite3
 import threading
 import time
 import weakref
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 from urllib.parse import unquote
@@ -201,26 +200,34 @@ def _is_owned(mutex: threading.RLock) -> bool:
 
 
 _stores: weakref.WeakSet[SQLiteStore] = weakref.WeakSet()
-_forking = threading.RLock()
-_paused: list[SQLiteStore] = []
+_forking = threading.RLock()  # guards these two; one thread forks at a time
+_paused: dict[SQLiteStore, bool] = {}  # whether the thread that forks had the mutex before: it has interrupted a verb
 
 
 def _before_fork() -> None:
     _forking.acquire()
     for store in list(_stores):
-        store._mutex.acquire()  # noqa: SLF001 - the same file; waits for the verb that another thread is in
+        mutex = store._mutex  # noqa: SLF001 - the same file
+        if not _paused.setdefault(store, _is_owned(mutex)) and not _is_owned(mutex):
+            mutex.acquire()  # waits for the verb that another thread is in
         store._drop()  # noqa: SLF001 - the store's own hook
-        _paused.append(store)
 
 
 def _after_fork() -> None:
+    if not _is_owned(_forking):  # The fork came from C code, or this is the second time.
+        return
     # A store that is not paused, because the fork came from C code, keeps its generation: the child's verbs refuse.
-    for store in _paused:
-        store._generation = generation()  # noqa: SLF001 - the store's own hook
-        store._mutex.release()  # noqa: SLF001 - the store's own hook
+    for store, before in _paused.items():
+        if _is_owned(store._mutex):  # noqa: SLF001 - the same file
+            store._generation = generation()  # noqa: SLF001 - the store's own hook
+            if not before:
+                store._mutex.release()  # noqa: SLF001 - the same file
     _paused.clear()
-    with suppress(RuntimeError):  # From C code, nobody has taken it.
+    while _is_owned(_forking):
         _forking.release()
 
 
-at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+# A signal handler may raise an exception anywhere in a hook, even as it begins, and the fork goes on.  So each hook
+# runs twice: the second time does what the first one has left.
+for _ in range(2):
+    at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
