@@ -537,6 +537,21 @@ def test_a_batch_of_releases_is_one_request() -> None:
     assert [cast("Mutex", attempt.mutex).waits for attempt in attempts] == [1, 1]
 
 
+def test_no_renewal_begins_while_a_batch_of_releases_waits_for_another() -> None:
+    """All are ending before the first wait, or the waits could add up to one request timeout for each key."""
+    script, attempts = a_batch(GONE)
+    seen: list[list[bool]] = []
+
+    class Seeing(Mutex):
+        async def __aenter__(self) -> None:
+            seen.append([attempt.ending for attempt in attempts])
+            await super().__aenter__()
+
+    attempts[0].mutex = Seeing()
+    removed(script, attempts)
+    assert seen == [[True, True]]
+
+
 def test_a_batch_of_releases_has_only_removals() -> None:
     """What has to leave a free record is released alone; so is the only one that is left."""
     script, attempts = a_batch(GONE)
