@@ -147,11 +147,14 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
     """
     contention = attempt.contend()
     version, holder = contention.observed
-    over = False
+    over, longest = False, LONGEST_WAIT
     if holder is not None and not holder.foreign:
         ends = contention.seen + holder.ttl + runtime.store.traits.expiry_lag
         over = runtime.now() >= ends
         limit = limit if over else min(limit, ends)
+        longest = min(
+            longest, holder.ttl / 3
+        )  # a holder that lives renews as often; one that died may end before `ends`
         # The end of a lease wakes nobody, nor does a release into a free record (a quarantine).
         if runtime.queueing is not None and not (over or holder.quarantine or holder.kept):
             observed = await _put_when_absent(runtime, attempt, LONGEST_WAIT, limit)
@@ -159,7 +162,7 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
                 return observed
     if runtime.watching is not None and not over and contention.watches(version):
         with suppress(StoreError):  # a put shows what is wrong
-            seconds = max(0.0, min(LONGEST_WAIT, limit - runtime.now()))
+            seconds = max(0.0, min(longest, limit - runtime.now()))
             await runtime.watching.wait_while(attempt.key, version, seconds)
             await _yield(runtime, attempt, limit)
             return None
