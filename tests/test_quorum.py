@@ -449,9 +449,9 @@ def test_an_extension_that_stores_refuse_is_none() -> None:
                 raise ValueError("too long")
             return super().put_if_version(key, value, version, ttl)
 
-    hold = QuorumLock([Choosy(), Choosy(), MemoryStore()], fresh(), ttl=5, auto_renew=False).acquire()
+    hold = QuorumLock([Choosy() for _ in range(3)], fresh(), ttl=5, auto_renew=False).acquire()
     assert hold is not None
-    with pytest.raises(StoreError, match=r"could not extend .*, because 2 of 3 stores refused: memory:.*too long"):
+    with pytest.raises(StoreError, match=r"could not extend .*, because [23] of 3 stores refused: memory:.*too long"):
         hold.extend(600)
     assert hold.remaining() < 5
     hold.release()

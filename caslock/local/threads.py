@@ -114,9 +114,9 @@ class ThreadRuntime:
     def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run it in the one thread that does so for this store, unless the interpreter ends."""
         if not sys.is_finalizing():
-            clean_ups = self.shared.part("clean-ups", deque[CleanUp])
+            clean_ups = self.shared.part("not cleaned up", deque[CleanUp])
             clean_ups.append(CleanUp(act, self.now() + seconds))
-            cleaner = self.shared.part("cleaner", partial(Workers, "caslock-clean-up", 1))
+            cleaner = self.shared.part("clean-ups", partial(Workers, "caslock-clean-up", 1))
             cleaner.do(lambda: run(run_clean_ups(self, clean_ups)), here=False)
 
     def me(self) -> object:

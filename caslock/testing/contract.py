@@ -71,7 +71,9 @@ class StoreContract(
         """Give both clients, and a key that no other test uses; what is no store fails the first test only."""
         if lacking := [name for name in _EVERY_STORE if not hasattr(store, name)]:
             has_not = " and ".join(f"no {name}" for name in lacking)
-            message = f"{type(store).__name__} has {has_not}, as every store has: see caslock.Store and caslock.Traits"
+            message = (
+                f"{type(store).__name__} has {has_not}, which every store has: see caslock.Store and caslock.Traits"
+            )
             if "_told" in vars(type(self)):
                 pytest.skip(message)
             type(self)._told = True
