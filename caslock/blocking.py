@@ -186,7 +186,7 @@ B_co = TypeVar("B_co", covariant=True)
 
 
 class _State(Protocol[B_co]):
-    """What `LockState` and `MultiState` have in common."""
+    """What the states of all locks have in common."""
 
     @property
     def states(self) -> Sequence[LockState]: ...
@@ -195,7 +195,7 @@ class _State(Protocol[B_co]):
 
 
 class _Acquired(OnlyWith, ABC, Generic[B]):
-    """What `Lock` and `MultiLock` have in common: to be acquired, and a context manager."""
+    """What all locks have in common: to be acquired, and a context manager."""
 
     _state: _State[B]
     _timeout: float | None
@@ -206,8 +206,8 @@ class _Acquired(OnlyWith, ABC, Generic[B]):
 
         As with `threading.Lock`: ``blocking=False`` is one try, ``timeout=-1`` (or None) waits forever.
         Raises `StoreUnavailable` or `OutcomeUnknown` if the store did not answer, `LockLost` when re-entering a
-        lock whose lease has ended: release its hold first.  After None, an unanswered request may still be applied once
-        the holder releases; its record expires after one ttl.
+        lock whose lease has ended: release its hold first.  If it returns None, a request that got no answer may still
+        be applied after the holder releases; its record then expires within one ttl.
         """
         try:
             return self._acquire(wait_time(self._timeout, timeout, blocking=blocking))

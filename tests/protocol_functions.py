@@ -26,7 +26,7 @@ from caslock.protocol.renew import (
     renew_due,
     who_holds,
 )
-from caslock.protocol.withdraw import _clean_up, give_up, step_back, withdraw
+from caslock.protocol.withdraw import _withdraw_all, give_up, step_back, withdraw
 
 __all__ = [
     "FIRST_PAUSE",
@@ -34,7 +34,6 @@ __all__ = [
     "LONGEST_WAIT",
     "PASSES",
     "YIELD_WAIT",
-    "_clean_up",
     "_holds",
     "_leave",
     "_not_renewed",
@@ -47,6 +46,7 @@ __all__ = [
     "_resume",
     "_try",
     "_wait",
+    "_withdraw_all",
     "acquire",
     "check",
     "force_release",

@@ -88,9 +88,9 @@ def test_a_tenure_over_a_free_record_keeps_its_quarantine() -> None:
         assert rest is not None
         assert rest.free
         assert (rest.ttl, rest.quarantine, rest.owner) == (left, 0.0, OWNER)
-        assert not one.leaves_nothing(NOW + passed)
+        assert not one.releases_by_removal(NOW + passed)
     assert one.remainder(taken, 10, NOW + 50.0) is None
-    assert one.leaves_nothing(NOW + 50.0)
+    assert one.releases_by_removal(NOW + 50.0)
 
 
 def test_a_release_that_has_never_held_leaves_the_whole_quarantine() -> None:
@@ -110,7 +110,7 @@ def test_a_release_beside_others_keeps_their_holds() -> None:
     beside = one.remainder(both, 9, NOW)
     assert beside is not None
     assert beside.quarantine == FREE_TTL
-    assert not one.leaves_nothing(NOW)
+    assert not one.releases_by_removal(NOW)
 
 
 def test_what_is_not_ours_stays_as_it_is() -> None:
@@ -126,12 +126,12 @@ def test_what_is_not_ours_stays_as_it_is() -> None:
 def test_only_a_clean_hold_is_removed() -> None:
     """A removal needs that no put of ours may be late, and nobody else holds the key."""
     one = attempt()
-    assert not one.leaves_nothing(NOW)
+    assert not one.releases_by_removal(NOW)
     first, _ = one.first(NOW)
     one.lease.believe(first, 9, one.writes.in_flight[first.write], NOW)
-    assert not one.leaves_nothing(NOW), "its put may be applied twice"
+    assert not one.releases_by_removal(NOW), "its put may be applied twice"
     one.writes.answered(first.write)
-    assert one.leaves_nothing(NOW)
+    assert one.releases_by_removal(NOW)
 
 
 def test_who_may_be_written_over() -> None:

@@ -171,7 +171,9 @@ def test_a_hold_without_a_thread_is_renewed_once_there_can_be_one(
         without.setattr(thread_renewer, "start", lambda _target, _name: None)
         hold = Lock(memory, key, ttl=0.6).acquire()
     assert hold is not None
-    assert [key in record.getMessage() for record in caplog.records if "no thread" in record.getMessage()] == [True]
+    assert [
+        key in record.getMessage() for record in caplog.records if "could not be started" in record.getMessage()
+    ] == [True]
     with Lock(memory, fresh()):
         deadline = hold._attempt.lease.deadline
         assert until(lambda: hold._attempt.lease.deadline > deadline + 0.6, 3)

@@ -259,7 +259,7 @@ async def leave_the_long_way(
     runtime: Runtime, attempt: Attempt, outgoing: HandOver | None, removed: Observed | None, limit: float
 ) -> Observed:
     """Remove a record as every other write is done."""
-    if removed is None and outgoing is None and attempt.leaves_nothing(runtime.now()):
+    if removed is None and outgoing is None and attempt.releases_by_removal(runtime.now()):
         removed = await protocol.write_surely(runtime, attempt, attempt.lease.version, None, NEVER)
     return await LEAVE(runtime, attempt, outgoing, removed, limit)
 

@@ -121,7 +121,7 @@ def test_a_release_without_an_answer_can_be_called_again() -> None:
         released(script, attempt)
     assert len(raised.value.__notes__) == 1
     assert attempt.lease.record is not None
-    assert attempt.left_in_time
+    assert attempt.timely_releases
     script.clock = attempt.lease.deadline
     assert released(script, attempt).record is None
 
@@ -424,7 +424,7 @@ def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
     assert handing.go().version == 9
     assert handing.script.verbs == ["put", "get"]
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.left_in_time == 1
+    assert handing.holder.timely_releases == 1
     assert not handing.outgoing.pending
     assert handing.event.times == 1
 
@@ -434,7 +434,7 @@ def test_a_hand_over_that_was_not_sent_lets_the_successor_withdraw() -> None:
     handing = Handing(StoreUnavailable("not sent", sent=False), THEIRS)
     handing.go()
     assert not handing.successor.writes.in_flight
-    assert handing.holder.left_in_time == 0
+    assert handing.holder.timely_releases == 0
     assert handing.outgoing.pending
     assert handing.outgoing.take()
     assert handing.event.times == 1
@@ -463,7 +463,7 @@ def test_an_interrupted_hand_over_may_land() -> None:
     with pytest.raises(KeyboardInterrupt):
         handing.go()
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.left_in_time == 1
+    assert handing.holder.timely_releases == 1
 
 
 def test_a_hand_over_is_settled_once() -> None:
@@ -511,17 +511,17 @@ def test_what_may_have_left(record: Record | None, answer: Entry | BaseException
     attempt = held(script)
     with contextlib.suppress(StoreError, KeyboardInterrupt):
         run(write(cast("Runtime", script), attempt, 5, record))
-    assert attempt.left_in_time == left
+    assert attempt.timely_releases == left
     for own in (lost(), StoreError("refused"), THEIRS, Entry(OURS, 6)):
         script = Scripted(own)
         attempt = held(script)
         with contextlib.suppress(StoreError):
             run(write(cast("Runtime", script), attempt, 5, attempt.lease.record))
-        assert attempt.left_in_time == 0
+        assert attempt.timely_releases == 0
     script = Scripted(Entry(OURS, 6))
     attempt = held(script)
     run(write(cast("Runtime", script), attempt, 5, attempt.free_record(FREE_TTL)))
-    assert attempt.left_in_time == 1
+    assert attempt.timely_releases == 1
 
 
 GONE = Entry(b"", ABSENT)
@@ -533,7 +533,7 @@ def test_a_batch_of_releases_is_one_request() -> None:
     for attempt in attempts:
         cast("Mutex", attempt.mutex).taken = True
     assert removed(script, attempts) == dict.fromkeys(attempts, NOTHING)
-    assert all(attempt.ending and attempt.left_in_time for attempt in attempts)
+    assert all(attempt.ending and attempt.timely_releases for attempt in attempts)
     assert [cast("Mutex", attempt.mutex).waits for attempt in attempts] == [1, 1]
 
 
@@ -579,7 +579,7 @@ def test_what_a_batch_of_releases_has_shown(answer: Entry | BaseException, late:
     else:
         assert len(removed(script, attempts)) == (0 if isinstance(answer, Exception) else 2)
     applied = not late and answer is not THEIRS and type(answer) is not StoreError
-    assert [attempt.left_in_time for attempt in attempts] == [applied, applied]
+    assert [attempt.timely_releases for attempt in attempts] == [applied, applied]
 
 
 def test_a_batch_of_first_puts() -> None:

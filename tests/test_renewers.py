@@ -351,7 +351,7 @@ def test_the_thread_is_started_with_the_first_lease(now: SimpleNamespace, monkey
     first = leased(20)
     thread_renewer.watch(first)
     (warning,) = warned
-    assert "lock 'key' is lost in 100 s" in warning
+    assert "lock 'key' will be lost in 100 s" in warning
     renewer = thread_renewer._renewer
     assert renewer is not None
     assert len(renewer._schedule) == 1

@@ -345,7 +345,7 @@ class LockState:
         """Whether the release of `hold` removes the record, and nobody in this process waits for it."""
         attempt = hold._attempt
         last = attempt.levels == [hold] and not hold._inherited
-        return last and not self._queue.waiting and attempt.leaves_nothing(self.runtime.now())
+        return last and not self._queue.waiting and attempt.releases_by_removal(self.runtime.now())
 
     async def renew(self, attempt: Attempt, ttl: float | None) -> None:
         """Replace the lease, and tell the renewer, which may be due earlier than it thinks."""

@@ -158,7 +158,7 @@ class _MultiAcquire(Generic[H]):
 
     async def _win(self, state: LockState, *, entered: bool, answers: Mapping[Attempt, Observed] = _NO_ANSWERS) -> None:
         """Wait for one key, as a single Lock does; `answers`: to first puts that were sent together."""
-        left = None if self._timeout is None else max(0.0, self._began + self._timeout - state.runtime.now())
+        left = None if self._timeout is None else max(0.0, self.limit - state.runtime.now())
         since = self._began if len(self._states) > 1 else None
         attempt = self.attempts.pop(state)
         observed = answers.get(attempt)
@@ -167,8 +167,8 @@ class _MultiAcquire(Generic[H]):
     async def _take_free(self, states: Sequence[LockState]) -> tuple[bool, Mapping[Attempt, Observed]]:
         """Take the first of `states`, and with it those that follow, if they are free now: waits for nobody.
 
-        Afterwards it has nothing of a key behind the first one that it could not take.  Returns whether it is our turn
-        in this process for the first of `states`, which is all that may be kept of that one.
+        Afterwards it has nothing of a key behind the first one that it could not take.  If the first is not held then,
+        returns what `_win` needs: whether it is our turn in this process for that key, and the answers to first puts.
         """
         group = await self._enter_queues(states)
         entered, answers = bool(group), _NO_ANSWERS
@@ -223,7 +223,7 @@ class _MultiAcquire(Generic[H]):
             self._holds[state] = hold
 
     async def _let_go(self, index: int) -> None:
-        """Give back this key and those after it."""
+        """Give back the key at `index` and those after it."""
         for state in reversed(self._states[index:]):
             attempt = self.attempts.pop(state, None)
             if attempt is not None:
@@ -279,7 +279,7 @@ async def _roll_back(
             await state.undo(begun[state], failure.__cause__ or failure if isinstance(failure, StoreError) else failure)
     for hold in holds:
         hold._keep_nothing()
-    hangs = interrupted or isinstance(failure, StoreUnavailable)  # or may
+    hangs = interrupted or isinstance(failure, StoreUnavailable)  # the store hangs, or may hang
     late = hangs and bool(holds) and holds[0]._state.runtime.now() >= limit
     with _noting(failure, stuck):  # what was re-entered needs no request
         await Holds([hold for hold in holds if not late or hold._attempt.levels != [hold]])._released(limit)

@@ -43,8 +43,8 @@ def watch(attempt: Attempt) -> None:
         is_running = renewer.is_running or renewer.start()
     if not is_running and threading.main_thread().is_alive():  # at interpreter exit nothing is renewed
         warn(
-            f"no thread could be started that renews leases: lock {attempt.key!r} is lost in "
-            f"{attempt.lease.deadline - clock.now():.3g} s unless another lock is acquired after one can be"
+            f"the thread that renews leases could not be started: lock {attempt.key!r} will be lost in "
+            f"{attempt.lease.deadline - clock.now():.3g} s, unless it starts when another lock is acquired by then"
         )
 
 

@@ -62,7 +62,7 @@ class Terms(NamedTuple):
 
 
 class FirstRecord(NamedTuple):
-    """What a record says for people, and the text around the ids in the first one of a tenure: see `opening`."""
+    """What a record says for people, and the text around the ids in the first one of a tenure: see `record.opening`."""
 
     stamp: Stamp
     opening: tuple[str, str, str]
@@ -97,7 +97,6 @@ class Attempt:
         "hold_id",
         "key",
         "lease",
-        "left_in_time",
         "levels",
         "limit",
         "min_hold",
@@ -109,6 +108,7 @@ class Attempt:
         "shared",
         "stamps",
         "terms",
+        "timely_releases",
         "turn",
         "woken",
         "writes",
@@ -150,7 +150,7 @@ class Attempt:
         self.turn: Turn = Turn()
         self.ending: bool = False  # a release or a withdrawal has begun: no more renewals
         # Releases that were sent before the deadline and may have been applied; each counts from before it is sent.
-        self.left_in_time: int = 0
+        self.timely_releases: int = 0
         self.woken: bool = False  # our removal woke a waiter of another process
         self.settled: bool = True  # False while a clean-up is unfinished
         self.scheduled: float = NEVER  # when the renewer looks at it next
@@ -181,7 +181,7 @@ class Attempt:
         self.contention = self.contention or Contention(self.terms.settings.poll)
         return self.contention
 
-    def leaves(self, record: Record | None, now: float) -> bool:
+    def releases_in_time(self, record: Record | None, now: float) -> bool:
         """Whether to write `record` (None: to remove ours) at this moment is a release in time."""
         lease = self.lease
         return now < lease.deadline and not lease.lost and (record is None or self.hold_id not in record.holds)
@@ -260,7 +260,7 @@ class Attempt:
             )
         return self.free_record(rest) if rest > 0 else None
 
-    def leaves_nothing(self, now: float) -> bool:
+    def releases_by_removal(self, now: float) -> bool:
         """Whether it holds the key, and its release is a removal."""
         lease = self.lease
         record = lease.record

@@ -61,13 +61,13 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
     If there was no answer, each has to be released by itself.
     """
     await _end(runtime, attempts)
-    attempts = [each for each in attempts if each.leaves_nothing(runtime.now())]  # a renewal may have changed that
+    attempts = [each for each in attempts if each.releases_by_removal(runtime.now())]  # a renewal may have changed that
     if runtime.batching is None or len(attempts) < 2:  # noqa: PLR2004 - one alone is no batch
         return {}
     removals = [Removal(each.key, each.lease.version) for each in attempts]
-    leaves = [each.leaves(None, runtime.now()) for each in attempts]
-    for attempt, in_time in zip(attempts, leaves, strict=True):
-        attempt.left_in_time += in_time
+    timely = [each.releases_in_time(None, runtime.now()) for each in attempts]
+    for attempt, in_time in zip(attempts, timely, strict=True):
+        attempt.timely_releases += in_time
     try:
         entries = await runtime.batching.invalidate_many(removals)
     except (StoreError, ValueError) as error:
@@ -75,11 +75,11 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
             return {}
         entries = None
     if entries is None:
-        for attempt, in_time in zip(attempts, leaves, strict=True):
-            attempt.left_in_time -= in_time
+        for attempt, in_time in zip(attempts, timely, strict=True):
+            attempt.timely_releases -= in_time
         return {}
-    for attempt, in_time, entry in zip(attempts, leaves, entries, strict=True):
-        attempt.left_in_time -= in_time and entry is not None and entry.version != ABSENT
+    for attempt, in_time, entry in zip(attempts, timely, entries, strict=True):
+        attempt.timely_releases -= in_time and entry is not None and entry.version != ABSENT
     return {each: answered(each, None, b"", entry) for each, entry in zip(attempts, entries, strict=True)}
 
 

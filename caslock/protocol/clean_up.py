@@ -28,7 +28,8 @@ class CleanUp(NamedTuple):
 async def run_clean_ups(runtime: Runtime, clean_ups: deque[CleanUp]) -> None:
     """Run clean-ups until the store has answered each of them, or its time is over; others may be added meanwhile.
 
-    While the store does not answer, one of them is tried, with growing pauses.  After an answer, all are run at once.
+    While the store does not answer, one of them is tried, with growing pauses.  After an answer, the others follow
+    one by one, without a pause.
     """
     pause = FIRST_PAUSE
     while clean_ups:

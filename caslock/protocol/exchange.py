@@ -103,9 +103,9 @@ async def read(runtime: Runtime, attempt: Attempt, limit: float) -> Observed:
 async def write(runtime: Runtime, attempt: Attempt, expected: int, record: Record | None) -> Observed:
     """Write once."""
     now = runtime.now()
-    value, leaves = sent(attempt, expected, record, now), attempt.leaves(record, now)
+    value, in_time = sent(attempt, expected, record, now), attempt.releases_in_time(record, now)
     store, key = runtime.store, attempt.key
-    attempt.left_in_time += leaves
+    attempt.timely_releases += in_time
     try:
         if record is None:
             entry = await store.invalidate(key, expected)
@@ -113,9 +113,9 @@ async def write(runtime: Runtime, attempt: Attempt, expected: int, record: Recor
         else:
             entry = await store.put_if_version(key, value, expected, record.ttl)
             applied = entry is not None and entry.value == value
-        attempt.left_in_time -= leaves and not applied  # first: an interrupt must not forget that it was refused
+        attempt.timely_releases -= in_time and not applied  # first: an interrupt must not forget that it was refused
     except (StoreError, ValueError) as error:
-        attempt.left_in_time -= leaves and not may_have_landed(error)
+        attempt.timely_releases -= in_time and not may_have_landed(error)
         unanswered(attempt, record, error)
         raise
     return answered(attempt, record, value, entry)

@@ -28,7 +28,7 @@ class HandOver:
         self._offer: list[None] = [None]  # pop() succeeds for exactly one caller
 
     def take(self) -> bool:
-        """Whether the caller is the first to take it: the releaser to send, or the successor to withdraw."""
+        """Take it: the releaser to send, or the successor to withdraw.  Returns whether the caller was the first."""
         try:
             self._offer.pop()
         except IndexError:
@@ -57,7 +57,8 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
     """Put the first record of the successor at the version that is ours; returns what is there then.
 
     To the successor it is a put like its own.  If it gets no answer, the successor learns of that at once, and reads
-    the record itself while we settle our own release.  If it is refused, the successor learns of that after our
+    the record itself while we settle our own release.  If it was not sent, the successor may withdraw, or waits for our
+    release.  If it is refused, the successor learns of that after our
     release, because our record is there until then.
     """
     lease, successor = attempt.lease, outgoing.successor
@@ -77,13 +78,13 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
     if successor.ending or not outgoing.pending:
         successor.writes.answered(record.write)
         return ours
-    leaves = attempt.leaves(None, runtime.now())
-    attempt.left_in_time += leaves
+    in_time = attempt.releases_in_time(None, runtime.now())
+    attempt.timely_releases += in_time
     try:
         entry = await runtime.store.put_if_version(successor.key, value, lease.version, record.ttl)
-        attempt.left_in_time -= leaves and (entry is None or entry.value != value)
+        attempt.timely_releases -= in_time and (entry is None or entry.value != value)
     except (StoreError, ValueError) as error:
-        attempt.left_in_time -= leaves and not may_have_landed(error)
+        attempt.timely_releases -= in_time and not may_have_landed(error)
         unanswered(successor, record, error)
         if not isinstance(error, StoreUnavailable):
             return ours  # the successor gets this error itself when it retries

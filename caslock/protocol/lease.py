@@ -61,7 +61,7 @@ class Lease:
         self.due: float = NEVER  # when to renew it; the deadline if it is no longer renewed
         self.lost: str = ""  # why, once it is lost
         self.on_loss: list[Callable[[], object]] = []  # called when it is lost
-        self.reported: bool = False  # whether `on_loss` has been called
+        self.reported: bool = False  # whether somebody has taken `on_loss` to call it
         self.reporting: bool = False  # whether somebody is to call it
 
     def believe(self, record: Record, version: int, landed: InFlight | None, now: float) -> None:
@@ -71,7 +71,7 @@ class Lease:
         does not shorten our lease.
         """
         fence = version if record.fence is None else record.fence  # as in `fence_of`
-        if fence != self.fence:  # a new tenure, not the renewal of one that the acquire has not returned yet
+        if fence != self.fence:  # a new tenure; the same fence means another write of the present one
             self.began, self.fence = now, fence
         self.record, self.version = record, version
         if landed is None:
@@ -101,11 +101,11 @@ class Lease:
         renews = self.auto_renew and sent + ttl < self.began + self.max_hold
         return sent + ttl / 3 if renews else self.deadline
 
-    def end(self, missing: str) -> str:
-        """Return why the lease has ended: it was not `missing` ("renewed") in time, or was to be renewed no more."""
+    def end(self, awaited: str) -> str:
+        """Return why the lease has ended.  `awaited`: what was not done in time, "renewed" or "released"."""
         if self.began + self.max_hold <= self.deadline + margin(self.ttl) + 0.001:
             return f"its max_hold of {self.max_hold:g} s was reached"
-        return f"its lease ended before it was {missing}" if self.auto_renew else "its lease ended (auto_renew is off)"
+        return f"its lease ended before it was {awaited}" if self.auto_renew else "its lease ended (auto_renew is off)"
 
     def tell(self) -> list[Callable[[], object]] | None:
         """Note that the loss is reported, and return what to call for it; None: it was reported before."""

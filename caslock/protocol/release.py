@@ -33,7 +33,8 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
     attempt.ending = True
     limit = min(limit, last_start_of_three(runtime))
     mutex, lease = attempt.mutex, attempt.lease
-    if not mutex.acquire(blocking=False) and not runtime.ended(attempt):  # first settle any renewal under way
+    # First settle any renewal under way.  What has the mutex in a closed event loop never goes on: it is ours then.
+    if not mutex.acquire(blocking=False) and not runtime.ended(attempt):
         await mutex.__aenter__()
     outgoing: HandOver | None = None
     observed: Observed | None = None
@@ -47,21 +48,21 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
         try:
             observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
         except (StoreError, ValueError) as error:
-            if not in_time and not attempt.left_in_time:  # the lease had ended: lost regardless of the answer
+            if not in_time and not attempt.timely_releases:  # the lease had ended: lost regardless of the answer
                 raise attempt.lose(lease.end("released")) from error
             if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
-                error.sent = error.sent or attempt.left_in_time > 0
+                error.sent = error.sent or attempt.timely_releases > 0
             ends = max(lease.ttl, attempt.min_hold)
             error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
             raise
-        if not attempt.left_in_time:
+        if not attempt.timely_releases:
             over = observed.record is None and not in_time
             loss = attempt.lose(lease.end("released") if over else who_holds(runtime, observed.record))
         lease.record = None  # last: a release that is interrupted is made once more, and finds the loss again
     finally:
         if outgoing is not None:
             outgoing.settle(observed)
-            attempt.turn.outgoing = None  # last: after an interrupt, `LocalQueue.leave` settles it
+            attempt.turn.outgoing = None  # after an interrupt between the two, `LocalQueue.leave` settles it
         mutex.release()
     if loss is not None:
         raise loss
@@ -85,14 +86,14 @@ async def _leave(
         observed = removed
     elif outgoing is not None:
         observed = await hand_over(runtime, attempt, outgoing, limit)
-    elif attempt.leaves_nothing(now):  # one request
-        leaves = attempt.leaves(None, now)
-        attempt.left_in_time += leaves
+    elif attempt.releases_by_removal(now):  # one request
+        in_time = attempt.releases_in_time(None, now)
+        attempt.timely_releases += in_time
         try:
             entry = await runtime.store.invalidate(attempt.key, lease.version)
-            attempt.left_in_time -= leaves and entry is not None and entry.version != ABSENT
+            attempt.timely_releases -= in_time and entry is not None and entry.version != ABSENT
         except (StoreError, ValueError) as error:
-            attempt.left_in_time -= leaves and not may_have_landed(error)
+            attempt.timely_releases -= in_time and not may_have_landed(error)
             observed = await settle(runtime, attempt, Unanswered(lease.version, None, error), limit)
         else:
             observed = answered(attempt, None, b"", entry)

@@ -36,7 +36,7 @@ async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
         record = _renewal(runtime, attempt, ttl, runtime.now())
         if record is None:
             return
-        # A release that waits for this renewal waits for one request: after a failure, the next renewal goes on.
+        # A release may wait for our mutex: after a failure, nothing begins after this.  The renewer tries again soon.
         limit = min(lease.deadline, runtime.now() + runtime.patience)
         observed = await write_surely(runtime, attempt, lease.version, record, limit)
         if _renewed(runtime, attempt, observed, before, runtime.now()):
@@ -106,7 +106,8 @@ async def renew_due(runtime: Runtime, attempts: Sequence[Attempt]) -> list[Attem
 async def _renew_together(runtime: Runtime, batching: AsyncBatchingStore, attempts: list[Attempt]) -> list[Attempt]:
     """Renew all, or return those that have to be renewed alone.
 
-    After no answer they are written once more, at the versions known: the answer shows what is there for each.
+    After no answer they are written once more (unless `retry` forbids it), at the versions known and without a read:
+    the answer shows what is there for each.
     """
     before = {attempt: attempt.writes.count for attempt in attempts}
     repeats = min(1, *(attempt.retry.put for attempt in attempts))

@@ -59,14 +59,14 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
     limit = last_start(runtime, attempt.limit)
     found: list[Remnant | None] = []
 
-    async def clean_up() -> None:
+    async def go() -> None:
         attempt.settled = False
         try:
             if (interrupted or isinstance(error, StoreUnavailable)) and runtime.now() >= limit:
                 raise StoreUnavailable(str(error) or "no answer in time")  # noqa: TRY301 - do not ask again
-            found.append(await _clean_up(runtime, attempt, limit))
+            found.append(await _withdraw_all(runtime, attempt, limit))
         except StoreUnavailable as trouble:
-            runtime.in_background(partial(_clean_up, runtime, attempt), FREE_TTL)
+            runtime.in_background(partial(_withdraw_all, runtime, attempt), FREE_TTL)
             found.append(
                 Remnant(
                     f"{_place(runtime, trouble)}({_said(trouble)}); caslock keeps trying to undo it in the background, "
@@ -80,11 +80,11 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
             found.append(Remnant(text, foreign=False))
         attempt.settled = True  # else it was interrupted, and has to be done again
 
-    await runtime.shielded(clean_up)
+    await runtime.shielded(go)
     return found[-1]
 
 
-async def _clean_up(runtime: Runtime, attempt: Attempt, limit: float) -> Remnant | None:
+async def _withdraw_all(runtime: Runtime, attempt: Attempt, limit: float) -> Remnant | None:
     """Withdraw a failed acquire; returns what may be left."""
     async with attempt.mutex:  # first settle any renewal under way
         lease = attempt.lease
@@ -109,9 +109,9 @@ def _said(error: BaseException) -> str:
 
 
 async def step_back(runtime: Runtime, attempt: Attempt) -> None:
-    """Undo an attempt so far: nothing of it is at the store, and no late put of it can land.  It can try again.
+    """Undo an attempt so far, so that it can try again: nothing of it is at the store.
 
-    See `withdraw` for the late put that can't be kept out.
+    No late put of it can land, except while another owner's record is there: see `withdraw`.
     """
     attempt.turn.incoming, attempt.turn.yields = None, 0.0
     if attempt.writes.in_flight:

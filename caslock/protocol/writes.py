@@ -55,7 +55,7 @@ class Writes:
 
     def may_land(self, version: int) -> bool:
         """Whether a write that expects `version` is in flight."""
-        # A copy, because the predecessor's thread may remove its entry meanwhile.
+        # A copy: the attempt before ours may send our first put, and removes that write in a thread of its own.
         return bool(self.in_flight) and any(write.expected == version for write in list(self.in_flight.values()))
 
     def forget_dead(self, now: float) -> None:

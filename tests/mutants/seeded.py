@@ -147,7 +147,7 @@ async def silence_is_release(runtime: Runtime, attempt: Attempt, lost: Unanswere
 async def leave_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:
     """Take a missing answer to a batch of releases for "all are gone"."""
     removed = await REMOVE_TOGETHER(runtime, attempts)
-    return {attempt: NOTHING for attempt in attempts if attempt.left_in_time} | removed
+    return {attempt: NOTHING for attempt in attempts if attempt.timely_releases} | removed
 
 
 async def forget_at_release(

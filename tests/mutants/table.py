@@ -420,7 +420,7 @@ MUTANTS: Final = (
         "clean-up beside a renewal",
         "An acquire is undone without waiting for the renewal of its hold that is under way.",
         (Directed("test_a_clean_up_waits_for_the_renewal_under_way", undone_while_renewed),),
-        ((protocol, "_clean_up", seeded.altered(protocol._clean_up, "async with attempt.mutex:", "if True:")),),
+        ((protocol, "_withdraw_all", seeded.altered(protocol._withdraw_all, "async with attempt.mutex:", "if True:")),),
     ),
     Mutant(
         "wait past the end of a lease",
