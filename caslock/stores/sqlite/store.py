@@ -229,5 +229,5 @@ def _after_fork() -> None:
 
 # A signal handler may raise an exception anywhere in a hook, even as it begins, and the fork goes on.  So each hook
 # runs twice: the second time does what the first one has left.
-for _ in range(2):
-    at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
