@@ -179,7 +179,7 @@ def test_no_key_has_the_name_of_another() -> None:
 def test_a_znode_of_another_program_is_never_overwritten(store: ZooKeeperStore, admin: KazooClient) -> None:
     """It is a `StoreError` that names it, for each verb."""
     key = fresh()
-    admin.create(path(key), b"something else")
+    admin.create(path(key), b"something else", makepath=True)
     acts: list[Callable[[], object]] = [
         lambda: store.get(key),
         lambda: store.put_if_version(key, b"v", ABSENT, 30),
