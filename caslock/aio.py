@@ -281,7 +281,7 @@ class _Block(Generic[T]):
         ours_alone = ours_alone and isinstance(error, asyncio.CancelledError)
         try:
             await self.held.release()
-        except Exception as trouble:
+        except Exception as trouble:  # whatever a release raises, it never masks the error of the block
             if error is None or (ours_alone and isinstance(trouble, (LockLost, StoreError))):
                 raise
             error.add_note(with_notes(trouble))

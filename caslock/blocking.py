@@ -112,7 +112,7 @@ class _Held(OnlyWith, ABC):
         """Release.  If the block raised, a release error is added to that exception as a note."""
         try:
             self.release()
-        except Exception as trouble:
+        except Exception as trouble:  # whatever a release raises, it never masks the error of the block
             if error is None:
                 raise
             error.add_note(with_notes(trouble))

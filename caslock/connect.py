@@ -241,7 +241,7 @@ def _call(factory: _Factory, url: str, scheme: str) -> Any:  # noqa: ANN401 - se
     secrets = _secrets(url)
     try:
         return factory(url)
-    except Exception as error:
+    except Exception as error:  # of any store or client: its text may show the password
         if not any(secret in _told(error).casefold() for secret in secrets):
             raise
         kind = type(error).__name__

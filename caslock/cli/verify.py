@@ -140,7 +140,7 @@ def _not_tried() -> Iterator[None]:
         yield
     except (StoreError, ValueError, TypeError, ImportError, AttributeError, OSError) as error:
         raise NotTried(str(error) or repr(error)) from error
-    except Exception as error:
+    except Exception as error:  # of a store under test, which may raise whatever it likes
         raise NotTried(f"the store raised {error!r}, which is not a StoreError") from error
 
 

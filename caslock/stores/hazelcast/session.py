@@ -249,7 +249,7 @@ class Session:
             )
 
     def _config(self, member: str, ends: float) -> Config:
-        config = Config()  # type: ignore[no-untyped-call]
+        config = Config()  # type: ignore[no-untyped-call] # the client has no type for it
         config.cluster_members = [member]
         config.cluster_name = self._target.cluster
         if self._target.user:
