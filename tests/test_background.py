@@ -180,7 +180,7 @@ def test_a_hold_without_a_thread_is_renewed_once_there_can_be_one(
     hold.release()
 
 
-def test_an_interrupt_as_the_renewer_is_woken_lets_no_later_lease_end() -> None:
+def test_an_interrupt_as_the_renewer_is_woken_lets_no_later_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next hold wakes it, though its lease is due later than the one that the interrupt has struck."""
 
     class Alarm:
@@ -195,10 +195,11 @@ def test_an_interrupt_as_the_renewer_is_woken_lets_no_later_lease_end() -> None:
     renewer._alarm = cast("threading.Condition", alarm)
     first, second = held(Scripted()), held(Scripted())
     second.lease.due += 5
-    renewer._wakes = second.lease.due + 60
+    renewer._wakes, renewer.is_running = second.lease.due + 60, True
+    monkeypatch.setattr(thread_renewer, "_renewer", renewer)
     with pytest.raises(KeyboardInterrupt):
-        renewer.add(first)
-    renewer.add(second)
+        thread_renewer.watch(first)
+    thread_renewer.watch(second)
     assert alarm.rung == 2
 
 

@@ -303,13 +303,14 @@ def test_the_thread_sleeps_until_something_is_due(now: SimpleNamespace) -> None:
     """It is woken only by a lease that is due before, and ends some time after the last one."""
     renewer = ThreadRenewer()
     renewer._alarm = alarm = Alarm()  # type: ignore[assignment] # of a test
+    renewer.is_running = True
     thread_renewer._renewer = renewer
     first = leased(20)
-    renewer.add(first)
+    thread_renewer.watch(first)
     assert alarm.notified == 1  # the thread has not looked yet
     alarm.meanwhile = [
-        lambda: renewer.add(earlier),
-        lambda: renewer.add(later),
+        lambda: thread_renewer.watch(earlier),
+        lambda: thread_renewer.watch(later),
         lambda: setattr(now, "at", START + 10),
     ]
     earlier, later = leased(10), leased(30)
@@ -322,16 +323,72 @@ def test_the_thread_sleeps_until_something_is_due(now: SimpleNamespace) -> None:
     now.at = START + 1000
     again = leased(1020)
 
+    def begin() -> None:
+        thread_renewer.watch(again)
+        now.at += LINGER
+
     def end() -> None:
         again.ending, now.at = True, START + 1020
 
-    alarm.meanwhile = [lambda: renewer.add(again), end]
+    alarm.meanwhile = [begin, end]
     assert renewer._next() is None
-    assert alarm.waits == [LINGER, 20, LINGER]
+    assert alarm.waits == [LINGER, 20 - LINGER, LINGER, LINGER]
+    assert alarm.notified == 2
     assert thread_renewer._renewer is None
     thread_renewer._renewer = other = ThreadRenewer()
     assert renewer._next() is None
     assert thread_renewer._renewer is other
+
+
+def test_short_holds_wake_the_thread_once_in_the_time_of_a_renewal(now: SimpleNamespace) -> None:
+    """They are gone when it looks, but it looks again when the first of them would have been due."""
+    renewer = ThreadRenewer()
+    renewer._alarm = alarm = Alarm()  # type: ignore[assignment] # of a test
+    renewer.is_running = True
+    thread_renewer._renewer = renewer
+
+    def hold_shortly() -> None:
+        for _ in range(10):
+            thread_renewer.watch(leased(now.at - START + LINGER / 2))
+
+    def hold_when_it_was_due() -> None:
+        now.at += LINGER / 2
+        hold_shortly()
+
+    alarm.meanwhile = [hold_shortly, hold_shortly, hold_when_it_was_due]
+    assert renewer._next() is None
+    assert alarm.waits[:4] == [LINGER, LINGER / 2, LINGER / 2, LINGER / 2]
+    assert alarm.notified == 2
+
+
+def test_what_is_added_while_the_thread_looks_is_seen_by_it_or_wakes_it(now: SimpleNamespace) -> None:
+    """Nobody relies on a look that may have missed it."""
+    renewer = ThreadRenewer()
+    renewer._alarm = alarm = Alarm()  # type: ignore[assignment] # of a test
+    renewer.is_running = True
+    thread_renewer._renewer = renewer
+    schedule, added = renewer._schedule, leased(20)
+
+    class Looking:
+        """A schedule that another thread adds to just after a look."""
+
+        next = property(lambda _: schedule.next)
+        add = schedule.add
+
+        def __len__(self) -> int:
+            return len(schedule)
+
+        def look(self, moment: float) -> Due:
+            due = schedule.look(moment)
+            if not alarm.notified:
+                thread_renewer.watch(added)
+                assert alarm.notified == 1
+            return due
+
+    renewer._schedule = Looking()  # type: ignore[assignment] # of a test
+    alarm.meanwhile = [lambda: setattr(now, "at", START + 20)]
+    assert renewer._next() == Due([], [added], [])
+    assert alarm.waits == [20]
 
 
 def test_the_thread_is_started_with_the_first_lease(now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,8 @@ def test_a_lease_that_is_not_renewed_is_looked_at_three_times() -> None:
     """When it is due, when that is late, and at its end; each time once, and not a moment before."""
     schedule, attempt = Schedule(), leased()
     assert schedule.next == NEVER
-    assert schedule.add(attempt) == schedule.next == attempt.scheduled == ROUNDED
+    assert schedule.add(attempt) == DUE
+    assert schedule.next == attempt.scheduled == ROUNDED
     assert schedule.look(39.9) == nothing()
     assert schedule.look(ROUNDED) == Due([], [attempt], [])
     assert schedule.next == LATE
@@ -78,9 +79,9 @@ def test_only_the_newest_look_at_a_lease_counts() -> None:
     schedule.add(attempt)
     schedule.look(ROUNDED)
     attempt.lease.due, attempt.lease.deadline = 80.7, 158.8
-    assert schedule.add(attempt) == 80.0
+    assert schedule.add(attempt) == 80.7
     assert schedule.look(79.0) == nothing()
-    assert len(schedule) == 1
+    assert (len(schedule), schedule.next) == (1, 80.0)
     assert schedule.look(80.0) == Due([], [attempt], [])
 
 
@@ -116,28 +117,44 @@ def test_what_is_held_no_longer_is_not_looked_at(how: str) -> None:
     assert len(schedule) == 1
 
 
-def test_short_holds_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When more is scheduled than twice what was alive, the dead are forgotten at once, and nothing else is."""
+def test_short_holds_do_not_pile_up() -> None:
+    """What is released before the next look leaves its place to the next hold, or is forgotten at that look."""
+    schedule = Schedule()
+    for _ in range(100):
+        schedule.add(leased())  # gone at once
+    assert len(schedule) < 10
+    released = [leased() for _ in range(20)]
+    for attempt in released:
+        schedule.add(attempt)
+        attempt.ending = True
+    assert schedule.next == NEVER
+    assert len(schedule) == 0
+
+
+def test_longer_holds_do_not_pile_up_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When more is sorted in than twice what was alive, the dead are forgotten at the next look, and nothing else."""
     monkeypatch.setattr(scheduling, "_MOST_DEAD", 4)
     schedule, alive = Schedule(), [leased(due=number) for number in (70.0, 50.0, 60.0)]
-    for attempt in alive:
+    dead = [leased(due=41.0)]
+    for attempt in (*alive, *dead):
         schedule.add(attempt)
-    assert schedule.next == 50.0
-    assert schedule.add(leased(due=41.0)) == 41.0
-    assert (len(schedule), schedule.next) == (4, 41.0)
-    assert schedule.add(leased(due=42.0)) == 0.0
-    assert (len(schedule), schedule.next) == (5, 0.0)
-    assert schedule.look(10.0) == nothing()
-    assert (len(schedule), schedule.next) == (3, 50.0)
-    dead = [leased(due=45.0) for _ in range(3)]
-    assert [schedule.add(attempt) for attempt in dead] == [45.0] * 3  # twice as many as were alive
-    assert schedule.add(alive[0]) == 0.0
-    assert schedule.look(10.0) == nothing()
-    assert len(schedule) == 7
+    assert (schedule.next, len(schedule)) == (41.0, 4)
     dead.clear()
     del attempt
-    looks = [schedule.look(moment).renew for moment in (50.0, 60.0, 70.0)]
-    assert looks == [[alive[1]], [alive[2]], [alive[0]]]
+    assert (schedule.next, len(schedule)) == (41.0, 4)
+    fifth = leased(due=80.0)
+    schedule.add(fifth)
+    assert (schedule.next, len(schedule)) == (50.0, 4)
+    dead = [leased(due=45.0) for _ in range(4)]
+    for attempt in dead:
+        schedule.add(attempt)
+    assert (schedule.next, len(schedule)) == (45.0, 8)  # twice as many as were alive
+    dead.clear()
+    del attempt
+    schedule.add(alive[0])
+    assert (schedule.next, len(schedule)) == (50.0, 5)  # one of them twice
+    looks = [schedule.look(moment).renew for moment in (50.0, 60.0, 70.0, 80.0)]
+    assert looks == [[alive[1]], [alive[2]], [alive[0]], [fifth]]
 
 
 def test_attempts_are_grouped_by_store() -> None:

@@ -103,15 +103,17 @@ class LockState:
         self.newest = hold = f"{self._nonce}.{next(self._numbers)}"  # which another thread may replace at once
         return Attempt(self._terms, hold, self._stamps, self.runtime.mutex(), self.runtime.me())
 
-    async def acquire(self, make: Callable[[LockState, Attempt], H], timeout: float | None, caller: object = None) -> H:
-        """Acquire or re-enter (see `re_enter`); raises `NotAcquired` after `timeout` seconds.
+    def acquire(
+        self, make: Callable[[LockState, Attempt], H], timeout: float | None, caller: object = None
+    ) -> Coroutine[object, object, H]:
+        """Acquire or re-enter (see `re_enter`); raises `NotAcquired` after `timeout` seconds.  To be awaited at once.
 
         Whatever else it raises, it has left nothing behind.  After an interrupt, call `take_back`.
         """
         if self.generation != generation():
             self.begun()
         hold = self.re_enter(make, caller) if self._attempts else None
-        return hold or await self.win(self.begin(), make, timeout)
+        return self.win(self.begin(), make, timeout) if hold is None else _at_once(hold)
 
     def re_enter(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H | None:
         """Re-enter, if this thread or task holds the lock, or the task `caller` for which it runs; else return None."""
@@ -185,15 +187,17 @@ class LockState:
             attempt.limit = NEVER if timeout is None else began + timeout
         queued = False
         try:
-            async with undoing(partial(self.undo, attempt)):
-                if not entered and not self._queue.enter(attempt, began):
-                    queued = True
-                    timeout = await self._turn(attempt, began, timeout, since)
-                if not await self._ask(attempt, timeout, observed):
-                    raise NotAcquired(busy(attempt, waited(self.runtime.now(), began, since)))  # noqa: TRY301 - told below
-                hold = self._hold(attempt, make)
-        except NotAcquired as error:
-            if observer.listens():
+            if not entered and not self._queue.enter(attempt, began):
+                queued = True
+                timeout = await self._turn(attempt, began, timeout, since)
+            if not await self._ask(attempt, timeout, observed):
+                raise NotAcquired(busy(attempt, waited(self.runtime.now(), began, since)))  # noqa: TRY301 - told below
+            hold = self._hold(attempt, make)
+        except GeneratorExit:  # its coroutine is closed: nothing can be awaited
+            raise
+        except BaseException as error:
+            await self.undo(attempt, error)  # which may raise another one in its place
+            if isinstance(error, NotAcquired) and observer.listens():
                 self._tell_outcome(attempt, "busy", since or began, queued=queued, reason=str(error))
             raise
         if observer.listens():
@@ -285,28 +289,8 @@ class LockState:
         `removed` is the answer to a removal that was sent with others.  After a failure, no request begins at or after
         `limit`, nor after two request timeouts.
         """
-        if self.generation != generation():
-            self.begun()
-        attempt = hold._attempt
-        if hold._generation != self.generation:  # inherited: only the child has this copy of the attempt
-            attempt.levels = [other for other in attempt.levels if other is not hold]
+        if not self._ends(hold):
             return
-        with self._guard:
-            if hold not in attempt.levels:
-                message = f"this hold of {self.key!r} has already been released"
-                raise NotHeld(message)
-            ending = len(attempt.levels) == 1
-            if ending:
-                attempt.ending = True
-            else:
-                attempt.levels.remove(hold)
-        if ending:
-            await self._release_key(hold, limit, removed)
-        else:
-            renew.check(attempt, self.runtime.now())
-
-    async def _release_key(self, hold: Holding, limit: float, removed: Observed | None) -> None:
-        """Release the last level of an attempt."""
         attempt = hold._attempt
         try:
             if self._queue.waiting:
@@ -324,6 +308,25 @@ class LockState:
             raise
         finally:
             self._end(hold)
+
+    def _ends(self, hold: Holding) -> bool:
+        """Whether `hold` is the last level of its attempt; if it is not, release it."""
+        if self.generation != generation():
+            self.begun()
+        attempt = hold._attempt
+        if hold._generation != self.generation:  # inherited: only the child has this copy of the attempt
+            attempt.levels = [other for other in attempt.levels if other is not hold]
+            return False
+        with self._guard:
+            if hold not in attempt.levels:
+                message = f"this hold of {self.key!r} has already been released"
+                raise NotHeld(message)
+            if len(attempt.levels) == 1:
+                attempt.ending = True
+                return True
+            attempt.levels.remove(hold)
+        renew.check(attempt, self.runtime.now())
+        return False
 
     def _end(self, hold: Holding) -> None:
         """Note that a release has ended; one that got no answer may be called again."""
@@ -400,6 +403,10 @@ class LockState:
         location = self.runtime.store.traits.location
         observer.warn(f"lock {self.key!r} at {location} was released by force; it was held by {broken}")
         return self._told(broken, broken.fence)
+
+
+async def _at_once(hold: H) -> H:
+    return hold
 
 
 _begin_guard = threading.RLock()

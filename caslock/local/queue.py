@@ -168,6 +168,9 @@ class LocalQueue:
             if turn.outgoing is not None:  # nothing was sent
                 turn.outgoing.pending = False
                 turn.outgoing = None
+            if not self.waiting and len(self._inside) == 1 and self._inside[0]() is attempt:  # nobody else is here
+                self._inside = []
+                return
             self._inside = [other for other in self._inside if other() is not attempt]
             if turn.event is not None and attempt in self.waiting:
                 self.waiting.remove(attempt)

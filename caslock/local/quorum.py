@@ -88,7 +88,7 @@ class QuorumState(LockState):
     def _attempt(self) -> Attempt:
         attempt = super()._attempt()
         lease = attempt.lease
-        attempt.lease = QuorumLease(lease.ttl, lease.max_hold, auto_renew=lease.auto_renew)
+        attempt.lease = QuorumLease(lease.ttl, lease.max_hold, lease.auto_renew)
         return attempt
 
     def _part(self, node: Runtime, hold: str, attempt: Attempt) -> Attempt:
@@ -286,9 +286,11 @@ class QuorumState(LockState):
                 f"it expires within {attempt.lease.ttl:g} s."
             )
 
-    async def _release_key(self, hold: Holding, limit: float, removed: Observed | None) -> None:
-        """Release the last level of an attempt."""
+    async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | None = None) -> None:
+        """See `LockState.release`; each store has its own limit."""
         del limit, removed
+        if not self._ends(hold):
+            return
         attempt = hold._attempt
         lease = cast("QuorumLease", attempt.lease)
         ballot = cast("Ballot", lease.ballot)

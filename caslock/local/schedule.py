@@ -61,32 +61,40 @@ def by_store(attempts: Iterable[Attempt]) -> Iterable[list[Attempt]]:
 
 
 class Schedule:
-    """When to look at each attempt next: when its renewal is due, when that is late, and at the end of its lease."""
+    """When to look at each attempt next: when its renewal is due, when that is late, and at the end of its lease.
+
+    Most holds are released long before that, so a new attempt is only noted; it is sorted in at the next look.
+    """
 
     def __init__(self) -> None:
+        # By id: an attempt that is gone leaves its place to the next one, so short holds do not pile up.
+        self._new: dict[int, weakref.ref[Attempt]] = {}
         self._looks: list[_Look] = []  # a heap
         self._attempts: dict[_Look, list[weakref.ref[Attempt]]] = {}
         self._size = 0
         self._most = _MOST_DEAD
 
     def __len__(self) -> int:
-        """Return how many attempts it refers to; a short hold is forgotten some time after its end."""
-        return self._size
+        """Return how many attempts it refers to; a hold is forgotten some time after its end."""
+        return len(self._new) + self._size
 
     @property
     def next(self) -> float:
-        """When to look next: at once if most of what is scheduled may be dead."""
-        if self._size > self._most:
-            return 0.0
+        """When to look next."""
+        self._sort_in()
         return self._looks[0][0] if self._looks else NEVER
 
     def add(self, attempt: Attempt) -> float:
-        """Look at `attempt` when it is due, and at no other time; returns when to look next because of that."""
-        self._at(_moment(attempt.lease), attempt)
-        return 0.0 if self._size > self._most else attempt.scheduled
+        """Look at `attempt` when it is due, and at no other time; returns when to look next at the latest.
+
+        Any thread may call this at any time; all else is for one at a time.
+        """
+        self._new[id(attempt)] = weakref.ref(attempt)
+        return attempt.lease.due
 
     def look(self, now: float) -> Due:
         """Return what is due at the moment `now`, which the caller has just read from the clock."""
+        self._sort_in()
         due = Due([], [], [])
         while self._looks and self._looks[0][0] <= now:
             when, asked = look = heapq.heappop(self._looks)
@@ -96,9 +104,15 @@ class Schedule:
                 attempt = _awaited(reference, when)
                 if attempt is not None:
                     self._look_at(attempt, now, due, asked=asked)
+        return due
+
+    def _sort_in(self) -> None:
+        while self._new:
+            attempt = self._new.popitem()[1]()  # one by one, because others may be added meanwhile
+            if attempt is not None and _is_held(attempt):
+                self._at(_moment(attempt.lease), attempt)
         if self._size > self._most:
             self._forget_dead()
-        return due
 
     def _look_at(self, attempt: Attempt, now: float, due: Due, *, asked: bool) -> None:
         lease = attempt.lease

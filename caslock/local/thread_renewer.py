@@ -37,10 +37,14 @@ _renewer: ThreadRenewer | None = None
 def watch(attempt: Attempt) -> None:
     """Renew the lease when it is due, and report its end."""
     global _renewer  # noqa: PLW0603 - there is one for the process
+    if _renewer is not None and _renewer.add(attempt):
+        return
     with _guard:
         renewer = _renewer = _renewer or ThreadRenewer()
-        renewer.add(attempt)
+        is_seen = renewer.add(attempt)
         is_running = renewer.is_running or renewer.start()
+        if is_running and not is_seen:
+            renewer.wake_by(attempt.lease.due)
     if not is_running and threading.main_thread().is_alive():  # at interpreter exit nothing is renewed
         warn(
             f"the thread that renews leases could not be started: lock {attempt.key!r} will be lost in "
@@ -78,12 +82,20 @@ class ThreadRenewer:
         self._schedule = Schedule()
         self._alarm = threading.Condition(_guard)
         self.is_running: bool = False
-        self._wakes = NEVER  # when the thread looks next, if it is not woken before
+        self._wakes = NEVER  # when the thread looks next, if it is not woken before; while it looks, it says NEVER
 
-    def add(self, attempt: Attempt) -> None:
-        """Look at `attempt` when it is due; `_guard` has to be taken."""
-        if self._schedule.add(attempt) < self._wakes:
-            self._alarm.notify()
+    def add(self, attempt: Attempt) -> bool:
+        """Note `attempt`; whether the thread is certain to look at it when it is due.
+
+        That takes no guard: the thread sets `_wakes` to NEVER before it looks at what was added, and we add before we
+        read `_wakes`.  So either it sees the attempt, or we see that it may not.
+        """
+        return self._schedule.add(attempt) >= self._wakes
+
+    def wake_by(self, moment: float) -> None:
+        """Have the thread look at that moment at the latest; `_guard` has to be taken."""
+        self._alarm.notify()
+        self._wakes = moment  # only now: after an interrupt, nobody must rely on it
 
     def start(self) -> bool:
         """Start the thread; whether it is running then."""
@@ -103,21 +115,23 @@ class ThreadRenewer:
     def _next(self) -> Due | None:
         """Sleep until something is due; None: there is no lease, and there was none a while ago."""
         global _renewer  # noqa: PLW0603 - it ends
-        idle = False
+        unused = False
         with _guard:
             while True:
+                # What was to be looked at then may be over, but not what is added again and again.
+                asked, self._wakes = self._wakes, NEVER
+                was_unused, unused = unused, not len(self._schedule)
                 now = clock.now()
                 due = self._schedule.look(now)
                 if any(due):
                     return due
-                wait = self._schedule.next - now
-                empty = wait == NEVER
-                if empty and idle:
+                if unused and was_unused:
                     if _renewer is self:  # an interrupt may have kept it from being set
                         _renewer = None
                     return None
-                idle, self._wakes = empty, self._schedule.next
-                self._alarm.wait(LINGER if empty else min(wait, threading.TIMEOUT_MAX))
+                wakes = min(self._schedule.next, asked if asked > now else NEVER)
+                self._wakes = now + LINGER if wakes == NEVER else wakes
+                self._alarm.wait(min(self._wakes - now, threading.TIMEOUT_MAX))
 
 
 def _act(due: Due) -> None:

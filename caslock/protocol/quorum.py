@@ -225,10 +225,10 @@ class QuorumLease(Lease):
 
     __slots__ = ("ballot",)
 
-    def __init__(self, ttl: float, max_hold: float, *, auto_renew: bool) -> None:
+    def __init__(self, ttl: float, max_hold: float, auto_renew: bool) -> None:  # noqa: FBT001 - as `Lease`
         """Begin as not held; see `Lease`."""
         self.ballot: Ballot | None = None
-        super().__init__(ttl, max_hold, auto_renew=auto_renew)
+        super().__init__(ttl, max_hold, auto_renew)
 
     @property
     def deadline(self) -> float:

@@ -27,7 +27,7 @@ import hashlib
 import math
 import os
 import re
-from functools import partial
+from functools import lru_cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
@@ -61,6 +61,7 @@ _LONGEST_WAIT: Final = 60.0
 _LATER: Final = 150  # ms that a ticket outlives its wait: Redis may be 100 late in ending one
 _LONGEST_TICKET: Final = b"%d" % (_LONGEST_WAIT * 1000 + _LATER)
 _SCANNED: Final = b"1000"  # names that one SCAN looks at
+_NAMES: Final = 1024  # to make those of a key anew for each request made acquire and release slower
 _ASKING: Final = packed((b"ASKING",))
 
 
@@ -118,33 +119,32 @@ class Requests:
     def __init__(self, prefix: str, failures: Failures, *, cluster: bool) -> None:
         """`prefix` is put before every key."""
         self._prefix, self._failures, self._cluster = prefix.encode(), failures, cluster
+        self._names = lru_cache(_NAMES)(partial(_names, self._prefix, cluster=cluster))
 
     def get(self, key: str) -> Request[Entry | None]:
         """Read."""
-        name = self.name(key)
+        name, _, _ = self._names(key)
         return Request((b"GET", name), name, _entry_there)
 
     def put(self, key: str, value: bytes, version: int, ttl: float) -> Request[Entry | None]:
         """Write."""
-        name = self.name(key)
+        name, _, _ = self._names(key)
         expected, ms = checked_put(value, version, ttl)
         return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, partial(_entry, value), _PUT)
 
     def invalidate(self, key: str, version: int) -> Request[Entry | None]:
         """Remove."""
-        name, expected = self.name(key), checked_version(version)
-        waiters, tokens = self._waiters_and_tokens(name)
+        (name, waiters, tokens), expected = self._names(key), checked_version(version)
         command = (b"EVALSHA", _REMOVE.digest, b"3", name, waiters, tokens, expected)
         return Request(command, name, _entry_there, _REMOVE)
 
     def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Request[Entry | None]:
         """Wait, and write; raises ``StoreUnavailable(sent=False)`` for a key that can have no waiters."""
-        name = self.name(key)
+        name, waiters, tokens = self._names(key)
         expected, ms = checked_put(value, ABSENT, ttl)
         if not timeout > 0:
             raise ValueError(f"timeout must be greater than 0 seconds, not {timeout!r}")
         seconds = max(min(timeout, _LONGEST_WAIT), 0.001)
-        waiters, tokens = self._waiters_and_tokens(name)
         if waiters == name:
             raise self._failures.cannot_wait()
         nonce = os.urandom(9).hex().encode()
@@ -158,14 +158,14 @@ class Requests:
 
     def put_many(self, puts: Sequence[Put]) -> Request[Sequence[Entry | None]] | None:
         """Write all or none; None: they are on several nodes."""
-        names = self._names([put.key for put in puts])
+        names = [name for name, _, _ in self._distinct([put.key for put in puts])]
         given = [part for put in puts for part in (*checked_put(put.value, put.version, put.ttl), put.value)]
         return self._many(_PUT, names, names, given, [put.value for put in puts])
 
     def invalidate_many(self, removals: Sequence[Removal]) -> Request[Sequence[Entry | None]] | None:
         """Remove each; None as for `put_many`."""
-        names = self._names([removal.key for removal in removals])
-        keys = [part for name in names for part in (name, *self._waiters_and_tokens(name))]
+        all_names = self._distinct([removal.key for removal in removals])
+        names, keys = [name for name, _, _ in all_names], [part for names in all_names for part in names]
         given = [checked_version(removal.version) for removal in removals]
         return self._many(_REMOVE, names, keys, given, [b""] * len(names))
 
@@ -197,24 +197,28 @@ class Requests:
         command = (b"EVALSHA", script.digest, b"%d" % len(keys), *keys, *given)
         return Request(command, (*names, b"")[0], partial(_entries, values), script)
 
-    def _names(self, keys: list[str]) -> list[bytes]:
+    def _distinct(self, keys: list[str]) -> list[tuple[bytes, bytes, bytes]]:
         if len(set(keys)) < len(keys):
             raise ValueError("the keys of one request must be distinct")
-        return [self.name(key) for key in keys]
+        return [self._names(key) for key in keys]
 
     def name(self, key: str) -> bytes:
         """Return the bytes of the whole name of a key; raises ValueError for one that can be no key."""
-        return self._prefix + check_key(key)
+        return self._names(key)[0]
 
-    def _waiters_and_tokens(self, name: bytes) -> tuple[bytes, bytes]:
-        """Return the names of a key's waiters and tokens, in its slot; the key itself twice: it can have none."""
-        if self._cluster:
-            start = name.find(b"{")
-            if start < 0 or name.find(b"}", start + 1) <= start + 1:  # no hash tag that they would share
-                if b"}" in name:
-                    return name, name
-                return b"{%b}\xffwaiters" % name, b"{%b}\xfftokens" % name
-        return name + b"\xffwaiters", name + b"\xfftokens"
+
+def _names(prefix: bytes, key: str, *, cluster: bool) -> tuple[bytes, bytes, bytes]:
+    """Return the names of a key, its waiters and its tokens, all in one slot; the first one thrice: it has no waiters.
+
+    Raises ValueError for what can be no key.
+    """
+    name = prefix + check_key(key)
+    start = name.find(b"{")
+    if not cluster or (start >= 0 and name.find(b"}", start + 1) > start + 1):  # they share the hash tag, if need be
+        return name, name + b"\xffwaiters", name + b"\xfftokens"
+    if b"}" in name:
+        return name, name, name
+    return name, b"{%b}\xffwaiters" % name, b"{%b}\xfftokens" % name
 
 
 def who(database: int) -> Request[str | None]:
@@ -243,7 +247,7 @@ def _entry(value: bytes, reply: Reply) -> Entry | None:
     """Read what is under a key after a verb; `value` was written if the reply is a version."""
     if isinstance(reply, int):
         if reply > 0:
-            return Entry(value, reply)
+            return _new(Entry, (value, reply))
         return WOKEN if reply else None
     if reply is None:
         return None
@@ -255,6 +259,7 @@ def _entry(value: bytes, reply: Reply) -> Entry | None:
     return Entry(reply[ours.end() :], int(ours[1])) if ours[2] == b":" else None
 
 
+_new: Final = tuple.__new__  # takes half the time of a NamedTuple's own
 _entry_there: Final = partial(_entry, b"")
 
 
