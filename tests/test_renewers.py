@@ -355,9 +355,9 @@ def test_short_holds_wake_the_thread_once_in_the_time_of_a_renewal(now: SimpleNa
         now.at += LINGER / 2
         hold_shortly()
 
-    alarm.meanwhile = [hold_shortly, hold_shortly, hold_when_it_was_due]
+    alarm.meanwhile = [hold_shortly, hold_shortly, hold_when_it_was_due, hold_shortly]
     assert renewer._next() is None
-    assert alarm.waits[:4] == [LINGER, LINGER / 2, LINGER / 2, LINGER / 2]
+    assert alarm.waits[:5] == [LINGER, LINGER / 2, LINGER / 2, LINGER, LINGER / 2]
     assert alarm.notified == 2
 
 
