@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, TypedDict, TypeVar, Unpack, overload
 
 from caslock.local.hold import Holding
@@ -60,19 +61,41 @@ class Settings(TypedDict, Generic[H], total=False):
 
 
 def _checked(given: Settings[Any], owner: str | None = None, min_hold: float | None = None) -> LockSettings:
-    max_hold = given["max_hold"]
+    on_lost, poll = given["on_lost"], given["poll"]
+    values = given["ttl"], owner, given["auto_renew"], given["max_hold"], min_hold, given["note"], given["retry"]
+    try:
+        settings = _remembered(*values)
+    except TypeError:  # also of one that can't be hashed
+        settings = None
+    settings = settings or _values(*values)
+    if on_lost is None and poll is None:
+        return settings
+    return settings._replace(on_lost=check_callback("on_lost", on_lost), poll=check_callback("poll", poll))
+
+
+def _values(
+    ttl: float,
+    owner: str | None,
+    auto_renew: object,
+    max_hold: float | None,
+    min_hold: float | None,
+    note: str,
+    retry: Retry | tuple[int, int],
+) -> LockSettings:
+    """Check what can be compared."""
     longest = NEVER if max_hold is None else check_lease("max_hold", max_hold)
     return LockSettings(
-        ttl=check_lease("ttl", given["ttl"]),
+        ttl=check_lease("ttl", ttl),
         owner=check_owner(owner),
-        auto_renew=check_switch("auto_renew", given["auto_renew"]),
+        auto_renew=check_switch("auto_renew", auto_renew),
         max_hold=longest,
         min_hold=check_min_hold(min_hold, longest, owner),
-        on_lost=check_callback("on_lost", given["on_lost"]),
-        note=check_text("note", given["note"], MAX_NOTE_BYTES),
-        retry=check_retry(given["retry"]),
-        poll=check_callback("poll", given["poll"]),
+        note=check_text("note", note, MAX_NOTE_BYTES),
+        retry=check_retry(retry),
     )
+
+
+_remembered = lru_cache(maxsize=64, typed=True)(_values)  # most locks of a program have the same
 
 
 class LockObject:

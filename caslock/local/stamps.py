@@ -7,6 +7,7 @@ import socket
 import time
 from functools import lru_cache
 
+from caslock.fork import generation
 from caslock.protocol.attempt import FirstRecord
 from caslock.protocol.record import Stamp, opening
 
@@ -29,7 +30,7 @@ class Stamps:
         second, last = int(time.time()), self._last
         if last is not None and last[0] == second:
             return last[1]
-        stamp = Stamp(_iso(second), self._host, os.getpid(), self._note)
+        stamp = _stamp(second, self._host, self._note, generation())
         first = FirstRecord(stamp, opening(self._owner, self._ttl, stamp))
         self._last = second, first
         return first
@@ -41,7 +42,7 @@ def hostname() -> str:
     return socket.gethostname().encode(errors="replace").decode()
 
 
-@lru_cache(maxsize=1)
-def _iso(second: int) -> str:
-    """Format the time for people; it is never compared."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
+@lru_cache(maxsize=16)
+def _stamp(second: int, host: str, note: str, _generation: int) -> Stamp:
+    """Return what all locks of a process with one note say; the time is for people, and never compared."""
+    return Stamp(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second)), host, os.getpid(), note)
