@@ -73,10 +73,10 @@ def _checked(given: Settings[Any], owner: str | None = None, min_hold: float | N
     return settings._replace(on_lost=check_callback("on_lost", on_lost), poll=check_callback("poll", poll))
 
 
-def _values(
+def _values(  # noqa: PLR0917 - it is called by nobody else, and by position it costs less
     ttl: float,
     owner: str | None,
-    auto_renew: object,
+    auto_renew: bool,  # noqa: FBT001 - as above
     max_hold: float | None,
     min_hold: float | None,
     note: str,

@@ -331,11 +331,13 @@ class LockState:
     def _end(self, hold: Holding) -> None:
         """Note that a release has ended; one that got no answer may be called again."""
         attempt = hold._attempt
-        released = attempt.lease.record is None
-        self._unsettled = None if released else hold
-        self._forget(attempt)
-        if released:
+        if attempt.lease.record is None:
+            self._unsettled = None
+            self._forget(attempt)
             attempt.levels.clear()  # last: as long as a hold is open, an interrupted release is made once more
+        else:
+            self._unsettled = hold
+            self._forget(attempt)
 
     def release_later(self, hold: Holding) -> None:
         """Release a hold in the background: its own release got no answer, or was not tried."""

@@ -65,15 +65,18 @@ async def acquire(
 def _holds(runtime: Runtime, attempt: Attempt, observed: Observed | None) -> bool:
     """Whether our own put was applied, and is not so old that the lease has to be renewed first."""
     record = None if observed is None else observed.record
-    write = None if record is None else attempt.writes.in_flight.get(record.write)
-    if observed is None or record is None or write is None:
+    if observed is None or record is None:
+        return False
+    in_flight, write_id = attempt.writes.in_flight, record.write
+    write = in_flight.get(write_id)
+    if write is None:
         return False
     now = runtime.now()
     if now - write.at >= write.ttl / 2:
         return False
     attempt.lease.believe(record, observed.version, write, now)
     # Only now: until the lease is recorded, the write in flight tells a clean-up that the put may exist.
-    attempt.writes.in_flight.pop(record.write, None)
+    in_flight.pop(write_id, None)
     return True
 
 

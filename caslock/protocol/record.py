@@ -138,7 +138,8 @@ def encode(record: Record) -> bytes:
 
 def opening(owner: str, ttl: float, stamp: Stamp) -> tuple[str, str, str]:
     """Return the text before, between and after the hold id and the write id in the first record of a tenure."""
-    return f'{_head.__wrapped__(owner)}"', f'"],"ttl":{ttl!r},"write":"', f'","fence":null,"quarantine":0.0,{_tail(*stamp)}'
+    before = _head.__wrapped__(owner)  # seldom the same one twice
+    return f'{before}"', f'"],"ttl":{ttl!r},"write":"', f'","fence":null,"quarantine":0.0,{_tail(*stamp)}'
 
 
 @lru_cache(maxsize=64)  # one owner writes many records

@@ -78,21 +78,22 @@ class Connections(Generic[L]):
         That takes `within` seconds at most, or else the socket timeout (where it has to connect, the longer of both).
         """
         server, link = self._server, None
-        pool = self._for_waits if request.seconds else self._for_requests
         # In full, or the replicas would be waited for twice if a script is unknown.
         request = request.in_full() if server.replicas else request
+        command, _, read, script, before, count, wait = request
+        pool = self._for_waits if wait else self._for_requests
         try:
             link = pool.take()
             seconds = within if within is not None else server.timeout if link else server.patience
             ends = monotonic() + seconds
-            wait = request.seconds and request.seconds + max(_LATE - seconds, 0.0)
+            wait = wait and wait + max(_LATE - seconds, 0.0)
             if link is None:
                 link = await pool.open(ends)
-            replies = await link.ask(request.before + packed(request.command), request.replies, ends, wait)
-            reply = replies[request.replies - 1]
+            replies = await link.ask(before + packed(command), count, ends, wait)
+            reply = replies[count - 1]
             if isinstance(reply, FAILOVER):
                 raise reply  # noqa: TRY301 - no open connection is used again
-            answer = reply if isinstance(reply, Exception) else request.read(reply)
+            answer = reply if isinstance(reply, Exception) else read(reply)
         except BaseException as error:
             if link:
                 pool.give_up(link)
@@ -102,9 +103,9 @@ class Connections(Generic[L]):
         pool.keep(link)
         if wait and _refused(*replies[:2]):
             self._sleeps_until = monotonic() + _SLEEP
-        if isinstance(answer, exceptions.NoScriptError) and request.script:
-            return await self.ask(request.in_full(), ends - monotonic())
         if isinstance(answer, Exception):
+            if script and isinstance(answer, exceptions.NoScriptError):
+                return await self.ask(request.in_full(), ends - monotonic())
             raise server.failures.of(answer) from answer
         if server.replicas:
             server.check(replies[-1])

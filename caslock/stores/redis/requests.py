@@ -130,13 +130,14 @@ class Requests:
         """Write."""
         name, _, _ = self._names(key)
         expected, ms = checked_put(value, version, ttl)
-        return Request((b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value), name, partial(_entry, value), _PUT)
+        command = (b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value)
+        return _new(Request, (command, name, partial(_entry, value), _PUT, b"", 1, 0.0))
 
     def invalidate(self, key: str, version: int) -> Request[Entry | None]:
         """Remove."""
         (name, waiters, tokens), expected = self._names(key), checked_version(version)
         command = (b"EVALSHA", _REMOVE.digest, b"3", name, waiters, tokens, expected)
-        return Request(command, name, _entry_there, _REMOVE)
+        return _new(Request, (command, name, _entry_there, _REMOVE, b"", 1, 0.0))
 
     def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Request[Entry | None]:
         """Wait, and write; raises ``StoreUnavailable(sent=False)`` for a key that can have no waiters."""

@@ -43,23 +43,25 @@ class Connection:
     async def ask(self, packet: bytes, replies: int, ends: float, wait: float) -> list[Reply]:
         """See `Link.ask`; it never suspends."""
         self._socket.settimeout(seconds_left(ends))
-        packet += self._acknowledge
-        replies += bool(self._acknowledge)
+        if self._acknowledge:
+            packet += self._acknowledge
+            replies += 1
         self._socket.sendall(packet)
         if len(packet) > _CHUNK:  # to send so much may have taken a while
             self._socket.settimeout(seconds_left(ends))
         received: list[Reply] = []
+        reader = self._reader
         while True:
             data = self._socket.recv(_CHUNK)
             if not data:
                 raise exceptions.ConnectionError("Connection closed by server.")
-            self._reader.feed(data)
-            while (reply := self._reader.gets()) is not MORE:
+            reader.feed(data)
+            while (reply := reader.gets()) is not MORE:
                 if type(reply) is PUSH:
                     continue
                 received.append(reply)
                 if len(received) == replies:
-                    if self._reader.has_data():
+                    if reader.has_data():
                         self.used = SUSPECT
                     return received
             self._socket.settimeout(seconds_left(ends + wait if received else ends))
