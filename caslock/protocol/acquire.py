@@ -155,9 +155,7 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
         ends = contention.seen + holder.ttl + runtime.store.traits.expiry_lag
         over = runtime.now() >= ends
         limit = limit if over else min(limit, ends)
-        longest = min(
-            longest, holder.ttl / 3
-        )  # a holder that lives renews as often; one that died may end before `ends`
+        longest = min(longest, holder.ttl / 3)  # who lives renews as often; who died may end before `ends`
         # The end of a lease wakes nobody, nor does a release into a free record (a quarantine).
         if runtime.queueing is not None and not (over or holder.quarantine or holder.kept):
             observed = await _put_when_absent(runtime, attempt, LONGEST_WAIT, limit)

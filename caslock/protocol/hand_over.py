@@ -58,8 +58,7 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
 
     To the successor it is a put like its own.  If it gets no answer, the successor learns of that at once, and reads
     the record itself while we settle our own release.  If it was not sent, the successor may withdraw, or waits for our
-    release.  If it is refused, the successor learns of that after our
-    release, because our record is there until then.
+    release.  If it is refused, the successor learns of that after our release, because our record is there until then.
     """
     lease, successor = attempt.lease, outgoing.successor
     assert lease.record is not None  # noqa: S101 - only a holder hands over
