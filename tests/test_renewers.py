@@ -16,6 +16,7 @@ from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due
 from caslock.local.task_renewer import LoopRenewer
 from caslock.local.thread_renewer import ThreadRenewer
 from caslock.local.workers import LINGER
+from caslock.protocol.lease import NEVER
 from tests.scripted import START, Scripted, held
 
 if TYPE_CHECKING:
@@ -421,7 +422,7 @@ def test_the_thread_is_started_with_the_first_lease(now: SimpleNamespace, monkey
     assert thread_renewer._renewer is renewer
     assert len(renewer._schedule) == 3
     assert now.at == START
-    renewer.is_running, refused[0] = False, True
+    renewer.is_running, renewer._wakes, refused[0] = False, NEVER, True
     monkeypatch.setattr(threading, "main_thread", threading.Thread)
     thread_renewer.watch(first)
     assert len(warned) == 1  # at interpreter exit

@@ -148,9 +148,10 @@ def test_longer_holds_do_not_pile_up_either(monkeypatch: pytest.MonkeyPatch) -> 
     dead = [leased(due=45.0) for _ in range(4)]
     for attempt in dead:
         schedule.add(attempt)
-    assert (schedule.next, len(schedule)) == (45.0, 8)  # twice as many as were alive
+    assert schedule.next == 45.0
     dead.clear()
     del attempt
+    assert (schedule.next, len(schedule)) == (45.0, 8)  # twice as many as were alive
     schedule.add(alive[0])
     assert (schedule.next, len(schedule)) == (50.0, 5)  # one of them twice
     looks = [schedule.look(moment).renew for moment in (50.0, 60.0, 70.0, 80.0)]
