@@ -55,7 +55,7 @@ bench: servers $(VENV)/.bench  ## measure caslock and other lock libraries (abou
 	@$(RUN) -m benchmarks $(ARGS)
 
 servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper, etcd, NATS, Hazelcast and DynamoDB Local)
-	@if test "$(SERVERS)" = all; then $(MAKE) -s $(NATS) $(HAZELCAST) & $(MAKE) -s $(DYNAMODB) & trap wait EXIT; fi; \
+	@if test "$(SERVERS)" = all; then $(MAKE) -s $(NATS) & $(MAKE) -s $(HAZELCAST) $(DYNAMODB) & trap wait EXIT; fi; \
 	missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
 	done; \
@@ -90,11 +90,14 @@ $(NATS):  # Debian's is too old: NATS ends single entries since 2.11
 	else echo "Not installed: nats-server (go could not build it: $$(echo "$$said" | tail -1))"; fi
 
 $(HAZELCAST):
-	@mkdir -p .servers; \
-	if curl -fsSL --retry 3 -o $@.part https://repo1.maven.org/maven2/com/hazelcast/hazelcast/$(HAZELCAST_VERSION)/$(notdir $@) \
-	    && echo "$(HAZELCAST_SHA256)  $@.part" | sha256sum --check --status; then \
-	    mv $@.part $@; echo "hazelcast $(HAZELCAST_VERSION), from Maven Central"; \
-	else rm -f $@.part; echo "Not installed: hazelcast (Maven Central gave no such jar)"; fi
+	@command -v mvn >/dev/null || { echo "Not installed: Hazelcast (this needs Maven: apt-get install maven)"; exit 0; }; \
+	rm -rf $@.part; mkdir -p $@.part; \
+	if said=$$(mvn --quiet --batch-mode --strict-checksums dependency:copy -DoutputDirectory="$(CURDIR)/$@.part" \
+	        -Dartifact=com.hazelcast:hazelcast:$(HAZELCAST_VERSION) 2>&1 </dev/null) \
+	    && echo "$(HAZELCAST_SHA256)  $@.part/$(notdir $@)" | sha256sum --check --status; then \
+	    mv $@.part/$(notdir $@) $@; echo "Hazelcast $(HAZELCAST_VERSION), from Maven Central"; \
+	else echo "Not installed: Hazelcast (Maven has said: $$(echo "$$said" | grep -m 1 ERROR))"; fi; \
+	rm -rf $@.part
 
 $(DYNAMODB): tests/dynamodb.xml
 	@command -v mvn >/dev/null || { echo "Not installed: DynamoDB Local (this needs Maven: apt-get install maven)"; exit 0; }; \
