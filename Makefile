@@ -54,7 +54,7 @@ pythons: servers  ## run the quick tests on every other installed Python from 3.
 bench: servers $(VENV)/.bench  ## measure caslock and other lock libraries (about 12 minutes; with ARGS=--quick about one)
 	@$(RUN) -m benchmarks $(ARGS)
 
-servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper, etcd, NATS, Hazelcast and DynamoDB Local)
+servers:  ## install the servers for the tests, if that is allowed (with SERVERS=all also PostgreSQL, MariaDB, ZooKeeper, etcd, NATS, Hazelcast, DynamoDB Local and Chromium)
 	@if test "$(SERVERS)" = all; then $(MAKE) -s $(NATS) & $(MAKE) -s $(HAZELCAST) $(DYNAMODB) & trap wait EXIT; fi; \
 	missing=; for server in redis-server memcached openssl; do \
 	    command -v $$server >/dev/null || missing="$$missing $$server"; \
@@ -64,6 +64,7 @@ servers:  ## install the servers for the tests, if that is allowed (with SERVERS
 	    PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || missing="$$missing mariadb-server"; \
 	    command -v etcd >/dev/null || missing="$$missing etcd-server"; \
 	    PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || missing="$$missing pgbouncer"; \
+	    command -v chromedriver >/dev/null || missing="$$missing chromium chromium-driver"; \
 	    test -e /usr/share/java/zookeeper.jar && command -v java >/dev/null || missing="$$missing zookeeper"; \
 	fi; \
 	test -n "$$missing" || exit 0; \

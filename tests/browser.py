@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
+from tests.servers import absent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,7 @@ class Browser:
 def chromium(folder: Folder) -> Iterator[Browser]:
     """Run a browser until the end of the block."""
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
-        pytest.skip("Chromium is not installed; on Debian: apt-get install chromium chromium-driver")
+        absent("Chromium is not installed: `make servers SERVERS=all` installs it")
     with folder.started("chromedriver", "--port=0") as driver:
         (port,) = driver.waits_for(r"started successfully on port (\d+)")
         browser = Browser(int(port), folder.path / "profile")
