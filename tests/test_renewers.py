@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import weakref
 from types import SimpleNamespace
@@ -22,6 +23,9 @@ from tests.scripted import START, Scripted, held
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Coroutine
+    from types import FrameType
+
+    from _typeshed import TraceFunction
 
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.runtime import Runtime
@@ -391,6 +395,38 @@ def test_what_is_added_while_the_thread_looks_is_seen_by_it_or_wakes_it(now: Sim
     alarm.meanwhile = [lambda: setattr(now, "at", START + 20)]
     assert renewer._next() == Due([], [added], [])
     assert (alarm.waits, alarm.notified) == ([20], 1)
+
+
+def test_the_thread_may_end_at_any_step_of_a_watch(now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one is started then, and knows the lease."""
+    monkeypatch.setattr(thread_renewer, "start", lambda _target, _name: threading.current_thread())
+    assert now.at == START
+
+    def watch_while_it_ends(step: int) -> bool:
+        """End it before the step; whether there was one."""
+        thread_renewer._renewer = ThreadRenewer()
+        left = step
+
+        def traced(frame: FrameType, event: str, _argument: object) -> TraceFunction:
+            nonlocal left
+            frame.f_trace_opcodes = True
+            left -= event == "opcode" and frame.f_code is thread_renewer.watch.__code__
+            if not left and not thread_renewer._guard._is_owned():  # type: ignore[attr-defined] # as below
+                thread_renewer._renewer = None
+            return traced
+
+        attempt, before = leased(20), sys.gettrace()
+        sys.settrace(traced)
+        try:
+            thread_renewer.watch(attempt)
+        finally:
+            sys.settrace(before)
+        renewer = cast("ThreadRenewer | None", thread_renewer._renewer)
+        assert renewer is not None
+        assert (renewer.is_running, len(renewer._schedule)) == (True, 1)
+        return left <= 0
+
+    assert sum(map(watch_while_it_ends, range(1, 40))) > 20
 
 
 def test_the_thread_is_started_with_the_first_lease(now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ _renewer: ThreadRenewer | None = None
 def watch(attempt: Attempt) -> None:
     """Renew the lease when it is due, and report its end."""
     global _renewer  # noqa: PLW0603 - there is one for the process
-    if _renewer is not None and _renewer.add(attempt):
+    renewer = _renewer
+    if renewer is not None and renewer.add(attempt):
         return
     with _guard:
         renewer = _renewer = _renewer or ThreadRenewer()
