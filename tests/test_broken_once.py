@@ -6,6 +6,8 @@ import asyncio
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +32,7 @@ from caslock.testing.faults import FaultyStore, lose_reply, lose_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from caslock import Entry, Hold
     from caslock.protocol.attempt import Terms
@@ -114,6 +117,44 @@ def test_force_release_spares_the_next_holder() -> None:
     assert broken.owner == first.owner
     newcomers[0].extend()
     newcomers[0].release()
+
+
+def test_force_release_is_not_told_to_a_hold_that_leaves_by_itself() -> None:
+    """A hold that is released while somebody takes the key away has lost nothing if its own release was applied."""
+    memory = MemoryStore()
+    losses: list[Hold] = []
+    applied, forced = threading.Event(), threading.Event()
+
+    class Crossing:
+        """Applies the removal after `force_release` has read the record, and answers when that has ended."""
+
+        traits = memory.traits
+        put_if_version = staticmethod(memory.put_if_version)
+
+        @staticmethod
+        def get(key: str) -> Entry | None:
+            entry = memory.get(key)
+            releasing.start()
+            assert applied.wait(5)
+            return entry
+
+        @staticmethod
+        def invalidate(key: str, version: int) -> Entry | None:
+            entry = memory.invalidate(key, version)
+            applied.set()
+            assert forced.wait(5)
+            return entry
+
+    store = Crossing()
+    hold = held(Lock(store, "key", on_lost=losses.append))
+    with ThreadPoolExecutor(1) as pool:
+        ended: list[Future[None]] = []
+        releasing = SimpleNamespace(start=lambda: ended.append(pool.submit(hold.release)))
+        Lock(store, "key").force_release()
+        forced.set()
+        ended[0].result(5)
+    assert not hold._attempt.lease.lost
+    assert not losses
 
 
 def test_force_release_spares_a_later_tenure_of_the_same_acquire() -> None:

@@ -399,7 +399,8 @@ class LockState:
             return None
         for attempt in inside:
             # Not one whose acquire is still under way: it may have the key again, and there is nobody to tell yet.
-            if attempt.levels and attempt.lease.fence == broken.fence:
+            # Nor one whose release has begun: only its answer shows whether it was in time.
+            if attempt.levels and not attempt.ending and attempt.lease.fence == broken.fence:
                 attempt.lose("this process called force_release()")
         self._queue.inside(self.runtime.now())
         location = self.runtime.store.traits.location
