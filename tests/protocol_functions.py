@@ -12,7 +12,7 @@ from caslock.protocol.batch import put_together, remove_together
 from caslock.protocol.clean_up import FIRST_PAUSE, run_clean_ups
 from caslock.protocol.exchange import settle, write_surely
 from caslock.protocol.hand_over import hand_over
-from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start, location_of
+from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start
 from caslock.protocol.release import _leave, force_release, leave_surely, release
 from caslock.protocol.renew import (
     _not_renewed,
@@ -54,7 +54,6 @@ __all__ = [
     "hand_over",
     "last_start",
     "leave_surely",
-    "location_of",
     "put_together",
     "release",
     "remove_together",

@@ -19,7 +19,6 @@ from caslock.local.reports import warn_of_missing_vote
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER
-from caslock.protocol.limits import location_of
 from caslock.protocol.quorum import Ballot, QuorumLease, Stage, Vote
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import Traits
@@ -225,7 +224,7 @@ class QuorumState(LockState):
         reasons: list[str] = []
         errors = [vote.error or StoreUnavailable("no answer in time") for vote in failed]
         for vote, error in zip(failed, errors, strict=True):
-            location = location_of(vote.attempt.runtime)
+            location = vote.attempt.runtime.store.traits.location
             text = str(error.__cause__ if isinstance(error.__cause__, StoreError) else error)
             reasons.append(text if location in text else f"{location}: {text}")
         no_answer = any(isinstance(error, StoreUnavailable) for error in errors)
@@ -280,7 +279,7 @@ class QuorumState(LockState):
         await self.runtime.shielded(partial(self._give_back, ballot))
         left = [vote for vote in ballot.votes if vote.stage in {Stage.HELD, Stage.LEAVING}]
         if left:
-            where = ", ".join(location_of(vote.attempt.runtime) for vote in left)
+            where = ", ".join(vote.attempt.runtime.store.traits.location for vote in left)
             error.add_note(
                 f"The lease of {self.key!r} at {where} is released in the background; "
                 f"it expires within {attempt.lease.ttl:g} s."

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from caslock.protocol.limits import location_of
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -28,7 +26,7 @@ def in_use(attempt: Attempt, inside: Iterable[Attempt], time: str) -> str:
     if other is None or record is None:
         return f"another thread or task of this process is waiting for lock {attempt.key!r} {time}"
     where = BY_OURSELVES if other.caller is attempt.caller else "in another thread or task of this process"
-    return f"lock {attempt.key!r} at {location_of(attempt.runtime)} is held by {record}, {where} {time}"
+    return f"lock {attempt.key!r} at {attempt.runtime.store.traits.location} is held by {record}, {where} {time}"
 
 
 def busy(attempt: Attempt, time: str) -> str:
@@ -36,4 +34,4 @@ def busy(attempt: Attempt, time: str) -> str:
     holder = None if attempt.contention is None else attempt.contention.observed.record
     if holder is None or holder.free:
         return f"lock {attempt.key!r} kept changing hands {time}"
-    return f"lock {attempt.key!r} at {location_of(attempt.runtime)} is held by {holder} {time}"
+    return f"lock {attempt.key!r} at {attempt.runtime.store.traits.location} is held by {holder} {time}"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from caslock.errors import StoreError
 from caslock.observer import LockEvent, listens, log_error, tell, warn
 from caslock.protocol.lease import NEVER
-from caslock.protocol.limits import location_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +30,7 @@ def event_of(attempt: Attempt, seconds: float, reason: str = "") -> LockEvent:
 
 def warn_of_loss(attempt: Attempt) -> None:
     """Log that a lease was lost, where, and why; tell the observers."""
-    lost, location = attempt.lease.lost, location_of(attempt.runtime)
+    lost, location = attempt.lease.lost, attempt.runtime.store.traits.location
     where = "" if location in lost else f" at {location}"
     if attempt.after_renewal is not None:
         warn(f"one lease of lock {attempt.key!r}{where} was lost: {lost}")
@@ -43,7 +42,7 @@ def warn_of_loss(attempt: Attempt) -> None:
 def warn_of_late_renewals(attempts: Iterable[Attempt]) -> None:
     """Log that leases have not been renewed in time, and that the first of them ends soon."""
     for attempt in sorted(attempts, key=lambda attempt: attempt.lease.deadline):
-        location, left = location_of(attempt.runtime), attempt.lease.deadline - attempt.runtime.now()
+        location, left = attempt.runtime.store.traits.location, attempt.lease.deadline - attempt.runtime.now()
         renewed = left > attempt.lease.ttl / 2  # meanwhile
         if not renewed and not _warned_lately(f"late {location}", attempt.runtime.now()):
             warn(
@@ -54,7 +53,7 @@ def warn_of_late_renewals(attempts: Iterable[Attempt]) -> None:
 
 def warn_of_missing_vote(attempt: Attempt, error: StoreError) -> None:
     """Log that a store gives no lease: the quorum may do without it, and then nobody else is told."""
-    location = location_of(attempt.runtime)
+    location = attempt.runtime.store.traits.location
     if not _warned_lately(f"vote {location}", attempt.runtime.now()):
         text = str(error.__cause__ if isinstance(error.__cause__, StoreError) else error)
         where = "" if location in text else f"{location}: "
@@ -83,7 +82,7 @@ class Renewed:
                 elif listens():
                     tell("renewed", event_of(attempt, left))
             elif attempt.writes.count > count:  # it was sent
-                location = location_of(attempt.runtime)
+                location = attempt.runtime.store.traits.location
                 if not _warned_lately(f"failed {location}", now):
                     warn(
                         f"the lease of lock {attempt.key!r} at {location} could not be renewed; "

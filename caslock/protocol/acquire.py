@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.exchange import Unanswered, answered, put_when_absent, read, settle, write_surely
 from caslock.protocol.lease import NEVER
-from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start, location_of
+from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start
 from caslock.protocol.record import Observed
 from caslock.store import ABSENT
 
@@ -137,7 +137,7 @@ async def _try(runtime: Runtime, attempt: Attempt, observed: Observed | None) ->
         if not attempt.may_take(record):
             break
     if renewed and attempt.may_take(record):  # it is free, but the answers take too long
-        message = f"{location_of(runtime)} answers too slowly for a ttl of {lease.ttl:g} s"
+        message = f"{runtime.store.traits.location} answers too slowly for a ttl of {lease.ttl:g} s"
         raise StoreUnavailable(message)
     attempt.contend().meet(Observed(version, record), runtime.now())
     return False

@@ -22,8 +22,3 @@ def last_start(runtime: Runtime, limit: float) -> float:
 def last_start_of_three(runtime: Runtime) -> float:
     """Return the moment from which no request begins, so that all are over three request timeouts from now."""
     return runtime.now() + runtime.store.traits.request_timeout + runtime.patience
-
-
-def location_of(runtime: Runtime) -> str:
-    """Where the store is, for errors."""
-    return runtime.store.traits.location

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.errors import NotAcquired, StoreError, StoreUnavailable
 from caslock.protocol.lease import NEVER, Lease
-from caslock.protocol.limits import location_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -247,9 +246,9 @@ class QuorumLease(Lease):
         for vote in votes:
             lease = vote.attempt.lease
             if vote.granted and vote.attempt.runtime.now() >= lease.deadline:
-                whys[location_of(vote.attempt.runtime)] = lease.lost or lease.end(missing)
+                whys[vote.attempt.runtime.store.traits.location] = lease.lost or lease.end(missing)
             elif lease.lost:
-                whys[location_of(vote.attempt.runtime)] = lease.lost
+                whys[vote.attempt.runtime.store.traits.location] = lease.lost
             else:
                 left += vote.kept
         if len(whys) == len(votes) and len(set(whys.values())) == 1:

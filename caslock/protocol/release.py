@@ -8,7 +8,7 @@ from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.protocol.exchange import Unanswered, answered, may_have_landed, read, settle, write_surely
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
-from caslock.protocol.limits import PASSES, last_start_of_three, location_of
+from caslock.protocol.limits import PASSES, last_start_of_three
 from caslock.protocol.record import Observed, Record
 from caslock.protocol.renew import who_holds
 from caslock.protocol.withdraw import withdraw
@@ -74,7 +74,7 @@ async def release_quietly(runtime: Runtime, attempt: Attempt, limit: float) -> N
         await release(runtime, attempt, limit)
     except LockLost as loss:
         if attempt.lease.record is not None:
-            raise StoreUnavailable(location_of(runtime)) from loss
+            raise StoreUnavailable(runtime.store.traits.location) from loss
 
 
 async def _leave(
@@ -134,10 +134,8 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         if record is None or record.free:
             return broken
         if record.foreign:
-            message = (
-                f"{attempt.key!r} at {location_of(runtime)} is held by {record}; remove it with the store's own tools"
-            )
-            raise StoreError(message)
+            held = f"{attempt.key!r} at {runtime.store.traits.location} is held by {record}"
+            raise StoreError(f"{held}; remove it with the store's own tools")
         if broken is not None and observed.fence != fence:
             return broken  # it has left meanwhile, or our lost request was applied: spare the next holder
         fence = observed.fence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.protocol.exchange import answered, sent, unanswered, write_surely
-from caslock.protocol.limits import PASSES, location_of
+from caslock.protocol.limits import PASSES
 from caslock.store import Put
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def check(attempt: Attempt, now: float) -> None:
 def who_holds(runtime: Runtime, record: Record | None) -> str:
     """Say who holds the key in our place."""
     if record is None:
-        return f"its record is no longer at {location_of(runtime)}: it expired, was evicted or was removed"
+        return f"its record is no longer at {runtime.store.traits.location}: it expired, was evicted or was removed"
     if record.free:
         return f"it was force-released by pid {record.pid} on {record.host}, or has had another owner since"
-    return f"it is held by {record} at {location_of(runtime)}"
+    return f"it is held by {record} at {runtime.store.traits.location}"

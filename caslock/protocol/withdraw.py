@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.errors import NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.protocol.exchange import read, write_surely
-from caslock.protocol.limits import PASSES, last_start, location_of
+from caslock.protocol.limits import PASSES, last_start
 from caslock.protocol.record import Observed
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import ABSENT
@@ -94,12 +94,12 @@ async def _withdraw_all(runtime: Runtime, attempt: Attempt, limit: float) -> Rem
     if not attempt.writes.may_land(ABSENT) or record is None or record.free:
         return None
     ends = f"it expires within {attempt.lease.ttl:g} s after that"
-    return Remnant(f"at {location_of(runtime)} once {record} has released it; {ends}", foreign=True)
+    return Remnant(f"at {runtime.store.traits.location} once {record} has released it; {ends}", foreign=True)
 
 
 def _place(runtime: Runtime, error: BaseException) -> str:
     """Return where the store is, unless the text of the error names it."""
-    location = location_of(runtime)
+    location = runtime.store.traits.location
     return "" if location in str(error) else f"at {location} "
 
 
