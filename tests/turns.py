@@ -57,6 +57,7 @@ TOGETHER: Final = (
     "tests/stores/test_hazelcast_cluster.py::",
     "tests/stores/test_zookeeper_ensemble.py::",
     "tests/test_build.py::",
+    "tests/test_peer_faults.py::",
 )
 """What is in the ids of tests that share what takes long to make: those of a file run one after the other."""
 
