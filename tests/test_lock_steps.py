@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import Hold, Lock, LockLost, NotAcquired, NotHeld, StoreUnavailable
+from caslock import Hold, Lock, LockLost, NotAcquired, NotHeld, QuorumLock, StoreUnavailable, fork
+from caslock.blocking import HoldMaker
+from caslock.fork import generation
+from caslock.local import lock_state
 from caslock.local import stamps as stamps_module
 from caslock.local.lock_state import LockState
 from caslock.local.refusals import busy, in_use
@@ -19,6 +25,9 @@ from caslock.local.workers import run
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import Observed, Record
+from caslock.stores.memory import MemoryStore
+from caslock.testing.faults import FaultyStore
+from tests.locations import until
 from tests.test_multilock_steps import Background, Timed, background, store
 
 if TYPE_CHECKING:
@@ -276,3 +285,192 @@ def test_a_stamp_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     longer = stamps.with_ttl(7.0)()
     assert longer.stamp == second.stamp
     assert longer.opening != second.opening
+
+
+def test_a_hold_of_an_event_loop_that_has_ended_is_lost_to_who_comes_next(
+    store: Timed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not re-entered: its loss is told, and it leaves the local queue."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    state, attempt = lock._state, hold._attempt
+    attempt.caller = object()
+    monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, which: which is attempt)
+    assert state.re_enter(HoldMaker()) is None
+    assert attempt.lease.lost == "its event loop has ended"
+    assert (state._attempts, state._queue._inside) == ({}, [])
+
+
+def test_a_lock_is_begun_re_entered_and_left_by_one_at_a_time(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two first uses waits for the first; a re-entry and a release wait for another thread's step."""
+    lock = Lock(store, "k", ttl=100)
+    held(lock)
+    inner = held(lock)
+    state, new = lock._state, Lock(store, "new")._state
+    begins: list[LockState] = []
+    monkeypatch.setattr(ThreadRuntime, "me", lambda _runtime: inner._attempt.caller)
+    monkeypatch.setattr(LockState, "_begin", begins.append)
+    with ThreadPoolExecutor(3) as pool:
+        with state._guard, lock_state._begin_guard:
+            steps = [pool.submit(step) for step in (lambda: state.re_enter(HoldMaker()), new.begun, inner.release)]
+            for step in steps:
+                with pytest.raises(TimeoutError):
+                    step.result(0.1)
+            new.generation = generation()
+        assert all(step.exception(5) is None for step in steps)
+    assert begins == []
+
+
+def test_a_release_that_has_begun_is_not_re_entered(store: Timed) -> None:
+    """From the moment at which it is known to be that of the last level."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    assert lock._state._ends(hold)
+    assert hold._attempt.ending
+    assert lock._state.re_enter(HoldMaker()) is None
+
+
+def test_a_child_releases_its_copies_and_frees_nothing(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holds of its parent, the newest first; then it has none, and may acquire as an owner of its own."""
+    lock = Lock(store, "k", ttl=100)
+    outer, inner = held(lock), held(lock)
+    owner, attempt = lock.owner, outer._attempt
+    store.log.clear()
+    monkeypatch.setattr(fork, "_generation", generation() + 1)
+    with pytest.raises(NotHeld, match="belongs to the parent process"):
+        outer.ensure_held()
+    assert lock._state.newest_hold() is inner
+    assert not lock._state.leaves_key(outer)
+    lock.release()
+    assert attempt.levels == [outer]
+    assert not lock._state.leaves_key(outer)
+    lock.release()
+    assert attempt.levels == []
+    with pytest.raises(NotHeld):
+        lock.release()
+    assert store.log == []
+    assert store.memory.get("k") is not None
+    assert lock.acquire(timeout=0) is None
+    assert lock.owner != owner
+
+
+@pytest.mark.usefixtures("background")
+def test_a_hold_whose_release_got_no_answer_is_not_that_of_a_later_acquire(store: Timed) -> None:
+    """Another thread that calls `Lock.release` is told so."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    store.silent = lambda _verb, _key: True
+    with pytest.raises(StoreUnavailable):
+        hold.release()
+    store.silent = lambda _verb, _key: False
+    again = held(lock)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(NotHeld, match="by another thread or task"):
+        pool.submit(lock.release).result(5)
+    hold._attempt.levels.clear()
+    lock._state._unsettled = hold
+    with ThreadPoolExecutor(1) as pool, pytest.raises(NotHeld, match="by another thread or task"):
+        pool.submit(lock.release).result(5)
+    again.release()
+
+
+def test_a_waiter_keeps_no_abandoned_hold_alive(store: Timed) -> None:
+    """Which nobody can release any more, and which is renewed as long as it lives."""
+    lock = Lock(store, "k", ttl=100)
+    abandoned = weakref.ref(held(lock)._attempt)
+    with ThreadPoolExecutor(1) as pool:
+        queue = lock._state._queue
+        waiting = pool.submit(Lock(store, "k", ttl=100).acquire, timeout=1000)
+        assert until(lambda: queue.waiting)
+        del lock
+        gc.collect()
+        assert abandoned() is None
+        entry = store.memory.get("k")
+        assert entry is not None
+        store.memory.invalidate("k", entry.version)
+        queue.inside(ThreadRuntime.now())
+        hold = waiting.result(5)
+        assert hold is not None
+        hold.release()
+
+
+def test_who_has_no_hold_is_not_waited_for_in_vain(store: Timed, caplog: pytest.LogCaptureFixture) -> None:
+    """A thread is warned when it waits for its own hold, not for its own attempt that has none."""
+    state, attempt = begun(Lock(store, "k"))
+    others = [SimpleNamespace(caller=attempt.caller, levels=[])]
+
+    async def turn(*_: object) -> bool:
+        return True
+
+    state._queue = SimpleNamespace(turn=turn, inside=lambda _now: others)  # type: ignore[assignment] # of a test
+    run(state._turn(attempt, state.runtime.now(), 5.0, None))
+    assert caplog.messages == []
+    others[0].levels.append("held")
+    run(state._turn(attempt, state.runtime.now(), 5.0, None))
+    assert "waits for itself" in caplog.text
+
+
+def test_an_interrupt_that_is_taken_back_lets_the_next_one_in(store: Timed) -> None:
+    """Whoever it was that the interrupt has kept from waking it."""
+    state, attempt = begun(Lock(store, "k"))
+    attempt.turn.event = state.runtime.event()
+    attempt.caller = object()  # so that it is not taken back itself
+    state._queue.waiting.append(attempt)
+    run(state.take_back(KeyboardInterrupt()))
+    assert state._queue.waiting == []
+    assert state._queue.inside(ThreadRuntime.now()) == [attempt]
+
+
+def test_what_caslock_did_not_write_has_no_fence(store: Timed) -> None:
+    """Its version is none of ours."""
+    store.memory.put_if_version("k", b"another program's", 0, 100)
+    record = Lock(store, "k").holder()
+    assert record is not None
+    assert (record.foreign, record.fence) == (True, None)
+
+
+def test_an_inner_hold_that_was_released_is_not_held(store: Timed) -> None:
+    """Though the outer one is."""
+    lock = Lock(store, "k", ttl=100)
+    outer, inner = held(lock), held(lock)
+    inner.release()
+    assert inner.remaining() == 0
+    with pytest.raises(NotHeld, match="has already been released"):
+        inner.ensure_held()
+    outer.ensure_held()
+
+
+def test_an_acquire_that_is_under_way_is_no_hold(store: Timed) -> None:
+    """It can't be released at the lock, and `force_release` takes nothing from it."""
+    state, attempt = begun(Lock(store, "k"))
+    with pytest.raises(NotHeld, match="lock 'k' is not held by this thread or task"):
+        state.newest_hold()
+    assert state.enter_at_once(attempt)
+    holder = held(Lock(FaultyStore(store), "k", ttl=100))  # in another process
+    attempt.lease.fence, attempt.lease.deadline = holder.fence, NEVER
+    assert run(state.force_release()) is not None
+    assert attempt.lease.lost == ""
+
+
+def test_force_release_lets_the_next_one_of_this_process_in(store: Timed) -> None:
+    """At once: it need not wait until the holder has learned of its loss."""
+    hold = held(Lock(store, "k", ttl=100))
+    queue = hold._state._queue
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(Lock(store, "k", ttl=100).acquire, timeout=1000)
+        assert until(lambda: queue.waiting)
+        assert Lock(store, "k").force_release() is not None
+        assert waiting.result(5) is not None
+
+
+def test_a_child_does_not_wait_for_threads_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may have had the guard of the first use at the fork."""
+    before = lock_state._begin_guard
+    monkeypatch.setattr(lock_state, "_begin_guard", before)  # to be given back
+    lock_state._free_begin_guard()
+    assert lock_state._begin_guard is not before
+
+
+def test_the_key_of_a_quorum_lock_is_checked() -> None:
+    """Before anything is sent."""
+    with pytest.raises(ValueError, match="key"):
+        QuorumLock([MemoryStore() for _ in range(3)], "")

@@ -16,12 +16,15 @@ from caslock import (
     LockEvent,
     LockLost,
     MultiLock,
+    NotAcquired,
     Observer,
     StoreUnavailable,
     log_long_waits,
     observe,
 )
+from caslock.blocking import HoldMaker
 from caslock.local import reports
+from caslock.local.workers import run
 from caslock.stores.memory import MemoryStore
 from caslock.testing import FaultyStore, lose_request
 from tests.locations import until
@@ -71,6 +74,34 @@ def test_acquire_and_release_are_told_with_key_owner_fence_and_seconds(recorder:
     for _, event in recorder.events:
         assert event[:4] == ("key", lock.owner, store.traits.location, hold.fence)
         assert 0 <= event.seconds < 1
+        assert event.reason == ""
+
+
+def test_only_who_meets_a_holder_is_told_to_be_busy(recorder: Recorder) -> None:
+    """Not who gets no answer; and who waits at the store has waited, though nobody in its own process is before it."""
+    store, elsewhere = FaultyStore(recorder.store), FaultyStore(recorder.store)
+    lock = Lock(store, "key", retry=(0, 0))
+    with store.unavailable(), pytest.raises(StoreUnavailable):
+        lock.acquire(timeout=0)
+    assert recorder.names == []
+    held = Lock(elsewhere, "key").acquire()
+    assert held
+    assert lock.acquire(timeout=0.05) is None
+    held.release()
+    assert recorder.names == ["acquired", "waited", "busy", "released"]
+
+
+def test_a_multilock_counts_from_its_first_key(recorder: Recorder) -> None:
+    """Whether it then has the key or not."""
+    state = Lock(recorder.store, "key")._state.begun()
+    since = state.runtime.now() - 7
+    hold = run(state.win(state.begin(), HoldMaker(), 0.0, since=since))
+    other = Lock(FaultyStore(recorder.store), "key")._state.begun()
+    with pytest.raises(NotAcquired):
+        run(other.win(other.begin(), HoldMaker(), 0.0, since=since))
+    told = [(name, round(event.seconds)) for name, event in recorder.events]
+    assert told == [("acquired", 7), ("waited", 7), ("busy", 7)]
+    hold.release()
 
 
 def test_a_wait_is_told_before_its_outcome(recorder: Recorder) -> None:
