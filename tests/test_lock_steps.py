@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import Hold, Lock, LockLost, NotAcquired, NotHeld, QuorumLock, StoreUnavailable, fork
+from caslock import (
+    Hold,
+    Lock,
+    LockEvent,
+    LockLost,
+    NotAcquired,
+    NotHeld,
+    Observer,
+    QuorumLock,
+    StoreError,
+    StoreUnavailable,
+    fork,
+    observe,
+)
 from caslock.blocking import HoldMaker
 from caslock.fork import generation
 from caslock.local import lock_state
@@ -175,29 +188,15 @@ def test_a_release_without_an_answer_is_called_again_at_the_lock(store: Timed) -
     again.release()
 
 
-def test_only_a_hold_that_goes_on_is_watched_after_an_extension(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one that is being released meanwhile, or whose event loop was closed."""
-    watched: list[Attempt] = []
-    monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(watched.append))
-    lock = Lock(store, "k", ttl=100)
-    hold = held(lock)
-    assert len(watched) == 1
+def test_only_a_shorter_lease_is_watched_anew(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is asked for, as it ends earlier from then on; the look at a longer one comes too early, which shows."""
+    watched: list[float] = []
+    monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(lambda attempt: watched.append(attempt.lease.due)))
+    hold = held(Lock(store, "k", ttl=100))
+    now = ThreadRuntime.now()
+    hold.extend(200)
     hold.extend(50)
-    assert len(watched) > 1
-    assert set(watched) == {hold._attempt}
-    watched.clear()
-
-    def end(_verb: str, _key: str) -> bool:
-        hold._attempt.ending = True
-        return False
-
-    monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, _attempt: True)
-    hold.extend(60)
-    monkeypatch.undo()
-    monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(watched.append))
-    store.silent = end
-    run(lock._state.renew(hold._attempt, 70))
-    assert watched == []
+    assert watched == [pytest.approx(now + due, abs=0.5) for due in (100 / 3, 50 / 3)]
 
 
 def test_a_failed_acquire_is_remembered_until_it_is_settled(store: Timed, background: Background) -> None:
@@ -474,3 +473,34 @@ def test_the_key_of_a_quorum_lock_is_checked() -> None:
     """Before anything is sent."""
     with pytest.raises(ValueError, match="key"):
         QuorumLock([MemoryStore() for _ in range(3)], "")
+
+
+@pytest.mark.usefixtures("background")
+def test_what_is_released_in_the_background_is_not_renewed(store: Timed) -> None:
+    """Its release has begun."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    lock._state.release_later(hold)
+    assert hold._attempt.ending
+
+
+def test_an_acquire_that_is_refused_is_told_to_nobody_as_busy(store: Timed) -> None:
+    """Nobody has the key."""
+    told: list[str] = []
+
+    class Teller(Observer):
+        """Notes each acquire that was busy."""
+
+        def busy(self, event: LockEvent) -> None:
+            told.append(event.key)
+
+    forget = observe(Teller())
+    key = f"refused:{store.traits.location}"
+    store.refused = lambda verb, _key: verb == "put"
+    with pytest.raises(StoreError, match="refused"):
+        Lock(store, key).acquire(timeout=0)
+    store.refused = lambda _verb, _key: False
+    held(Lock(store, key))
+    assert Lock(FaultyStore(store), key).acquire(timeout=0) is None
+    forget()
+    assert [each for each in told if each == key] == [key]

@@ -332,7 +332,6 @@ class LockState:
         """Note that a release has ended; one that got no answer may be called again."""
         attempt = hold._attempt
         if attempt.lease.record is None:
-            self._unsettled = None
             self._forget(attempt)
             attempt.levels.clear()  # last: as long as a hold is open, an interrupted release is made once more
         else:
@@ -353,12 +352,8 @@ class LockState:
         return last and not self._queue.waiting and attempt.releases_by_removal(self.runtime.now())
 
     async def renew(self, attempt: Attempt, ttl: float | None) -> None:
-        """Replace the lease, and tell the renewer, which may be due earlier than it thinks."""
-        try:
-            await renew.renew(self.runtime, attempt, ttl)
-        finally:
-            if not (attempt.ending or self.runtime.ended(attempt)):
-                self.runtime.watch(attempt)
+        """Replace the lease."""
+        await renew.renew(self.runtime, attempt, ttl)
 
     def newest_hold(self, me: object = None) -> Holding:
         """Return the newest hold of `me` (None: this thread or task), or one whose release went without an answer."""

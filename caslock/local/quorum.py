@@ -373,7 +373,6 @@ class QuorumState(LockState):
         vote.error = None
         try:
             await renew.renew(part.runtime, part, ttl)
-            part.runtime.watch(part)
         except (CaslockError, ValueError) as error:
             vote.error = error
         finally:
