@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caslock import (
+    AsyncLock,
     Hold,
     Lock,
     LockLost,
@@ -288,7 +289,8 @@ def test_a_late_put_of_an_attempt_that_stepped_back_is_kept_out(memory: MemorySt
     taken: list[Hold | None] = []
     rivals = [Lock(FaultyStore(memory), key) for key in "bc"]
     store.after("put_many", 2, lambda: taken.extend(rival.acquire(timeout=0) for rival in rivals))
-    waiting = pool.submit(MultiLock(store, keys).acquire, timeout=20)
+    lock = MultiLock(store, keys)
+    waiting = pool.submit(lock.acquire, timeout=20)
     assert until(lambda: store.calls["put_when_absent"])
     before.release()
     assert until(lambda: store.calls["put_when_absent"] > 1)
@@ -297,7 +299,9 @@ def test_a_late_put_of_an_attempt_that_stepped_back_is_kept_out(memory: MemorySt
         theirs.release()
     holds = waiting.result(20)
     assert holds is not None
+    assert [len(state._attempts) for state in lock._state.states] == [1, 1, 1]
     holds.release()
+    assert [len(state._attempts) for state in lock._state.states] == [0, 0, 0]
     store.deliver()
     left = [entry for key in keys if (entry := memory.get(key)) is not None]
     assert all(decode(entry.value).free for entry in left)
@@ -435,11 +439,14 @@ class TimedBatches(Timed):
         return self.memory.put_many(puts)
 
 
-@pytest.mark.parametrize("interrupted", [True, False])
+@pytest.mark.parametrize(("interrupted", "timeout"), [(True, 0), (True, 1000), (False, 0)])
 def test_several_puts_without_an_answer_are_given_up_together(
-    store: Timed, background: Background, *, interrupted: bool
+    store: Timed, background: Background, *, interrupted: bool, timeout: float
 ) -> None:
-    """Under one bound: one key is asked for, and of each it is said what may still arrive."""
+    """Under one bound: one key is asked for, and of each it is said what may still arrive.
+
+    After an interrupt that bound is that of one request, whatever the timeout was.
+    """
 
     def act(verb: str, _key: str) -> bool:
         if verb == "put_many" and interrupted:
@@ -450,8 +457,32 @@ def test_several_puts_without_an_answer_are_given_up_together(
     batches.silent = act
     kind, keys = (KeyboardInterrupt, "dcba") if interrupted else (OutcomeUnknown, "dcb")
     with pytest.raises(kind) as caught:
-        MultiLock(batches, list("abcd"), ttl=300, timeout=0).acquire()
+        MultiLock(batches, list("abcd"), ttl=300, timeout=timeout).acquire()
     assert batches.log == [("put_many", ""), ("get", "d" if interrupted else "a")]
     assert background.left == 4
     assert [f"'{key}'" in note for key, note in zip(keys, caught.value.__notes__, strict=True)] == [True] * len(keys)
     assert interrupted or "'a'" in str(caught.value)
+
+
+def test_holds_that_another_thread_has_forgotten_are_forgotten(store: Timed) -> None:
+    """Two threads may find at one moment that the same holds were released."""
+
+    class Faster(list[MultiHold]):
+        """Another thread removes everything first."""
+
+        def remove(self, held: MultiHold) -> None:
+            super().remove(held)
+            super().remove(held)
+
+    lock = MultiLock(store, ["a", "b"], ttl=300)
+    acquired(lock).release()
+    lock._state._held = Faster(lock._state._held)
+    acquired(lock).release()
+
+
+def test_what_is_no_lock_is_named_as_it_is() -> None:
+    """Only of locks it is said which class locks several of them."""
+    with pytest.raises(TypeError, match=r"expected a store and keys, or Lock objects, not \[1\]"):
+        MultiLock([1])  # type: ignore[list-item] # that is wrong
+    with pytest.raises(TypeError, match="expected Lock objects; use AsyncMultiLock for AsyncLock objects"):
+        MultiLock([AsyncLock(MemoryStore(), "k")])  # type: ignore[list-item] # as above

@@ -158,7 +158,7 @@ class _MultiAcquire(Generic[H]):
 
     async def _win(self, state: LockState, *, entered: bool, answers: Mapping[Attempt, Observed] = _NO_ANSWERS) -> None:
         """Wait for one key, as a single Lock does; `answers`: to first puts that were sent together."""
-        left = None if self._timeout is None else max(0.0, self.limit - state.runtime.now())
+        left = max(0.0, self.limit - state.runtime.now())
         since = self._began if len(self._states) > 1 else None
         attempt = self.attempts.pop(state)
         observed = answers.get(attempt)
