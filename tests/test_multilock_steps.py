@@ -486,3 +486,31 @@ def test_what_is_no_lock_is_named_as_it_is() -> None:
         MultiLock([1])  # type: ignore[list-item] # that is wrong
     with pytest.raises(TypeError, match="expected Lock objects; use AsyncMultiLock for AsyncLock objects"):
         MultiLock([AsyncLock(MemoryStore(), "k")])  # type: ignore[list-item] # as above
+
+
+def test_keys_of_which_nothing_is_left_are_not_named(store: Timed, background: Background) -> None:
+    """The error is about the key that may have been acquired."""
+    batches = TimedBatches(store)
+    batches.silent = lambda verb, key: verb == "put_many" or key == "a"
+    with pytest.raises(OutcomeUnknown, match="'a'") as caught:
+        MultiLock(batches, list("abc"), ttl=300, timeout=1000).acquire()
+    assert {key for verb, key in batches.log if verb == "get"} == {"a", "b", "c"}
+    assert background.left == 1
+    assert getattr(caught.value, "__notes__", []) == []
+
+
+def test_after_an_interrupt_no_key_is_asked_for_too_late(store: Timed, background: Background) -> None:
+    """Not even at another store, which has answered: its key is released in the background."""
+
+    def act(verb: str, _key: str) -> bool:
+        if verb == "put_many":
+            raise KeyboardInterrupt
+        return True
+
+    first, second = Timed("a://"), TimedBatches(store)
+    second.silent = act
+    with pytest.raises(KeyboardInterrupt):
+        MultiLock([Lock(first, "a"), Lock(second, "b"), Lock(second, "c")]).acquire()
+    assert first.log == [("put", "a")]
+    assert second.log == [("put_many", ""), ("get", "c")]
+    assert background.left == 3
