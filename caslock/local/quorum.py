@@ -175,9 +175,7 @@ class QuorumState(LockState):
             await self._leave(ballot, before)
             if before.stage is not Stage.OVER:
                 ballot.end(vote, before.error)
-                return
         if not ballot.begin(vote):
-            ballot.tell()
             return
         failure = await failure_of(self._take(attempt, ballot, vote))
         if failure is None:
@@ -272,18 +270,18 @@ class QuorumState(LockState):
 
     async def _withdraw(self, attempt: Attempt, error: BaseException) -> None:
         """Leave nothing of a failed or interrupted acquire behind."""
-        attempt.ending = True
+        attempt.settled = False
         ballot = cast("QuorumLease", attempt.lease).ballot
-        if ballot is None or not (ballot.is_open or ballot.count(Stage.LEAVING)):
-            return
-        await self.runtime.shielded(partial(self._give_back, ballot))
-        left = [vote for vote in ballot.votes if vote.stage in {Stage.HELD, Stage.LEAVING}]
-        if left:
-            where = ", ".join(vote.attempt.runtime.store.traits.location for vote in left)
-            error.add_note(
-                f"The lease of {self.key!r} at {where} is released in the background; "
-                f"it expires within {attempt.lease.ttl:g} s."
-            )
+        if ballot is not None and (ballot.is_open or ballot.count(Stage.LEAVING)):
+            await self.runtime.shielded(partial(self._give_back, ballot))
+            left = [vote for vote in ballot.votes if vote.stage in {Stage.HELD, Stage.LEAVING}]
+            if left:
+                where = ", ".join(vote.attempt.runtime.store.traits.location for vote in left)
+                error.add_note(
+                    f"The lease of {self.key!r} at {where} is released in the background; "
+                    f"it expires within {attempt.lease.ttl:g} s."
+                )
+        attempt.settled = True  # else it was interrupted, and has to be done again
 
     async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | None = None) -> None:
         """See `LockState.release`; each store has its own limit."""
@@ -329,8 +327,8 @@ class QuorumState(LockState):
 
     def _fill(self, attempt: Attempt) -> None:
         """Ask the stores again that have no lease of ours: after the loss of one, and each renewal of another one."""
-        ballot = cast("QuorumLease", attempt.lease).ballot
-        if ballot is None or not ballot.won or attempt.lease.lost or self.runtime.now() >= ballot.deadline:
+        ballot = cast("Ballot", cast("QuorumLease", attempt.lease).ballot)
+        if attempt.lease.lost or self.runtime.now() >= ballot.deadline:
             return
         hold = f"{self._nonce}.{next(self._numbers)}"
         for index, node in enumerate(self._nodes):
