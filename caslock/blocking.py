@@ -84,12 +84,20 @@ class _Held(OnlyWith, ABC):
         except CaslockError:
             raise
         except BaseException:  # interrupted: release first
-            self._mend()
-            for hold in reversed(self._each()):
-                if hold._is_open:
-                    with suppress(CaslockError, ValueError):
-                        run(hold._released())
+            try:
+                self._leave()
+            except BaseException:  # that was interrupted, too: once more
+                self._leave()
+                raise
             raise
+
+    def _leave(self) -> None:
+        """Release what is still to be released."""
+        self._mend()
+        for hold in reversed(self._each()):
+            if hold._is_open:
+                with suppress(CaslockError, ValueError):
+                    run(hold._released())
 
     def __enter__(self) -> Self:
         """Return the hold; leaving the block releases it.
@@ -255,13 +263,19 @@ class _Acquired(OnlyWith, ABC, Generic[B]):
             raise
         except BaseException as error:  # interrupted: release first
             try:
-                if held is not None:
-                    self._blocks.leave(held)
-                made.take_back(error)
-            finally:
-                for state in self._state.states:
-                    run(state.take_back(error))
+                self._take_back(made, held, error)
+            except BaseException:  # that was interrupted, too: once more
+                self._take_back(made, held, error)
+                raise
             raise
+
+    def _take_back(self, made: HoldMaker, held: B | None, error: BaseException) -> None:
+        """Undo what was acquired, and leave nothing of what was begun."""
+        if held is not None:
+            self._blocks.leave(held)
+        made.take_back(error)
+        for state in self._state.states:
+            run(state.take_back(error))
 
 
 class Lock(SingleLock[Store, Hold], _Acquired[Hold]):

@@ -150,6 +150,32 @@ def test_what_is_closed_is_released_once() -> None:
     assert stages(made) == [L, A, L]
 
 
+def test_what_is_closed_by_halves_is_open() -> None:
+    """After an interrupt it is closed once more, and all leases are named."""
+
+    class Once:
+        """An attempt that is interrupted as it is told that it ends, the first time."""
+
+        def __init__(self, lease: Lease) -> None:
+            self.lease = lease
+            self.told = 0
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "ending":
+                self.told += 1
+                if self.told == 1:
+                    raise KeyboardInterrupt
+
+    made, _, _ = ballot(H, H, H)
+    made.votes[1].attempt = cast("Attempt", Once(made.votes[1].attempt.lease))
+    with pytest.raises(KeyboardInterrupt):
+        made.close()
+    assert made.is_open
+    assert made.close() == made.votes
+    assert not made.is_open
+
+
 def test_an_end_is_told() -> None:
     """With its error, and where the vote is then; another release may begin."""
     made, guard, bell = ballot(L, H, H)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 import tenacity  # noqa: F401 - so that no interrupt strikes in its import, but for the one of a test
 
-from caslock import ABSENT, AsyncLock, Hold, Lock, LockLost, MultiHold, MultiLock, NotHeld
+from caslock import ABSENT, AsyncLock, CaslockError, Hold, Lock, LockLost, MultiHold, MultiLock, NotHeld, QuorumLock
 from caslock import fork as process
 from caslock.local import shared
 from caslock.local import thread_renewer as renewer
@@ -331,41 +331,56 @@ def test_a_child_starts_threads_though_another_thread_of_its_parent_was_about_to
 LIBRARIES = ("/caslock/", "/redis/", "/pymemcache/")
 
 
-def interrupted(moment: int, act: Callable[[], object]) -> str:
+def interrupted(moment: int, act: Callable[[], object], *later: int) -> str:
     """Raise KeyboardInterrupt at the moment-th chance that `act` gives, and return where; "" if it has ended before.
 
-    A chance is where Python itself looks for signals (ceval.c): as a function begins, and as one of C returns; not
-    between any two lines, for a `with` would then leak what it holds.
+    Then again, each time after so many chances as the next of `later` says.  A chance is where Python itself looks for
+    signals (ceval.c): as a function begins, and as one of C returns; not between any two lines, for a `with` would then
+    leak what it holds; nor in generators, which swallow what is raised as they are closed.
     """
-    left, location = moment, ""
+    left, location, more = moment, "", list(later)
 
-    def profile(frame: FrameType, event: str, called: object) -> None:
+    def strike(frame: FrameType, event: str, called: object, go_on: Callable[[], object]) -> None:
         nonlocal left, location
         code = frame.f_code
-        if event in ("call", "c_return") and any(part in code.co_filename for part in LIBRARIES):
+        here = any(part in code.co_filename for part in LIBRARIES) and code.co_name != "<genexpr>"
+        if event in ("call", "c_return") and here:
             if left == 0:
                 after = f" after {getattr(called, '__name__', called)}" if event == "c_return" else ""
-                location = f"{moment}: {code.co_qualname}, {Path(code.co_filename).name}:{frame.f_lineno}{after}"
-                sys.setprofile(None)
+                location += f"{moment}: {code.co_qualname}, {Path(code.co_filename).name}:{frame.f_lineno}{after}; "
+                if more:
+                    left = more.pop(0)
+                    go_on()
                 raise KeyboardInterrupt
             left -= 1
 
-    before = sys.getprofile()
+    # Python forgets each of the two once it has raised an exception, so they take turns.
+    def profile(frame: FrameType, event: str, called: object) -> None:
+        strike(frame, event, called, lambda: sys.settrace(trace))
+
+    def trace(frame: FrameType, event: str, called: object) -> None:
+        strike(frame, event, called, lambda: sys.setprofile(profile))
+
+    before = sys.getprofile(), sys.gettrace()
     sys.setprofile(profile)
     try:
         act()
     except KeyboardInterrupt:
         return location
     finally:
-        sys.setprofile(before)
+        sys.settrace(before[1])
+        sys.setprofile(before[0])
     return ""
 
 
-def every_moment(prepare: Callable[[], Callable[[], object]]) -> Iterator[str]:
-    """Interrupt what `prepare` makes at its first chance, another one at its second, ..., until one gets through."""
+def every_moment(prepare: Callable[[], Callable[[], object]], *later: int) -> Iterator[str]:
+    """Interrupt what `prepare` makes at its first chance, another one at its second, ..., until one gets through.
+
+    After that it is interrupted `later`, see `interrupted`.
+    """
     for moment in itertools.count():
         act = prepare()
-        location = interrupted(moment, act)
+        location = interrupted(moment, act, *later)
         if not location:
             assert moment > 0
             return
@@ -464,6 +479,71 @@ def test_no_orphan_outlives_its_lease_wherever_an_interrupt_strikes(
         assert [moment for moment, lock in zip(moments, locks, strict=True) if observed(store, lock.key)] == []
         assert last.locked() == (act == "acquire")
         other.release()
+
+
+@pytest.mark.parametrize("way", ["Lock", "MultiLock", "QuorumLock"])
+@pytest.mark.parametrize("act", ["acquire", "release", "with"])
+def test_no_orphan_outlives_its_lease_after_two_interrupts(way: str, act: str) -> None:  # noqa: C901 - one scene
+    """A second KeyboardInterrupt, as the first is being handled: nothing is renewed that nobody can release.
+
+    What is left is released if the hold is released once more, or ends with its lease, though the lock lives on.
+    """
+    stores = [MemoryStore() for _ in range(3)]
+    locks: list[tuple[Lock | MultiLock | QuorumLock, str, str]] = []
+    other = held(Lock(stores[0], fresh(), ttl=20))  # so that the renewer is there
+    key = ""
+    hold: Hold | MultiHold | None = None
+
+    def prepare() -> Callable[[], object]:
+        nonlocal key, hold
+        key = fresh()
+        lock = (
+            MultiLock(stores[0], [key, f"{key}:2"], ttl=TTL)
+            if way == "MultiLock"
+            else QuorumLock(stores, key, ttl=TTL)
+            if way == "QuorumLock"
+            else Lock(stores[0], key, ttl=TTL)
+        )
+        locks.append((lock, key, ""))
+        if act == "acquire":
+            return lambda: lock.acquire(timeout=0)
+        if act == "with":
+
+            def block() -> None:
+                with lock:
+                    pass
+
+            return block
+        hold = lock.acquire()
+        assert hold is not None
+        return hold.release
+
+    for later in ((0,), (1,), (2,), (3,), (5,), (8,), (13,), (21,), (34,), (55,), (89,)):
+        for moment in every_moment(prepare, *later):
+            locks[-1] = (*locks[-1][:2], f"{later} {moment}")
+            with contextlib.suppress(CaslockError):
+                if act != "acquire":
+                    (hold or locks[-1][0]).release()
+        locks.pop()  # it got through
+        if hold is None:
+            for store in stores:
+                for name in (key, f"{key}:2"):
+                    entry = store.get(name)
+                    if entry is not None:
+                        store.invalidate(name, entry.version)
+
+    def left() -> list[str]:
+        return [
+            moment
+            for _, key, moment in locks
+            for store in stores
+            for name in (key, f"{key}:2")
+            if observed(store, name)
+        ]
+
+    until(lambda: not left(), 2 * TTL + 0.3)
+    assert left() == []
+    other.release()
 
 
 class Removing(MemoryStore):

@@ -199,7 +199,9 @@ def test_only_a_shorter_lease_is_watched_anew(store: Timed, monkeypatch: pytest.
     assert watched == [pytest.approx(now + due, abs=0.5) for due in (100 / 3, 50 / 3)]
 
 
-def test_a_failed_acquire_is_remembered_until_it_is_settled(store: Timed, background: Background) -> None:
+def test_a_failed_acquire_is_remembered_until_it_is_settled(
+    store: Timed, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its late requests are its own until then, for whoever takes back what an interrupt has left."""
     store.silent = lambda _verb, _key: True
     lock = Lock(store, "k", ttl=100)
@@ -213,8 +215,13 @@ def test_a_failed_acquire_is_remembered_until_it_is_settled(store: Timed, backgr
     run(state.undo(attempt, NotAcquired("as the test says")))
     assert (attempt.levels, state._attempts) == ([], {})
     attempt = state.begin()
-    attempt.settled = False
-    run(state.undo(attempt, NotAcquired("as the test says")))
+
+    def interrupted(_state: LockState, _attempt: Attempt, _error: BaseException) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LockState, "_withdraw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(state.undo(attempt, NotAcquired("as the test says")))
     assert list(state._attempts.values()) == [attempt]
 
 
@@ -231,10 +238,13 @@ def test_what_an_interrupt_has_left_is_taken_back(store: Timed, monkeypatch: pyt
     releasing.ending = True
     undone: list[Attempt] = []
 
-    async def undo(_state: LockState, attempt: Attempt, _error: BaseException) -> None:
-        undone.append(attempt)
+    undo = LockState.undo
 
-    monkeypatch.setattr(LockState, "undo", undo)
+    async def undoing(state: LockState, attempt: Attempt, error: BaseException) -> None:
+        undone.append(attempt)
+        await undo(state, attempt, error)
+
+    monkeypatch.setattr(LockState, "undo", undoing)
     run(state.take_back(KeyboardInterrupt()))
     assert undone == [acquiring, releasing]
     assert list(state._attempts.values()) == [others, keeping]

@@ -277,10 +277,7 @@ class LockState:
         me = self.runtime.me()
         for attempt in list(self._attempts.values()):
             if attempt.caller is me and (attempt.ending or not attempt.levels):
-                try:
-                    await self.undo(attempt, error)
-                finally:
-                    self._attempts.pop(attempt.hold_id, None)
+                await self.undo(attempt, error)
         self._queue.inside(self.runtime.now())
 
     async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | None = None) -> None:

@@ -270,7 +270,6 @@ class QuorumState(LockState):
 
     async def _withdraw(self, attempt: Attempt, error: BaseException) -> None:
         """Leave nothing of a failed or interrupted acquire behind."""
-        attempt.settled = False
         ballot = cast("QuorumLease", attempt.lease).ballot
         if ballot is not None and (ballot.is_open or ballot.count(Stage.LEAVING)):
             await self.runtime.shielded(partial(self._give_back, ballot))
@@ -281,7 +280,7 @@ class QuorumState(LockState):
                     f"The lease of {self.key!r} at {where} is released in the background; "
                     f"it expires within {attempt.lease.ttl:g} s."
                 )
-        attempt.settled = True  # else it was interrupted, and has to be done again
+        attempt.settled = True
 
     async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | None = None) -> None:
         """See `LockState.release`; each store has its own limit."""

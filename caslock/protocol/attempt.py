@@ -152,7 +152,7 @@ class Attempt:
         # Releases that were sent before the deadline and may have been applied; each counts from before it is sent.
         self.timely_releases: int = 0
         self.woken: bool = False  # our removal woke a waiter of another process
-        self.settled: bool = True  # False while a clean-up is unfinished
+        self.settled: bool = False  # a failed acquire has been undone
         self.scheduled: float = NEVER  # when the renewer looks at it next
         self.after_renewal: Callable[[], object] | None = None  # set for one of the several leases of a QuorumLock
 

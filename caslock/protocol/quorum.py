@@ -138,11 +138,11 @@ class Ballot:
         From now on nothing is renewed.
         """
         with self.guard:
-            self.is_open = False
             for vote in self.votes:
                 vote.attempt.ending = True
                 if vote.stage is Stage.HELD:
                     vote.stage = Stage.LEAVING
+            self.is_open = False  # last: after an interrupt it is open, and closed once more
             return [vote for vote in self.votes if vote.stage is Stage.LEAVING and not vote.begun]
 
     def leave(self, vote: Vote) -> bool:

@@ -37,7 +37,10 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
     if not attempt.ending:  # no release has begun: nobody has relied on it
         attempt.min_hold = 0.0
     attempt.ending = True
-    remnant = await _remnant(runtime, attempt, error) if attempt.writes.in_flight or attempt.lease.record else None
+    remnant: Remnant | None = None
+    if attempt.writes.in_flight or attempt.lease.record:
+        remnant = await _remnant(runtime, attempt, error)
+    attempt.settled = True
     if remnant is not None:
         message = f"could not acquire lock {attempt.key!r}, and a request may still be applied {remnant.text}"
         if isinstance(error, StoreUnavailable) or (isinstance(error, NotAcquired) and not remnant.foreign):
@@ -60,7 +63,6 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
     found: list[Remnant | None] = []
 
     async def go() -> None:
-        attempt.settled = False
         try:
             if (interrupted or isinstance(error, StoreUnavailable)) and runtime.now() >= limit:
                 raise StoreUnavailable(str(error) or "no answer in time")  # noqa: TRY301 - do not ask again
@@ -78,7 +80,7 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
             ends = f"it expires within {attempt.lease.ttl:g} s after that"
             text = f"{_place(runtime, trouble)}and cannot be undone ({_said(trouble)}); {ends}"
             found.append(Remnant(text, foreign=False))
-        attempt.settled = True  # else it was interrupted, and has to be done again
+        attempt.settled = True  # also if we are cancelled meanwhile
 
     await runtime.shielded(go)
     return found[-1]
