@@ -342,7 +342,7 @@ class MultiHold(Holds[Hold], _Held):
 class MultiLock(SeveralLocks[Store, Lock, Hold, MultiHold], _Acquired[MultiHold]):
     """Several locks as one: all or nothing, acquired in one order.
 
-    So MultiLocks do not deadlock each other, as long as a thread acquires one while it holds no other lock.  There is
+    So MultiLocks do not deadlock each other, as long as no thread acquires one while it holds another lock.  There is
     no `locked` and no `holder`, because each key may have a holder of its own: ask a `Lock` of that key.
     """
 

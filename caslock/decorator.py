@@ -111,7 +111,7 @@ def locked(
         key: the key, with arguments by name in braces, as in `str.format`.  Their values are written as `caslock.key`
             writes them, so that different values never make the same key; those of other types need ``!s``, ``!r`` or a
             format, which then has to tell them apart.
-        timeout: seconds to wait for the lock.  By default without limit, and with another `busy` than "raise" one try.
+        timeout: seconds to wait for the lock.  Default: without limit if `busy` is "raise", otherwise one try.
         busy: what to do if another owner holds the key: "raise" `NotAcquired`; "skip", which returns None; a function,
             which is called with the same arguments, and whose result is returned; any other value is returned.
         settings: those of `Lock`: ttl, min_hold, ...

@@ -66,8 +66,8 @@ class Traits(NamedTuple):
     number."""
     expires: bool = True
     """Whether the store ends leases by itself.  If not, an entry stays until it is written over or removed, and a lock
-    that waits takes the key over once it has seen one version for a whole ttl (`caslock.protocol.observation`).  What a
-    process has seen it remembers by location and key, so two places may not have one location then."""
+    that waits takes the key over once it has seen one version for a whole ttl (`caslock.protocol.observation`).  A
+    process remembers what it has seen by location and key, so two places must not share a location then."""
     expiry_lag: float = 0.05
     """Seconds by which an entry may outlast its ttl because the store's clock is coarse."""
     request_timeout: float = 2.0

@@ -168,12 +168,12 @@ class SingleLock(OneKey, Generic[S, H]):
             timeout: seconds to wait for the lock; None (or -1) forever, 0 for one try.  If the store does not answer,
                 up to two request timeouts are added (``store.traits.request_timeout``).
             owner: a name of your own, at most 512 bytes as JSON: every Lock with it re-enters.  None: private to this
-                object.  If a process that shares the owner dies, its hold ends only after a full ttl in which no other
-                process holds with that owner, or by `force_release`.
+                object.  If a process that shares the owner dies, its hold ends only once no other process has held the
+                key as that owner for a full ttl, or by `force_release`.
             auto_renew: renew the lease in the background, when a third of it has passed.
             max_hold: seconds after which it is no longer renewed, at least 0.01.  None: no bound.
-            min_hold: seconds after the acquire in which nobody gets the key (not even this object), though it is
-                released before, and though the process ends then: a short job that several machines begin at about the
+            min_hold: seconds after the acquire in which nobody gets the key (not even this object), even if it is
+                released sooner, and even if the process then ends: a short job that several machines begin at about the
                 same time runs once.  The release leaves a record that expires (`Record.kept`), and does not wait.  At
                 most ``max_hold``, and a week; not with `owner`.  The lease of a holder that dies ends after `ttl`, as
                 ever.  Not at a store whose ``traits.expires`` is False.  None: the key is free at its release.
@@ -182,7 +182,7 @@ class SingleLock(OneKey, Generic[S, H]):
                 logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is
                 called, not awaited.
             note: free text stored in the record, for operators; at most 1,024 bytes as JSON.
-            retry: how often an unanswered get and an unanswered put are repeated.
+            retry: how many times an unanswered get and an unanswered put are repeated.
             poll: a tenacity wait strategy for the pauses between attempts; default: jittered, 5 ms
                 doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (1 ms more for each process
                 that was seen to have it).
@@ -291,7 +291,7 @@ class SeveralStores(OneKey, Generic[S, H]):
             max_hold: as for `Lock`.
             on_lost: called once with the hold when fewer than a majority of the leases are left; else as for `Lock`.
             note: as for `Lock`.
-            retry: how often each store is asked again after no answer.
+            retry: how many times each store is asked again after no answer.
             poll: a tenacity wait strategy for the pauses between attempts; default: random, 5 ms doubling to 0.5 s, and
                 longer than the last attempt has taken if contenders have split the votes.
             unknown: nothing else.  `owner` and `min_hold` are for `Lock` only.
