@@ -93,7 +93,7 @@ def _forget(observer: Observer) -> None:
 
 
 def log_long_waits(seconds: float) -> None:
-    """Log an INFO whenever an acquire has waited for more than `seconds` (default: 10), successful or not."""
+    """Log an INFO whenever an acquire has waited more than `seconds`, successful or not; 10 until this is called."""
     global _long_wait  # noqa: PLW0603 - a setting of the process, as the logger is
     if isinstance(seconds, bool) or not seconds >= 0:
         raise ValueError(f"seconds must be 0 or more, not {seconds!r}")
