@@ -11,7 +11,7 @@ from tenacity.wait import wait_fixed, wait_incrementing
 from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
-from caslock.protocol.record import MAX_HOLDS, NOTHING, Observed, Record, Stamp, decode, encode, opening
+from caslock.protocol.record import KEPT, MAX_HOLDS, NOTHING, Observed, Record, Stamp, decode, encode, opening
 from caslock.protocol.writes import FREE_TTL, InFlight, Writes
 from caslock.store import ABSENT
 
@@ -253,6 +253,24 @@ def test_a_version_counts_from_when_it_was_first_seen() -> None:
     assert contention.seen == NOW
     contention.meet(Observed(6, record("other.1")), NOW + 2)
     assert contention.seen == NOW + 2
+
+
+def test_what_has_never_held_keeps_no_key() -> None:
+    """Also just after the start of the machine, when its clock says less than `min_hold`."""
+    attempt_, observed = attempt(), record("mine.2")
+    attempt_.min_hold = 60.0
+    assert attempt_.remainder(observed, 5, 1.0) is None
+    attempt_.lease.began = 1.0
+    kept = attempt_.remainder(observed._replace(quarantine=100.0), 5, 2.0)
+    assert kept is not None
+    assert (kept.holds, kept.quarantine, kept.ttl) == ((KEPT,), 0.0, 99.0)
+
+
+def test_the_first_version_of_a_store_is_a_fence() -> None:
+    """The tenure begins with it."""
+    lease = Lease(TTL, NEVER, auto_renew=True)
+    lease.believe(record("mine.2"), 1, InFlight(ABSENT, NOW, TTL), NOW)
+    assert (lease.fence, lease.began) == (1, NOW)
 
 
 def test_pauses_begin_anew_with_each_tenure(monkeypatch: pytest.MonkeyPatch) -> None:

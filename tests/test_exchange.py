@@ -12,11 +12,12 @@ from caslock.protocol.attempt import Attempt, Retry
 from caslock.protocol.clean_up import FIRST_PAUSE, CleanUp, run_clean_ups
 from caslock.protocol.contention import Contention
 from caslock.protocol.exchange import RETRY_PAUSE, read, write_surely
+from caslock.protocol.exchange import write as write_once
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import LONGEST_WAIT
 from caslock.protocol.record import NOTHING, Observed, Record
 from caslock.protocol.renew import renew_due
-from caslock.store import ABSENT, Entry
+from caslock.store import ABSENT, WOKEN, Entry
 from tests.scripted import OURS, PATIENCE, STAMP, START, TAKES, TTL, Scripted, an_attempt, held, lost, run
 
 if TYPE_CHECKING:
@@ -79,6 +80,24 @@ def test_a_write_that_may_have_been_applied_does_not_fail_as_one_that_was_never_
         with pytest.raises(StoreUnavailable) as caught:
             write()
         assert caught.value.sent == sent
+
+
+def test_a_write_that_was_sent_at_last_may_have_been_applied() -> None:
+    """At first no connection could be opened."""
+    script = Scripted(StoreUnavailable("connection refused", sent=False), None, lost(), None)
+    _, write = a_write(script, 100.0)
+    with pytest.raises(StoreUnavailable) as caught:
+        write()
+    assert caught.value.sent
+
+
+def test_a_removal_that_woke_another_process_was_applied() -> None:
+    """The store says so by an entry without a version; any other entry shows that it was not."""
+    for answer, timely in ((None, 1), (WOKEN, 1), (Entry(b"theirs", 9), 0)):
+        script = Scripted(answer)
+        attempt = held(script)
+        run(write_once(cast("Runtime", script), attempt, attempt.lease.version, None))
+        assert attempt.timely_releases == timely
 
 
 @pytest.mark.parametrize(("limit", "verbs"), [(1, 1), (2, 2), (3, 3), (4, 4)])
@@ -199,6 +218,21 @@ def test_one_clean_up_asks_for_all_until_the_store_answers() -> None:
 
     run(run_clean_ups(cast("Runtime", script), deque(map(clean_up, range(5)))))
     assert tried == [(0, 0.25), (1, 0.75), (2, 1.75), (3, 3.75), (0, 3.75), (1, 3.75), (2, 3.75)]
+
+
+def test_the_pauses_begin_anew_after_an_answer() -> None:
+    """If the store then hangs again."""
+    script, tried = Scripted(), list[float]()
+    answers = [lost(), lost(), None, lost(), None]
+
+    async def settle(_limit: float) -> None:
+        tried.append(script.now() - START)
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    run(run_clean_ups(cast("Runtime", script), deque([CleanUp(settle, START + 60.0)] * 2)))
+    assert tried == [0.25, 0.75, 1.75, 1.75, 2.0]
 
 
 def test_a_record_that_is_seen_has_the_fence_of_its_tenure() -> None:

@@ -150,6 +150,19 @@ def test_a_process_observes_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyP
     assert meet_others() == [b"mine"] * 19 + [theirs]
 
 
+def test_it_says_which_server_it_is() -> None:
+    """As the store below says."""
+
+    class Named(AsyncLasting):
+        """Knows the name of its server."""
+
+        async def identify(self) -> str | None:
+            return "server 7"
+
+    store = ObservingStore(Named(AsyncMemoryStore()), clock.now, {})
+    assert run(store.identify()) == "server 7"
+
+
 def test_what_nobody_looks_at_any_more_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that was given up is forgotten a while after the end of the lease that was seen."""
     monkeypatch.setattr(observation, "MOST", 1)

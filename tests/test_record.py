@@ -73,6 +73,13 @@ def test_a_record_says_who_holds_the_key() -> None:
     assert str(decode(b"x" * 70)) == f"an unknown owner (caslock did not write the value {b'x' * 60!r})"
 
 
+def test_a_record_prints_no_control_characters() -> None:
+    """Another client may have written them; all else is printed as it is."""
+    assert str(RECORD._replace(note="a\x1b[2Jb")).startswith("host:1 (pid 7 on host) (a\\x1b[2Jb) since ")
+    assert str(RECORD._replace(note="a\x1b[2Jb")).endswith("from its last renewal")
+    assert "(Zoë \\ 'x')" in str(RECORD._replace(note="Zoë \\ 'x'"))
+
+
 def test_the_time_of_a_record_is_for_people() -> None:
     """It is None where caslock did not write it."""
     assert RECORD.since == datetime(2026, 1, 1, tzinfo=UTC)

@@ -74,7 +74,7 @@ def test_a_release_that_was_never_sent_says_so() -> None:
 
 def test_a_release_that_may_have_been_applied_does_not_say_that_it_was_never_sent() -> None:
     """Its first request gets no answer, and then no connection can be opened: in that call, nor in the next one."""
-    script = Scripted(lost(), *[refused()] * 5)
+    script = Scripted(lost(), *[refused() for _ in range(5)])
     attempt = held(script)
     for _ in range(2):
         with pytest.raises(StoreUnavailable) as caught:
@@ -219,6 +219,31 @@ def test_an_interrupt_after_the_lease_makes_no_release() -> None:
         released(script, attempt)
     with pytest.raises(LockLost):
         released(script, attempt)
+
+
+def test_the_release_of_what_was_lost_is_tried_once() -> None:
+    """Its lease would last: it was taken away, so nobody waits for the answer."""
+    script = Scripted(lost())
+    attempt = held(script)
+    attempt.lease.lost = "it was taken away"
+    with pytest.raises(LockLost, match="it was taken away"):
+        released(script, attempt)
+    assert script.verbs == ["invalidate"]
+
+
+def test_a_release_says_why_it_was_lost() -> None:
+    """By what was there, or by its end, if nothing was there then."""
+    for late, removed, why in (
+        (False, NOTHING, "its record is no longer at scripted"),
+        (True, NOTHING, "its lease ended before it was released"),
+        (True, Observed(9, OTHER), "it is held by host:other"),
+    ):
+        script = Scripted()
+        attempt = held(script)
+        if late:
+            script.clock = attempt.lease.deadline
+        with pytest.raises(LockLost, match=why):
+            run(release(cast("Runtime", script), attempt, removed=removed))
 
 
 def test_a_release_after_the_lease_is_tried_once() -> None:
@@ -369,13 +394,24 @@ def test_a_hand_over_is_one_put() -> None:
     assert handing.outgoing.pending
 
 
+def test_a_release_hands_over_once() -> None:
+    """Its successor has the answer, and nothing is left of it."""
+    handing = Handing(Entry(OURS, 6))
+    handing.holder.turn.outgoing = handing.outgoing
+    handing.successor.hold_id = "mine.2"
+    released(handing.script, handing.holder)
+    assert handing.script.verbs == ["put"]
+    assert handing.outgoing.outcome is not None
+    assert handing.outgoing.outcome.version == 6
+    assert handing.holder.turn.outgoing is None
+
+
 def test_a_hand_over_that_leaves_a_quarantine_goes_on_with_it() -> None:
     """The successor takes over the free record that a release would have left."""
     handing = Handing(Entry(OURS, 6))
     lease = handing.holder.lease
     assert lease.record is not None
     lease.record = lease.record._replace(quarantine=50.0)
-    handing.successor.lease.asked = 1.0
     record = handing.go().record
     assert record is not None
     assert (record.quarantine, record.ttl, record.fence) == (50.0, TTL, None)
@@ -455,6 +491,15 @@ def test_a_hand_over_that_is_refused_leaves_the_key_to_be_released() -> None:
         assert handing.go().version == 5
         assert not handing.successor.writes.in_flight
         assert handing.outgoing.pending
+
+
+def test_a_hand_over_after_the_lease_is_no_release_in_time() -> None:
+    """Whatever has become of it."""
+    for answer in (Entry(OURS, 6), THEIRS, None, StoreError("refused"), lost()):
+        handing = Handing(answer, THEIRS)
+        handing.script.clock = handing.holder.lease.deadline
+        handing.go()
+        assert handing.holder.timely_releases == 0
 
 
 def test_an_interrupted_hand_over_may_land() -> None:
@@ -596,6 +641,12 @@ def test_a_batch_of_first_puts() -> None:
         assert together[0] == free
         assert len(together[1]) == (answer is THEIRS)
         assert len(attempts[0].writes.in_flight) == in_flight
+    script = Scripted(ValueError("a ttl that is too long"))
+    script.batching = script
+    attempts = [an_attempt(script)]
+    with pytest.raises(ValueError, match="too long"):
+        run(put_together(cast("Runtime", script), attempts))
+    assert not attempts[0].writes.in_flight
 
 
 def given_up(script: Scripted, error: BaseException, *, in_flight: int | None = ABSENT) -> tuple[Attempt, str]:
@@ -660,6 +711,48 @@ def test_a_clean_up_without_an_answer_goes_on_in_the_background() -> None:
         said = given_up(Scripted(lost(), lost()), other)[1]
         assert said.startswith("could not acquire lock 'key', and a request may still be applied")
         assert "in the background" in said
+
+
+def test_a_clean_up_names_the_place_once_and_what_was_said() -> None:
+    """Also if nothing was said."""
+    at = "could not acquire lock 'key', and a request may still be applied at scripted:// "
+    for error, answers, wording in (
+        (lost(), [lost(), lost()], f"{at}(no answer); caslock keeps trying"),
+        (lost(), [StoreUnavailable("scripted:// hangs")] * 2, f"{at[:-15]}(scripted:// hangs); caslock keeps trying"),
+        (NotAcquired("busy"), [StoreError("no access")], f"{at}and cannot be undone (no access); it"),
+        (
+            NotAcquired("busy"),
+            [StoreError("scripted:// says no")],
+            f"{at[:-15]}and cannot be undone (scripted:// says no)",
+        ),
+    ):
+        assert wording in given_up(Scripted(*answers), error)[1]
+    for interrupt, said in ((KeyboardInterrupt(), "no answer in time"), (KeyboardInterrupt("Ctrl-C"), "Ctrl-C")):
+        script = Scripted()
+        attempt = an_attempt(script)
+        attempt.first(START)
+        attempt.limit = START - 10 * PATIENCE
+        run(give_up(cast("Runtime", script), attempt, interrupt))
+        assert f"{at}({said}); caslock keeps trying" in interrupt.__notes__[0]
+
+
+def test_a_failed_acquire_keeps_no_key() -> None:
+    """Nobody has relied on its `min_hold`, unless its release has begun."""
+    for ending, verb in ((False, "invalidate"), (True, "put")):
+        script = Scripted(None if verb == "invalidate" else Entry(OURS, 7))
+        attempt = held(script)
+        attempt.min_hold, attempt.ending = 60.0, ending
+        run(give_up(cast("Runtime", script), attempt, KeyboardInterrupt()))
+        assert script.verbs == [verb]
+
+
+def test_a_free_record_that_was_not_written_is_written_again() -> None:
+    """Somebody else has been there and gone meanwhile: the late put could still arrive."""
+    script = Scripted(None, None, Entry(OURS, 7))
+    attempt, said = given_up(script, lost())
+    assert script.verbs == ["get", "put", "put"]
+    assert said.endswith("nothing was left behind")
+    assert attempt.settled
 
 
 def test_a_clean_up_that_is_refused_ends_there() -> None:

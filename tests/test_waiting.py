@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from tenacity.wait import wait_fixed
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.protocol.acquire import acquire
-from caslock.protocol.record import Record, encode
+from caslock.protocol.acquire import _yield, acquire
+from caslock.protocol.record import KEPT, Record, encode
 from caslock.store import ABSENT, Entry
 from tests.scripted import OURS, PATIENCE, START, Scripted, an_attempt, lost, run
 
@@ -146,3 +147,83 @@ def test_answers_too_slow_for_any_lease_are_no_other_holder() -> None:
     script.takes = 20.0
     assert not acquired(script, 0.0)
     assert script.verbs == ["put", "put"]
+
+
+def test_a_yield_is_half_as_long_each_time_and_ends_with_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, or without time, nobody pauses."""
+    monkeypatch.setattr(random, "uniform", lambda _, most: most)
+    for yields, left, slept, next_one in (
+        (4.0, 100.0, [4.0], 2.0),
+        (4.0, 0.5, [0.5], 2.0),
+        (4.0, 0.0, [], 4.0),
+        (4.0, -1.0, [], 4.0),
+        (0.0, 100.0, [], 0.0),
+    ):
+        script = Sleeping()
+        attempt = an_attempt(script)
+        attempt.turn.yields = yields
+        run(_yield(cast("Runtime", script), attempt, START + left))
+        assert script.slept == slept
+        assert attempt.turn.yields == next_one
+
+
+class Sleeping(Scripted):
+    """Notes its pauses."""
+
+    def __init__(self, *answers: Entry | BaseException | None) -> None:
+        super().__init__(*answers)
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await super().sleep(seconds)
+
+
+def test_what_is_woken_lets_others_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If its process has had the key just now: before its first put, and after each wait at the store."""
+    monkeypatch.setattr(random, "uniform", lambda _, most: most)
+    script = Sleeping(theirs(100.0), None, MINE)
+    script.watching = script
+    attempt = an_attempt(script)
+    attempt.turn.yields = 4.0
+    assert tried(script, attempt, None, None)
+    assert script.verbs == ["put", "watch", "put"]
+    assert script.slept == [4.0, 2.0]
+
+
+def test_a_key_that_is_kept_wakes_nobody() -> None:
+    """Its record ends by itself, as a lease does."""
+    kept = Entry(encode(OTHER._replace(holds=(KEPT,))), 9)
+    script = Scripted(kept, MINE)
+    script.queueing = script
+    assert acquired(script, None)
+    assert script.verbs == ["put", "put"]
+
+
+def test_a_version_is_watched_once() -> None:
+    """If it is there all the same, the wait may have ended for no reason: a pause comes first."""
+    script = Sleeping(theirs(100.0), None, theirs(100.0), MINE)
+    script.watching = script
+    assert acquired(script, None, None)
+    assert script.verbs == ["put", "watch", "put", "put"]
+    assert len(script.slept) == 1
+
+
+def test_a_free_key_is_not_written_to_after_the_last_start() -> None:
+    """The first request took too long: another one would exceed the bound."""
+    for late, verbs in ((True, ["put"]), (False, ["put", "put"])):
+        script = Scripted(Entry(encode(OTHER._replace(holds=())), 9), MINE)
+        attempt = an_attempt(script)
+        attempt.limit = START - PATIENCE + (1.0 if late else 3.0)  # the last start
+        assert tried(script, attempt, 0.0, 1.0) is not late
+        assert script.verbs == verbs
+
+
+def test_a_lease_that_is_taken_away_before_it_is_returned_is_forgotten() -> None:
+    """It was ours, but half over when we learned of it, so it had to be renewed."""
+    script = Scripted(lost(), MINE, theirs())
+    script.takes = 10.0
+    attempt = an_attempt(script)
+    assert not tried(script, attempt, 0.0, 1.0)
+    assert script.verbs == ["put", "get", "put"]
+    assert attempt.lease.record is None

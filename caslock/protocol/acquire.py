@@ -42,7 +42,7 @@ async def acquire(
     """
     now = runtime.now()
     limit = NEVER if timeout is None else now + timeout
-    if attempt.writes.count or attempt.turn.yields or attempt.turn.incoming is not None:
+    if attempt.writes.count or attempt.turn.yields:
         observed = await _resume(runtime, attempt, limit, observed)
         now = runtime.now()
     if observed is None:  # one request when nobody contends, with as few function calls as can be
@@ -111,7 +111,6 @@ async def _try(runtime: Runtime, attempt: Attempt, observed: Observed | None) ->
     """Write, look who holds the key, and decide; again while the key is ours to take."""
     limit = last_start(runtime, attempt.limit)
     lease = attempt.lease
-    lease.asked = lease.ttl
     record: Record | None = None
     version = ABSENT
     renewed = False

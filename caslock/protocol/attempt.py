@@ -251,7 +251,7 @@ class Attempt:
             fence = fence_of(observed, version)
             return observed._replace(holds=others, write=self.writes.next_id(), fence=fence, quarantine=quarantine)
         rest = FREE_TTL if lost_put else observed.quarantine - (now - (self.lease.began or now))
-        kept = self.lease.began + self.min_hold - now if self.lease.began and self.min_hold else 0.0
+        kept = self.lease.began + self.min_hold - now if self.lease.began else 0.0
         if kept > 0:
             # The store's clock may run faster than ours.  A late put is kept out even longer than `min_hold` asks for.
             ttl = max(kept + margin(kept), rest)

@@ -64,7 +64,7 @@ class Contention:
         if self._poll is not None:
             return self._users_pause(self._poll)
         record, fence = self.observed.record, self.observed.fence
-        if not self._tries or fence != self._fence:
+        if fence != self._fence:
             if record is not None:
                 self._crowd |= {(record.host, record.pid)}
             self._tries, self._fence = 0, fence

@@ -69,7 +69,6 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
     if rest is None:
         record, value = successor.first(runtime.now(), lease.version)
     else:
-        successor.lease.asked = successor.lease.ttl
         record = successor.next_record(rest, lease.version)
         value = sent(successor, lease.version, record, runtime.now())
     # Order matters: we record the write, then read `ending`; the successor sets `ending`, then reads the writes.  So at
