@@ -142,6 +142,8 @@ def test_the_error_says_who_has_the_key(store: Timed) -> None:
     hold = held(Lock(store, "k"))
     assert "is held by" in in_use(attempt, inside(), "(w)")
     assert in_use(hold._attempt, inside(), "(w)").startswith("another thread")
+    assert in_use(hold._attempt, [], "(w)").startswith("another thread")
+    assert in_use(hold._attempt, [attempt], "(w)").startswith("another thread")
 
 
 def test_a_release_after_the_lease_that_gets_no_answer_is_a_loss(store: Timed, background: Background) -> None:

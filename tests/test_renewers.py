@@ -257,6 +257,7 @@ def test_a_store_has_one_task_for_all_its_clean_ups(loop: Loop, monkeypatch: pyt
     assert [list(queue) for queue, _ in started[2:]] == [["b"]]
     started[2][0].clear()
     started[2][1]()
+    assert len(started) == 3
     loop.renewer.clean_up(cast("Runtime", here), "d")  # type: ignore[arg-type] # as above
     assert [list(queue) for queue, _ in started[3:]] == [["d"]]
 

@@ -86,7 +86,7 @@ class LoopRenewer:
     def _run_clean_ups(self, runtime: Runtime) -> None:
         """Run all clean-ups of a store, also those that come when its task has answered the last one and is ending."""
         clean_ups = self._clean_ups[runtime.shared]
-        if clean_ups and not self._is_over:
+        if clean_ups:
             self._start(run_clean_ups(runtime, clean_ups), partial(self._run_clean_ups, runtime))
         else:
             del self._clean_ups[runtime.shared]
