@@ -70,6 +70,7 @@ def test_a_lease_that_is_renewed_no_more_is_looked_at_when_it_ends() -> None:
     """Its end is not rounded: it is neither told too early, nor asked for."""
     schedule, attempt = Schedule(), leased(due=END)
     assert schedule.add(attempt) == END
+    assert schedule.look(118.7) == nothing()
     assert schedule.look(END) == Due([attempt], [], [])
 
 
