@@ -140,7 +140,9 @@ def test_the_error_says_who_has_the_key(store: Timed) -> None:
     assert "is held by them" in busy(attempt, "(w)")
     assert in_use(attempt, inside(), "(w)") == "another thread or task of this process is waiting for lock 'k' (w)"
     hold = held(Lock(store, "k"))
-    assert "is held by" in in_use(attempt, inside(), "(w)")
+    assert "by this thread or task through another Lock object" in in_use(attempt, inside(), "(w)")
+    attempt.caller = object()
+    assert "in another thread or task of this process" in in_use(attempt, inside(), "(w)")
     assert in_use(hold._attempt, inside(), "(w)").startswith("another thread")
     assert in_use(hold._attempt, [], "(w)").startswith("another thread")
     assert in_use(hold._attempt, [attempt], "(w)").startswith("another thread")

@@ -82,6 +82,20 @@ def test_a_release_that_may_have_been_applied_does_not_say_that_it_was_never_sen
         assert caught.value.sent
 
 
+def test_a_release_that_was_sent_after_the_lease_may_have_been_applied() -> None:
+    """It began in time, but then no connection could be opened at first."""
+    script = Scripted(refused(), Entry(OURS, 5), lost(), Entry(OURS, 5))
+    attempt = held(script)
+    assert attempt.lease.record is not None
+    script.written.append(encode(attempt.lease.record))
+    script.clock = attempt.lease.deadline - 1.0
+    with pytest.raises(StoreUnavailable) as caught:
+        released(script, attempt)
+    assert script.verbs == ["invalidate", "get", "invalidate", "get"]
+    assert attempt.timely_releases == 0
+    assert caught.value.sent
+
+
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_release_waits_for_the_renewal_under_way(*, gone: bool) -> None:
     """Unless the event loop of the renewal has ended."""

@@ -21,12 +21,14 @@ def waited(now: float, began: float, since: float | None) -> str:
 
 def in_use(attempt: Attempt, inside: Iterable[Attempt], time: str) -> str:
     """Say which attempt of this process, of those inside its local queue, has the key."""
-    other = next((other for other in inside if other is not attempt), None)
-    if other is None or other.lease.record is None:
-        return f"another thread or task of this process is waiting for lock {attempt.key!r} {time}"
-    where = BY_OURSELVES if other.caller is attempt.caller else "in another thread or task of this process"
-    location, holder = attempt.runtime.store.traits.location, other.lease.record
-    return f"lock {attempt.key!r} at {location} is held by {holder}, {where} {time}"
+    for other in inside:
+        record = other.lease.record
+        if other is not attempt and record is not None:
+            where = BY_OURSELVES if other.caller is attempt.caller else "in another thread or task of this process"
+            return (
+                f"lock {attempt.key!r} at {attempt.runtime.store.traits.location} is held by {record}, {where} {time}"
+            )
+    return f"another thread or task of this process is waiting for lock {attempt.key!r} {time}"
 
 
 def busy(attempt: Attempt, time: str) -> str:

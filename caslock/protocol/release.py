@@ -50,8 +50,8 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
         except (StoreError, ValueError) as error:
             if not in_time and not attempt.timely_releases:  # the lease had ended: lost regardless of the answer
                 raise attempt.lose(lease.end("released")) from error
-            if isinstance(error, StoreUnavailable):
-                error.sent = attempt.timely_releases > 0  # this request of ours, or an earlier one
+            if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
+                error.sent = error.sent or attempt.timely_releases > 0
             ends = max(lease.ttl, attempt.min_hold)
             error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
             raise
