@@ -785,12 +785,12 @@ def test_a_reply_is_read_when_it_is_whole(reply: bytes) -> None:
         parse(reply + b"\r", 100)
 
 
-@pytest.mark.parametrize("verdict", [b"HD", b"NF", b"EX", b"SERVER_ERROR out of memory", b""])
+@pytest.mark.parametrize("verdict", [b"HD", b"HD ", b"NF", b"EX", b"SERVER_ERROR out of memory", b""])
 def test_a_reply_of_one_line_is_read_when_it_is_whole(verdict: bytes) -> None:
     """Wherever it is cut it is known for not whole; one line or byte too many, or no end, is an error."""
     reply = verdict + b"\r\n"
     assert all(line_of(reply[:size], 100) is None for size in range(len(reply)))
-    assert line_of(reply, 100) == verdict
+    assert line_of(reply, 100) == verdict.rstrip()
     for broken in (reply + b"\r", reply + reply, verdict + b"\nEN\r\n", b"x" * 100_000):
         with pytest.raises(ConnectionError):
             line_of(broken, 100)
@@ -841,6 +841,25 @@ def test_a_put_has_won_only_if_its_own_value_is_there(
     entry = through.put_if_version(key, b"ours", ABSENT, 60)
     assert (entry.value if entry else b"") == value
     assert entry is None or entry.version % 2**30 == 7
+
+
+def test_a_removal_whose_answer_ends_with_a_blank_is_one(
+    proxy: Proxy, store: MemcachedStore, key: str, open_store: OpenStore
+) -> None:
+    """As memcached 1.6.13 answers: whoever has put something since is not taken for the reason of a refusal."""
+    through = open_store(proxy)
+    entry = put(through, key)
+
+    def rewrite(data: bytes) -> bytes:
+        if data == b"HD\r\n":
+            put(store, key, b"rival")
+        return data.replace(b"HD\r\n", b"HD \r\n")
+
+    proxy.rewrite = rewrite
+    assert through.invalidate(key, entry.version) is None
+    found = store.get(key)
+    assert found is not None
+    assert found.value == b"rival"
 
 
 def test_a_removal_that_the_server_could_not_do(proxy: Proxy, key: str, open_store: OpenStore) -> None:
