@@ -9,7 +9,6 @@ import contextlib
 import sys
 import threading
 import time
-from _thread import RLock
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, cast
@@ -24,6 +23,7 @@ from caslock.protocol.observation import ObservingStore
 
 if TYPE_CHECKING:
     import asyncio
+    from _thread import RLock
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from caslock.protocol.attempt import Attempt
@@ -54,6 +54,10 @@ def running_task() -> asyncio.Task[object] | None:
         return None
     task: asyncio.Task[object] | None = None if running() is None else current()
     return task
+
+
+if not TYPE_CHECKING:
+    RLock = type(threading.RLock())  # that of `_thread`; under gevent, one for greenlets
 
 
 class ThreadMutex(RLock):  # type: ignore[misc] # typeshed has it as final; CPython and PyPy have not
