@@ -24,6 +24,7 @@ from caslock.stores.sqlite import SQLiteStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
 
     import pytest
 
@@ -39,6 +40,21 @@ SHARED: Final = ("sqlite", "redis", "memcached")
 
 PROMPT: Final = ("memory", "sqlite", "redis")
 """Those whose entries end when their ttl does; memcached's may last 3 s longer, which costs a test that much."""
+
+EVERY: Final = (
+    "memory",
+    "sqlite",
+    "redis",
+    "memcached",
+    "postgresql",
+    "mysql",
+    "zookeeper",
+    "etcd",
+    "nats",
+    "hazelcast",
+    "dynamodb",
+)
+"""Also those for which a test needs no `Place`: see `url_of`."""
 
 
 class Address(NamedTuple):
@@ -111,6 +127,12 @@ def opened(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
         yield location
     finally:
         location.close()
+
+
+def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """Give the URL of a store for one test; skips a test whose server is not installed."""
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{folder / 'locks.db'}"}
+    return urls.get(kind) or str(request.getfixturevalue(f"{kind}_server").url)
 
 
 def fresh(name: str = "key") -> str:

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.locations import fresh
+from tests.locations import EVERY, fresh, url_of
 
 ROOT = Path(__file__).parents[1]
-
-SERVERS = ("redis", "memcached", "postgresql", "mysql", "zookeeper", "etcd", "nats", "hazelcast", "dynamodb")
 
 A_RELEASE_MEETS_A_RENEWAL = """
 from gevent import monkey
@@ -110,9 +108,7 @@ def test_a_release_waits_for_a_renewal_under_way() -> None:
     assert run(A_RELEASE_MEETS_A_RENEWAL) == ""
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", *SERVERS])
+@pytest.mark.parametrize("kind", EVERY)
 def test_greenlets_exclude_each_other(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """One Lock shared by all of them, and MultiLocks that overlap: two are never inside, and nothing is left."""
-    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'locks.db'}"}
-    url = urls.get(kind) or request.getfixturevalue(f"{kind}_server").url
-    assert run(MANY, url, fresh()) == ""
+    assert run(MANY, url_of(kind, request, tmp_path), fresh()) == ""
