@@ -294,9 +294,8 @@ def test_a_wait_in_vain_is_eleven_commands(new: New) -> None:
     assert wait(store, "k", 0.001) == entry  # the connection is open from here on
     here.admin.config_resetstat()
     assert wait(store, "k", 0.001) == entry
-    calls = {name: stats["calls"] for name, stats in here.admin.info("commandstats").items()}
-    assert calls == {
-        "cmdstat_config|resetstat": 1,
+    stats = here.admin.info("commandstats")
+    assert {name: stat["calls"] for name, stat in stats.items() if "config" not in name} == {
         "cmdstat_eval": 2,  # the ticket; the put
         "cmdstat_time": 1 + 1,
         "cmdstat_zremrangebyscore": 1,

@@ -21,11 +21,9 @@ FAILOVER: Final = (exceptions.ReadOnlyError, exceptions.BusyLoadingError)
 
 _NOT_NOW: Final = (exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.BusyLoadingError)
 _REFUSED: Final = (exceptions.ResponseError, exceptions.AuthenticationError, exceptions.AuthorizationError)
-_SCRIPT: Final = re.compile(  # where Redis 7, or Redis 6, has refused in our script
-    r" script: [0-9a-f]{40}, on @user_script:\d+\.?|Error running script \(call to f_[0-9a-f]{40}\): @user_script:\d+: "
-)
+_SCRIPT: Final = re.compile(r" script: [0-9a-f]{40}, on @user_script:\d+\.?")  # where it has refused in our script
 _NO_PASSWORD: Final = re.compile("NOAUTH|Authentication required|HELLO must be called with the client already")
-NO_RIGHTS: Final = "NoPermission|can't run this command"
+NO_RIGHTS: Final = "NoPermission|ACL failure in script|The user executing the script can't"
 ADVICE: Final = {
     "OutOfMemory": "free memory or raise its maxmemory; releases still work",
     "ReadOnly": "connect to the primary, not to a replica",

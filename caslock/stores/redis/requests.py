@@ -58,6 +58,7 @@ _RUN: Final = re.compile(rb"run_id:([0-9a-f]{40})")
 _GLOB: Final = re.compile(rb"([\\*?\[\]])")
 _LONGEST_TTL: Final = 100 * 365 * 86400
 _LONGEST_WAIT: Final = 60.0
+_LEAST_WAIT: Final = 0.002  # Redis 6.2 takes 1 ms for no end at all
 _LATER: Final = 150  # ms that a ticket outlives its wait: Redis may be 100 late in ending one
 _LONGEST_TICKET: Final = b"%d" % (_LONGEST_WAIT * 1000 + _LATER)
 _SCANNED: Final = b"1000"  # names that one SCAN looks at
@@ -145,7 +146,7 @@ class Requests:
         expected, ms = checked_put(value, ABSENT, ttl)
         if not timeout > 0:
             raise ValueError(f"timeout must be greater than 0 seconds, not {timeout!r}")
-        seconds = max(min(timeout, _LONGEST_WAIT), 0.001)
+        seconds = max(min(timeout, _LONGEST_WAIT), _LEAST_WAIT)
         if waiters == name:
             raise self._failures.cannot_wait()
         nonce = os.urandom(9).hex().encode()

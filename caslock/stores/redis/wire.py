@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from redis import exceptions
@@ -30,7 +31,19 @@ packed: Callable[[tuple[bytes, ...]], bytes] = pack_command  # type: ignore[assi
 """Makes one command of its arguments."""
 
 
+_IN_SCRIPT: Final = re.compile(
+    r"ERR Error running script \(call to f_[0-9a-f]{40}\): @user_script:\d+: (@user_script: \d+: )?-?"
+)
+"""What Redis before version 7 puts before an error of a command in a script."""
+
+
 def new_reader() -> Reader:
     """Return a parser of replies; bytes stay bytes."""
-    error: Callable[[str], Exception] = DefaultParser.parse_error
-    return Reader(protocolError=exceptions.InvalidResponse, replyError=error, notEnoughData=MORE)
+    return Reader(protocolError=exceptions.InvalidResponse, replyError=_error, notEnoughData=MORE)
+
+
+def _error(text: str) -> Exception:
+    return _parsed(_IN_SCRIPT.sub("", text))
+
+
+_parsed: Callable[[str], Exception] = DefaultParser.parse_error
