@@ -685,7 +685,7 @@ def test_a_server_that_hangs_up(make: Callable[[str], Any], url: str) -> None:
         thread.start()
         try:
             address = f"127.0.0.1:{server.server_address[1]}"
-            error = unavailable(make, url.format(address), r"clos|reset|Lost connection|EOF")
+            error = unavailable(make, url.format(address), r"clos|reset|Lost connection|connection lost|EOF")
         finally:
             server.shutdown()
             thread.join()

@@ -1,6 +1,6 @@
 """The stores over the connections of Redis.  Every verb is one request; `requests` says what is kept in Redis.
 
-Needs Redis 6.2 or newer, Valkey, or a server that speaks as they do, and redis-py 6 with hiredis.
+Needs Redis 6.2 or newer, Valkey, or a server that speaks as they do, and redis-py 5.2 or newer with hiredis.
 """
 
 from __future__ import annotations

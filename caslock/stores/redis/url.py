@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_OBJECTS: Final = {"command_packer", "credential_provider", "event_dispatcher", "redis_connect_func", "retry"}
+_OBJECTS: Final = {
+    "command_packer",
+    "credential_provider",
+    "event_dispatcher",
+    "maint_notifications_config",
+    "redis_connect_func",
+    "retry",
+}
 """Settings of redis-py that it would take from a URL, although text can't be one."""
 
 _TIMEOUTS: Final = {"timeout": "socket_timeout", "connect_timeout": "socket_connect_timeout"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from redis import exceptions
+from redis import cluster, exceptions
 from redis.connection import DefaultParser
 
 if TYPE_CHECKING:
@@ -46,4 +46,5 @@ def _error(text: str) -> Exception:
     return _parsed(_IN_SCRIPT.sub("", text))
 
 
-_parsed: Callable[[str], Exception] = DefaultParser.parse_error
+# Before redis-py 6, only the parser of its cluster client knows MOVED and ASK.
+_parsed: Callable[[str], Exception] = getattr(cluster, "ClusterParser", DefaultParser).parse_error
