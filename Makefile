@@ -19,7 +19,7 @@ DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test prove quick mutate pythons bench servers check lint types clean
+.PHONY: help demo test prove quick oldest clients mutate pythons bench servers check lint types clean
 
 PYTEST = $(RUN) -m pytest
 BOTH = --numprocesses=auto  # workers for tests that compute, and for those that wait: see tests/turns.py
@@ -28,6 +28,10 @@ QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_con
     test_fork_and_signals test_holds test_import test_layers test_lock test_lock_order test_multilock test_queue \
     test_renewal test_tasks stores/test_memory stores/test_sqlite)) \
     tests/test_verify.py::test_an_interrupt_leaves_nothing_behind
+# What a version of a client can change.
+CLIENTS := $(addprefix tests/,$(addsuffix .py,stores/test_dynamodb stores/test_nats stores/test_redis \
+    stores/test_redis_cluster stores/test_redis_wait stores/test_sql stores/test_sql_wait test_cli_show test_observers \
+    test_reports))
 
 help:  ## show this list
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12]"; echo
@@ -44,6 +48,12 @@ prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, tor
 
 quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (two minutes)
 	@$(PYTEST) --numprocesses=logical -m "not long" $(ARGS) $(QUICK)
+
+oldest:  ## run the tests of some stores with the oldest clients that pyproject.toml allows (one minute)
+	@$(MAKE) --no-print-directory clients VENV=.venv-oldest
+
+clients: servers $(VENV)/.oldest
+	@$(PYTEST) --numprocesses=logical -m "not long" $(ARGS) $(CLIENTS)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
 	@$(RUN) -m tests.mutation $(ARGS)
@@ -144,6 +154,12 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.python
 	@echo "Installing caslock and what its tests need into $(VENV) ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.oldest: pyproject.toml tests/oldest.py $(VENV)/.python
+	@echo "Installing caslock and the oldest clients for it into $(VENV) ..."
+	@$(RUN) -m tests.oldest >$(VENV)/oldest.txt
+	@$(PIP) --editable '.[dev]' --constraint $(VENV)/oldest.txt
+	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "Installing the other lock libraries into $(VENV) ..."
