@@ -19,7 +19,7 @@ DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test prove quick oldest clients mutate pythons bench servers check lint types clean
+.PHONY: help demo test prove quick oldest mutate pythons bench servers check lint types clean
 
 PYTEST = $(RUN) -m pytest
 BOTH = --numprocesses=auto  # workers for tests that compute, and for those that wait: see tests/turns.py
@@ -30,8 +30,8 @@ QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_con
     tests/test_verify.py::test_an_interrupt_leaves_nothing_behind
 # What a version of a client can change.
 CLIENTS := $(addprefix tests/,$(addsuffix .py,stores/test_dynamodb stores/test_nats stores/test_redis \
-    stores/test_redis_cluster stores/test_redis_wait stores/test_sql stores/test_sql_wait test_cli_show test_observers \
-    test_reports))
+    stores/test_redis_cluster stores/test_redis_wait stores/test_sql stores/test_sql_wait test_cli_show test_connect \
+    test_observers))
 
 help:  ## show this list
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12]"; echo
@@ -49,11 +49,9 @@ prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, tor
 quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (two minutes)
 	@$(PYTEST) --numprocesses=logical -m "not long" $(ARGS) $(QUICK)
 
-oldest:  ## run the tests of some stores with the oldest clients that pyproject.toml allows (one minute)
-	@$(MAKE) --no-print-directory clients VENV=.venv-oldest
-
-clients: servers $(VENV)/.oldest
-	@$(PYTEST) --numprocesses=logical -m "not long" $(ARGS) $(CLIENTS)
+oldest: servers  ## run the tests of some stores with the oldest clients that pyproject.toml allows (one minute)
+	@$(MAKE) --no-print-directory .venv-oldest/.oldest VENV=.venv-oldest
+	@.venv-oldest/bin/python -m pytest --numprocesses=logical -m "not long" $(ARGS) $(CLIENTS)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
 	@$(RUN) -m tests.mutation $(ARGS)
@@ -155,7 +153,7 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.python
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
-$(VENV)/.oldest: pyproject.toml tests/oldest.py $(VENV)/.python
+.venv-oldest/.oldest: pyproject.toml tests/oldest.py $(VENV)/.python
 	@echo "Installing caslock and the oldest clients for it into $(VENV) ..."
 	@$(RUN) -m tests.oldest >$(VENV)/oldest.txt
 	@$(PIP) --editable '.[dev]' --constraint $(VENV)/oldest.txt

@@ -54,7 +54,7 @@ EVERY: Final = (
     "hazelcast",
     "dynamodb",
 )
-"""Also those for which a test needs no `Place`: see `url_of`."""
+"""The stores of a test that needs no more than a URL: see `url_of`."""
 
 
 class Address(NamedTuple):

@@ -12,12 +12,18 @@ NOT_FOR_USERS: Final = ("bench", "dev")
 
 
 def oldest() -> list[str]:
-    """Return them."""
+    """Return them; raises ValueError for a requirement that names no oldest version."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lists = [project["dependencies"], *(extras[name] for name in extras if name not in NOT_FOR_USERS)]
-    needs = (re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", each) for every in lists for each in every)
-    return sorted({f"{need[1]}=={need[2]}" for need in needs if need})
+    return sorted({_oldest(each) for every in lists for each in every if not each.startswith("caslock[")})
+
+
+def _oldest(requirement: str) -> str:
+    need = re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)(?:,<[\d.]+)?", requirement)
+    if need is None:
+        raise ValueError(f"{requirement!r} is not of the form name>=version")
+    return f"{need[1]}=={need[2]}"
 
 
 if __name__ == "__main__":

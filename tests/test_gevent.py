@@ -1,4 +1,4 @@
-"""Under gevent, greenlets are the threads: each is an owner of its own, and waits for another's renewal."""
+"""Under gevent, greenlets are the threads: each has its own holds, and waits for a renewal in another."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.locations import EVERY, fresh, url_of
+
+pytest.importorskip("gevent", reason="gevent is not there on PyPy")
 
 ROOT = Path(__file__).parents[1]
 
@@ -104,7 +106,7 @@ def run(script: str, *arguments: str) -> str:
 
 
 def test_a_release_waits_for_a_renewal_under_way() -> None:
-    """As it does in a thread: else that renewal would find the key released, and tell a loss."""
+    """As it does in a thread: else that renewal would find the key released, and report a loss."""
     assert run(A_RELEASE_MEETS_A_RENEWAL) == ""
 
 

@@ -7,10 +7,11 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-import uvloop
 
 from caslock import AsyncLock, AsyncMultiLock, connect_async, key
 from tests.locations import EVERY, fresh, url_of
+
+uvloop = pytest.importorskip("uvloop", reason="uvloop is not there on PyPy and Windows")
 
 if TYPE_CHECKING:
     from pathlib import Path

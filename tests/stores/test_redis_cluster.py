@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import pytest
 import redis
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from tests.servers import Server
 
 SLOTS = 16384
+
+TELLS = int(redis.__version__.split(".")[0]) >= 7
+"""Whether a client of redis-py tells which nodes it was given: a store can't be made of one that does not."""
 
 
 class Nodes:
@@ -140,7 +144,13 @@ def new(request: pytest.FixtureRequest) -> Iterator[New]:
 
         def open_store(nodes: Nodes, prefix: str = "", **options: Any) -> Opened:  # noqa: ANN401 - redis-py's
             store: Opened
-            if request.param == "blocking":
+            if not TELLS:
+                hosts = ",".join(f"{HOST}:{server.port}" for server in nodes.servers)
+                url = f"redis+cluster://{hosts}?{urlencode(options)}"
+                by_url: Any = RedisStore if request.param == "blocking" else AsyncRedisStore
+                store = by_url.from_url(url, prefix=prefix)
+                store = store if request.param == "blocking" else OnLoop(store)
+            elif request.param == "blocking":
                 node: Any = ClusterNode  # untyped
                 startup = [node(HOST, server.port) for server in nodes.servers]
                 client = stack.enter_context(contextlib.closing(RedisCluster(startup_nodes=startup, **options)))
@@ -196,6 +206,18 @@ def test_the_location_is_the_nodes_that_the_client_was_given(nodes: Nodes, new: 
     hosts = ",".join(f"{HOST}:{port}" for port in ports)
     assert new(nodes).traits.location == f"redis+cluster://{hosts}"
     assert new(nodes, prefix="p:").traits.location == f"redis+cluster://{hosts}?prefix=p:"
+
+
+@pytest.mark.parametrize("kind", [RedisCluster, AsyncRedisCluster])
+def test_a_client_that_does_not_tell_its_nodes_is_refused(nodes: Nodes, kind: Any) -> None:  # noqa: ANN401 - it differs
+    """As before redis-py 7: those it has found may differ from process to process, and so would the order of keys."""
+    client = kind(host=HOST, port=nodes.servers[0].port)
+    if TELLS:
+        del client.startup_nodes
+    with pytest.raises(TypeError, match=r"redis-py 7 .* redis\+cluster://"):
+        (RedisStore if kind is RedisCluster else AsyncRedisStore)(client)
+    if kind is RedisCluster:
+        client.close()
 
 
 def test_a_url_names_nodes_of_which_one_may_be_down(nodes: Nodes) -> None:
@@ -340,7 +362,7 @@ def test_many_tasks_use_few_connections_of_each_node(nodes: Nodes) -> None:
     """Batches are made per node."""
 
     async def main() -> None:
-        store = AsyncRedisStore(AsyncRedisCluster(host=HOST, port=nodes.servers[0].port, client_name="tasks"))
+        store = AsyncRedisStore.from_url(f"redis+cluster://{HOST}:{nodes.servers[0].port}?client_name=tasks")
 
         async def work(key: str) -> None:
             entry = await store.put_if_version(key, b"a", ABSENT, 30)

@@ -286,6 +286,13 @@ def test_tickets_do_not_pile_up(here: Waiting) -> None:
     won(waiter)
 
 
+def test_no_wait_is_so_short_that_redis_6_2_takes_it_for_endless() -> None:
+    """Which is what 0.001 means to its BLPOP."""
+    store = RedisStore.from_url("redis://localhost")
+    assert store._requests.put_when_absent("k", b"a", 30, 1e-9).before.endswith(b"\r\n0.002\r\n")
+    store.close()
+
+
 def test_a_wait_in_vain_is_eleven_commands(new: New) -> None:
     """Those that its two scripts run included: to wait in line for hours costs a server next to nothing."""
     here, _ = new()

@@ -93,7 +93,7 @@ def parse(reply: bytes, origin: int) -> Reply | None:
 
 
 def line_of(reply: bytes, _origin: int) -> bytes | None:
-    """Read a reply of one line, without blanks at its end; None: it is not whole yet."""
+    """Read a reply of one line, without trailing whitespace; None: it is not whole yet."""
     if len(reply) > _LONGEST_REPLY or b"\n" in reply[:-1]:
         raise ConnectionError(reply[:100])
     return reply.rstrip() if reply[-2:] == b"\r\n" else None  # memcached 1.6.13 says "HD "

@@ -62,9 +62,8 @@ class Server:
             self._pool: Untyped = client.pool
             self.nodes = sorted(set(client.addresses))
         elif isinstance(client, cluster):
-            named = _startup_nodes(client)
-            self.nodes = sorted({(str(node.host), int(node.port)) for node in named})
-            self._pool = _cluster_pool(client, named, awaits=awaits)
+            self.nodes = sorted({(str(node.host), int(node.port)) for node in _startup_nodes(client)})
+            self._pool = _cluster_pool(client, self.nodes[0], awaits=awaits)
         else:
             self._pool = _pool(client, kind, cluster)
         self._retry = (AsyncRetry if awaits else Retry)(NoBackoff(), 0)
@@ -157,20 +156,24 @@ def _pool(client: Untyped, *kinds: Untyped) -> Untyped:
     return client.connection_pool
 
 
-def _startup_nodes(client: Untyped) -> list[Untyped]:
-    """Return the nodes that a cluster's client was given; redis-py before 7 knows only those that it has found."""
-    named = getattr(client, "startup_nodes", None)
-    return list(client.nodes_manager.startup_nodes.values() if named is None else named)
+def _startup_nodes(client: Untyped) -> Untyped:
+    """Return the nodes that a cluster's client was given, for they name its location in every process alike."""
+    if not hasattr(client, "startup_nodes"):
+        raise TypeError(
+            f"redis-py {redis.__version__} does not tell which nodes a RedisCluster was given: use redis-py 7 or newer,"
+            " or a URL, such as redis+cluster://one:6379,two:6379"
+        )
+    return client.startup_nodes
 
 
-def _cluster_pool(client: Untyped, nodes: list[Untyped], *, awaits: bool) -> Untyped:
+def _cluster_pool(client: Untyped, node: Address, *, awaits: bool) -> Untyped:
     """Return a pool with the settings that a cluster's client has for each of its nodes."""
     settings = dict(client.get_connection_kwargs())
     for name in ("path", "url", "redis_connect_func"):  # the last one would allow reading from replicas
         settings.pop(name, None)
-    settings["host"], settings["port"] = str(nodes[0].host), int(nodes[0].port)
+    settings["host"], settings["port"] = node
     if awaits:
-        (kind,) = {each.connection_class for each in nodes}
+        (kind,) = {each.connection_class for each in client.startup_nodes}
         for name in ("response_callbacks", "event_dispatcher", "himport_registry"):
             settings.pop(name, None)
         return redis.asyncio.ConnectionPool(**(settings | {"connection_class": kind}))
