@@ -67,10 +67,22 @@ def split_url(url: str, what: str, form: str) -> tuple[SplitResult, dict[str, st
     if not isinstance(url, str):
         raise TypeError(f"the URL of {what} must be a str, not {type(url).__name__}")
     try:
-        parts = urlsplit(url)
+        parts = split(url)
     except ValueError:
         raise ValueError(form) from None
     return parts, options_of(parts.query)
+
+
+def split(url: str) -> SplitResult:
+    """Split a URL as `urlsplit` does, but leave it to the caller to check each server where it names several.
+
+    Recent versions of Python (3.14.8, for one) refuse a list in which one server has an IPv6 address.
+    """
+    scheme, separator, rest = url.partition("://")
+    length = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
+    several = "," in (hosts := rest[:length])
+    parts = urlsplit(scheme + separator + rest[length:] if several else url)
+    return parts._replace(netloc=hosts) if several else parts
 
 
 def no_other_options(options: Iterable[str], known: Iterable[str], form: str) -> None:

@@ -14,6 +14,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
 
 import pytest
 import redis
@@ -31,6 +32,8 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.proxy import foreign_port, refused_port
+from caslock.verify.locations import server_of
+from caslock.verify.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -277,6 +280,28 @@ def test_an_option_with_a_typing_error_is_named(make: Callable[[str], object], u
     for scheme in ("redis", "tair"):
         with pytest.raises(ValueError, match=r"check the option timout$"):
             make(f"{scheme}://localhost?timout=3")
+
+
+@BOTH
+@pytest.mark.parametrize("scheme", ["etcd", "nats", "hazelcast", "zookeeper", "redis+cluster"])
+def test_a_list_of_servers_may_have_ipv6_addresses(
+    make: Callable[[str], Any], scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where `urlsplit` takes such a list for one bad address, as that of Python 3.14.8 does."""
+
+    def strict(url: str) -> SplitResult:
+        parts = urlsplit(url)
+        if "[" in parts.netloc.strip("["):
+            raise ValueError("Invalid IPv6 URL")
+        return parts
+
+    monkeypatch.setattr("caslock.options.urlsplit", strict)
+    url = f"{scheme}://one:1,[::1]:2/"
+    assert "one:1" in make(url).traits.location
+    assert "[::1]:2" in make(url).traits.location
+    assert server_of(Plan(url)) is None
+    with pytest.raises(ValueError, match="URL"):
+        make(f"{scheme}://one:1,[::1:2/")
 
 
 def test_an_engine_for_sqlite_is_refused_with_what_to_give_instead() -> None:

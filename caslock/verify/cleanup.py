@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from caslock.errors import StoreError
+from caslock.options import split
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def remove_keys(store: Store, plan: Plan, keys: Iterable[str]) -> bool:
             left.pop()
         except StoreError:
             time.sleep(0.1)
-    if not plan.factory and urlsplit(plan.url).scheme in ("redis", "rediss", "unix"):
+    if not plan.factory and split(plan.url).scheme in ("redis", "rediss", "unix"):
         _remove_redis_lists(plan, end)
     return not left
 

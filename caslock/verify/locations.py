@@ -6,9 +6,10 @@ import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 from caslock.connect import connect, connect_async
+from caslock.options import split
 from caslock.store import AsyncStore, Store
 from caslock.testing.drive import driven, is_async
 from caslock.verify.cleanup import put_for_a_moment
@@ -50,7 +51,7 @@ SIZES: Final = (1, 100, 300, 1000)
 
 def server_of(plan: Plan) -> tuple[str, int] | None:
     """Tell the address that a proxy can stand before; None where faults must be injected inside the workers."""
-    parts = urlsplit(_address(plan.url))
+    parts = split(_address(plan.url))
     several = "," in parts.netloc or parts.scheme.endswith(("+cluster", "+sentinel"))
     if plan.factory or not plan.proxy or several or parts.scheme == "https":
         return None
@@ -65,7 +66,7 @@ def through(url: str, port: int, timeout: float, host: str = "127.0.0.1") -> str
 
     How to say so is known of caslock's own schemes only; a URL with another scheme names its own timeout.
     """
-    parts = urlsplit(url)
+    parts = split(url)
     if _address(url) != url:
         options = dict(parse_qsl(parts.query)) | {"endpoint": f"http://{host}:{port}", "timeout": f"{timeout:g}"}
         return urlunsplit(parts._replace(query=urlencode(options)))
@@ -79,7 +80,7 @@ def through(url: str, port: int, timeout: float, host: str = "127.0.0.1") -> str
 
 def _address(url: str) -> str:
     """Give the URL that names the server: that of a DynamoDB names a region, and another server in an option."""
-    parts = urlsplit(url)
+    parts = split(url)
     return dict(parse_qsl(parts.query)).get("endpoint", url) if parts.scheme == "dynamodb" else url
 
 

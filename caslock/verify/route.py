@@ -6,8 +6,8 @@ import contextlib
 import time
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import urlsplit
 
+from caslock.options import split
 from caslock.testing.drive import driven
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import in_a_thread
@@ -51,7 +51,7 @@ def find_route(plan: Plan) -> Route:
             return Route(None, why_not=f"through a proxy on the loopback address it says: {error}")
         if not proxy.requests:
             return Route(None, why_not="its requests do not go to the host and port of its URL")
-        if urlsplit(plan.url).scheme in locations.TIMEOUTS:
+        if split(plan.url).scheme in locations.TIMEOUTS:
             return Route(server)
         # Another store's own timeout is measured.
         proxy.decide = lambda _: Passage("drop request")
