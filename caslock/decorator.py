@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import wraps
@@ -14,6 +13,7 @@ from caslock.blocking import Lock
 from caslock.fork import at_fork
 from caslock.key_template import KeyTemplate, named
 from caslock.local.settings import Own, suspends
+from caslock.mutex import Mutex
 from caslock.store import Traits
 
 if TYPE_CHECKING:
@@ -282,13 +282,13 @@ def _is_coroutine_function(function: Callable[..., object]) -> bool:
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
-_guard = threading.RLock()
+_guard = Mutex()
 
 
 def _free_guard() -> None:
     """In a forked child: another thread of the parent may have held the guard at this moment."""
     global _guard  # noqa: PLW0603 - see above
-    _guard = threading.RLock()
+    _guard = Mutex()
 
 
 at_fork(after_in_child=_free_guard)

@@ -11,8 +11,9 @@ import contextlib
 import mmap
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from caslock.mutex import Mutex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ _known, _wiped = _memory()
 _known[0] = 1
 _pid = os.getpid()
 _generation = _forking = 1
-_guard = threading.RLock()  # reentrant: a signal handler may use a lock while its thread is in here
+_guard = Mutex()  # reentrant: a signal handler may use a lock while its thread is in here
 
 
 def at_fork(**hooks: Callable[[], object]) -> None:
@@ -68,7 +69,7 @@ def _before_fork() -> None:
 
 def _in_child() -> None:
     global _guard  # noqa: PLW0603 - another thread of the parent may have held it at the fork
-    _guard = threading.RLock()
+    _guard = Mutex()
     if _generation == _forking:  # otherwise an earlier hook has used caslock in the child, and it is counted
         _known[0] = 0
     generation()

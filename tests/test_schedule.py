@@ -24,9 +24,9 @@ DUE, ROUNDED, LATE, END = 40.7, 40.0, 78.0, 118.8
 """Seconds: when a lease is due, when it is looked at, when its renewal is late, and when it ends."""
 
 
-def leased(due: float = DUE, end: float = END) -> Attempt:
+def leased(due: float = DUE, end: float = END, runtime: Scripted | None = None) -> Attempt:
     """Return an attempt whose lease is due at one moment, and ends at another."""
-    attempt = held(Scripted())
+    attempt = held(runtime or Scripted())
     attempt.lease.ttl, attempt.lease.due, attempt.lease.deadline = TTL, due, end
     return attempt
 
@@ -120,9 +120,9 @@ def test_what_is_held_no_longer_is_not_looked_at(how: str) -> None:
 
 def test_short_holds_do_not_pile_up() -> None:
     """What is released before the next look leaves its place to the next hold, or is forgotten at that look."""
-    schedule = Schedule()
+    schedule, runtime = Schedule(), Scripted()
     for _ in range(100):
-        schedule.add(leased())  # gone at once
+        schedule.add(leased(runtime=runtime))  # gone at once
     assert len(schedule) < 10
     released = [leased() for _ in range(20)]
     for attempt in released:
@@ -172,7 +172,7 @@ class Guarded(Renewals):
 
     @property  # type: ignore[override] # what it keeps is a plain attribute
     def _due(self) -> object:
-        assert self._guard.locked()
+        assert self._guard._is_owned()  # type: ignore[attr-defined] # `threading.Condition` asks this, too
         return self.__dict__["due"]
 
     @_due.setter
@@ -181,7 +181,7 @@ class Guarded(Renewals):
 
     @property
     def _requests(self) -> int:
-        assert self._guard.locked()
+        assert self._guard._is_owned()  # type: ignore[attr-defined] # `threading.Condition` asks this, too
         requests: int = self.__dict__["requests"]
         return requests
 

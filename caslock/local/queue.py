@@ -7,10 +7,10 @@ its lease is over, or when nothing refers to it.  Every call can be made again a
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING, Final
 
+from caslock.mutex import Mutex
 from caslock.protocol.contention import LONGEST_PAUSE
 from caslock.protocol.hand_over import HandOver
 
@@ -73,7 +73,7 @@ class LocalQueue:
         self._inside: list[weakref.ref[Attempt]] = []
         self.waiting: list[Attempt] = []
         # Held for a few instructions, and never across an await; reentrant for signal handlers and `__del__`.
-        self._guard = threading.RLock()
+        self._guard = Mutex()
         self._hand_overs = 0
         self._hand_overs_began = 0.0
         self._yields_until = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -15,6 +14,7 @@ from caslock.connections import run
 from caslock.errors import StoreError
 from caslock.fork import PerProcess
 from caslock.loop_end import PerLoop, before_the_loop_ends, transports_are_closed
+from caslock.mutex import Mutex
 from caslock.store import Traits
 from caslock.stores.dynamodb.failures import Failures, refusal_of, reply_of
 from caslock.stores.dynamodb.requests import Reply, Request, Verbs
@@ -57,7 +57,7 @@ class DynamoDBStore(BlockingVerbs):
         self._verbs: Verbs = Verbs(self._target.table, self._target.location)
         self._failures = Failures(self._target.location)
         self._clients = PerProcess(self._target.new_client)
-        self._guards = PerProcess(threading.RLock)  # reentrant: a signal handler may use the store meanwhile
+        self._guards = PerProcess(Mutex)  # reentrant: a signal handler may use the store meanwhile
         self._closed = False
         self.traits: Traits = _traits(self._target)
 
