@@ -211,8 +211,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run([openssl, *args], cwd=folder, check=True, capture_output=True)
 
     new = ["-newkey", "rsa:2048", "-nodes", "-days", "1"]
-    run("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    use = ["-addext", "keyUsage=critical,keyCertSign"]  # without which Python trusts no authority since 3.13
+    run("req", "-x509", *new, *use, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority")
+    (folder / "names").write_text(
+        "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\nauthorityKeyIdentifier=keyid\n"
+    )
     for who in ("server", "client"):
         run("req", *new[:-2], "-keyout", f"{who}.key", "-out", f"{who}.csr", "-subj", f"/CN={who}")
         signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1", "-extfile", "names"]

@@ -10,7 +10,6 @@ A faulty store has `wait_while`, `put_when_absent`, `put_many` and `invalidate_m
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.local.workers import run
+from caslock.mutex import Mutex
 from caslock.store import ABSENT
 from caslock.testing.drive import done
 
@@ -185,7 +185,7 @@ class Faults:
         self._number = 0
         self._plans: list[_Plan] = []
         self._late: list[_Late] = []
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
 
     @property
     def traits(self) -> Traits:

@@ -143,6 +143,11 @@ class Table:
             self._cursor.connection.rollback()
             self._cursor.connection.close()
 
+    def __del__(self) -> None:
+        """Close the file of a store that nobody has closed: since Python 3.13, sqlite3 would warn of it."""
+        with suppress(AttributeError):  # it could not be opened
+            self.close()
+
     def _look(self, key: str, at: float) -> tuple[int, Entry | None]:
         """Return the last version that was counted, and the entry under `key`."""
         row = self._cursor.execute(_LOOK, (key, at)).fetchone()
