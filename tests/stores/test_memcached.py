@@ -630,7 +630,8 @@ def test_a_restart_never_repeats_a_version(
     for store in (long_lived, other):
         assert store.put_if_version("k", b"stale", old.version, 60) == new
         assert store.invalidate("k", old.version) == new
-    assert open_client(server).raw_command(f"md k C{old_cas.decode()}") == b"HD", "the raw id does remove it"
+    said = open_client(server).raw_command(f"md k C{old_cas.decode()}")
+    assert said.rstrip() == b"HD", "the raw id does remove it"
 
 
 def test_a_restart_costs_one_request(
@@ -851,9 +852,10 @@ def test_a_removal_whose_answer_ends_with_a_blank_is_one(
     entry = put(through, key)
 
     def rewrite(data: bytes) -> bytes:
-        if data == b"HD\r\n":
-            put(store, key, b"rival")
-        return data.replace(b"HD\r\n", b"HD \r\n")
+        if not data.startswith(b"HD"):
+            return data
+        put(store, key, b"rival")
+        return b"HD \r\n"
 
     proxy.rewrite = rewrite
     assert through.invalidate(key, entry.version) is None
