@@ -13,18 +13,13 @@ else:
     class Mutex(type(threading.RLock())):
         """Python 3.14 can raise an interrupt between the `__enter__` of an RLock and the block (python/cpython#148874).
 
-        Not so after an `__enter__` that is written in Python.  The `__exit__` stays that of the RLock: before its own
-        code runs, no interrupt is raised.
+        It looks for signals whenever a function of C returns.  So none does here: an operator takes the mutex.  The
+        `__exit__` stays that of the RLock.
         """
 
         __slots__ = ()
+        __pos__ = type(threading.RLock()).acquire
 
         def __enter__(self) -> bool:
             """Take it."""
-            taken = self._recursion_count()
-            try:
-                return self.acquire()
-            except BaseException:
-                if self._recursion_count() > taken:
-                    self.release()
-                raise
+            return +self

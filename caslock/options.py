@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -22,6 +23,7 @@ LONGEST: Final = 86_400
 """Seconds; the longest timeout of a request."""
 
 _PORTS: Final = range(1, 65_536)
+_SEVERAL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^/?#\s]*,[^/?#\s]*)(.*)", re.DOTALL)
 
 
 def check_key(key: str) -> bytes:
@@ -78,11 +80,14 @@ def split(url: str) -> SplitResult:
 
     Recent versions of Python (3.14.8, for one) refuse a list in which one server has an IPv6 address.
     """
-    scheme, separator, rest = url.partition("://")
-    length = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
-    several = "," in (hosts := rest[:length])
-    parts = urlsplit(scheme + separator + rest[length:] if several else url)
-    return parts._replace(netloc=hosts) if several else parts
+    try:
+        return urlsplit(url)
+    except ValueError:
+        several = _SEVERAL.fullmatch(url)
+        if several is None:
+            raise
+        scheme, servers, rest = several.groups()
+        return urlsplit(scheme + rest)._replace(netloc=servers)
 
 
 def no_other_options(options: Iterable[str], known: Iterable[str], form: str) -> None:

@@ -84,8 +84,11 @@ class HazelcastStore(BlockingVerbs):
         with self._guards.here():
             found = self._threads.get(mine)
             if found is None:
-                found = self._threads[mine] = _Thread(self._target)
-                found.end_with(self)
+                new = _Thread(self._target)
+                found = self._threads.setdefault(mine, new)  # a signal handler may have made one meanwhile
+                new.end_with(self)
+                if found is not new:
+                    new.end()
             found.users += 1
             return found
 
@@ -101,7 +104,7 @@ class HazelcastStore(BlockingVerbs):
             found = self._threads.get(mine)
             if found is None or found.users:  # the last of them ends it
                 return
-            del self._threads[mine]
+            self._threads.pop(mine, None)
         found.end()
 
 

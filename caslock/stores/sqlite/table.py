@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import sys
 import time
 from contextlib import suppress
 from functools import partial
@@ -143,10 +144,12 @@ class Table:
             self._cursor.connection.rollback()
             self._cursor.connection.close()
 
-    def __del__(self) -> None:
-        """Close the file of a store that nobody has closed: since Python 3.13, sqlite3 would warn of it."""
-        with suppress(AttributeError):  # it could not be opened
-            self.close()
+    if sys.version_info >= (3, 13):
+
+        def __del__(self) -> None:
+            """Close the file of a store that nobody has closed, of which sqlite3 would warn."""
+            with suppress(AttributeError):  # it could not be opened
+                self.close()
 
     def _look(self, key: str, at: float) -> tuple[int, Entry | None]:
         """Return the last version that was counted, and the entry under `key`."""
