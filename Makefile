@@ -51,7 +51,7 @@ quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Pyth
 
 oldest: servers  ## run the tests of some stores with the oldest clients that pyproject.toml allows (one minute)
 	@$(MAKE) --no-print-directory .venv-oldest/.oldest VENV=.venv-oldest
-	@.venv-oldest/bin/python -m pytest --numprocesses=logical -m "not long" $(ARGS) $(CLIENTS)
+	@.venv-oldest/bin/python -m pytest $(BOTH) -m "not long" $(ARGS) $(CLIENTS)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
 	@$(RUN) -m tests.mutation $(ARGS)
