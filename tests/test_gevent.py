@@ -10,7 +10,7 @@ import pytest
 
 from tests.locations import EVERY, fresh, url_of
 
-pytest.importorskip("gevent", reason="gevent is not there on PyPy")
+pytestmark = pytest.mark.skipif(sys.implementation.name != "cpython", reason="gevent is installed on CPython only")
 
 ROOT = Path(__file__).parents[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,10 +12,13 @@ import pytest
 from caslock import AsyncLock, AsyncMultiLock, connect_async, key
 from tests.locations import EVERY, fresh, url_of
 
-uvloop = pytest.importorskip("uvloop", reason="uvloop is not there on PyPy and Windows")
-
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    sys.implementation.name != "cpython" or sys.platform == "win32",
+    reason="uvloop is installed on CPython only, and not on Windows",
+)
 
 
 async def scene(url: str) -> None:
@@ -54,4 +58,6 @@ async def scene(url: str) -> None:
 @pytest.mark.parametrize("kind", EVERY)
 def test_tasks_on_uvloop_exclude_each_other(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Locks and MultiLocks that overlap: two are never inside, and those that are cancelled leave nothing."""
+    import uvloop  # noqa: PLC0415 - not installed everywhere
+
     uvloop.run(scene(url_of(kind, request, tmp_path)))
