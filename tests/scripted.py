@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 from caslock.errors import StoreUnavailable
 from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Retry, Terms
 from caslock.protocol.record import Stamp, encode, opening
+from caslock.protocol.sightings import Sightings
 from caslock.store import Entry, Traits
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Scripted:
         self.losses = 0
         self.traits = Traits("scripted://", expiry_lag=0.0, request_timeout=PATIENCE)
         self.patience = PATIENCE
+        self.quarantines = Sightings()
         self.store = self
         self.batching: Scripted | None = None
         self.queueing: Scripted | None = None

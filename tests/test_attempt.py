@@ -12,8 +12,9 @@ from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.record import KEPT, MAX_HOLDS, NOTHING, Observed, Record, Stamp, decode, encode, opening
+from caslock.protocol.sightings import Sightings
 from caslock.protocol.writes import FREE_TTL, InFlight, Writes
-from caslock.store import ABSENT
+from caslock.store import ABSENT, Traits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,10 +26,17 @@ STAMP = Stamp("2026-01-01T00:00:00+00:00", "host", 7, "a note")
 
 
 class Told:
-    """A runtime that counts reports of a loss."""
+    """A runtime that counts reports of a loss, with a clock of its own."""
 
     def __init__(self) -> None:
         self.losses = 0
+        self.clock = NOW
+        self.quarantines = Sightings()
+        self.store = self
+        self.traits = Traits("told://")
+
+    def now(self) -> float:
+        return self.clock
 
     def report_loss(self, attempt: Attempt) -> None:
         del attempt
@@ -45,7 +53,8 @@ def attempt(hold_id: str = "mine.2", ttl: float = TTL) -> Attempt:
 
 def record(*holds: str, owner: str = OWNER, ttl: float = TTL, quarantine: float = 0.0) -> Record:
     """Write a record of an earlier tenure."""
-    return Record(owner, holds, ttl, "other.1.1", None, quarantine, *STAMP)
+    quarantine_id = "other.1.1" if quarantine else ""
+    return Record(owner, holds, ttl, "other.1.1", None, quarantine, *STAMP, quarantine_id=quarantine_id)
 
 
 def test_the_first_record_is_the_same_as_any_other() -> None:
@@ -80,24 +89,44 @@ def test_a_hold_of_the_same_lock_is_dropped_and_leaves_a_quarantine() -> None:
 def test_a_tenure_over_a_free_record_keeps_its_quarantine() -> None:
     """The free record was there to keep a late put out: for as long, a release writes one again."""
     one = attempt()
-    taken = one.next_record(record(ttl=50.0), 9)
+    taken = one.next_record(record(ttl=50.0, quarantine=50.0), 9)
     assert (taken.holds, taken.fence, taken.quarantine) == (("mine.2",), None, 50.0)
     one.holds_with(taken, 10, NOW)
     for passed, left in ((0.0, 50.0), (20.0, 30.0), (49.5, 0.5)):
         rest = one.remainder(taken, 10, NOW + passed)
         assert rest is not None
         assert rest.free
-        assert (rest.ttl, rest.quarantine, rest.owner) == (left, 0.0, OWNER)
+        assert (rest.ttl, rest.quarantine, rest.quarantine_id, rest.owner) == (left, left, "other.1.1", OWNER)
         assert not one.releases_by_removal(NOW + passed)
     assert one.remainder(taken, 10, NOW + 50.0) is None
     assert one.releases_by_removal(NOW + 50.0)
 
 
-def test_a_release_that_has_never_held_leaves_the_whole_quarantine() -> None:
-    """What is not known to be held did not begin: no part of the quarantine is over."""
-    rest = attempt().remainder(record("mine.2", quarantine=5.0), 9, NOW)
+def test_a_process_that_has_met_a_quarantine_knows_when_it_ends() -> None:
+    """Whatever a later record says, and also while nobody holds the key; another quarantine has an end of its own."""
+    one = attempt()
+    told = cast("Told", one.runtime)
+    free = record(ttl=50.0, quarantine=50.0)
+    assert one.next_record(free, 9).quarantine == 50.0
+    told.clock += 20.0
+    assert one.next_record(free, 9).quarantine == 30.0
+    assert one.next_record(record("other.1", "mine.2", quarantine=60.0), 9).quarantine == 30.0
+    told.clock += 30.0
+    assert one.next_record(free, 9).quarantine == 0.0
+    assert one.next_record(free._replace(quarantine_id="other.9.1"), 9).quarantine == 50.0
+
+
+def test_a_lost_put_is_kept_out_from_when_it_was_sent() -> None:
+    """It dies a minute after that, and a quarantine that lasts longer covers it."""
+    one = attempt()
+    one.writes.sent("mine.2.9", InFlight(ABSENT, NOW - 20.0, TTL))
+    rest = one.remainder(record("mine.2"), 9, NOW)
     assert rest is not None
-    assert rest.ttl == 5.0
+    assert rest.quarantine == rest.ttl == FREE_TTL - 20.0
+    assert rest.quarantine_id == rest.write
+    longer = one.remainder(record("mine.2", quarantine=45.0), 9, NOW)
+    assert longer is not None
+    assert (longer.quarantine, longer.quarantine_id) == (45.0, "other.1.1")
 
 
 def test_a_release_beside_others_keeps_their_holds() -> None:
@@ -115,8 +144,9 @@ def test_a_release_beside_others_keeps_their_holds() -> None:
 
 def test_what_is_not_ours_stays_as_it_is() -> None:
     """A write of ours that expects this version is kept out by the same record, with another write id."""
-    free = record(ttl=40.0)
-    assert attempt().remainder(free, 9, NOW) == free._replace(write="mine.2.1")
+    kept = attempt().remainder(record(ttl=40.0, quarantine=40.0), 9, NOW)
+    assert kept is not None
+    assert (kept.holds, kept.ttl, kept.write, kept.quarantine_id) == ((), 40.0, "mine.2.1", "other.1.1")
     theirs = record("mine.1", "other.1", owner="host:other")
     rest = attempt().remainder(theirs, 9, NOW)
     assert rest is not None
@@ -261,9 +291,9 @@ def test_what_has_never_held_keeps_no_key() -> None:
     attempt_.min_hold = 60.0
     assert attempt_.remainder(observed, 5, 1.0) is None
     attempt_.lease.began = 1.0
-    kept = attempt_.remainder(observed._replace(quarantine=100.0), 5, 2.0)
+    kept = attempt_.remainder(observed._replace(quarantine=100.0, quarantine_id="other.1.1"), 5, 2.0)
     assert kept is not None
-    assert (kept.holds, kept.quarantine, kept.ttl) == ((KEPT,), 0.0, 99.0)
+    assert (kept.holds, kept.quarantine, kept.ttl) == ((KEPT,), 0.0, 100.0)
 
 
 def test_the_first_version_of_a_store_is_a_fence() -> None:

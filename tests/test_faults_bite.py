@@ -17,7 +17,6 @@ from caslock.local.tasks import TaskRuntime
 from caslock.local.threads import ThreadRuntime
 from caslock.protocol import exchange as request
 from caslock.protocol.attempt import Attempt
-from caslock.protocol.batch import PutTogether
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import NOTHING, Observed, Record, decode
 from caslock.protocol.writes import Writes
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from caslock.local.hold import Holding
+    from caslock.protocol.batch import Answers
     from caslock.protocol.hand_over import HandOver
     from caslock.protocol.runtime import Runtime
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 RED = (AssertionError, pytest.fail.Exception, CaslockError)
 WRITE_SURELY, GIVE_UP, RETRY, RENEW = request.write_surely, protocol.give_up, request._retry, protocol.renew
-NEXT_RECORD = Attempt.next_record
+NEXT_RECORD, REMAINDER = Attempt.next_record, Attempt.remainder
 
 
 def newest_write_only(self: Attempt, record: Record | None) -> bool:
@@ -134,9 +134,10 @@ async def give_up_on_errors_only(runtime: Runtime, attempt: Attempt, error: Base
         await GIVE_UP(runtime, attempt, error)
 
 
-def leave_nothing(self: Attempt, observed: Record, version: int, now: float) -> Record | None:
+def leave_nothing(self: Attempt, observed: Record | None, version: int, now: float) -> Record | None:
     """Remove the record although a lost put may still arrive."""
-    del version, now
+    if observed is None:
+        return REMAINDER(self, observed, version, now)
     others = self.others(observed)
     return observed._replace(holds=others, write=self.writes.next_id()) if others else None
 
@@ -291,21 +292,22 @@ async def hand_over_the_fence(runtime: Runtime, attempt: Attempt, outgoing: Hand
     return await request.write(runtime, successor, attempt.lease.version, record)
 
 
-async def put_for_itself(*args: object) -> PutTogether:
+async def put_for_itself(*args: object) -> Answers | None:
     """Send nothing together."""
     del args
-    return PutTogether(0, {})
+    return None
 
 
-async def put_once(runtime: Runtime, attempts: list[Attempt]) -> PutTogether:
+async def put_once(runtime: Runtime, attempts: list[Attempt], known: Answers) -> Answers | None:
     """Give up when a request for several keys gets no answer."""
+    del known
     assert runtime.batching is not None
     now = runtime.now()
     values = [request.sent(attempt, ABSENT, attempt.next_record(None, ABSENT), now) for attempt in attempts]
     await runtime.batching.put_many(
         [Put(attempt.key, value, 0, 20) for attempt, value in zip(attempts, values, strict=True)]
     )
-    return PutTogether(len(attempts), {})
+    return {}
 
 
 async def stay(*args: object) -> None:

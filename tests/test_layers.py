@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "caslock"
 
 PROTOCOL = (
-    *("record", "writes", "lease", "exchange", "contention", "attempt", "runtime"),
+    *("record", "sightings", "writes", "lease", "exchange", "contention", "attempt", "runtime"),
     *("hand_over", "limits", "clean_up", "withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
 )
 LOCAL = (

@@ -24,6 +24,7 @@ from caslock.local.shared import shared_of
 from caslock.local.threads import ThreadRuntime
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import decode
+from caslock.store import ABSENT
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import FaultyStore, late, lose_request
 from tests.locations import observed, until
@@ -437,6 +438,51 @@ class TimedBatches(Timed):
         """Put."""
         self._ask("put_many", "")
         return self.memory.put_many(puts)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2, None])
+@pytest.mark.parametrize("free", ["all", "one"])
+def test_keys_with_free_records_are_had_by_two_requests(store: Timed, timeout: float | None, free: str) -> None:
+    """The answer to the first request has told the versions of all."""
+    together, keys = TimedBatches(store), [f"key {number}" for number in range(50)]
+    for key in keys if free == "all" else keys[30:31]:
+        assert Lock(together, key).acquire()
+        Lock(together, key).force_release()
+    together.log.clear()
+    holds = MultiLock(together, keys).acquire(timeout=timeout)
+    assert holds
+    assert together.log == [("put_many", ""), ("put_many", "")]
+    assert store.passed == 0
+
+
+def test_a_key_that_is_held_among_free_records_is_waited_for_alone(store: Timed) -> None:
+    """The keys before it are held, those behind it are left to others."""
+    together, keys = TimedBatches(store), list("abcdef")
+    together.memory.put_if_version("d", b"of another program", ABSENT, 1000.0)
+    for key in "abcef":
+        assert Lock(together, key).acquire()
+        Lock(together, key).force_release()
+    together.log.clear()
+    assert MultiLock(together, keys).acquire(timeout=0.2) is None
+    assert together.log[:4] == [("put_many", ""), ("put_many", ""), ("put_many", ""), ("put", "d")]
+    assert {key for verb, key in together.log[4:]} == set("abcd")
+
+
+def test_a_quarantine_ends_on_a_key_in_use(store: Timed) -> None:
+    """A minute after the `force_release`, however often the key was acquired and released meanwhile."""
+    assert Lock(store, "a").acquire()
+    Lock(store, "a").force_release()
+
+    def stays() -> bool:
+        with Lock(store, "a"):
+            pass
+        return store.memory.get("a") is not None
+
+    for _ in range(800):
+        store.passed += 0.05
+        assert stays()
+    store.passed += 20.0
+    assert not stays()
 
 
 @pytest.mark.parametrize(("interrupted", "timeout"), [(True, 0), (True, 1000), (False, 0)])

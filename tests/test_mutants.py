@@ -82,6 +82,8 @@ CAUGHT: Final = {
     "inner release that frees the key": "simulator",
     "local queue never left": "simulator",
     "batch of puts without an answer forgotten": "simulator",
+    "batch of puts repeated key by key": "simulator",
+    "quarantine that begins anew": "simulator",
     "batch of releases without an answer taken as released": "laws, simulator, directed",
     "interrupted clean-up forgotten": "simulator",
     "min_hold forgotten": "simulator",

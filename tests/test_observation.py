@@ -13,9 +13,10 @@ import pytest
 from caslock import AsyncLock, AsyncMultiLock, Lock, LockLost, MultiLock, NotAcquired
 from caslock.local import clock
 from caslock.local.workers import run
-from caslock.protocol import observation
+from caslock.protocol import sightings
 from caslock.protocol.observation import ObservingStore
 from caslock.protocol.record import Record, encode
+from caslock.protocol.sightings import Sightings
 from caslock.store import ABSENT
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.sqlite import SQLiteStore
@@ -36,7 +37,7 @@ class Observer:
     def __init__(self) -> None:
         self.below = AsyncMemoryStore()
         self.now = 100.0
-        self.store = ObservingStore(AsyncLasting(self.below), lambda: self.now, {})
+        self.store = ObservingStore(AsyncLasting(self.below), lambda: self.now, Sightings())
 
     def put(self, value: bytes, version: int = ABSENT) -> bytes | None:
         """Try to put it, and return what is there then."""
@@ -129,7 +130,7 @@ def test_only_a_put_that_expects_absence_takes_over() -> None:
 
 def test_a_process_observes_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that it observes go on, however many others it meets, and make room when they are over for a minute."""
-    monkeypatch.setattr(observation, "MOST", 10)
+    monkeypatch.setattr(sightings, "MOST", 10)
     observer, theirs = Observer(), record()
     observer.holds(theirs)
     observer.put(b"mine")
@@ -139,7 +140,7 @@ def test_a_process_observes_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyP
         for name in names:
             run(observer.below.put_if_version(name, theirs, ABSENT, 10**6))
         entries = [run(observer.store.put_if_version(name, b"mine", ABSENT, 30)) for name in names]
-        assert len(observer.store._seen) <= observation.MOST
+        assert len(observer.store._seen._seen) <= sightings.MOST
         return [entry.value for entry in entries if entry]
 
     assert meet_others() == [theirs] * 20
@@ -159,18 +160,18 @@ def test_it_says_which_server_it_is() -> None:
         async def identify(self) -> str | None:
             return "server 7"
 
-    store = ObservingStore(Named(AsyncMemoryStore()), clock.now, {})
+    store = ObservingStore(Named(AsyncMemoryStore()), clock.now, Sightings())
     assert run(store.identify()) == "server 7"
 
 
 def test_what_nobody_looks_at_any_more_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that was given up is forgotten a while after the end of the lease that was seen."""
-    monkeypatch.setattr(observation, "MOST", 1)
+    monkeypatch.setattr(sightings, "MOST", 1)
     observer, theirs = Observer(), record()
     run(observer.below.put_if_version("another", theirs, ABSENT, 10**6))
     run(observer.store.put_if_version("another", b"mine", ABSENT, 30))
     observer.holds(theirs)
-    for seconds in (31.0, observation.REMEMBERED, 31.0):
+    for seconds in (31.0, sightings.REMEMBERED, 31.0):
         assert observer.put(b"mine") == theirs
         observer.now += seconds
     assert observer.put(b"mine") == b"mine"

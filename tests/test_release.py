@@ -425,7 +425,7 @@ def test_a_hand_over_that_leaves_a_quarantine_goes_on_with_it() -> None:
     handing = Handing(Entry(OURS, 6))
     lease = handing.holder.lease
     assert lease.record is not None
-    lease.record = lease.record._replace(quarantine=50.0)
+    lease.record = lease.record._replace(quarantine=50.0, quarantine_id="other.1.1")
     record = handing.go().record
     assert record is not None
     assert (record.quarantine, record.ttl, record.fence) == (50.0, TTL, None)
@@ -579,7 +579,7 @@ def test_what_may_have_left(record: Record | None, answer: Entry | BaseException
         assert attempt.timely_releases == 0
     script = Scripted(Entry(OURS, 6))
     attempt = held(script)
-    run(write(cast("Runtime", script), attempt, 5, attempt.free_record(FREE_TTL)))
+    run(write(cast("Runtime", script), attempt, 5, attempt.free_record(START)))
     assert attempt.timely_releases == 1
 
 
@@ -645,22 +645,33 @@ def test_a_batch_of_first_puts() -> None:
     """All or none; after no answer each may land, and has to ask by itself."""
     script = Scripted(Entry(OURS, 6))
     attempts = [an_attempt(script)]
-    assert run(put_together(cast("Runtime", script), attempts)) == (0, {})
+    assert run(put_together(cast("Runtime", script), attempts, {})) is None
     assert script.asked == []
-    for answer, in_flight, free in ((lost(), 1, 1), (StoreError("refused"), 0, 1), (None, 0, 0), (THEIRS, 0, 0)):
+    for answer, in_flight, known in ((lost(), 1, 0), (StoreError("refused"), 0, 0), (None, 0, None), (THEIRS, 0, 1)):
         script = Scripted(answer)
         script.batching = script
         attempts = [an_attempt(script)]
-        together = cast("tuple[int, dict[Attempt, Observed]]", run(put_together(cast("Runtime", script), attempts)))
-        assert together[0] == free
-        assert len(together[1]) == (answer is THEIRS)
+        answers = cast("dict[Attempt, Observed] | None", run(put_together(cast("Runtime", script), attempts, {})))
+        assert (None if answers is None else len(answers)) == known
         assert len(attempts[0].writes.in_flight) == in_flight
     script = Scripted(ValueError("a ttl that is too long"))
     script.batching = script
     attempts = [an_attempt(script)]
     with pytest.raises(ValueError, match="too long"):
-        run(put_together(cast("Runtime", script), attempts))
+        run(put_together(cast("Runtime", script), attempts, {}))
     assert not attempts[0].writes.in_flight
+
+
+def test_a_second_batch_is_put_where_the_first_has_seen_free_records() -> None:
+    """Each put expects the version that was seen, and goes on with the quarantine there."""
+    script = Scripted(Entry(OURS, 7))
+    script.batching = script
+    attempt = an_attempt(script)
+    free = Record("other", (), 50.0, "other.1.1", quarantine=50.0, quarantine_id="other.1.1")
+    run(put_together(cast("Runtime", script), [attempt], {attempt: Observed(6, free)}))
+    written = decode(script.written[-1])
+    assert (written.holds, written.quarantine, written.quarantine_id) == (("mine.1",), 50.0, "other.1.1")
+    assert next(iter(attempt.writes.in_flight.values())).expected == 6
 
 
 def given_up(script: Scripted, error: BaseException, *, in_flight: int | None = ABSENT) -> tuple[Attempt, str]:

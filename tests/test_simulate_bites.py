@@ -16,8 +16,9 @@ from caslock.protocol import exchange as request
 from caslock.protocol import lease as lease_module
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER, Lease
-from caslock.protocol.observation import ObservingStore, Sighting
+from caslock.protocol.observation import ObservingStore
 from caslock.protocol.record import NOTHING, Observed
+from caslock.protocol.sightings import Sightings
 from caslock.protocol.writes import InFlight, Writes
 from tests import protocol_functions as protocol
 from tests.mutants.seeded import altered
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from caslock.local.hold import Holding
-    from caslock.protocol.batch import PutTogether
+    from caslock.protocol.batch import Answers
     from caslock.protocol.hand_over import HandOver
     from caslock.protocol.record import Record
     from caslock.protocol.renew import Renewal
@@ -44,9 +45,10 @@ SEEDS = 5_000
 """So many seeds are run at the most; nearly every mutant is caught within a few dozen."""
 
 
-def leave_nothing(self: Attempt, observed: Record, version: int, now: float) -> Record | None:
+def leave_nothing(self: Attempt, observed: Record | None, version: int, now: float) -> Record | None:
     """Remove the record although a lost put may still arrive."""
-    del version, now
+    if observed is None:
+        return REMAINDER(self, observed, version, now)
     others = self.others(observed) if self.is_in(observed) else observed.holds
     return observed._replace(holds=others, write=self.writes.next_id()) if others else None
 
@@ -156,13 +158,24 @@ async def leave_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> d
     return {attempt: NOTHING for attempt in attempts if attempt.timely_releases} | removed
 
 
-async def put_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> PutTogether:
+async def put_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt], known: Answers) -> Answers | None:
     """Forget the puts of a batch that got no answer."""
-    together = await PUT_TOGETHER(runtime, attempts)
-    for attempt in attempts:
-        if attempt not in together.answers:
-            attempt.writes.in_flight.clear()
-    return together
+    answers = await PUT_TOGETHER(runtime, attempts, known)
+    for attempt in attempts if not answers else ():
+        attempt.writes.in_flight.clear()
+    return answers
+
+
+async def put_at_absence_only(runtime: Runtime, attempts: Sequence[Attempt], known: Answers) -> Answers | None:
+    """Forget what is known of the keys of a batch, so that it is refused wherever there is a free record."""
+    del known
+    return await PUT_TOGETHER(runtime, attempts, {})
+
+
+def begin_quarantines_anew(self: Sightings, place: tuple[str, str], mark: int | str, over: float, now: float) -> float:
+    """Count each quarantine from when a record with it was seen last."""
+    self.forget(place)
+    return SEE(self, place, mark, over, now)
 
 
 async def take_every_turn_first(self: _MultiAcquire[Holding]) -> None:
@@ -174,9 +187,9 @@ async def take_every_turn_first(self: _MultiAcquire[Holding]) -> None:
             if not state.enter_at_once(attempt):
                 left = None if self._timeout is None else max(0.0, self._began + self._timeout - state.runtime.now())
                 await state._turn(attempt, state.runtime.now(), left, self._began)
-    answers: dict[Attempt, Observed] = {}
+    answers: Answers = {}
     if len(self.attempts) > 1:
-        answers = (await protocol.put_together(self._states[0].runtime, list(self.attempts.values()))).answers
+        answers = await protocol.put_together(self._states[0].runtime, list(self.attempts.values()), {}) or {}
     for state in self._states:
         if state in self.attempts or not self._re_enter(state):
             await self._win(state, entered=state in self.attempts, answers=answers)
@@ -301,6 +314,7 @@ LEAVE_QUEUE, REMAINDER, MAY_TAKE = LocalQueue.leave, Attempt.remainder, Attempt.
 BELIEVE, NEXT_RECORD, NAME_SUCCESSOR = Lease.believe, Attempt.next_record, LocalQueue.name_successor
 NEW_ATTEMPT, LEAVE, BREAK = LockState._attempt, LockState.release, protocol.force_release
 PUT_TOGETHER, REMOVE_TOGETHER = protocol.put_together, protocol.remove_together
+SEE = Sightings.see
 GIVE_UP, HAND_OVER, RENEW, LOSE = protocol.give_up, protocol.hand_over, protocol.renew, Attempt.lose
 
 _RECORD = "successor.next_record(rest, lease.version)"
@@ -323,9 +337,9 @@ def half_a_lease_is_enough(self: ObservingStore, key: str, entry: Entry | None) 
     """Take a lease for over that may have half of its time left."""
     seen(self, key, entry)
     where = self.traits.location, key
-    if where in self._seen:
-        version, over = self._seen[where]
-        self._seen[where] = Sighting(version, over - 0.5 * (over - self._now()))
+    sighting, now = self._seen.get(where), self._now()
+    if sighting is not None:
+        self._seen.see(where, sighting.mark, now + 0.5 * (sighting.over - now), now)
 
 
 def any_version_will_do(self: ObservingStore, key: str, entry: Entry | None) -> None:
@@ -333,8 +347,9 @@ def any_version_will_do(self: ObservingStore, key: str, entry: Entry | None) -> 
     where = self.traits.location, key
     before = self._seen.get(where)
     seen(self, key, entry)
-    if before and where in self._seen:
-        self._seen[where] = self._seen[where]._replace(over=before.over)
+    after = self._seen.get(where)
+    if before and after:
+        self._seen.see(where, after.mark, before.over, self._now())
 
 
 def see_nothing(self: ObservingStore, key: str, entry: Entry | None) -> None:
@@ -362,6 +377,8 @@ MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
     (protocol, "hand_over", hand_over_and_believe),
     (protocol, "hand_over", hand_over_free_records),
     (protocol, "put_together", put_at_no_answer),
+    (protocol, "put_together", put_at_absence_only),
+    (Sightings, "see", begin_quarantines_anew),
     (protocol, "remove_together", leave_at_no_answer),
     (protocol, "renew", check_before_only),
     (Lease, "tell", tell_nobody),

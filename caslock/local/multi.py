@@ -21,7 +21,7 @@ from caslock.local.hold import Holding
 from caslock.local.holds import Holds, being_released
 from caslock.protocol import batch
 from caslock.protocol.lease import NEVER
-from caslock.protocol.limits import last_start
+from caslock.protocol.limits import PASSES, last_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -172,17 +172,26 @@ class _MultiAcquire(Generic[H]):
         """
         group = await self._enter_queues(states)
         entered, answers = bool(group), _NO_ANSWERS
-        while len(group) > 1:
-            free, answers = await batch.put_together(group[0].runtime, [self.attempts[state] for state in group])
-            if free == len(group):
+        for _ in range(PASSES):
+            if len(group) < 2:  # noqa: PLR2004 - one alone is no batch
+                break
+            attempts = [self.attempts[state] for state in group]
+            sent = await batch.put_together(group[0].runtime, attempts, answers)
+            answers = sent or _NO_ANSWERS
+            if sent is not None and all(each.is_in(observed.record) for each, observed in sent.items()):
                 await self._settle(group, answers)
                 return False, _NO_ANSWERS
+            busy = 0 if sent is None else _first_busy(attempts, sent)
+            if busy == len(group):
+                continue  # nobody holds them: once more, at the versions that are there
             if self._timeout == 0:  # it never waits, so the order is free: try the busy key first
-                for state in sorted(group, key=lambda state: state is not group[free]):
+                for state in sorted(group, key=lambda state: state is not group[busy]):
                     await self._win(state, entered=True, answers=answers)
                 return False, _NO_ANSWERS
-            del group[max(1, free) :]
+            del group[max(1, busy) :]
             await self._let_go(self._states.index(group[-1]) + 1)
+        if len(group) > 1:  # they keep changing hands
+            await self._let_go(self._states.index(group[1]))
         return entered, answers
 
     async def _enter_queues(self, states: Sequence[LockState]) -> list[LockState]:
@@ -233,6 +242,12 @@ class _MultiAcquire(Generic[H]):
                 self._holds[state]._keep_nothing()
                 await self._holds[state]._released(last_start(state.runtime, self.limit))
                 del self._holds[state]
+
+
+def _first_busy(attempts: Sequence[Attempt], answers: Mapping[Attempt, Observed]) -> int:
+    """Return the index of the first key that another owner holds; if there is none, the number of keys."""
+    free = [attempt.may_take(answers[attempt].record) for attempt in attempts]
+    return free.index(False) if False in free else len(free)
 
 
 def _sorted(states: dict[tuple[str, str], LockState]) -> tuple[LockState, ...]:

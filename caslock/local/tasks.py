@@ -16,6 +16,7 @@ from caslock.local.shared import Shared, shared_of
 from caslock.local.task_renewer import renewer_of, report_loss
 from caslock.protocol.clean_up import CleanUp
 from caslock.protocol.observation import ObservingStore
+from caslock.protocol.sightings import OF_QUARANTINES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -43,6 +44,7 @@ class TaskRuntime:
     def __init__(self, shared: Shared) -> None:
         """Check that the store is one."""
         self.shared: Shared = shared
+        self.quarantines = OF_QUARANTINES
         store = shared.store
         check_store(store, "connect_async")
         self.home: object = store

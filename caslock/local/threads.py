@@ -20,6 +20,7 @@ from caslock.local.thread_renewer import report_loss, watch
 from caslock.local.workers import Workers, run
 from caslock.protocol.clean_up import CleanUp, run_clean_ups
 from caslock.protocol.observation import ObservingStore
+from caslock.protocol.sightings import OF_QUARANTINES
 
 if TYPE_CHECKING:
     import asyncio
@@ -89,6 +90,7 @@ class ThreadRuntime:
         check_store(shared.store, "connect")
         store = cast("Store", shared.store)
         self.shared = shared
+        self.quarantines = OF_QUARANTINES
         if suspends(store.get):
             message = f"{type(store).__name__} is an AsyncStore: use it with AsyncLock, or a blocking store with Lock"
             raise TypeError(message)

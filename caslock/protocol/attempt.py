@@ -8,7 +8,7 @@ its time, and a free record keeps it out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.errors import LockLost
 from caslock.protocol.contention import Contention
@@ -66,6 +66,16 @@ class FirstRecord(NamedTuple):
 
     stamp: Stamp
     opening: tuple[str, str, str]
+
+
+class Quarantine(NamedTuple):
+    """A time in which a lost create may still arrive if the key is removed."""
+
+    seconds: float
+    id: str
+
+
+NO_QUARANTINE: Final = Quarantine(0.0, "")
 
 
 class Turn:
@@ -173,7 +183,7 @@ class Attempt:
         write_id = f"{hold_id}.{writes.count}"  # as `next_id` has it
         writes.in_flight[write_id] = _new(InFlight, (expected, now, ttl))
         stamp, (before, between, after) = self.stamps()
-        record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *stamp, FORM))
+        record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *stamp, FORM, ""))
         return record, f"{before}{hold_id}{between}{write_id}{after}".encode()
 
     def contend(self) -> Contention:
@@ -210,26 +220,43 @@ class Attempt:
 
     def next_record(self, observed: Record | None, version: int) -> Record:
         """Return the record to put in place of `observed`, which we may take."""
-        asked = self.lease.asked
+        write_id = self.writes.next_id()
         if observed is None:
-            return self._tenure(0.0)
+            return self._tenure(write_id, NO_QUARANTINE)
+        now, asked = self.runtime.now(), self.lease.asked
+        quarantine = self._rest(observed, now)
         if observed.free:
-            return self._tenure(observed.ttl)
+            return self._tenure(write_id, quarantine)
         others = self.others(observed)
-        if not others and not self.is_in(observed):
-            return self._tenure(FREE_TTL)  # replaces a late write; others of its attempt may be in flight
-        # A lease is never made shorter than what another hold of this owner may believe.
-        ttl = max(asked, observed.ttl) if others else asked
         holds = (*others, self.hold_id)
-        known = set(observed.holds) <= set(holds)  # False: we drop an id that a late write added
-        fence, quarantine = fence_of(observed, version), observed.quarantine if known else FREE_TTL
-        fields = (observed.owner, holds, ttl, self.writes.next_id(), fence, quarantine, *observed[6:])
-        return _new(Record, fields)
+        if not set(observed.holds) <= set(holds):  # we drop what a late write added; others of its attempt may follow
+            quarantine = self._quarantine(write_id, now + FREE_TTL, now)
+        if not others and not self.is_in(observed):
+            return self._tenure(write_id, quarantine)
+        # A lease is never made shorter than what another hold of this owner may believe.
+        ttl, fence = max(asked, observed.ttl) if others else asked, fence_of(observed, version)
+        seconds, quarantine_id = quarantine
+        return observed._replace(
+            holds=holds, ttl=ttl, write=write_id, fence=fence, quarantine=seconds, quarantine_id=quarantine_id
+        )
 
-    def _tenure(self, quarantine: float) -> Record:
+    def _tenure(self, write_id: str, quarantine: Quarantine) -> Record:
         """Begin a tenure: its fence will be the version."""
         stamp = self.stamps().stamp  # of now: the attempt may have waited for long
-        return Record(self.owner, (self.hold_id,), self.lease.asked, self.writes.next_id(), None, quarantine, *stamp)
+        seconds, quarantine_id = quarantine
+        fields = (self.owner, (self.hold_id,), self.lease.asked, write_id, None, seconds, *stamp, FORM, quarantine_id)
+        return _new(Record, fields)
+
+    def _rest(self, observed: Record, now: float) -> Quarantine:
+        """Return what is left of the quarantine in a record that is seen now."""
+        if not observed.quarantine:
+            return NO_QUARANTINE
+        return self._quarantine(observed.quarantine_id, now + observed.quarantine, now)
+
+    def _quarantine(self, quarantine_id: str, ends: float, now: float) -> Quarantine:
+        """Return what is left of a quarantine that ends at the moment `ends`, or sooner if this process knows it."""
+        ends = self.runtime.quarantines.see((self.key, quarantine_id), quarantine_id, ends, now)
+        return Quarantine(ends - now, quarantine_id) if ends > now else NO_QUARANTINE
 
     def holds_with(self, record: Record, version: int, now: float) -> None:
         """Note that we hold the key with `record`."""
@@ -237,28 +264,31 @@ class Attempt:
         self.lease.believe(record, version, self.writes.in_flight.get(record.write), now)
         self.writes.answered(record.write)
 
-    def remainder(self, observed: Record, version: int, now: float) -> Record | None:
-        """Return what a release leaves: others' holds or a free record as they are, else a free record or nothing.
+    def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
+        """Return what a release leaves: others' holds as they are, a free record while a quarantine lasts, or nothing.
 
         While `min_hold` is not over, a record that nobody holds and nobody may take.
         """
+        if observed is None:
+            observed = Record(self.owner, (), 0.0)
         others = self.others(observed) if self.is_in(observed) else observed.holds
-        if observed.free:
-            return observed._replace(write=self.writes.next_id())
-        lost_put = self.writes.may_land(ABSENT)
+        write_id = self.writes.next_id()
+        rest, sent = self._rest(observed, now), self.writes.last_sent(ABSENT)
+        if sent is not None:
+            rest = max(rest, self._quarantine(write_id, sent + FREE_TTL, now))  # the longer one
         if others:
-            quarantine = FREE_TTL if lost_put else observed.quarantine
             fence = fence_of(observed, version)
-            return observed._replace(holds=others, write=self.writes.next_id(), fence=fence, quarantine=quarantine)
-        rest = FREE_TTL if lost_put else observed.quarantine - (now - (self.lease.began or now))
-        kept = self.lease.began + self.min_hold - now if self.lease.began else 0.0
+            return observed._replace(
+                holds=others, write=write_id, fence=fence, quarantine=rest.seconds, quarantine_id=rest.id
+            )
+        kept = self.lease.began + self.min_hold - now if self.lease.began and self.is_in(observed) else 0.0
         if kept > 0:
             # The store's clock may run faster than ours.  A late put is kept out even longer than `min_hold` asks for.
-            ttl = max(kept + margin(kept), rest)
+            ttl, fence = max(kept + margin(kept), rest.seconds), fence_of(observed, version)
             return observed._replace(
-                holds=(KEPT,), ttl=ttl, write=self.writes.next_id(), fence=fence_of(observed, version), quarantine=0.0
+                holds=(KEPT,), ttl=ttl, write=write_id, fence=fence, quarantine=0.0, quarantine_id=""
             )
-        return self.free_record(rest) if rest > 0 else None
+        return self._free_record(write_id, rest) if rest.seconds > 0 else None
 
     def releases_by_removal(self, now: float) -> bool:
         """Whether it holds the key, and its release is a removal."""
@@ -272,9 +302,16 @@ class Attempt:
             return True  # what `remainder` would return, in fewer steps
         return record is not None and self.remainder(record, lease.version, now) is None
 
-    def free_record(self, ttl: float) -> Record:
-        """Return a record that nobody holds: for `ttl` seconds no put that expects absence can be applied."""
-        return Record(self.owner, (), ttl, self.writes.next_id(), None, 0.0, *self.stamps().stamp)
+    def free_record(self, now: float) -> Record:
+        """Return a record that nobody holds, with a quarantine for all that was sent until now."""
+        write_id = self.writes.next_id()
+        return self._free_record(write_id, self._quarantine(write_id, now + FREE_TTL, now))
+
+    def _free_record(self, write_id: str, quarantine: Quarantine) -> Record:
+        """Return a record that nobody holds: until it ends, no put that expects absence can be applied."""
+        seconds, quarantine_id = quarantine
+        stamp = self.stamps().stamp
+        return _new(Record, (self.owner, (), seconds, write_id, None, seconds, *stamp, FORM, quarantine_id))
 
     def lose(self, why: str) -> LockLost:
         """Note a loss, for every level of re-entry: only a new acquire with a new hold id can hold the key again."""

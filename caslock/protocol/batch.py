@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 from caslock.errors import StoreError
 from caslock.protocol.exchange import answered, may_have_landed, sent, unanswered
+from caslock.protocol.record import NOTHING
 from caslock.store import ABSENT, Put, Removal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Observed
     from caslock.protocol.runtime import Runtime
 
 
-class PutTogether(NamedTuple):
-    """The answer to the first puts of several attempts."""
-
-    free: int
-    """How many keys, counted from the first, were not in use.  If not all of them, nothing was written."""
-    answers: dict[Attempt, Observed]
-    """What the answer shows for each.  Empty if there was no answer: each attempt then has to ask by itself."""
+Answers: TypeAlias = "Mapping[Attempt, Observed]"
+"""What the answer to a batch shows for each attempt."""
 
 
-async def put_together(runtime: Runtime, attempts: Sequence[Attempt]) -> PutTogether:
-    """Send the first puts of several attempts as one request, all or nothing."""
+async def put_together(runtime: Runtime, attempts: Sequence[Attempt], known: Answers) -> Answers | None:
+    """Send a put of each attempt as one request, all or nothing, at the versions `known` (not known: absence).
+
+    Returns what is there for each then; empty: there was no answer, and each has to ask by itself; None: the store
+    can't send them together.
+    """
     if runtime.batching is None:
-        return PutTogether(0, {})
+        return None
     now = runtime.now()
-    records = [attempt.next_record(None, ABSENT) for attempt in attempts]
-    values = [sent(attempt, ABSENT, record, now) for attempt, record in zip(attempts, records, strict=True)]
+    seen = [known.get(attempt, NOTHING) for attempt in attempts]
+    records = [each.next_record(record, version) for each, (version, record) in zip(attempts, seen, strict=True)]
     puts = [
-        Put(attempt.key, value, ABSENT, record.ttl)
-        for attempt, record, value in zip(attempts, records, values, strict=True)
+        Put(attempt.key, sent(attempt, version, record, now), version, record.ttl)
+        for attempt, (version, _), record in zip(attempts, seen, records, strict=True)
     ]
     try:
         entries = await runtime.batching.put_many(puts)
@@ -42,17 +42,16 @@ async def put_together(runtime: Runtime, attempts: Sequence[Attempt]) -> PutToge
         for attempt, record in zip(attempts, records, strict=True):
             unanswered(attempt, record, error)
         if isinstance(error, StoreError):
-            return PutTogether(len(attempts), {})
+            return {}
         raise
-    answers: dict[Attempt, Observed] = {}
-    free = 0
-    for attempt, record, value, entry in zip(attempts, records, values, entries or [None] * len(attempts), strict=True):
-        observed = answered(attempt, record, value, entry)
-        if entries is not None:
-            answers[attempt] = observed
-            if observed.record is None or attempt.is_in(observed.record):
-                free += attempts[free] is attempt
-    return PutTogether(free, answers)
+    if entries is None:
+        for attempt, record in zip(attempts, records, strict=True):
+            attempt.writes.answered(record.write)
+        return None
+    return {
+        attempt: answered(attempt, record, put.value, entry)
+        for attempt, record, put, entry in zip(attempts, records, puts, entries, strict=True)
+    }
 
 
 async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:

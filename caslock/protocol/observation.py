@@ -7,9 +7,10 @@ renewed the lease, the version is another one, and the conditional write is refu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from caslock.protocol.exchange import observed_in
+from caslock.protocol.sightings import Sightings
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -17,24 +18,8 @@ if TYPE_CHECKING:
 
     from caslock.store import AsyncIdentifiedStore, AsyncStore, Entry, Traits
 
-MOST: Final = 10_000
-"""The most keys that a process observes.  It begins with another one only when it can forget one of them."""
-
-REMEMBERED: Final = 60.0
-"""Seconds for which the end of a lease is remembered in any case: whoever waits for the key looks far more often."""
-
-
-class Sighting(NamedTuple):
-    """A version that was seen, and when a lease of that version has ended at the latest."""
-
-    version: int
-    over: float
-
-
-Sightings: TypeAlias = dict[tuple[str, str], Sighting]
-"""By the location of the store and the key."""
-
-_SEEN: Final[Sightings] = {}
+_SEEN: Final = Sightings()
+"""The versions of leases, by the location of the store and the key."""
 
 
 class ObservingStore:
@@ -64,7 +49,7 @@ class ObservingStore:
             return await self._store.put_if_version(key, value, version, ttl)
         seen = self._seen.get((self.traits.location, key))
         if seen is not None and self._now() >= seen.over:
-            version = seen.version
+            version = cast("int", seen.mark)
         entry = await self._store.put_if_version(key, value, version, ttl)
         self._note(key, None if entry is not None and entry.value == value else entry)
         return entry
@@ -73,11 +58,7 @@ class ObservingStore:
         """Note what another owner has there now."""
         where, (version, record) = (self.traits.location, key), observed_in(entry)
         if record is None or record.free or record.foreign:  # anybody may write over a free record at once
-            self._seen.pop(where, None)
+            self._seen.forget(where)
             return
-        now, seen = self._now(), self._seen.get(where)
-        if seen is None and len(self._seen) >= MOST:
-            for old in [old for old, sighting in list(self._seen.items()) if sighting.over + REMEMBERED <= now]:
-                self._seen.pop(old, None)
-        if seen.version != version if seen else len(self._seen) < MOST:
-            self._seen[where] = Sighting(version, now + record.ttl)
+        now = self._now()
+        self._seen.see(where, version, now + record.ttl, now)

@@ -12,7 +12,6 @@ from caslock.protocol.limits import PASSES, last_start_of_three
 from caslock.protocol.record import Observed, Record
 from caslock.protocol.renew import who_holds
 from caslock.protocol.withdraw import withdraw
-from caslock.protocol.writes import FREE_TTL
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -140,8 +139,8 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
             return broken  # it has left meanwhile, or our lost request was applied: spare the next holder
         fence = observed.fence
         broken = record._replace(fence=fence)
-        before = attempt.writes.count
-        observed = await write_surely(runtime, attempt, version, attempt.free_record(FREE_TTL), limit)
+        before, now = attempt.writes.count, runtime.now()
+        observed = await write_surely(runtime, attempt, version, attempt.free_record(now), limit)
         if observed.record is not None and attempt.writes.includes(observed.record, before):
             return broken
     message = f"lock {attempt.key!r} could not be released by force: its record kept changing; gave up after {PASSES}"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from caslock.protocol.attempt import Attempt
+    from caslock.protocol.sightings import Sightings
     from caslock.store import AsyncBatchingStore, AsyncQueueingStore, AsyncStore, AsyncWatchingStore
 
 
@@ -87,6 +88,11 @@ class Runtime(Protocol):
     @property
     def renewing(self) -> Runtime:
         """What renews in the background: it never waits for requests of acquires and releases."""
+        ...
+
+    @property
+    def quarantines(self) -> Sightings:
+        """The quarantines that this process has met."""
         ...
 
     @property

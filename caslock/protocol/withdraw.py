@@ -133,12 +133,13 @@ async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit
             if runtime.now() >= limit:
                 break
             await runtime.sleep(random.uniform(0.0, 0.005))  # noqa: S311 - a pause is no secret
-        writes, (version, record) = attempt.writes, observed
+        writes, (version, record), now = attempt.writes, observed, runtime.now()
+        writes.forget_dead(now)
         # A late request of ours that expects what is there now may arrive, unless we win that version before it does.
         if not attempt.is_in(record) and not writes.may_land(version):
             return observed
-        before, now = writes.count, runtime.now()
-        rest = attempt.free_record(FREE_TTL) if record is None else attempt.remainder(record, version, now)
+        before = writes.count
+        rest = attempt.remainder(record, version, now)
         observed = await write_surely(runtime, attempt, version, rest, limit)
         left = observed.record
         if left is None if rest is None else left is not None and writes.includes(left, before):

@@ -58,6 +58,11 @@ class Writes:
         # A copy: the attempt before ours may send our first put, and removes that write in a thread of its own.
         return bool(self.in_flight) and any(write.expected == version for write in list(self.in_flight.values()))
 
+    def last_sent(self, version: int) -> float | None:
+        """When the last of the writes in flight that expect `version` was sent; None: there is none."""
+        moments = [write.at for write in list(self.in_flight.values()) if write.expected == version]  # a copy, as above
+        return max(moments, default=None)
+
     def forget_dead(self, now: float) -> None:
         """Drop the writes that are too old to be in flight."""
         if self.in_flight:

@@ -13,6 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from caslock.local.shared import Shared
+from caslock.protocol.sightings import Sightings
 from caslock.store import ABSENT, WOKEN, Entry, Traits
 
 if TYPE_CHECKING:
@@ -201,6 +202,7 @@ class Process:
         self._distance = distance
         self.store = self.home = self.renewing = self
         self.shared = Shared(self)
+        self.quarantines = Sightings()
         self.queueing = self if waits == "queued" else None
         self.watching = self if waits == "watching" else None
         self.batching = None

@@ -21,6 +21,7 @@ from caslock.protocol import exchange as request
 from caslock.protocol import lease as lease_module
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import Lease
+from caslock.protocol.sightings import Sightings
 from caslock.protocol.writes import Writes
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memcached import requests as memcached_requests
@@ -514,6 +515,18 @@ MUTANTS: Final = (
         "The puts of a MultiLock that travelled together and got no answer are taken for lost.",
         (Search("two processes, two keys", word="has released"),),
         ((protocol, "put_together", simulate_bites.put_at_no_answer),),
+    ),
+    Mutant(
+        "batch of puts repeated key by key",
+        "A MultiLock that meets free records writes them one by one, as if nothing were known of the others.",
+        (Seeds("keys that nobody holds"),),
+        ((protocol, "put_together", simulate_bites.put_at_absence_only),),
+    ),
+    Mutant(
+        "quarantine that begins anew",
+        "A quarantine is counted from the last record with it, so it never ends on a key in use.",
+        (Seeds("made longer"),),
+        ((Sightings, "see", simulate_bites.begin_quarantines_anew),),
     ),
     Mutant(
         "batch of releases without an answer taken as released",

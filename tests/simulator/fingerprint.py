@@ -40,6 +40,8 @@ from tests.simulator.waits import NEVER, START, Answered, Asking, Lined, Listeni
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from caslock.protocol.sightings import Sightings
+
 _MOMENTS: Final = START / 2
 
 _CONSTANT: Final = frozenset({
@@ -79,8 +81,8 @@ class _Print:
         for process in run.processes:
             self.of((process.alive, max(process.stopped_until, run.now)))
             if isinstance(process.store, ObservingStore):
-                now, seen = process.now(), process.store._seen
-                self.of({key: (version, max(over, now)) for key, (version, over) in seen.items()})
+                self.sightings(process.store._seen, process.now())
+            self.sightings(process.quarantines, process.now())
         for client in run.clients:
             self.of((client.alive, client.holding, client.attempts))
         for flow in run.flows.values():
@@ -144,6 +146,9 @@ class _Print:
     def mapping(self, values: Mapping[object, object]) -> None:
         self.several([part for item in values.items() for part in item])
 
+    def sightings(self, sightings: Sightings, now: float) -> None:
+        self.of({place: (mark, max(over, now)) for place, (mark, over) in sightings._seen.items()})
+
     def reference(self, attempt: Attempt) -> None:
         self._attempts[attempt] = None
         self._out.append(attempt.hold_id)
@@ -153,6 +158,7 @@ class _Print:
 
     def record(self, record: Record) -> None:
         self.several((record.owner, record.holds, record.ttl, record.write, record.fence, record.quarantine))
+        self.of(record.quarantine_id)
 
     def bytes(self, value: bytes) -> None:
         if value:

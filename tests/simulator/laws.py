@@ -19,6 +19,9 @@
     the end of the lease or of the holder's event loop, a `force_release`, or an error of the release.
 13. A lease that is renewed does not end for want of renewals while all is well: there is time for one after the last
     fault, unless hardly anything of the lease was left then.
+14. Keys that nobody holds are had by two requests for each, or for all where the store takes them together, whatever
+    records are there.
+15. A quarantine ends: once a process has written a record with one, none that it writes later makes it longer.
 
 With clocks that differ by more than the margin, 2 to 9 are promised, and not 1.  A store that forgets is not promised
 to exclude earlier holders (1), nor to remember what has failed (3, 4).  Those holders learn of their loss by their next
@@ -28,6 +31,7 @@ request, if another owner has a record then (7).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Final, cast
 
 from caslock.errors import LockLost, with_notes
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from caslock.store import Put
     from tests.simulator.client import Client, NamedLockState
     from tests.simulator.run import Run
+    from tests.simulator.runtime import Runtime
     from tests.simulator.store import Lease, Request
 
 
@@ -72,9 +77,16 @@ class Judge:
         self.releases: dict[object, int] = {}  # under way, by local queue
         self.extended: dict[str, float] = {}  # by hold: the ttl of its last extension
         self.least: dict[str, tuple[Holding, float]] = {}  # by key: the newest hold, and until when it is kept
+        self.asked: Counter[Client] = Counter()  # requests until the first success
+        self.holders: set[Client] = set()  # who has succeeded
+        self.made: dict[tuple[Runtime, Record], float] = {}  # when a process has made a record with a quarantine
+        self.quarantined: dict[str, tuple[Runtime, float]] = {}  # by write id: who has sent it, and when it ends there
+        self.quarantines: dict[tuple[Runtime, str], float] = {}  # by process and quarantine id: when it ends there
 
-    def sent(self, request: Request) -> None:
+    def sent(self, request: Request, client: Client) -> None:
         """Check what is about to be applied."""
+        if client not in self.holders:
+            self.asked[client] += 1
         if request.verb in {"put", "wait"} and not all(
             part.ttl > 0 and math.isfinite(part.ttl) for part in request.parts
         ):
@@ -97,7 +109,16 @@ class Judge:
                 if hold in self.settled:
                     self._run.violate(f"{hold} has a record, which {self.settled[hold][1]}")
             self._keeps(key, after)
+            if after is not None and after.record.quarantine:
+                self._ends(key, after.record)
         changes.clear()
+
+    def _ends(self, key: str, record: Record) -> None:
+        """Check that a quarantine is not made longer by a process that has written it before."""
+        process, ends = self.quarantined[record.write]
+        known = self.quarantines.setdefault((process, record.quarantine_id), ends)
+        if ends > known + 1e-6:
+            self._run.violate(f"the quarantine of {key!r} is made longer by {ends - known:.3f} s")
 
     def _keeps(self, key: str, after: Lease | None) -> None:
         """Check that a key does not become free, nor somebody else's, before its `min_hold` is over."""
@@ -154,6 +175,7 @@ class Judge:
     def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
         """Check a success."""
         run = self._run
+        self.holders.add(client)
         for hold in holds:
             attempt = hold._attempt
             run.tell(client.name, f"holds {hold.key!r}, fence {short(hold.fence)}", hold)
@@ -292,14 +314,18 @@ class Judge:
         if run.now - troubled > lease.ttl / 60 / process.rate + SOON:
             run.violate(f"the lease of {attempt.hold_id} has ended though nothing kept it from being renewed")
 
-    def renews(self, puts: Sequence[Put]) -> None:
+    def puts(self, puts: Sequence[Put]) -> None:
         """Check what is about to be sent: a renewal does not undo an extension."""
-        if self._run.current.interruptible:
-            return
+        client = self._run.current.client
         for put in puts:
             record = decode(put.value)
+            if record.quarantine:
+                # A record that is sent again, after no answer, is the same but for its write id.
+                made = self.made.setdefault((client.process, record._replace(write="")), client.process.now())
+                self.quarantined[record.write] = client.process, made + record.quarantine
             hold = record.write.rpartition(".")[0]  # whose renewal it is: a co-holder may not know of the extension yet
-            if hold in record.holds and record.ttl < self.extended.get(hold, 0.0):
+            renews = not self._run.current.interruptible and hold in record.holds
+            if renews and record.ttl < self.extended.get(hold, 0.0):
                 self._run.violate(f"a renewal has undone the extension of {hold}")
 
     def releasing(self, state: NamedLockState) -> None:

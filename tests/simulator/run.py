@@ -256,6 +256,19 @@ class Run:
                     self._drain()
                     if len(self.judge.succeeded) == before:
                         self.violate(f"process {number + 1} can't have {key!r} although all is well")
+                self._take_all(number, tuple(keys))
+
+    def _take_all(self, number: int, keys: tuple[str, ...]) -> None:
+        """Check that keys that nobody holds are had at once, and by few requests, whatever records are there."""
+        before, name = len(self.judge.succeeded), f"all{number}"
+        self.enter(ClientPlan(name, number, name, keys, 1.0, None, (Round(0.0, 0.0),)))
+        client = self.clients[-1]
+        self._drain()
+        if len(self.judge.succeeded) != before + len(keys):
+            self.violate(f"process {number + 1} can't have all keys at once although nobody holds them")
+        together = self.plan.batching and len(keys) > 1
+        if self.judge.asked[client] > (2 if together else 2 * len(keys)):
+            self.violate(f"process {number + 1} took {self.judge.asked[client]} requests for keys that nobody holds")
 
     def check_length(self) -> None:
         """Check that it has not gone on for ever."""
@@ -268,7 +281,7 @@ class Run:
 
     def apply(self, request: Request, client: Client) -> list[Entry | None] | None:
         """Apply a request, unless the store refuses it."""
-        self.judge.sent(request)
+        self.judge.sent(request, client)
         return self.store.apply(request, self.now, client)
 
     def resume(self, flow: Flow, answer: object, error: BaseException | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 from caslock.local.shared import Shared
 from caslock.protocol.clean_up import CleanUp, run_clean_ups
 from caslock.protocol.observation import ObservingStore
+from caslock.protocol.sightings import Sightings
 from caslock.store import ABSENT, Put, Traits
 from tests import protocol_functions as protocol
 from tests.simulator.store import Request
@@ -128,7 +129,8 @@ class Runtime:
         self.batching = self if plan.batching else None
         self.traits = Traits("simulated://", expires=plan.expires)
         if not plan.expires:
-            self.store = ObservingStore(self, self.now, {})
+            self.store = ObservingStore(self, self.now, Sightings())
+        self.quarantines = Sightings()
         self.patience = self.traits.request_timeout
         self.renewers: dict[Attempt, Flow] = {}
 
@@ -148,7 +150,7 @@ class Runtime:
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `caslock.store.Store`."""
         put = Put(key, value, version, ttl)
-        self.run.judge.renews([put])
+        self.run.judge.puts([put])
         return (await _ask("put", put))[0]
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
@@ -157,7 +159,7 @@ class Runtime:
 
     async def put_many(self, puts: Sequence[Put]) -> list[Entry | None]:
         """See `caslock.store.BatchingStore`."""
-        self.run.judge.renews(puts)
+        self.run.judge.puts(puts)
         return await _ask("put", *puts)
 
     async def invalidate_many(self, removals: Sequence[tuple[str, int]]) -> list[Entry | None]:
