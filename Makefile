@@ -21,7 +21,7 @@ DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
 .NOTPARALLEL:
 .PHONY: help demo test prove quick oldest mutate pythons bench servers check lint types clean
 
-PYTEST = $(RUN) -m pytest
+PYTEST = $(RUN) -m pytest --quiet
 BOTH = --numprocesses=auto  # workers for tests that compute, and for those that wait: see tests/turns.py
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Two minutes on two cores.
 QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_connect test_ends \

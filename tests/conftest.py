@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -26,6 +28,7 @@ from tests.servers import (
     HAZELCAST,
     HOST,
     MEMCACHED,
+    MISSING,
     MYSQL,
     NATS,
     POSTGRESQL,
@@ -76,11 +79,30 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Note how the run has ended: `.ci/alone` repeats only tests of one that was not interrupted."""
-    cache = getattr(session.config, "cache", None)
-    if cache is not None and not hasattr(session.config, "workerinput"):
-        cache.set("caslock/status", int(exitstatus))
+_passed = itertools.count(1)
+
+
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> tuple[str, str, str] | None:
+    """With ``-q`` and several workers, write a dot for a hundred tests that have passed: a run is one line."""
+    if config.get_verbosity() >= 0 or not config.getoption("numprocesses", None):
+        return None
+    if report.when == "call" and report.passed:
+        return "passed", "" if next(_passed) % 100 else ".", ""
+    return ("skipped", "", "") if report.skipped and not hasattr(report, "wasxfail") else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped: a line for each thing that is missing here, and one for all that does not apply."""
+    if terminalreporter.hasopt("s"):  # ``-rs`` lists them all
+        return
+    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
+    skipped = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
+    lacking = {why: number for why, number in skipped.most_common() if why.startswith(MISSING)}
+    for why, number in lacking.items():
+        terminalreporter.write_line(f"{number} skipped, {why}")
+    others = skipped.total() - sum(lacking.values())
+    if others:
+        terminalreporter.write_line(f"{others} skipped: the store lacks a verb, or the like (-rs lists them)")
 
 
 LONGEST: Final = ("test_torture.py", "test_verify.py")

@@ -537,11 +537,15 @@ def missing(kind: Kind) -> NoReturn:
     absent(f"no {kind.name} server: `{servers}` installs one, {kind.variable}=URL names one{image}")
 
 
+MISSING: Final = "missing: "
+"""How the reason of a skip begins that the machine is the cause of."""
+
+
 def absent(line: str) -> NoReturn:
     """Skip the test, or fail it in CI; `line` names what is missing and says how to get it."""
     if os.environ.get("CI") == "true":
         pytest.fail(line, pytrace=False)
-    pytest.skip(line)
+    pytest.skip(f"{MISSING}{line}")
 
 
 def free_port() -> int:
