@@ -31,7 +31,7 @@ class LockEvent(NamedTuple):
     seconds: float
     """What it measures depends on the event: see `Observer`."""
     reason: str = ""
-    """Why the lease was lost, or the key could not be acquired; or that its release failed."""
+    """Why the lease was lost, the key could not be acquired, or a renewal failed; or that the release failed."""
 
 
 class Observer:

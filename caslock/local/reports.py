@@ -45,10 +45,10 @@ def warn_of_late_renewals(attempts: Iterable[Attempt]) -> None:
         location, left = attempt.runtime.store.traits.location, attempt.lease.deadline - attempt.runtime.now()
         renewed = left > attempt.lease.ttl / 2  # meanwhile
         if not renewed and not _warned_lately(f"late {location}", attempt.runtime.now()):
-            warn(
-                f"renewals at {location} are late: the lease of lock {attempt.key!r} ends in {left:.3g} s. "
-                "The store is slow or does not answer, or this process is overloaded."
-            )
+            why = "The store is slow or does not answer, or this process is overloaded."
+            if attempt.lease.failure:
+                why = f"The last renewal failed: {attempt.lease.failure}"
+            warn(f"renewals at {location} are late: the lease of lock {attempt.key!r} ends in {left:.3g} s. {why}")
 
 
 def warn_of_missing_vote(attempt: Attempt, error: StoreError) -> None:
@@ -84,12 +84,14 @@ class Renewed:
             elif attempt.writes.count > count:  # it was sent
                 location = attempt.runtime.store.traits.location
                 if not _warned_lately(f"failed {location}", now):
+                    failure = attempt.lease.failure
+                    where, why = ("", f": {failure}") if location in failure else (f" at {location}", "")
                     warn(
-                        f"the lease of lock {attempt.key!r} at {location} could not be renewed; "
-                        f"this is tried again until it ends, in {left:.3g} s"
+                        f"the lease of lock {attempt.key!r}{where} could not be renewed; "
+                        f"this is tried again until it ends, in {left:.3g} s{why}"
                     )
                 if attempt.after_renewal is None:
-                    tell("renewal_failed", event_of(attempt, left))
+                    tell("renewal_failed", event_of(attempt, left, attempt.lease.failure))
 
 
 def _warned_lately(what: str, now: float) -> bool:

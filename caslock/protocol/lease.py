@@ -29,6 +29,7 @@ class Lease:
         "began",
         "deadline",
         "due",
+        "failure",
         "fence",
         "lost",
         "max_hold",
@@ -59,6 +60,7 @@ class Lease:
         self.began: float = 0.0
         self.deadline: float = -NEVER  # we believe that we hold the key until then, and no longer
         self.due: float = NEVER  # when to renew it; the deadline if it is no longer renewed
+        self.failure: str = ""  # of the last renewal, if it has failed
         self.lost: str = ""  # why, once it is lost
         self.on_loss: list[Callable[[], object]] = []  # called when it is lost
         self.reported: bool = False  # whether somebody has taken `on_loss` to call it
@@ -76,6 +78,7 @@ class Lease:
         self.record, self.version = record, version
         if landed is None:
             return
+        self.failure = ""
         end = landed.at + landed.ttl  # the ttl counts from before the request
         self.deadline = end - margin(landed.ttl)
         self.due = self._next_renewal(landed.at, landed.ttl)
@@ -105,7 +108,8 @@ class Lease:
         """Return why the lease has ended.  `awaited`: what was not done in time, "renewed" or "released"."""
         if self.began + self.max_hold <= self.deadline + margin(self.ttl) + 0.001:
             return f"its max_hold of {self.max_hold:g} s was reached"
-        return f"its lease ended before it was {awaited}" if self.auto_renew else "its lease ended (auto_renew is off)"
+        why = f"its lease ended before it was {awaited}" if self.auto_renew else "its lease ended (auto_renew is off)"
+        return f"{why}; the last renewal failed: {self.failure}" if self.failure else why
 
     def tell(self) -> list[Callable[[], object]] | None:
         """Note that the loss is reported, and return what to call for it; None: it was reported before."""

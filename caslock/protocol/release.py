@@ -140,7 +140,13 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         fence = observed.fence
         broken = record._replace(fence=fence)
         before, now = attempt.writes.count, runtime.now()
-        observed = await write_surely(runtime, attempt, version, attempt.free_record(now), limit)
+        try:
+            observed = await write_surely(runtime, attempt, version, attempt.free_record(now), limit)
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            error.add_note(f"Lock {attempt.key!r} was not released: it is held by {record}.")
+            raise
         if observed.record is not None and attempt.writes.includes(observed.record, before):
             return broken
     message = f"lock {attempt.key!r} could not be released by force: its record kept changing; gave up after {PASSES}"

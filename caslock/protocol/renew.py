@@ -95,8 +95,11 @@ async def renew_due(runtime: Runtime, attempts: Sequence[Attempt]) -> list[Attem
         if len(taken) > 1 and runtime.batching is not None:
             return alone + await _renew_together(runtime, runtime.batching, list(taken.values()))
         for attempt in taken.values():
-            with suppress(LockLost, StoreError):
-                await _renew(runtime, attempt, None)
+            with suppress(LockLost):
+                try:
+                    await _renew(runtime, attempt, None)
+                except StoreError as error:
+                    attempt.lease.failure = str(error)
         return alone
     finally:
         for attempt in taken.values():
@@ -120,6 +123,7 @@ async def _renew_together(runtime: Runtime, batching: AsyncBatchingStore, attemp
         except (StoreError, ValueError) as error:
             for each in renewals:
                 unanswered(each.attempt, each.record, error)
+                each.attempt.lease.failure = str(error)
             if not isinstance(error, StoreUnavailable):  # one is refused: each alone shows which
                 return attempts
             if not repeats or runtime.now() >= limit:

@@ -306,7 +306,7 @@ class Judge:
     def lost(self, attempt: Attempt) -> None:
         """Check that a lease which has ended without a renewal could not have been renewed."""
         run, lease = self._run, attempt.lease
-        if attempt.ending or not lease.lost.endswith("before it was renewed"):
+        if attempt.ending or "before it was renewed" not in lease.lost:
             return
         process = cast("Client", attempt.caller).process
         troubled = max(run.troubled, process.stopped_until, run.store.full_until)

@@ -25,7 +25,7 @@ _SCRIPT: Final = re.compile(r" script: [0-9a-f]{40}, on @user_script:\d+\.?")  #
 _NO_PASSWORD: Final = re.compile("NOAUTH|Authentication required|HELLO must be called with the client already")
 NO_RIGHTS: Final = "NoPermission|ACL failure in script|The user executing the script can't"
 ADVICE: Final = {
-    "OutOfMemory": "free memory or raise its maxmemory; releases still work",
+    "OutOfMemory": "free memory or raise its maxmemory",
     "ReadOnly": "connect to the primary, not to a replica",
     "Authentication|WRONGPASS": "check the user and the password",
     NO_RIGHTS: (

@@ -1,0 +1,74 @@
+"""What a lock says when a server that answers refuses: Redis without memory for another write."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from caslock import Hold, Lock, LockEvent, LockLost, Observer, StoreError, connect, observe
+from caslock.errors import with_notes
+
+if TYPE_CHECKING:
+    from tests.conftest import NewServer
+
+
+def held(lock: Lock) -> Hold:
+    """Acquire it."""
+    hold = lock.acquire()
+    assert hold is not None
+    return hold
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["alone", "together"])
+def test_why_a_lease_was_not_renewed_is_told(
+    new_redis: NewServer, caplog: pytest.LogCaptureFixture, *, several: bool
+) -> None:
+    """What the server has refused is in the warning, in what observers get, and in the loss."""
+    server, told, lost = new_redis(), list[LockEvent](), threading.Event()
+
+    class Notes(Observer):
+        """Notes each failure."""
+
+        def renewal_failed(self, event: LockEvent) -> None:
+            told.append(event)
+
+    stop = observe(Notes())
+    with redis.Redis.from_url(server.url) as admin, connect(server.url) as store:
+        keys = ["k", "l"] if several else ["k"]
+        holds = [held(Lock(store, key, ttl=1, on_lost=lambda _: lost.set())) for key in keys]
+        admin.config_set("maxmemory", "1")
+        assert lost.wait(50)
+        stop()
+        admin.config_set("maxmemory", "0")
+        with pytest.raises(LockLost, match="OutOfMemory"):
+            holds[0].ensure_held()
+    assert told
+    assert all("OutOfMemory" in event.reason for event in told)
+    (failed,) = [text for text in caplog.messages if "could not be renewed" in text]
+    assert "OutOfMemory" in failed
+    assert failed.count(server.url) == 1
+    assert any("was lost" in text and "OutOfMemory" in text for text in caplog.messages)
+
+
+def test_a_release_that_a_full_server_refuses_says_what_becomes_of_the_key(new_redis: NewServer) -> None:
+    """One that has to write: beside another hold of the owner, within `min_hold`, and by force."""
+    server = new_redis()
+    with redis.Redis.from_url(server.url) as admin, connect(server.url) as store:
+        owners = [held(Lock(store, "shared", ttl=300, owner="us")) for _ in range(2)]
+        kept = held(Lock(store, "kept", ttl=300, min_hold=400))
+        admin.config_set("maxmemory", "1")
+        for hold, seconds in ((owners[0], 300), (kept, 400)):
+            with pytest.raises(StoreError, match="OutOfMemory") as caught:
+                hold.release()
+            assert "still work" not in str(caught.value)
+            assert f"expires within {seconds} s" in with_notes(caught.value)
+        with pytest.raises(StoreError, match="OutOfMemory") as caught:
+            Lock(store, "shared").force_release()
+        assert "was not released: it is held by us" in with_notes(caught.value)
+        admin.config_set("maxmemory", "0")
+        for hold in (*owners, kept):
+            hold.release()
+        assert store.get("shared") is None
