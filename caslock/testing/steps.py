@@ -16,6 +16,7 @@ import pytest
 
 from caslock.errors import StoreUnavailable
 from caslock.store import ABSENT, WOKEN
+from caslock.testing.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,12 +109,12 @@ def in_a_thread(act: Callable[[], T]) -> Future[T]:
 
 
 def timed(act: Callable[[], T]) -> Future[tuple[float, T]]:
-    """Call in a thread; give how many seconds it took, and what it returned."""
+    """Call in a thread; give how many seconds it took, less what the machine was late by, and what it returned."""
 
     def call() -> tuple[float, T]:
-        began = time.monotonic()
-        result = act()
-        return time.monotonic() - began, result
+        with Stopwatch() as watch:
+            result = act()
+        return watch.seconds, result
 
     return in_a_thread(call)
 

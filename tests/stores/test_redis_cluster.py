@@ -363,7 +363,8 @@ def test_many_tasks_use_few_connections_of_each_node(nodes: Nodes) -> None:
     """Batches are made per node."""
 
     async def main() -> None:
-        store = AsyncRedisStore.from_url(f"redis+cluster://{HOST}:{nodes.servers[0].port}?client_name=tasks")
+        options = "client_name=tasks&socket_timeout=20&socket_connect_timeout=20"
+        store = AsyncRedisStore.from_url(f"redis+cluster://{HOST}:{nodes.servers[0].port}?{options}")
 
         async def work(key: str) -> None:
             entry = await store.put_if_version(key, b"a", ABSENT, 30)

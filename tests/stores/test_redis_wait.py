@@ -176,7 +176,8 @@ def test_a_removal_wakes_a_waiter_and_says_so(here: Waiting, key: str) -> None:
     assert written.version > entry.version
     assert store.get(key) == written
     assert here.keys() == {f"p:{key}".encode()}
-    assert 30_000 - 1000 * (time.monotonic() - begun) < here.admin.pttl(f"p:{key}") <= 30_001
+    # Redis counts in whole milliseconds.
+    assert 29_998 - 1000 * (time.monotonic() - begun) < here.admin.pttl(f"p:{key}") <= 30_001
 
 
 def test_one_removal_wakes_one_waiter_first_come_first_served(here: Waiting) -> None:
@@ -344,10 +345,11 @@ def test_no_helper_lives_for_ever(here: Waiting) -> None:
     """The tickets go a minute after the last was taken, and no wait lasts longer than that."""
     store = here.open()
     put(store, "k")
-    for timeout in (1e9, 0.5, float("inf")):
-        begun = time.monotonic()
-        here.start(store, "k", timeout)
-    assert 60_000 - 1000 * (time.monotonic() - begun) < here.admin.pttl(b"k\xffwaiters") <= 60_150
+    here.start(store, "k", 1e9)
+    here.start(store, "k", 0.5)
+    begun = time.monotonic()
+    here.start(store, "k", float("inf"))
+    assert 59_998 - 1000 * (time.monotonic() - begun) < here.admin.pttl(b"k\xffwaiters") <= 60_150
     assert max(scores(here)) <= now(here) + 60_150
 
 
