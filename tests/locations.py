@@ -147,7 +147,7 @@ def observed(store: Store, key: str) -> Record | None:
     return None if found is None or found.free else found
 
 
-def until(happened: Callable[[], object], seconds: float = 10.0) -> bool:
+def until(happened: Callable[[], object], seconds: float = 50.0) -> bool:
     """Poll until something has happened, or the deadline is over; tell which."""
     deadline = time.monotonic() + seconds
     while not happened():

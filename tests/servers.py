@@ -45,7 +45,7 @@ PORTS: Final = range(20_000, 32_000)
 TRIES: Final = 5
 """Ports on which a server is tried to be started, while other programs are faster."""
 
-START: Final = 20.0
+START: Final = 45.0
 """Seconds that a server may take until it answers."""
 
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,6 +37,7 @@ from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.faults import FaultyStore
 from tests.locations import close_when_clean, fresh, observed, until
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -50,10 +50,7 @@ if TYPE_CHECKING:
 REQUEST: Final = 0.6
 """Seconds of one request timeout in these tests."""
 
-SLACK: Final = 0.55
-"""Seconds that a busy machine and the ends of waits at Redis (which looks ten times a second) may add."""
-
-TTL: Final = 20.0
+TTL: Final = 120.0
 """Seconds: longer than any scene, so that no end of a lease helps."""
 
 
@@ -136,7 +133,7 @@ def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hanging]
 
 
 class Ended(NamedTuple):
-    """How a call has ended, and how long it took."""
+    """How a call has ended, and how long it took, without what the machine was late by."""
 
     seconds: float
     outcome: object
@@ -144,28 +141,28 @@ class Ended(NamedTuple):
 
 def timed(call: Callable[[], object]) -> Ended:
     """Run a call that may raise an error of caslock."""
-    began = time.monotonic()
-    try:
-        outcome = call()
-    except CaslockError as error:
-        outcome = error
-    return Ended(time.monotonic() - began, outcome)
+    with Stopwatch() as watch:
+        try:
+            outcome = call()
+        except CaslockError as error:
+            outcome = error
+    return Ended(watch.seconds, outcome)
 
 
 async def timed_await(call: Callable[[], Awaitable[object]]) -> Ended:
     """Await a call that may raise an error of caslock."""
-    began = time.monotonic()
-    try:
-        outcome = await call()
-    except CaslockError as error:
-        outcome = error
-    return Ended(time.monotonic() - began, outcome)
+    with Stopwatch() as watch:
+        try:
+            outcome = await call()
+        except CaslockError as error:
+            outcome = error
+    return Ended(watch.seconds, outcome)
 
 
 async def background_ends() -> None:
     """Wait for the clean-ups of this loop; nothing else of the test runs any more."""
     if background := asyncio.all_tasks() - {asyncio.current_task()}:
-        await asyncio.wait(background, timeout=10)
+        await asyncio.wait(background, timeout=50)
 
 
 def held(hold: Hold | None) -> Hold:
@@ -176,7 +173,7 @@ def held(hold: Hold | None) -> Hold:
 
 def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a server that hangs, acquire raises within its timeout plus two request timeouts, connected or not."""
-    cases = [(timeout, hanging.store(), connected) for timeout in (0.0, 0.3, 1.5) for connected in (False, True)]
+    cases = [(timeout, hanging.store(), connected) for timeout in (0.0, 0.3, 0.6) for connected in (False, True)]
     for _, store, connected in cases:
         if connected:
             held(Lock(store, fresh()).acquire()).release()
@@ -189,22 +186,22 @@ def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: Thr
     hanging.go_on()
     for timeout, ended in ends:
         assert isinstance(ended.outcome, StoreUnavailable)
-        assert ended.seconds <= timeout + 2 * REQUEST + SLACK
+        assert ended.seconds <= timeout + 2 * REQUEST
 
 
-def test_questions_are_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+def test_questions_are_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a server that hangs, locked() and holder() raise within two request timeouts."""
     lock = Lock(hanging.store(), fresh(), ttl=TTL)
     held(lock.acquire()).release()
     hanging.hang()
-    ended = [timed(lock.locked), timed(lock.holder)]
+    ended = list(pool.map(timed, (lock.locked, lock.holder)))
     hanging.go_on()
     for each in ended:
         if isinstance(each.outcome, StoreUnavailable):
-            assert each.seconds <= 2 * REQUEST + SLACK
+            assert each.seconds <= 2 * REQUEST
         else:  # a reader of SQLite waits for no writer
             assert not each.outcome
-            assert each.seconds <= SLACK
+            assert each.seconds < REQUEST
 
 
 def test_a_forced_release_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
@@ -216,7 +213,7 @@ def test_a_forced_release_is_bounded_when_the_server_hangs(hanging: Hanging) -> 
     ended = timed(Lock(asked, key, retry=(100, 100)).force_release)
     hanging.go_on()
     assert isinstance(ended.outcome, StoreUnavailable)
-    assert ended.seconds <= 4 * REQUEST + SLACK
+    assert ended.seconds <= 4 * REQUEST
     with contextlib.suppress(CaslockError):
         hold.release()
 
@@ -229,19 +226,18 @@ def test_a_cancelled_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) 
         hanging.hang()
         acquiring = asyncio.create_task(AsyncLock(store, fresh(), ttl=TTL).acquire())
         await asyncio.sleep(REQUEST / 4)
-        began = time.monotonic()
         acquiring.cancel()
         try:
-            with pytest.raises(asyncio.CancelledError):
+            with Stopwatch() as watch, pytest.raises(asyncio.CancelledError):
                 await acquiring
-            return time.monotonic() - began
+            return watch.seconds
         finally:
             hanging.go_on()
             await background_ends()
             if isinstance(store, AsyncRedisStore):
                 await store.aclose()
 
-    assert asyncio.run(scene()) <= 2 * REQUEST + SLACK
+    assert asyncio.run(scene()) <= 2 * REQUEST
 
 
 def test_a_cancelled_multi_lock_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
@@ -254,11 +250,10 @@ def test_a_cancelled_multi_lock_is_bounded_when_the_server_hangs(hanging: Hangin
             acquiring = asyncio.create_task(AsyncMultiLock(store, keys, ttl=TTL).acquire())
             await _happens(lambda: observed(hanging.store(), keys[4]) is not None)
             hanging.hang()
-            began = time.monotonic()
             acquiring.cancel()
-            with pytest.raises(asyncio.CancelledError):
+            with Stopwatch() as watch, pytest.raises(asyncio.CancelledError):
                 await acquiring
-            return time.monotonic() - began
+            return watch.seconds
         finally:
             hanging.go_on()
             assert other is not None
@@ -269,13 +264,13 @@ def test_a_cancelled_multi_lock_is_bounded_when_the_server_hangs(hanging: Hangin
 
     prefix = fresh()
     keys = [f"{prefix}{number}" for number in range(10)]
-    assert asyncio.run(scene(keys)) <= 2 * REQUEST + SLACK
-    assert until(lambda: all(_free(hanging.store(), key) for key in keys), 10.0)
+    assert asyncio.run(scene(keys)) <= 2 * REQUEST
+    assert until(lambda: all(_free(hanging.store(), key) for key in keys))
 
 
 def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
     """Given a server that hangs, AsyncLock.acquire raises within its timeout plus two request timeouts."""
-    cases = [(timeout, connected) for timeout in (0.0, 1.5) for connected in (False, True)]
+    cases = [(timeout, connected) for timeout in (0.0, 0.6) for connected in (False, True)]
 
     async def scene() -> list[Ended]:
         stores = [hanging.async_store() for _ in cases]
@@ -300,7 +295,7 @@ def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> 
 
     for (timeout, _), ended in zip(cases, asyncio.run(scene()), strict=True):
         assert isinstance(ended.outcome, StoreUnavailable)
-        assert ended.seconds <= timeout + 2 * REQUEST + SLACK
+        assert ended.seconds <= timeout + 2 * REQUEST
 
 
 class Stuck(MemoryStore):
@@ -327,6 +322,7 @@ class Stuck(MemoryStore):
             raise StoreUnavailable("no answer")
 
 
+@pytest.mark.long
 def test_many_tasks_at_a_blocking_store_that_hangs_are_bounded() -> None:
     """Given so many that they wait for threads, each is as late as one alone."""
     store = Stuck()
@@ -344,9 +340,10 @@ def test_many_tasks_at_a_blocking_store_that_hangs_are_bounded() -> None:
 
     ends = asyncio.run(scene())
     assert all(isinstance(ended.outcome, StoreUnavailable) for ended in ends)
-    assert max(ended.seconds for ended in ends) <= 2.5 + SLACK / 5
+    assert max(ended.seconds for ended in ends) <= 2.5
 
 
+@pytest.mark.long
 def test_a_wait_at_the_store_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a contender that waits at the store for another process's key, the server's hang does not prolong it."""
     key, timeout = fresh(), 2.5 * REQUEST  # so that what hangs is over before
@@ -358,11 +355,12 @@ def test_a_wait_at_the_store_is_bounded_when_the_server_hangs(hanging: Hanging, 
     hanging.hang()
     ended = waiting.result()
     hanging.go_on()
-    assert ended.seconds <= timeout + 2 * REQUEST + SLACK
+    assert ended.seconds <= timeout + 2 * REQUEST
     assert ended.outcome is None or isinstance(ended.outcome, StoreUnavailable)
     hold.release()
 
 
+@pytest.mark.long
 def test_a_hand_over_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a waiter in the local queue whose first put is sent by the releaser, both return within their bounds."""
     key, timeout, store = fresh(), 2.5 * REQUEST, hanging.store()
@@ -374,8 +372,8 @@ def test_a_hand_over_is_bounded_when_the_server_hangs(hanging: Hanging, pool: Th
     releasing = pool.submit(timed, hold.release)
     acquired, released = waiting.result(), releasing.result()
     hanging.go_on()
-    assert acquired.seconds <= timeout + 2 * REQUEST + SLACK
-    assert released.seconds <= 3 * REQUEST + SLACK
+    assert acquired.seconds <= timeout + 2 * REQUEST
+    assert released.seconds <= 3 * REQUEST
     assert isinstance(acquired.outcome, StoreUnavailable)
 
 
@@ -389,11 +387,12 @@ def test_a_release_is_bounded_when_the_server_hangs(hanging: Hanging, renewing: 
         assert until(lambda: hold._attempt.writes.in_flight)
     ended = timed(hold.release)
     assert isinstance(ended.outcome, StoreUnavailable)
-    assert ended.seconds <= 3 * REQUEST + SLACK
+    assert ended.seconds <= 3 * REQUEST
     hanging.go_on()
     hold.release()  # it can be called again
 
 
+@pytest.mark.long
 def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging: Hanging) -> None:
     """Given tasks that release, renew and wait while the server hangs, all return within their bounds."""
     timeout = 2.5 * REQUEST  # so that what hangs is over before
@@ -421,11 +420,12 @@ def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging
                 await store.aclose()
 
     acquired, *released = asyncio.run(scene())
-    assert acquired.seconds <= timeout + 2 * REQUEST + SLACK
-    assert max(ended.seconds for ended in released) <= 3 * REQUEST + SLACK
+    assert acquired.seconds <= timeout + 2 * REQUEST
+    assert max(ended.seconds for ended in released) <= 3 * REQUEST
     assert all(isinstance(ended.outcome, StoreUnavailable) for ended in (acquired, *released))
 
 
+@pytest.mark.long
 def test_several_keys_are_bounded_together_when_the_server_hangs(hanging: Hanging) -> None:
     """Given ten keys, MultiLock has the bounds of one: its release, its acquire, and giving back what it had."""
     store, keys, timeout = hanging.store(), [fresh(f"key{number}") for number in range(10)], 2.5 * REQUEST
@@ -437,14 +437,15 @@ def test_several_keys_are_bounded_together_when_the_server_hangs(hanging: Hangin
     released = timed(holds.release)
     acquired = timed(lambda: MultiLock(store, others, ttl=TTL).acquire(timeout=timeout))
     hanging.go_on()
-    assert released.seconds <= 3 * REQUEST + SLACK
-    assert acquired.seconds <= timeout + 2 * REQUEST + SLACK
+    assert released.seconds <= 3 * REQUEST
+    assert acquired.seconds <= timeout + 2 * REQUEST
     assert isinstance(released.outcome, StoreUnavailable)
     assert isinstance(acquired.outcome, StoreUnavailable)
     holds.release()  # it can be called again
-    assert until(lambda: all(_free(store, key) for key in [*keys, *others]), 10.0)
+    assert until(lambda: all(_free(store, key) for key in [*keys, *others]))
 
 
+@pytest.mark.long
 def test_what_a_multi_lock_could_not_give_back_is_released_in_the_background(
     hanging: Hanging, pool: ThreadPoolExecutor
 ) -> None:
@@ -456,9 +457,9 @@ def test_what_a_multi_lock_could_not_give_back_is_released_in_the_background(
     hanging.hang()
     ended = waiting.result()
     hanging.go_on()
-    assert ended.seconds <= 4.5 * REQUEST + SLACK
+    assert ended.seconds <= 4.5 * REQUEST
     assert isinstance(ended.outcome, StoreUnavailable)
-    assert until(lambda: _free(store, free), 10.0)
+    assert until(lambda: _free(store, free))
     theirs.release()
 
 
@@ -473,11 +474,11 @@ def test_a_lease_that_ended_while_the_server_hung_is_reported_as_lost(hanging: H
     hanging.go_on()
     assert isinstance(ended.outcome, LockLost)
     assert "auto_renew is off" in str(ended.outcome)
-    assert ended.seconds <= 3 * REQUEST + SLACK
+    assert ended.seconds <= 3 * REQUEST
     assert until(lambda: told == [hold])
     with pytest.raises(NotHeld):
         hold.release()
-    assert until(lambda: _free(store, key), 10.0)
+    assert until(lambda: _free(store, key))
 
 
 def test_keys_that_a_hang_kept_from_being_released_are_not_renewed(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
@@ -496,7 +497,7 @@ def test_keys_that_a_hang_kept_from_being_released_are_not_renewed(hanging: Hang
     for hold in holds:  # the one that was tried can be released again, the others are released in the background
         with contextlib.suppress(NotHeld):
             hold.release()
-    assert until(lambda: all(_free(store, key) for key in keys), 10.0)
+    assert until(lambda: all(_free(store, key) for key in keys))
 
 
 def test_many_co_holders_of_one_owner_leave_at_once(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
@@ -526,16 +527,14 @@ def test_what_a_hanging_server_left_unsettled_is_withdrawn_in_the_background(han
     if isinstance(ended.outcome, OutcomeUnknown):
         assert "in the background" in str(ended.outcome)
     hanging.go_on()
-    assert until(lambda: Lock(store, key).holder() is None and _free(store, key), 5.0)
+    assert until(lambda: Lock(store, key).holder() is None and _free(store, key))
 
 
 async def _happens(what: Callable[[], object]) -> None:
     """Let the other tasks of the loop run until something has happened."""
-    for _ in range(1000):
-        if what():
-            return
-        await asyncio.sleep(0)
-    pytest.fail("it does not happen")
+    async with asyncio.timeout(50):
+        while not what():  # noqa: ASYNC110 - of what happens no event tells
+            await asyncio.sleep(0)
 
 
 def _free(store: Store, key: str) -> bool:

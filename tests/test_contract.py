@@ -228,7 +228,7 @@ class TestMemcached(LockContract, StoreContract):
     @pytest.fixture
     def store(self, memcached_server: Server) -> Iterator[MemcachedStore]:
         """Take a client with pymemcache's defaults, but for the timeout that it must have."""
-        store = MemcachedStore(Client((memcached_server.host, memcached_server.port), timeout=2))
+        store = MemcachedStore(Client((memcached_server.host, memcached_server.port), timeout=20))
         yield store
         store.close()
 
@@ -392,7 +392,7 @@ class Etcd:
     @pytest.fixture
     def store(self, etcd_server: Server) -> Iterator[EtcdStore]:
         """Take a URL."""
-        store = EtcdStore(etcd_server.url, timeout=10)
+        store = EtcdStore(etcd_server.url, timeout=20)
         yield store
         store.close()
 
@@ -408,7 +408,7 @@ class Etcd:
     @pytest.fixture
     def another_store(self, etcd_server: Server) -> Iterator[EtcdStore]:
         """Take a URL."""
-        store = EtcdStore.from_url(f"{etcd_server.url}/?timeout=10")
+        store = EtcdStore.from_url(f"{etcd_server.url}/?timeout=20")
         yield store
         store.close()
 
@@ -422,7 +422,7 @@ class AsyncEtcd(Etcd):
     @pytest.fixture
     def store(self, etcd_server: Server) -> Iterator[AsyncEtcdStore]:
         """Take a URL."""
-        store = AsyncEtcdStore(etcd_server.url, timeout=10)
+        store = AsyncEtcdStore(etcd_server.url, timeout=20)
         yield store
         on_loop(store.aclose())
 
@@ -457,7 +457,7 @@ class Hazelcast:
     @pytest.fixture
     def store(self, hazelcast_server: Server) -> Iterator[HazelcastStore]:
         """Take a URL."""
-        store = HazelcastStore(hazelcast_server.url, timeout=10)
+        store = HazelcastStore(hazelcast_server.url, timeout=20)
         yield store
         store.close()
 
@@ -473,7 +473,7 @@ class Hazelcast:
     @pytest.fixture
     def another_store(self, hazelcast_server: Server) -> Iterator[HazelcastStore]:
         """Take a URL."""
-        store = HazelcastStore.from_url(f"{hazelcast_server.url}?timeout=10")
+        store = HazelcastStore.from_url(f"{hazelcast_server.url}?timeout=20")
         yield store
         store.close()
 
@@ -487,7 +487,7 @@ class AsyncHazelcast(Hazelcast):
     @pytest.fixture
     def store(self, hazelcast_server: Server) -> Iterator[AsyncHazelcastStore]:
         """Take a URL."""
-        store = AsyncHazelcastStore(hazelcast_server.url, timeout=10)
+        store = AsyncHazelcastStore(hazelcast_server.url, timeout=20)
         yield store
         on_loop(store.aclose())
 
@@ -522,7 +522,7 @@ class Nats:
     @pytest.fixture
     def store(self, nats_server: Server) -> Iterator[NatsStore]:
         """Take a URL."""
-        store = NatsStore(nats_server.url, timeout=10)
+        store = NatsStore(nats_server.url, timeout=20)
         yield store
         store.close()
 
@@ -538,7 +538,7 @@ class Nats:
     @pytest.fixture
     def another_store(self, nats_server: Server) -> Iterator[NatsStore]:
         """Take a URL."""
-        store = NatsStore.from_url(f"{nats_server.url}/caslock?timeout=10")
+        store = NatsStore.from_url(f"{nats_server.url}/caslock?timeout=20")
         yield store
         store.close()
 
@@ -552,7 +552,7 @@ class AsyncNats(Nats):
     @pytest.fixture
     def store(self, nats_server: Server) -> Iterator[AsyncNatsStore]:
         """Take a URL."""
-        store = AsyncNatsStore(nats_server.url, timeout=10)
+        store = AsyncNatsStore(nats_server.url, timeout=20)
         yield store
         on_loop(store.aclose())
 
@@ -594,7 +594,7 @@ class DynamoDB:
     @pytest.fixture
     def store(self, dynamodb_server: Server) -> Iterator[DynamoDBStore]:
         """Take a URL."""
-        store = DynamoDBStore(dynamodb_server.url, timeout=10)
+        store = DynamoDBStore(dynamodb_server.url, timeout=20)
         yield store
         store.close()
 
@@ -610,7 +610,7 @@ class DynamoDB:
     @pytest.fixture
     def another_store(self, boto3_client: Any) -> Iterator[DynamoDBStore]:  # noqa: ANN401 - as above
         """Take a client."""
-        store = DynamoDBStore(boto3_client, timeout=10)
+        store = DynamoDBStore(boto3_client, timeout=20)
         yield store
         store.close()
 
@@ -624,7 +624,7 @@ class AsyncDynamoDB(DynamoDB):
     @pytest.fixture
     def store(self, dynamodb_server: Server) -> Iterator[AsyncDynamoDBStore]:
         """Take a URL."""
-        store = AsyncDynamoDBStore(dynamodb_server.url, timeout=10)
+        store = AsyncDynamoDBStore(dynamodb_server.url, timeout=20)
         yield store
         on_loop(store.aclose())
 

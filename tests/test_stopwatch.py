@@ -36,3 +36,30 @@ def test_what_a_busy_machine_adds_does_not_count() -> None:
             each.wait()
     assert watch.elapsed > 1.2 * work, "the programs have not slowed this one: the test shows nothing"
     assert watch.seconds <= work
+
+
+def test_a_look_that_is_overdue_counts_already() -> None:
+    """Whoever runs again before the thread that looks at the clock does not wait for it to be told."""
+    before = sys.getswitchinterval()
+    with Stopwatch() as watch:
+        sys.setswitchinterval(60.0)
+        try:
+            while watch.elapsed < NAP:
+                pass
+            late = watch.late
+        finally:
+            sys.setswitchinterval(before)
+    assert late >= NAP / 2, "the other thread can't have run"
+
+
+def test_stopwatches_that_run_together_do_not_disturb_each_other() -> None:
+    """Each counts from its own beginning to its own end."""
+    with Stopwatch() as outer:
+        with Stopwatch() as first:
+            time.sleep(NAP)
+        with Stopwatch() as second:
+            pass
+        assert first.elapsed >= NAP > second.elapsed
+    assert outer.elapsed >= first.elapsed
+    assert outer.late >= first.late
+    assert second.late < NAP

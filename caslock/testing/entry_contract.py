@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import time
+from itertools import count
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -40,14 +41,9 @@ class EntryContract:
             lease.begin(mine)
         for number, before in enumerate((LONG, SHORT / 2)):
             lease = Lease(f"{key}:again:{number}", 1.0 if coarse else 2 * SHORT)
-            entry = put(mine, lease.key, b"", ttl=before)
-            lease.begin(mine, entry.version)
+            _renew(mine, lease, before)
             leases.append(lease)
-        refusing = Lease(f"{key}:refusing", SHORT)
-        entry = refusing.begin(mine)
-        for version in (ABSENT, entry.version + 1):
-            theirs.put_if_version(refusing.key, b"other", version, LONG)
-        leases.append(refusing)
+        leases.append(_refuse(mine, theirs, f"{key}:refusing"))
 
         at_once(lambda number: leases[number].watch(theirs), len(leases))
 
@@ -158,3 +154,29 @@ class EntryContract:
         assert identities <= {None} or all(identities), "an identity that is no text"
         names = [key, *(name for extreme in KEYS for name in salted(extreme, key[-8:]))]
         assert len({mine.stored_name(name) for name in names}) == len(names)
+
+
+def _renew(store: Store, lease: Lease, before: float) -> None:
+    """Begin a lease that replaces one of `before` seconds, which must not have ended yet."""
+    while True:
+        first = Lease(lease.key, before)
+        version = first.begin(store).version
+        lease.asked()
+        entry = store.put_if_version(lease.key, b"renewed", version, lease.ttl)
+        lease.answered()
+        if entry is not None and entry.value == b"renewed":
+            return
+        assert first.may_be_over(), f"{entry} after a renewal within a lease of {before} s"
+
+
+def _refuse(mine: Store, theirs: Store, key: str) -> Lease:
+    """Begin a lease during which the other client's puts are refused."""
+    for number in count():
+        lease = Lease(f"{key}:{number}", SHORT)
+        entry = lease.begin(mine)
+        versions = (ABSENT, entry.version + 1)
+        answers = [theirs.put_if_version(lease.key, b"other", version, LONG) for version in versions]
+        if answers == [entry, entry]:
+            return lease
+        assert lease.may_be_over(), f"{answers} to puts that are refused, within a lease of {SHORT} s"
+    raise AssertionError

@@ -26,7 +26,7 @@ MOST_CONNECTIONS: Final = 2_000
 BACKLOG: Final = 500
 MOST_QUEUED: Final = 16
 CHUNK: Final = 1 << 16
-PATIENCE: Final = 10.0
+PATIENCE: Final = 30.0
 QUEUED: Final = 0.05
 """Seconds within which what has waited behind a request that was held is read."""
 

@@ -21,12 +21,14 @@ from caslock.testing.steps import (
     Clients,
     Lease,
     at_once,
+    pause,
     put,
     remove,
     skip_unless_leases_end,
     timed,
     until_expired,
 )
+from caslock.testing.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from caslock.store import Entry
@@ -61,7 +63,7 @@ class QueueingContract:
             name = f"{key}:{number}"
             entry = put(mine, name, b"1")
             waiter = Waiter(mine, name)
-            time.sleep(PAUSE)
+            pause()
             together = isinstance(remover, BatchingStore) and number > 1
             if not (together and cast("BatchingStore", remover).invalidate_many([Removal(name, entry.version)])):
                 remove(remover, name, entry.version)
@@ -76,9 +78,9 @@ class QueueingContract:
             entry = put(theirs, name, b"1")
             waiter = Waiter(mine, name)
             for value in (b"2", b"3"):
-                time.sleep(PAUSE)
+                pause()
                 entry = put(theirs, name, value, entry.version)
-            time.sleep(PAUSE)
+            pause()
             waits = not waiter.over
             remove(theirs, name, entry.version)
             took, answer = waiter.result()
@@ -91,12 +93,12 @@ class QueueingContract:
         mine, theirs, key = _queueing(caslock_clients)
         put(mine, key, b"1")
         waiters = [Waiter(client, key) for client in (mine, theirs)]
-        time.sleep(PAUSE)
+        pause()
         for removals in range(1, int(steps.PATIENT / PAUSE / 2)):
             observed = mine.get(key) or theirs.put_if_version(key, b"1", ABSENT, LONG)
             assert observed is not None
             remove(mine, key, observed.version)
-            time.sleep(PAUSE)
+            pause()
             over = sum(waiter.over for waiter in waiters)
             assert over <= removals, "one removal has woken two"
             if over == len(waiters):
@@ -114,7 +116,7 @@ class QueueingContract:
             waiters = list[Waiter]()
             for number in range(FEW):
                 waiters.append(Waiter((mine, theirs)[number % 2], name, 2 * steps.PATIENT))
-                time.sleep(PAUSE)
+                pause()
             values, served = [waiter.value for waiter in waiters], list[int]()
             while observed is not None and len(served) < FEW:
                 remove(theirs, name, observed.version)
@@ -133,8 +135,8 @@ class QueueingContract:
         mine, theirs, key = _queueing(caslock_clients)
         inside = threading.Lock()
 
-        def take_a_turn(number: int) -> float:
-            client, value, began = (mine, theirs)[number % 2], b"%d" % number, time.monotonic()
+        def take_a_turn(number: int) -> None:
+            client, value = (mine, theirs)[number % 2], b"%d" % number
             observed = client.put_if_version(key, value, ABSENT, LONG)
             while observed is None or observed.value != value:
                 try:
@@ -147,24 +149,25 @@ class QueueingContract:
             assert client.get(key) == observed
             inside.release()
             client.invalidate(key, observed.version)
-            return time.monotonic() - began
 
-        tooks = at_once(take_a_turn, 10)
-        assert max(tooks) < steps.PATIENT, f"ten turns took up to {max(tooks):.3f} s"
+        with Stopwatch() as watch:
+            at_once(take_a_turn, 10)
+        assert watch.seconds < steps.PATIENT, f"ten turns took {watch.seconds:.3f} s"
         assert mine.get(key) is None
 
     def test_a_wait_in_a_queue_ends_at_its_timeout(self, caslock_clients: Clients) -> None:
         """While nothing is removed a wait ends at its timeout, not much later, and nothing of it lands afterwards."""
         mine, theirs, key = _queueing(caslock_clients)
         entry = put(theirs, key, b"1")
-        waiters = [Waiter(mine, key, SHORT) for _ in range(TIMES)]
-        outcomes = [waiter.result() for waiter in waiters]
+        with Stopwatch() as watch:
+            waiters = [Waiter(mine, key, SHORT) for _ in range(TIMES)]
+            outcomes = [waiter.result() for waiter in waiters]
         assert max(took for took, _ in outcomes) < SHORT + steps.PATIENT / 2, f"waits of {SHORT} s: {outcomes}"
-        assert max(took for took, _ in outcomes) >= 0.9 * SHORT, f"waits of {SHORT} s: {outcomes}"
+        assert watch.elapsed >= 0.9 * SHORT, f"waits of {SHORT} s: {outcomes}"
         assert {answer for _, answer in outcomes} == {entry} == {mine.get(key)}
 
         remove(theirs, key, entry.version)
-        time.sleep(PAUSE)
+        pause()
         assert mine.get(key) is None, "a wait that was over has put"
 
     def test_a_waiter_puts_at_its_timeout_if_the_entry_has_expired(self, caslock_clients: Clients) -> None:

@@ -21,6 +21,7 @@ from caslock.store import ABSENT, BatchingStore, Put, Removal
 from caslock.testing.drive import driven, is_async, on_loop
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import LONG, SHORT, in_a_thread, put
+from caslock.testing.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,14 +31,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SLACK: Final = 2.0
-"""Seconds that a busy machine may add to a timeout."""
+OWN: Final = 0.5
+"""Seconds beside its timeouts that a client may need for itself."""
 
-RECONNECT: Final = 15.0
+RECONNECT: Final = 30.0
 """Seconds in which a store must find its way back to a server that answers again."""
 
 ENDS: Final = 3
 """How many of the first and of the last requests of a call have faults: a list may need thousands."""
+
+LOOK: Final = 0.05
+"""Seconds between two looks at the time while a call goes on."""
 
 HELD: Final = 0.3
 """Seconds by which a reply is late, so that it comes after its request was interrupted."""
@@ -148,10 +152,13 @@ class Trial:
     def within_timeout(self, act: Callable[[], T]) -> T:
         """Call in a thread; check that it ends within the store's timeouts to connect and to ask."""
         waits = SHORT if self.verb in ("put_when_absent", "wait_while") else 0.0
-        seconds = 2 * self._timeout + SLACK + waits
-        outcome = in_a_thread(act)
-        done, _ = wait([outcome], seconds)
-        assert done, f"{self.verb} has not ended after {seconds:g} s: the client needs a timeout of {self._timeout:g} s"
+        seconds = 2 * self._timeout + OWN + waits
+        with Stopwatch() as watch:
+            outcome = in_a_thread(act)
+            while not wait([outcome], LOOK).done and watch.seconds <= seconds:
+                pass
+        late = f"{self.verb} has not ended after {seconds:g} s: the client needs a timeout of {self._timeout:g} s"
+        assert outcome.done(), late
         return outcome.result()
 
     def must_fail(self, *, unless_right: bool = False) -> StoreUnavailable | None:

@@ -8,6 +8,7 @@ import pytest
 import tenacity
 
 from caslock.errors import LockLost, NotHeld, StoreError, StoreUnavailable
+from caslock.local import clock
 from caslock.protocol.record import Record, encode
 from caslock.store import ABSENT
 from caslock.testing.drive import done
@@ -146,7 +147,7 @@ class Holders:
         async def client(number: int) -> None:
             lock = scene.lock((scene.store, scene.another)[number % 2], poll=tenacity.wait_random(0, 0.01), ttl=TTL)
             for _ in range(4):
-                hold = await take(lock, timeout=30)
+                hold = await take(lock, timeout=TTL)
                 here.append(number)
                 fences.append(hold._attempt.lease.fence)
                 await scene.play.sleep(0.001)
@@ -265,7 +266,7 @@ class Holders:
     async def test_loss_is_reported_to_the_block(self, scene: Scene) -> None:
         """A lease is renewed in the background; when it is lost the hold, the callback and the block's end say so."""
         told: list[object] = []
-        lock = scene.lock(ttl=0.6, auto_renew=True, on_lost=told.append)
+        lock = scene.lock(ttl=TTL, auto_renew=True, on_lost=told.append)
         rival = scene.rival()
 
         async def wait_for_the_loss() -> None:
@@ -279,11 +280,13 @@ class Holders:
                 async def lost() -> bool:
                     return hold.lost
 
-                await scene.until(renewed, "a renewal", 5.0)
+                _is_due(hold)
+                await scene.until(renewed, "a renewal")
                 assert hold._attempt.lease.fence == fence
                 hold.ensure_held()
                 assert await done(rival.force_release()) is not None
-                await scene.until(lost, "the loss", 5.0)
+                _is_due(hold)
+                await scene.until(lost, "the loss")
 
         with pytest.raises(LockLost):
             await scene.play.elsewhere(wait_for_the_loss(), "the body")
@@ -291,7 +294,7 @@ class Holders:
         async def was_told() -> bool:
             return bool(told)
 
-        await scene.until(was_told, "the callback", 5.0)  # it runs in a thread of its own
+        await scene.until(was_told, "the callback")  # it runs in a thread of its own
         assert len(told) == 1
 
     @scenario
@@ -311,3 +314,10 @@ class Holders:
                 await done(hold.extend(seconds))
         assert not faulty.calls
         await done(hold.release())
+
+
+def _is_due(hold: AnyHold) -> None:
+    """Let the lease be renewed now."""
+    attempt = hold._attempt
+    attempt.lease.due = clock.now()
+    attempt.runtime.watch(attempt)

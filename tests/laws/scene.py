@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 C = TypeVar("C")
 
-TTL: Final = 20.0
+TTL: Final = 60.0
 """Seconds of a lease that no test outlives."""
+
+LONG: Final = 50.0
+"""Seconds in which happens what must happen."""
 
 AnyLock: TypeAlias = Lock | AsyncLock
 AnyMultiLock: TypeAlias = MultiLock | AsyncMultiLock
@@ -254,7 +257,9 @@ class Scene:
         assert entry is not None
         assert await done(self.another.invalidate(key, entry.version)) is None
 
-    async def until(self, happened: Callable[[], Coroutine[object, object, bool]], what: str, within: float) -> None:
+    async def until(
+        self, happened: Callable[[], Coroutine[object, object, bool]], what: str, within: float = LONG
+    ) -> None:
         """Look again and again."""
         give_up = time.monotonic() + within
         while not await happened():
@@ -267,7 +272,7 @@ class Scene:
         async def over() -> bool:
             return await done(self.store.get(hold.key)) is None if self.traits.expires else hold.lost
 
-        await self.until(over, f"the end of a lease of {ttl:g} s", ttl + self.traits.expiry_lag + 5.0)
+        await self.until(over, f"the end of a lease of {ttl:g} s", ttl + self.traits.expiry_lag + LONG)
 
 
 async def attempt(lock: AnyLock, timeout: float | None = 0) -> AnyHold | None:

@@ -187,7 +187,7 @@ class Trials:
 
         faulty.on("put_if_version", 1, late())
         faulty.before("put_if_version", 3, scene.play.hook(leave))
-        hold = await take(lock, timeout=2)
+        hold = await take(lock, timeout=TTL)
 
         record = await scene.holder()
         assert record is not None

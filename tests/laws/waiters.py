@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -12,6 +11,7 @@ from caslock.testing.drive import done
 from caslock.testing.faults import lose_reply, lose_wake_up, raising, unsent, wake_early
 from tests import protocol_functions as protocol
 from tests.laws.scene import TTL, attempt, each, scenario, take
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from tests.laws.scene import AnyFaultyStore, AnyHold, Scene
@@ -43,9 +43,9 @@ class Waiters:
             await scene.play.sleep(SOON)  # so that it waits in line; were it too short, it would be served all the same
             await done(theirs.release())
 
-        began = time.monotonic()
-        await scene.play.together([wait(), leave()], 2)
-        assert time.monotonic() - began < protocol.LONGEST_WAIT
+        with Stopwatch() as watch:
+            await scene.play.together([wait(), leave()], 2)
+        assert watch.seconds < protocol.LONGEST_WAIT
         (hold,) = holds
         assert hold._attempt.lease.fence > theirs._attempt.lease.fence or not scene.traits.fences
         hold.ensure_held()

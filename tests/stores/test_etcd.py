@@ -24,6 +24,7 @@ from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
 from tests.locations import fresh, until
 from tests.servers import ETCD, HOST, Process, Server, free_port, missing
+from tests.stopwatch import Stopwatch
 from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def ask(server: Server, path: str, token: str = "", **body: object) -> Any:  # n
     headers = {"Authorization": token} if token else {}
     url = f"http://{server.host}:{server.port}/v3/{path}"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - it is http
+    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - it is http
         return json.load(answer)
 
 
@@ -65,7 +66,7 @@ def api(request: pytest.FixtureRequest) -> Iterator[Opening]:
 @pytest.fixture
 def store(api: Opening, etcd_server: Server) -> Store:
     """A store on the shared server."""
-    return api.open(etcd_server.url, timeout=10)
+    return api.open(etcd_server.url, timeout=20)
 
 
 def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, new_etcd: NewServer) -> None:
@@ -73,7 +74,7 @@ def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, new_etcd: NewS
     server = new_etcd()
     sent = list[bytes]()
     with FaultProxy(server.host, server.port) as proxy:
-        through = api.open(f"etcd://127.0.0.1:{proxy.port}", timeout=10)
+        through = api.open(f"etcd://127.0.0.1:{proxy.port}", timeout=20)
         assert through.get(fresh()) is None
 
         def listen(request: bytes) -> Passage:
@@ -93,7 +94,7 @@ def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, new_etcd: NewS
 def test_a_refused_put_leaves_no_lease(api: Opening, new_etcd: NewServer) -> None:
     """Ten puts that find another version there: only the lease of the entry is left."""
     server = new_etcd()
-    mine = api.open(server.url, timeout=10)
+    mine = api.open(server.url, timeout=20)
     key = fresh()
     entry = put(mine, key)
     before = leases(server)
@@ -107,7 +108,7 @@ def test_a_store_that_did_not_put_the_entry_removes_that_version_only(
     api: Opening, store: Store, etcd_server: Server
 ) -> None:
     """Whoever knows the version removes it; a lease of an earlier put frees nothing of a later one."""
-    other = api.open(etcd_server.url, timeout=10)
+    other = api.open(etcd_server.url, timeout=20)
     key = fresh()
     first = put(store, key)
     second = put(other, key, b"second", first.version)
@@ -133,7 +134,7 @@ def test_a_removal_is_one_although_the_key_is_taken_at_once(api: Opening, store:
             if entry is not None and entry.value == value:
                 removed.append(mine.invalidate(key, entry.version))
 
-    stores = [store, *(api.open(etcd_server.url, timeout=10) for _ in range(3))]
+    stores = [store, *(api.open(etcd_server.url, timeout=20) for _ in range(3))]
     with ThreadPoolExecutor(len(stores)) as threads:
         list(threads.map(contend, stores))
     assert set(removed) == {None}
@@ -142,7 +143,7 @@ def test_a_removal_is_one_although_the_key_is_taken_at_once(api: Opening, store:
 def test_a_packet_that_comes_twice_is_applied_once(api: Opening, etcd_server: Server) -> None:
     """Whichever copy is first, the put has succeeded, and its version is the one that is there."""
     with FaultProxy(etcd_server.host, etcd_server.port) as proxy:
-        through = api.open(f"etcd://127.0.0.1:{proxy.port}", timeout=10)
+        through = api.open(f"etcd://127.0.0.1:{proxy.port}", timeout=20)
         through.get(fresh())
         proxy.decide = lambda _: Passage("duplicate")
         for _ in range(20):
@@ -205,13 +206,13 @@ def test_a_wait_outlives_a_compaction(store: Store, etcd_server: Server) -> None
     waiting = timed(lambda: watching.wait_while(key, entry.version, 20))
     time.sleep(0.2)  # so that it has most likely begun
     store.invalidate(key, entry.version)
-    assert waiting.result(10)[0] < 10
-    assert timed(lambda: watching.wait_while(key, entry.version, 20)).result(10)[0] < 10
+    assert waiting.result(50)[0] < 10
+    assert timed(lambda: watching.wait_while(key, entry.version, 20)).result(50)[0] < 10
 
 
 def test_more_waiters_than_connections_are_told_to_sleep(api: Opening, etcd_server: Server) -> None:
     """The 33rd waiter of a process is refused at once, without a request; the others end with the change."""
-    store = api.open(etcd_server.url, timeout=10)
+    store = api.open(etcd_server.url, timeout=20)
     key = fresh()
     entry = put(store, key)
     watching = cast("WatchingStore", store)
@@ -226,7 +227,7 @@ def test_more_waiters_than_connections_are_told_to_sleep(api: Opening, etcd_serv
 
     assert until(refused)
     store.invalidate(key, entry.version)
-    assert max(wait.result(10)[0] for wait in waits) < 15
+    assert max(wait.result(50)[0] for wait in waits) < 15
     watching.wait_while(key, entry.version, 0.1)
 
 
@@ -302,7 +303,7 @@ def test_the_location_names_the_members_and_no_user(url: str, location: str) -> 
 def test_a_store_for_asyncio_serves_every_loop(etcd_server: Server) -> None:
     """One store is used in several loops, one after the other, and each closes its connections as it ends."""
     with FaultProxy(etcd_server.host, etcd_server.port) as proxy:
-        store = AsyncEtcdStore(f"etcd://127.0.0.1:{proxy.port}", timeout=10)
+        store = AsyncEtcdStore(f"etcd://127.0.0.1:{proxy.port}", timeout=20)
         for _ in range(3):
             assert asyncio.run(store.get(fresh())) is None
             assert until(lambda: not proxy.connections)
@@ -314,7 +315,7 @@ def test_a_store_for_asyncio_serves_every_loop(etcd_server: Server) -> None:
 def test_a_full_server_refuses_puts_and_still_releases(api: Opening, new_etcd: NewServer) -> None:
     """Over its quota etcd takes no put; the error says what to do, and what is there can be read and removed."""
     server = new_etcd("--quota-backend-bytes=150000")
-    store = api.open(server.url, timeout=10)
+    store = api.open(server.url, timeout=20)
     key = fresh()
     entry = put(store, key)
     for number in range(100):
@@ -331,12 +332,12 @@ def test_a_wrong_password_is_a_refusal_that_shows_none(api: Opening, new_etcd: N
     server = secured(new_etcd)
     where = f"{server.host}:{server.port}"
     for user in (f"locks:{QUOTED}x@", f"nobody:{QUOTED}@"):
-        store = api.open(f"etcd://{user}{where}", timeout=10)
+        store = api.open(f"etcd://{user}{where}", timeout=20)
         for _ in range(2):
             refusal(lambda: store.get("locks/k"), "Check the user and the password")  # noqa: B023 - called at once
         assert "p@ss" not in repr(store)
-    refusal(lambda: api.open(server.url, timeout=10).get("locks/k"), "Name a user")
-    store = api.open(f"etcd://locks:{QUOTED}@{where}", timeout=10)
+    refusal(lambda: api.open(server.url, timeout=20).get("locks/k"), "Name a user")
+    store = api.open(f"etcd://locks:{QUOTED}@{where}", timeout=20)
     entry = put(store, "locks/k")
     refusal(lambda: store.get("other"), "Grant the user readwrite")
     refusal(lambda: store.put_if_version("other", b"v", ABSENT, 1), "Grant the user readwrite")
@@ -344,13 +345,13 @@ def test_a_wrong_password_is_a_refusal_that_shows_none(api: Opening, new_etcd: N
     refusal(lambda: watching.wait_while("other", 1, 5), "Grant the user readwrite")
     waiting = timed(lambda: watching.wait_while("locks/k", entry.version, 20))
     assert store.invalidate("locks/k", entry.version) is None
-    assert waiting.result(20)[0] < 15
+    assert waiting.result(50)[0] < 15
 
 
 def test_a_forgotten_token_is_renewed(api: Opening, new_etcd: NewServer) -> None:
     """Etcd forgets its tokens when it restarts: the store names its user again, and the put is applied once."""
     server = secured(new_etcd)
-    store = api.open(f"etcd://locks:{QUOTED}@{server.host}:{server.port}", timeout=10)
+    store = api.open(f"etcd://locks:{QUOTED}@{server.host}:{server.port}", timeout=20)
     put(store, "locks/before")
     server.restart()
     entry = until_put(store, "locks/after")
@@ -361,7 +362,7 @@ def test_a_forgotten_token_is_renewed(api: Opening, new_etcd: NewServer) -> None
 
 def test_a_user_where_nobody_is_asked_is_a_refusal(api: Opening, etcd_server: Server) -> None:
     """A server without authentication says so, and the secret stays one."""
-    store = api.open(f"etcd://me:{QUOTED}@{etcd_server.host}:{etcd_server.port}", timeout=10)
+    store = api.open(f"etcd://me:{QUOTED}@{etcd_server.host}:{etcd_server.port}", timeout=20)
     refusal(lambda: store.get("k"), "Leave user and password out")
 
 
@@ -392,7 +393,7 @@ def until_put(store: Store, key: str) -> Entry:
         put.append(entry)
         return True
 
-    assert until(tried, 20)
+    assert until(tried)
     return put[0]
 
 
@@ -401,7 +402,7 @@ def test_another_server_on_that_port_is_a_refusal(
 ) -> None:
     """Redis, memcached, a web server, and an etcd that is too old are named as what they are not."""
     for other in (redis_server, memcached_server):
-        store = api.open(f"etcd://{other.host}:{other.port}", timeout=5)
+        store = api.open(f"etcd://{other.host}:{other.port}", timeout=20)
         with pytest.raises(StoreError, match="Is it an etcd") as caught:
             store.put_if_version("k", b"v", ABSENT, 1)
         assert not getattr(caught.value, "sent", False)
@@ -410,7 +411,7 @@ def test_another_server_on_that_port_is_a_refusal(
     web.start()
     try:
         assert until(lambda: listens(port)), web.log()
-        store = api.open(f"etcd://{HOST}:{port}", timeout=5)
+        store = api.open(f"etcd://{HOST}:{port}", timeout=20)
         refusal(lambda: store.get("k"), "Is it an etcd")
         for version, sentence in (('{"etcdserver": "3.3.9"}', "version 3.3.9"), ("{}", "unknown"), ("[]", "Is it")):
             (tmp_path / "version").write_text(version)
@@ -429,21 +430,19 @@ def listens(port: int) -> bool:
 def test_a_frozen_server_hangs_nobody(api: Opening, new_etcd: NewServer) -> None:
     """While the server is stopped, verbs and waits on open and on new connections end in time; then all go on."""
     server = new_etcd()
-    store, new = api.open(server.url, timeout=1.0), api.open(server.url, timeout=1.0)
+    store, new = api.open(server.url, timeout=0.5), api.open(server.url, timeout=0.5)
     key = fresh()
     entry = until_put(store, key)
     server.pause()
     try:
         for each, sent in ((store, True), (new, False), (store, False)):
-            began = time.monotonic()
-            with pytest.raises(StoreUnavailable) as caught:
+            with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
                 each.get(key)
-            assert time.monotonic() - began < 3.0
+            assert watch.seconds <= each.traits.request_timeout
             assert caught.value.sent is sent
-        began = time.monotonic()
-        with pytest.raises(StoreUnavailable):
+        with Stopwatch() as watch, pytest.raises(StoreUnavailable):
             cast("WatchingStore", new).wait_while(key, entry.version, 20)
-        assert time.monotonic() - began < 3.0
+        assert watch.seconds <= new.traits.request_timeout
     finally:
         server.resume()
     assert until_put(store, key) == until_put(new, key) == entry
@@ -472,10 +471,9 @@ def test_an_answer_that_trickles_is_given_up_in_time(api: Opening, greets: bool)
 
         threading.Thread(target=serve, daemon=True).start()
         store = api.open(f"etcd://{HOST}:{listener.getsockname()[1]}", timeout=0.5)
-        began = time.monotonic()
-        with pytest.raises(StoreUnavailable) as caught:
+        with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
             store.put_if_version("k", b"v", ABSENT, 1)
-        assert time.monotonic() - began < 2.0
+        assert watch.seconds <= store.traits.request_timeout
         assert caught.value.sent is greets
         listener.close()
 
@@ -517,7 +515,7 @@ def test_tls_with_certificates_of_both_sides(api: Opening, tls_port: int, certif
     watching = cast("WatchingStore", store)
     waiting = timed(lambda: watching.wait_while("k", entry.version, 20))
     assert store.invalidate("k", entry.version) is None
-    assert waiting.result(20)[0] < 15
+    assert waiting.result(50)[0] < 15
     refusal(lambda: api.open(base + ours).get("k"), "do not accept each other's TLS.*certificate")
     plain, nameless = api.open(f"etcd://{HOST}:{tls_port}"), api.open(trusted)
     with pytest.raises(StoreUnavailable, match="for TLS, begin the URL with etcds://") as caught:
@@ -529,7 +527,7 @@ def test_tls_with_certificates_of_both_sides(api: Opening, tls_port: int, certif
 
 def test_tls_to_a_server_without_it_is_a_refusal(api: Opening, etcd_server: Server) -> None:
     """The error says to leave TLS out."""
-    store = api.open(f"etcds://{etcd_server.host}:{etcd_server.port}", timeout=5)
+    store = api.open(f"etcds://{etcd_server.host}:{etcd_server.port}", timeout=20)
     with pytest.raises(StoreUnavailable, match=r"Does it speak TLS\?.*etcd://") as caught:
         store.get("k")
     assert not caught.value.sent
@@ -610,8 +608,8 @@ def test_a_cluster_goes_on_without_its_leader(api: Opening, cluster: Cluster) ->
     key = fresh()
     before = until_put(store, key)
     cluster.body(cluster.leader()).kill()
-    assert until(lambda: answers(store, key, before), 20)
-    assert until(lambda: answers(other, key, before), 20)
+    assert until(lambda: answers(store, key, before))
+    assert until(lambda: answers(other, key, before))
     after = put(other, key, b"after", before.version)
     assert after.version > before.version
     assert store.put_if_version(key, b"stale", before.version, 30) == after
@@ -626,7 +624,7 @@ def test_a_member_that_is_away_costs_nothing(api: Opening, cluster: Cluster) -> 
     others = [member for member in cluster.members if member is not where]
     url = f"etcd://{','.join(f'{member.host}:{member.port}' for member in (where, *others))}"
     cluster.body(follower).kill()
-    store = api.open(url, timeout=5)
+    store = api.open(url, timeout=20)
     for _ in range(20):
         key = fresh()
         entry = put(store, key)
@@ -640,7 +638,7 @@ def test_a_member_that_is_away_costs_nothing(api: Opening, cluster: Cluster) -> 
             return not error.sent and "no leader" in str(error)
         return False
 
-    assert until(no_leader, 20)
+    assert until(no_leader)
 
 
 def test_an_unreachable_member_leaves_time_for_the_others(api: Opening, etcd_server: Server) -> None:
@@ -648,12 +646,13 @@ def test_an_unreachable_member_leaves_time_for_the_others(api: Opening, etcd_ser
     with socket.create_server((HOST, 0)) as silent:
         url = f"etcd://{HOST}:{silent.getsockname()[1]},{etcd_server.host}:{etcd_server.port}"
         store = api.open(url, timeout=3)
-        began = time.monotonic()
-        assert store.get(fresh()) is None
-        assert 1.0 < time.monotonic() - began < 3.0
-        began = time.monotonic()
-        assert store.get(fresh()) is None
-        assert time.monotonic() - began < 1.0
+        with Stopwatch() as watch:
+            assert store.get(fresh()) is None
+        assert watch.elapsed > 1.0
+        assert watch.seconds < 3.0
+        with Stopwatch() as watch:
+            assert store.get(fresh()) is None
+        assert watch.seconds < 1.0
 
 
 def answers(store: Store, key: str, entry: Entry) -> bool:
@@ -669,7 +668,7 @@ def test_a_lock_is_held_through_a_change_of_leader(cluster: Cluster) -> None:
     """Renewals go on at the new leader: the hold is never lost, and nobody else gets in."""
     with connect(cluster.url) as store, connect(cluster.url) as theirs:
         key = fresh()
-        with Lock(store, key, ttl=8, timeout=20) as hold:
+        with Lock(store, key, ttl=20, timeout=50) as hold:
             cluster.body(cluster.leader()).kill()
             versions = set[int]()
 
@@ -680,7 +679,7 @@ def test_a_lock_is_held_through_a_change_of_leader(cluster: Cluster) -> None:
                     versions.add(entry.version)
                 return len(versions) > 1
 
-            assert until(renewed, 20)
+            assert until(renewed)
             hold.ensure_held()
             assert Lock(theirs, key).acquire(timeout=0) is None
         assert theirs.get(key) is None
@@ -694,7 +693,7 @@ def test_a_host_with_several_addresses_is_tried_in_each() -> None:
         pytest.raises(StoreUnavailable, match="no answer in time"),
     ):
         store.get("k")
-    with EtcdStore("etcd://no-such-host.invalid", timeout=5) as nowhere:
+    with EtcdStore("etcd://no-such-host.invalid", timeout=20) as nowhere:
         with pytest.raises(StoreUnavailable, match="is unreachable") as caught:
             nowhere.get("k")
         assert not caught.value.sent

@@ -84,7 +84,7 @@ class Cluster:
 
 def _said(server: Server, question: str) -> str | None:
     url = f"http://{server.host}:{server.port}/hazelcast/health/{question}"
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=20) as answer:
         return re.sub(r"\W", "", answer.read().decode())
     return None
 
@@ -120,15 +120,14 @@ def certainly(store: HazelcastStore, key: str, value: bytes, version: int, ttl: 
 
 def test_entries_outlive_a_member_with_their_leases(cluster: Cluster) -> None:
     """Whichever member dies: what was written over lasts for as long as its lease, and not for its first ttl."""
-    with HazelcastStore(cluster.url, timeout=10) as store:
+    with HazelcastStore(cluster.url, timeout=20) as store:
         keys = [fresh() for _ in range(30)]  # so that each member has some of them, and some of their leases
-        entries = [certainly(store, key, b"1", ABSENT, 2) for key in keys]
-        entries = [certainly(store, key, b"2", old.version, 60) for key, old in zip(keys, entries, strict=True)]
+        entries = [certainly(store, key, b"2", certainly(store, key, b"1", ABSENT, 2).version, 60) for key in keys]
         short = [certainly(store, key, b"1", ABSENT, 60) for key in (f"{key}:short" for key in keys)]
         short = [certainly(store, f"{key}:short", b"2", old.version, 3) for key, old in zip(keys, short, strict=True)]
         assert len(short) == 30
         cluster.kill(0)
-        with HazelcastStore(cluster.url, timeout=10) as another:
+        with HazelcastStore(cluster.url, timeout=20) as another:
             assert until(lambda: not any(another.get(f"{key}:short") for key in keys))
             assert [another.get(key) for key in keys] == entries
             for key, entry in zip(keys, entries, strict=True):
@@ -143,7 +142,7 @@ def test_locks_are_taken_in_turn_while_members_die(cluster: Cluster) -> None:
     def contend(number: int) -> None:
         with HazelcastStore(cluster.url) as store:
             while not over.is_set():
-                lock = Lock(store, key, ttl=5, timeout=PATIENCE, on_lost=losses.append)
+                lock = Lock(store, key, ttl=15, timeout=PATIENCE, on_lost=losses.append)
                 with contextlib.suppress(CaslockError), lock:
                     inside.append(number)
                     if len(inside) > 1:
@@ -183,7 +182,7 @@ def test_a_cluster_that_is_split_has_two_holders_unless_it_is_protected(cluster:
         safer = [stack.enter_context(HazelcastStore(f"{place}/protected")) for place in places]
         key = fresh()
         entry = certainly(safer[0], key, b"v", ABSENT, 60)
-        locks = [Lock(store, key, ttl=2, on_lost=lambda _: lost.set()) for store in stores]
+        locks = [Lock(store, key, ttl=6, on_lost=lambda _: lost.set()) for store in stores]
         holds = [locks[0].acquire()]
         assert locks[1].acquire(timeout=0) is None
         with cluster.split():
@@ -219,7 +218,7 @@ def _answer(store: HazelcastStore, key: str) -> Entry | None:
 def test_doctor_counts_the_members(cluster: Cluster) -> None:
     """Two are too few to tell which part of a split cluster may go on."""
     alone = f"hazelcast://{HOST}:{cluster.servers[0].port}/locks"
-    with HazelcastStore(alone, timeout=10) as store:
+    with HazelcastStore(alone, timeout=20) as store:
         _, findings = examined(store, f"{alone}?timeout=10")
     told = {finding.what: finding.severity.name for finding in findings}
     assert (told["it has two members"], told["the URL names 1 of 2 members"]) == ("warning", "note")

@@ -32,6 +32,7 @@ from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memcached import store as memcached
 from caslock.stores.memcached.requests import line_of, name_of, parse
 from tests.servers import HOST, Server, absent, free_port, ringing
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,7 +119,7 @@ def open_client() -> Iterator[OpenClient]:
     with contextlib.ExitStack() as stack:
 
         def make(server: Server | Proxy, **settings: object) -> Client:
-            client = Client((server.host, server.port), **({"timeout": 5, "default_noreply": False} | settings))
+            client = Client((server.host, server.port), **({"timeout": 20, "default_noreply": False} | settings))
             stack.callback(client.close)
             return client
 
@@ -169,7 +170,7 @@ def put(store: Store, key: str, value: bytes = b"ours", version: int = ABSENT, t
 
 def eventually(condition: Callable[[], bool]) -> bool:
     """Wait for the server to notice what has already been done."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 50
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
@@ -259,22 +260,22 @@ def test_an_entry_lives_its_ttl(store: MemcachedStore, key: str) -> None:
     alive: dict[str, tuple[float, float]] = {}
     versions = []
     started = time.monotonic()
-    for number in range(40):
-        while time.monotonic() < started + number / 20:
-            time.sleep(0.001)
-        before = time.monotonic()
-        versions.append(put(store, f"{key}:{number}", ttl=1).version)
-        alive[f"{key}:{number}"] = before, time.monotonic()
-    lives = []
-    while alive:
-        for name, (before, after) in list(alive.items()):
-            asked = time.monotonic()
-            if store.get(name) is None:
-                lives.append(time.monotonic() - before)
-                assert lives[-1] >= 1
-                assert asked - after <= 1 + store.traits.expiry_lag + 0.2
-                del alive[name]
-        time.sleep(0.005)
+    with Stopwatch() as watch:
+        for number in range(40):
+            while time.monotonic() < started + number / 20:
+                time.sleep(0.001)
+            before = time.monotonic()
+            versions.append(put(store, f"{key}:{number}", ttl=1).version)
+            alive[f"{key}:{number}"] = before, time.monotonic()
+        while alive:
+            for name, (before, after) in list(alive.items()):
+                asked = time.monotonic()
+                if store.get(name) is None:
+                    assert time.monotonic() - before >= 1
+                    del alive[name]
+                else:
+                    assert asked - after <= 1 + store.traits.expiry_lag + watch.late
+            time.sleep(0.005)
     assert put(store, f"{key}:0").version > max(versions)
 
 
@@ -568,7 +569,7 @@ def test_a_server_with_a_password(tmp_path: Path, open_store: OpenStore) -> None
 def test_a_server_with_no_connection_left(new_memcached: NewServer, open_store: OpenStore) -> None:
     """Too many open connections are an outage like any other: nothing was sent, try again."""
     server = new_memcached("-c", "32")
-    store = open_store(server, timeout=0.5)
+    store = open_store(server)
     with contextlib.ExitStack() as crowd:
         for _ in range(64):
             crowd.enter_context(socket.create_connection((server.host, server.port)))
@@ -585,7 +586,7 @@ def test_a_server_that_has_just_started(
     with pytest.raises(StoreUnavailable, match="started less than 3 s ago") as caught:
         open_store(server, timeout=0.2).get("k")
     assert not caught.value.sent
-    put(open_store(server, timeout=5), "k")
+    put(open_store(server), "k")
     assert open_client(server).stats()[b"uptime"] >= 4
 
 
@@ -678,10 +679,10 @@ def test_a_server_that_is_silent(spare_memcached: Server, key: str, open_store: 
     So it is when signals come more often than the timeout: none of them begins it anew.
     """
     server, held_key, late_key = spare_memcached, f"{key}:held", f"{key}:late"
-    store = open_store(server, timeout=0.3)
+    store = open_store(server, timeout=0.6)
     held = put(store, held_key)
     server.pause()
-    rescue = threading.Timer(10.0, server.resume)  # of a request that would wait for ever
+    rescue = threading.Timer(50.0, server.resume)  # of a request that would wait for ever
     rescue.start()
     with ringing() if rings else contextlib.nullcontext(), pytest.raises(StoreUnavailable) as caught:
         store.put_if_version(late_key, b"late", ABSENT, 60)
@@ -755,7 +756,7 @@ def test_a_reply_that_is_broken(
     proxy: Proxy, store: MemcachedStore, key: str, reply: bytes, open_store: OpenStore
 ) -> None:
     """A reply that can't be read is StoreUnavailable, never a free lock, and the connection ends there."""
-    through = open_store(proxy, timeout=0.5)
+    through = open_store(proxy, timeout=1)
     entry = put(store, key)
     assert through.get(key) == entry
     proxy.rewrite = lambda _data: reply
@@ -832,7 +833,7 @@ def test_a_put_has_won_only_if_its_own_value_is_there(
     proxy: Proxy, key: str, reply: bytes, value: bytes | None, open_store: OpenStore
 ) -> None:
     """Whatever resembles the answer to a put that has won is read as what it is, and nothing is taken for a win."""
-    through = open_store(proxy, timeout=0.5)
+    through = open_store(proxy, timeout=1)
     through.get(key)
     proxy.rewrite = lambda _data: reply
     if value is None:
@@ -1060,7 +1061,7 @@ def test_a_server_that_was_stopped_shortens_no_lease(new_memcached: NewServer, o
     def early(server: Server) -> float:
         """Return the seconds by which an entry has gone before its time."""
         open_store(server.url).get("wait until it is old enough")
-        store = open_store(server, timeout=10)
+        store = open_store(server)
         held = put(store, "held")
         store.get("k")
         server.pause()
@@ -1072,16 +1073,14 @@ def test_a_server_that_was_stopped_shortens_no_lease(new_memcached: NewServer, o
             time.sleep(waits)
             server.resume()
             written = writing.result()
-        while (
-            written is not None and (now := time.monotonic()) < sent + ttl
-        ):  # None: it had gone, and the answer said so
+        while written is not None and time.monotonic() < sent + ttl:  # None: it had gone, and the answer said so
             if store.get(key) != written:
-                return sent + ttl - now
+                return sent + ttl - time.monotonic()
             time.sleep(0.02)
         return 0.0
 
     with ThreadPoolExecutor(many) as threads:
-        assert max(threads.map(early, servers)) < 0.05  # which is what the polling may add
+        assert max(threads.map(early, servers)) <= 0
 
 
 def test_a_put_that_can_not_be_done_again_may_have_been_applied(

@@ -26,9 +26,10 @@ from caslock.stores.nats.wire import Ask, Message
 from caslock.testing.drive import driven
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
-from caslock.testing.steps import timed
+from caslock.testing.steps import Lease, timed
 from tests.locations import fresh, until
 from tests.servers import HOST, NATS, Process, Server, free_port, missing
+from tests.stopwatch import Stopwatch
 from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal
 from tests.stores.test_etcd import listens
 
@@ -48,7 +49,7 @@ def once(ask: Ask) -> Generator[Ask, Message, Message]:
 
 def ask(url: str, subject: str, body: bytes = b"", headers: Mapping[str, str] = {}) -> Message:
     """Send a request as another client would."""
-    with NatsStore(url, timeout=10) as store:
+    with NatsStore(url, timeout=20) as store:
         asked = store._servers.run(once(Ask(subject, body, headers)))
         try:
             asked.send(None)
@@ -77,7 +78,7 @@ def api(request: pytest.FixtureRequest) -> Iterator[Opening]:
 @pytest.fixture
 def store(api: Opening, nats_server: Server) -> Store:
     """A store on the shared server."""
-    return api.open(nats_server.url, timeout=10)
+    return api.open(nats_server.url, timeout=20)
 
 
 # Requests and markers
@@ -87,7 +88,7 @@ def test_a_cycle_is_two_requests(api: Opening, nats_server: Server) -> None:
     """To acquire is one request, to release another, also at once after a release; a second later nothing is left."""
     sent = list[bytes]()
     with FaultProxy(nats_server.host, nats_server.port) as proxy:
-        mine, theirs = (api.open(f"nats://127.0.0.1:{proxy.port}", timeout=10) for _ in range(2))
+        mine, theirs = (api.open(f"nats://127.0.0.1:{proxy.port}", timeout=20) for _ in range(2))
         for each in (mine, theirs):
             put(each, fresh())
 
@@ -129,7 +130,7 @@ def test_a_marker_is_no_version(api: Opening, store: Store, nats_server: Server)
         assert store.invalidate(key, marker) is None
         assert last(nats_server, subject)["message"]["seq"] == marker
         assert dict(cast("ListingStore", store).list(key)) == {}
-        third = put(api.open(nats_server.url, timeout=10), key)
+        third = put(api.open(nats_server.url, timeout=20), key)
         assert third.version > marker
         assert store.invalidate(key, third.version) is None
 
@@ -156,7 +157,7 @@ def test_a_removal_is_one_although_the_key_is_taken_at_once(api: Opening, store:
             if entry is not None and entry.value == value:
                 removed.append(mine.invalidate(key, entry.version))
 
-    stores = [store, *(api.open(nats_server.url, timeout=10) for _ in range(3))]
+    stores = [store, *(api.open(nats_server.url, timeout=20) for _ in range(3))]
     with ThreadPoolExecutor(len(stores)) as threads:
         list(threads.map(contend, stores))
     assert set(removed) == {None}
@@ -164,7 +165,7 @@ def test_a_removal_is_one_although_the_key_is_taken_at_once(api: Opening, store:
 
 def test_a_put_and_a_removal_of_one_version_are_never_both_applied(api: Opening, nats_server: Server) -> None:
     """Of a renewal and a removal that expect the same version one succeeds, whichever comes first."""
-    one, two = (api.open(nats_server.url, timeout=10) for _ in range(2))
+    one, two = (api.open(nats_server.url, timeout=20) for _ in range(2))
     with ThreadPoolExecutor(2) as threads:
         for _ in range(100):
             key = fresh()
@@ -179,7 +180,7 @@ def test_a_put_and_a_removal_of_one_version_are_never_both_applied(api: Opening,
 def test_a_packet_that_comes_twice_is_applied_once(api: Opening, nats_server: Server) -> None:
     """Whichever copy is first, the put has succeeded, and its version is the one that is there."""
     with FaultProxy(nats_server.host, nats_server.port) as proxy:
-        through = api.open(f"nats://127.0.0.1:{proxy.port}", timeout=10)
+        through = api.open(f"nats://127.0.0.1:{proxy.port}", timeout=20)
         through.get(fresh())
         proxy.decide = lambda _: Passage("duplicate")
         for _ in range(20):
@@ -205,14 +206,12 @@ def test_every_key_is_a_name_that_tools_for_buckets_take(store: Store) -> None:
 
 def test_an_entry_lives_for_its_ttl_and_little_longer(nats_server: Server) -> None:
     """A ttl is rounded up to whole seconds; an entry never ends before it."""
-    with NatsStore(nats_server.url, timeout=10) as store:
+    with NatsStore(nats_server.url, timeout=20) as store:
         for ttl, least in ((0.2, 1.0), (1.1, 2.0)):
-            key = fresh()
-            began = time.monotonic()
-            put(store, key, ttl=ttl)
-            while store.get(key) is not None:
-                time.sleep(0.005)
-            assert least - 0.01 < time.monotonic() - began < ttl + store.traits.expiry_lag
+            lease, began = Lease(fresh(), ttl), time.monotonic()
+            lease.begin(store)
+            lease.watch(store)
+            assert time.monotonic() - began > least - 0.01
 
 
 # Waiting
@@ -222,45 +221,45 @@ def test_a_wait_is_not_ended_by_writes_that_are_refused(store: Store, api: Openi
     """Contenders that put and are refused wake nobody; a renewal and a removal do, also one that came before."""
     key = fresh()
     entry = put(store, key)
-    watching, other = cast("WatchingStore", store), api.open(nats_server.url, timeout=10)
+    watching, other = cast("WatchingStore", store), api.open(nats_server.url, timeout=20)
     waiting = timed(lambda: watching.wait_while(key, entry.version, 20))
     for _ in range(100):
         assert other.put_if_version(key, b"theirs", ABSENT, 30) == entry
         assert other.invalidate(key, entry.version - 1) == entry
     assert not waiting.done()
     renewed = put(other, key, b"renewed", entry.version)
-    assert waiting.result(10)[0] < 15
-    assert timed(lambda: watching.wait_while(key, entry.version, 20)).result(10)[0] < 10
+    assert waiting.result(50)[0] < 15
+    assert timed(lambda: watching.wait_while(key, entry.version, 20)).result(50)[0] < 10
     waiting = timed(lambda: watching.wait_while(key, renewed.version, 20))
     time.sleep(0.2)  # so that it has most likely begun
     ask(nats_server.url, Verbs("caslock").subject(key), b"by another program")
-    assert waiting.result(10)[0] < 15
+    assert waiting.result(50)[0] < 15
 
 
 def test_no_change_is_missed_while_a_wait_begins(store: Store, api: Opening, nats_server: Server) -> None:
     """A removal at the very moment in which a wait begins ends it."""
-    watching, other = cast("WatchingStore", store), api.open(nats_server.url, timeout=10)
+    watching, other = cast("WatchingStore", store), api.open(nats_server.url, timeout=20)
     for _ in range(10):
         key = fresh()
         entry = put(other, key)
         waits = [timed(lambda: watching.wait_while(key, entry.version, 20)) for _ in range(20)]  # noqa: B023 - it ends below
         other.invalidate(key, entry.version)
-        assert max(wait.result(25)[0] for wait in waits) < 15
+        assert max(wait.result(50)[0] for wait in waits) < 15
 
 
 def test_a_waiter_answers_the_server(api: Opening, new_nats: NewServer, tmp_path: Path) -> None:
-    """A server that asks ten times a second whether its clients are there does not cut off one that waits."""
-    (tmp_path / "nats.conf").write_text('ping_interval: "100ms"\nping_max: 2\n')
-    store = api.open(new_nats("-c", str(tmp_path / "nats.conf")).url, timeout=10)
+    """A server that asks four times a second whether its clients are there does not cut off one that waits."""
+    (tmp_path / "nats.conf").write_text('ping_interval: "250ms"\nping_max: 3\n')
+    store = api.open(new_nats("-c", str(tmp_path / "nats.conf")).url, timeout=20)
     entry = put(store, "k")
-    cast("WatchingStore", store).wait_while("k", entry.version, 1.0)
+    cast("WatchingStore", store).wait_while("k", entry.version, 1.8)
     assert store.get("k") == entry
 
 
 def test_a_bucket_that_tells_no_changes_is_polled(api: Opening, nats_server: Server) -> None:
     """Waiters are told to sleep, and a lock waits all the same."""
     name = fresh("mute").replace(":", "-")
-    store = api.open(make_bucket(nats_server, name, republish=None), timeout=10)
+    store = api.open(make_bucket(nats_server, name, republish=None), timeout=20)
     entry = put(store, "k")
     with pytest.raises(StoreUnavailable, match="can't serve another waiter") as caught:
         cast("WatchingStore", store).wait_while("k", entry.version, 5)
@@ -268,12 +267,12 @@ def test_a_bucket_that_tells_no_changes_is_polled(api: Opening, nats_server: Ser
     assert store.invalidate("k", entry.version) is None
     with connect(f"{nats_server.url}/{name}") as plain, Lock(plain, "k"):
         waiting = timed(lambda: Lock(plain, "k").acquire(timeout=0.2))
-        assert waiting.result(10)[0] < 5
+        assert waiting.result(50)[0] < 5
 
 
 def test_more_waiters_than_connections_are_told_to_sleep(api: Opening, nats_server: Server) -> None:
     """The 33rd waiter of a process is refused at once, without a request; the others end with the change."""
-    store = api.open(nats_server.url, timeout=10)
+    store = api.open(nats_server.url, timeout=20)
     key = fresh()
     entry = put(store, key)
     watching = cast("WatchingStore", store)
@@ -288,7 +287,7 @@ def test_more_waiters_than_connections_are_told_to_sleep(api: Opening, nats_serv
 
     assert until(refused)
     store.invalidate(key, entry.version)
-    assert max(wait.result(10)[0] for wait in waits) < 15
+    assert max(wait.result(50)[0] for wait in waits) < 15
     watching.wait_while(key, entry.version, 0.1)
 
 
@@ -366,7 +365,7 @@ def test_the_location_names_the_servers_and_no_user(url: str, location: str) -> 
 def test_a_store_for_asyncio_serves_every_loop(nats_server: Server) -> None:
     """One store is used in several loops, one after the other, and each closes its connections as it ends."""
     with FaultProxy(nats_server.host, nats_server.port) as proxy:
-        store = AsyncNatsStore(f"nats://127.0.0.1:{proxy.port}", timeout=10)
+        store = AsyncNatsStore(f"nats://127.0.0.1:{proxy.port}", timeout=20)
         for _ in range(3):
             assert asyncio.run(store.get(fresh())) is None
             assert until(lambda: not proxy.connections)
@@ -396,7 +395,7 @@ def test_a_bucket_that_loses_entries_is_refused(
 def test_only_a_put_makes_a_bucket(api: Opening, nats_server: Server) -> None:
     """To look makes none; after one was deleted, the next put makes it again."""
     name = fresh("new").replace(":", "-")
-    store = api.open(f"{nats_server.url}/{name}", timeout=10)
+    store = api.open(f"{nats_server.url}/{name}", timeout=20)
     watching, about = cast("WatchingStore", store), f"$JS.API.STREAM.INFO.KV_{name}"
     for _ in range(2):
         assert store.get("k") is None
@@ -415,7 +414,7 @@ def test_only_a_put_makes_a_bucket(api: Opening, nats_server: Server) -> None:
 def test_one_bucket_is_made_by_many(api: Opening, nats_server: Server) -> None:
     """Of many that find none, one makes it, and one gets the key."""
     url = f"{nats_server.url}/{fresh('new').replace(':', '-')}"
-    stores = [api.open(url, timeout=10) for _ in range(8)]
+    stores = [api.open(url, timeout=20) for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:
         assert len(set(threads.map(lambda store: store.put_if_version("k", fresh().encode(), ABSENT, 30), stores))) == 1
 
@@ -423,7 +422,7 @@ def test_one_bucket_is_made_by_many(api: Opening, nats_server: Server) -> None:
 def test_a_bucket_with_markers_of_its_own_serves(api: Opening, nats_server: Server) -> None:
     """Where the server leaves a marker for what has expired, the key is free all the same, and versions grow."""
     name = fresh("marked").replace(":", "-")
-    store = api.open(make_bucket(nats_server, name, subject_delete_marker_ttl=60 * 10**9), timeout=10)
+    store = api.open(make_bucket(nats_server, name, subject_delete_marker_ttl=60 * 10**9), timeout=20)
     first = put(store, "k", ttl=1)
     assert until(lambda: store.get("k") is None)
     second = put(store, "k")
@@ -433,7 +432,7 @@ def test_a_bucket_with_markers_of_its_own_serves(api: Opening, nats_server: Serv
 def test_a_full_bucket_refuses_puts_and_still_releases(api: Opening, nats_server: Server) -> None:
     """The error says what to do, and what is there can be read and removed."""
     url = make_bucket(nats_server, fresh("full").replace(":", "-"), max_bytes=20_000)
-    store = api.open(url, timeout=10)
+    store = api.open(url, timeout=20)
     entry = put(store, "k", b"v" * 300)
     for number in range(100):
         with contextlib.suppress(StoreError):
@@ -447,7 +446,7 @@ def test_a_full_bucket_refuses_puts_and_still_releases(api: Opening, nats_server
 def test_a_restart_keeps_entries_and_versions(new_nats: NewServer) -> None:
     """After a kill, leases go on where they were, and no version comes again, even if nothing is left."""
     server = new_nats()
-    with NatsStore(server.url, timeout=5) as store:
+    with NatsStore(server.url, timeout=20) as store:
         restarted(server, store)
 
 
@@ -490,7 +489,7 @@ def until_put(store: Store, key: str) -> Entry:
         put.append(entry)
         return True
 
-    assert until(tried, 20)
+    assert until(tried)
     return put[0]
 
 
@@ -514,17 +513,17 @@ def test_passwords_and_rights(api: Opening, new_nats: NewServer, tmp_path: Path)
     server = new_nats("-c", str(tmp_path / "nats.conf"))
     where = f"{server.host}:{server.port}"
     for user in (f"locks:{QUOTED}x@", f"nobody:{QUOTED}@", f"{QUOTED}@", ""):
-        store = api.open(f"nats://{user}{where}", timeout=10)
+        store = api.open(f"nats://{user}{where}", timeout=20)
         for _ in range(2):
             refusal(lambda: store.get("k"), "Authorization Violation.*Check user and password")  # noqa: B023 - called at once
         assert "p@ss" not in repr(store)
-    store = api.open(f"nats://locks:{QUOTED}@{where}", timeout=10)
+    store = api.open(f"nats://locks:{QUOTED}@{where}", timeout=20)
     entry = put(store, "k")
     watching = cast("WatchingStore", store)
     waiting = timed(lambda: watching.wait_while("k", entry.version, 20))
     assert store.invalidate("k", entry.version) is None
-    assert waiting.result(20)[0] < 15
-    reader = api.open(f"nats://reader:{QUOTED}@{where}", timeout=10)
+    assert waiting.result(50)[0] < 15
+    reader = api.open(f"nats://reader:{QUOTED}@{where}", timeout=20)
     assert reader.get("k") is None
     refusal(lambda: reader.put_if_version("k", b"v", ABSENT, 1), r"Permissions Violation.*publish to \$KV")
     refusal(lambda: cast("WatchingStore", reader).wait_while("k", 1, 5), "Permissions Violation")
@@ -534,7 +533,7 @@ def test_passwords_and_rights(api: Opening, new_nats: NewServer, tmp_path: Path)
 def test_a_token_is_taken(api: Opening, new_nats: NewServer) -> None:
     """Instead of user and password."""
     server = new_nats("--auth", SECRET)
-    store = api.open(f"nats://{QUOTED}@{server.host}:{server.port}", timeout=10)
+    store = api.open(f"nats://{QUOTED}@{server.host}:{server.port}", timeout=20)
     put(store, "k")
     refusal(lambda: api.open(server.url).get("k"), "Authorization Violation")
 
@@ -571,7 +570,7 @@ def test_a_key_signs_for_its_user(api: Opening, new_nats: NewServer, tmp_path: P
     for name, seed in (("ours", user), ("theirs", stranger)):
         (tmp_path / name).write_text(f"{armoured}-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END")
     server = new_nats("-c", str(tmp_path / "nats.conf"))
-    put(api.open(f"{server.url}?creds={tmp_path / 'ours'}", timeout=10), "k")
+    put(api.open(f"{server.url}?creds={tmp_path / 'ours'}", timeout=20), "k")
     refusal(lambda: api.open(f"{server.url}?creds={tmp_path / 'theirs'}").get("k"), "Authorization Violation")
     (tmp_path / "empty").write_text("")
     for url, sentence in (
@@ -639,7 +638,7 @@ def test_another_server_on_that_port_is_a_refusal(api: Opening, greeting: bytes,
                             pass
 
         threading.Thread(target=serve, daemon=True).start()
-        store = api.open(f"nats://{HOST}:{listener.getsockname()[1]}", timeout=5)
+        store = api.open(f"nats://{HOST}:{listener.getsockname()[1]}", timeout=20)
         refusal(lambda: store.put_if_version("k", b"v", ABSENT, 1), sentence)
         listener.shutdown(socket.SHUT_RDWR)
 
@@ -661,15 +660,13 @@ def test_a_frozen_server_hangs_nobody(api: Opening, new_nats: NewServer) -> None
     server.pause()
     try:
         for each, sent in ((store, True), (new, False), (store, False)):
-            began = time.monotonic()
-            with pytest.raises(StoreUnavailable) as caught:
+            with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
                 each.get(key)
-            assert time.monotonic() - began < 3.0
+            assert watch.seconds <= each.traits.request_timeout
             assert caught.value.sent is sent
-        began = time.monotonic()
-        with pytest.raises(StoreUnavailable):
+        with Stopwatch() as watch, pytest.raises(StoreUnavailable):
             cast("WatchingStore", new).wait_while(key, entry.version, 20)
-        assert time.monotonic() - began < 3.0
+        assert watch.seconds <= new.traits.request_timeout
     finally:
         server.resume()
     assert until_put(store, key) == until_put(new, key) == entry
@@ -692,10 +689,9 @@ def test_an_answer_that_trickles_is_given_up_in_time(api: Opening) -> None:
 
         threading.Thread(target=serve, daemon=True).start()
         store = api.open(f"nats://{HOST}:{listener.getsockname()[1]}", timeout=0.5)
-        began = time.monotonic()
-        with pytest.raises(StoreUnavailable) as caught:
+        with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
             store.put_if_version("k", b"v", ABSENT, 1)
-        assert time.monotonic() - began < 2.0
+        assert watch.seconds <= store.traits.request_timeout
         assert not caught.value.sent
 
 
@@ -716,7 +712,7 @@ def test_tls_with_certificates_of_both_sides(
     watching = cast("WatchingStore", store)
     waiting = timed(lambda: watching.wait_while("k", entry.version, 20))
     assert store.invalidate("k", entry.version) is None
-    assert waiting.result(20)[0] < 15
+    assert waiting.result(50)[0] < 15
     refusal(lambda: api.open(base + ours).get("k"), "do not accept each other's TLS.*certificate")
     refusal(lambda: api.open(server.url).get("k"), "Begin the URL with natss://")
     with pytest.raises(StoreError, match=r"certificate|closed"):
@@ -725,7 +721,7 @@ def test_tls_with_certificates_of_both_sides(
 
 def test_tls_to_a_server_without_it_is_a_refusal(api: Opening, nats_server: Server) -> None:
     """The error says to leave TLS out."""
-    store = api.open(f"natss://{nats_server.host}:{nats_server.port}", timeout=5)
+    store = api.open(f"natss://{nats_server.host}:{nats_server.port}", timeout=20)
     refusal(lambda: store.get("k"), "does not speak TLS. Without TLS, begin the URL with nats://")
 
 
@@ -816,7 +812,7 @@ def test_a_cluster_goes_on_without_its_leader(cluster: Cluster) -> None:
             race = threads.map(lambda number: store.put_if_version(f"{key}:race", b"%d" % number, ABSENT, 60), range(8))
             assert len(set(race)) == 1
         assert not list(examine(cluster.url))
-        with Lock(store, f"{key}:lock", ttl=30, timeout=20) as hold:  # an election takes up to 9 s
+        with Lock(store, f"{key}:lock", ttl=30, timeout=50) as hold:  # an election takes up to 9 s
             cluster.body(cluster.leader()).kill()
             versions = set[int]()
 
@@ -827,7 +823,7 @@ def test_a_cluster_goes_on_without_its_leader(cluster: Cluster) -> None:
                     versions.add(entry.version)
                 return len(versions) > 1
 
-            assert until(renewed, 30)
+            assert until(renewed)
             hold.ensure_held()
             assert Lock(theirs, f"{key}:lock").acquire(timeout=0) is None
         assert theirs.get(f"{key}:lock") is None

@@ -17,6 +17,7 @@ from caslock import AsyncQuorumLock, LockLost, QuorumLock, StoreUnavailable, con
 from caslock.stores.sqlite import SQLiteStore
 from tests.locations import close_when_clean, fresh, observed, until
 from tests.servers import REDIS, Server, private
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,21 +88,23 @@ def opened(three: list[Server]) -> Iterator[Opened]:
         close_when_clean(store)
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_is_not_missed(opened: Opened, three: list[Server]) -> None:
     """A hold outlives the loss of one server of three, and new ones are acquired without it; without two it is lost."""
     key, other, lost = fresh(), fresh(), threading.Event()
-    hold = QuorumLock(opened.stores, key, ttl=1, on_lost=lambda _: lost.set()).acquire()
+    hold = QuorumLock(opened.stores, key, ttl=4, on_lost=lambda _: lost.set()).acquire()
     assert hold is not None
     assert until(lambda: opened.held(key) == [True] * 3)
 
     three[0]._ours().kill()
-    time.sleep(1.2)
+    ends = time.monotonic() + hold.remaining()
+    assert until(lambda: time.monotonic() + hold.remaining() > ends + 0.5), "it is not renewed"
     hold.ensure_held()
     with QuorumLock(opened.stores, other, timeout=0):
         assert until(lambda: observed(opened.stores[1], other))
 
     three[1]._ours().kill()
-    assert lost.wait(5)
+    assert lost.wait(50)
     with pytest.raises(LockLost):
         hold.release()
     with pytest.raises(StoreUnavailable, match="2 of 3 stores did not answer"):
@@ -113,11 +116,11 @@ def test_a_server_that_is_stopped_delays_nobody(opened: Opened, three: list[Serv
     """With one server stopped, ten times acquire and release take less than a request timeout; nothing is left."""
     keys = [fresh() for _ in range(10)]
     three[0].pause()
-    began = time.monotonic()
-    for key in keys:
-        with QuorumLock(opened.stores, key, timeout=0):
-            pass
-    assert time.monotonic() - began < PATIENCE
+    with Stopwatch() as watch:
+        for key in keys:
+            with QuorumLock(opened.stores, key, timeout=0):
+                pass
+    assert watch.seconds < PATIENCE
     three[0].resume()
     assert until(lambda: not any(observed(opened.stores[0], key) for key in keys))
     close_when_clean(opened.stores[0])
@@ -127,29 +130,28 @@ def test_a_server_that_is_stopped_delays_nobody(opened: Opened, three: list[Serv
 def test_two_servers_that_are_stopped_are_an_outage(opened: Opened, three: list[Server]) -> None:
     """With two stopped, an acquire says so within two request timeouts, and a release within three."""
     key, other = fresh(), fresh()
-    hold = QuorumLock(opened.stores, key, ttl=20).acquire()
+    hold = QuorumLock(opened.stores, key, ttl=60).acquire()
     assert hold is not None
     assert until(lambda: opened.held(key) == [True] * 3)
     three[0].pause()
     three[1].pause()
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match="2 of 3 stores did not answer"):
+    with Stopwatch() as watch, pytest.raises(StoreUnavailable, match="2 of 3 stores did not answer"):
         QuorumLock(opened.stores, other, timeout=0).acquire()
-    assert time.monotonic() - began < 2 * PATIENCE + 0.3
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match="could not release"):
+    assert watch.seconds <= 2 * PATIENCE
+    with Stopwatch() as watch, pytest.raises(StoreUnavailable, match="could not release"):
         hold.release()
-    assert time.monotonic() - began < 3 * PATIENCE + 0.3
+    assert watch.seconds <= 3 * PATIENCE
     three[0].resume()
     three[1].resume()
     hold.release()
     assert until(lambda: opened.held(key) == opened.held(other) == [False] * 3)
 
 
+@pytest.mark.long
 def test_a_server_that_comes_back_empty_gets_its_lease_again(opened: Opened, three: list[Server]) -> None:
     """One server after the other is restarted, and forgets everything: the hold goes on."""
     key = fresh()
-    with QuorumLock(opened.stores, key, ttl=1) as hold:
+    with QuorumLock(opened.stores, key, ttl=4) as hold:
         for server in three:
             assert until(lambda: opened.held(key) == [True] * 3)
             server.restart()
@@ -182,26 +184,27 @@ def test_asyncio_with_a_server_that_is_stopped(three: list[Server]) -> None:
         key, other = fresh(), fresh()
         async with AsyncQuorumLock(stores, key) as hold:
             three[0].pause()
-            began = time.monotonic()
-            async with AsyncQuorumLock(stores, other, timeout=0):
-                pass
-            assert time.monotonic() - began < PATIENCE
+            with Stopwatch() as watch:
+                async with AsyncQuorumLock(stores, other, timeout=0):
+                    pass
+            assert watch.seconds < PATIENCE
             three[1].pause()
             waiting = asyncio.create_task(AsyncQuorumLock(stores, other).acquire())
             await asyncio.sleep(0.1)
             waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
+            with Stopwatch() as watch, pytest.raises(asyncio.CancelledError):
                 await waiting
-            with pytest.raises(StoreUnavailable):
+            assert watch.seconds <= 2 * PATIENCE
+            with Stopwatch() as watch, pytest.raises(StoreUnavailable):
                 await AsyncQuorumLock(stores, other, timeout=0).acquire()
-            assert time.monotonic() - began < 4 * PATIENCE
+            assert watch.seconds <= 2 * PATIENCE
             three[0].resume()
             three[1].resume()
             await hold.extend()
         for name in (key, other):
             for store in stores:
                 entry = await store.get(name)
-                end = time.monotonic() + 5
+                end = time.monotonic() + 50
                 while entry is not None and b'"holds":[]' not in entry.value and time.monotonic() < end:
                     await asyncio.sleep(0.01)
                     entry = await store.get(name)
@@ -227,7 +230,7 @@ def add(urls: list[str], key: str, file: str, rounds: int) -> int:
     path = Path(file)
 
     def work() -> None:
-        lock = QuorumLock(stores, key, ttl=10, timeout=60)
+        lock = QuorumLock(stores, key, ttl=60, timeout=60)
         for _ in range(rounds):
             with lock:
                 seen = int(path.read_text())
@@ -250,7 +253,7 @@ def test_no_addition_is_lost(down: int, three: list[Server], opened: Opened, tmp
     number.write_text("0")
     for server in three[:down]:
         server._ours().kill()
-    urls = [url_of(server) for server in three]
+    urls = [f"{server.url}?socket_timeout=20" for server in three]
     with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool:
         running = [pool.submit(add, urls[turn % 3 :] + urls[: turn % 3], key, str(number), rounds) for turn in range(3)]
         assert [one.result(timeout=60) for one in running] == [2 * rounds] * 3

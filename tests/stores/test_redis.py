@@ -32,6 +32,7 @@ from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.stores.redis.wire import new_reader
 from caslock.testing.proxy import foreign_port, refused_port
 from tests.servers import HOST, Process, absent, free_port, ringing
+from tests.stopwatch import Stopwatch
 from tests.stores.test_memcached import Proxy
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def put(store: Store, key: str, value: bytes, version: int = ABSENT, ttl: float 
     return entry
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 50.0) -> None:
     """Return as soon as the condition holds."""
     end = time.monotonic() + seconds
     while not condition():
@@ -185,9 +186,10 @@ def test_every_verb_answers_with_what_is_there_after_it(store: Store) -> None:
 
 def test_a_value_in_redis_is_version_colon_value_with_a_ttl(store: Store, admin: redis.Redis) -> None:
     """A person can read a lock in redis-cli, and Redis ends it."""
+    begun = time.monotonic()
     entry = put(store, "k", b'{"caslock":1}', ttl=7.5)
     assert admin.get("k") == b'%d:{"caslock":1}' % entry.version
-    assert 7000 < admin.pttl("k") <= 7501
+    assert 7498 - 1000 * (time.monotonic() - begun) < admin.pttl("k") <= 7501
 
 
 def test_versions_grow_over_removal_expiry_and_a_forgotten_script(store: Store, admin: redis.Redis) -> None:
@@ -526,15 +528,15 @@ def test_a_client_is_only_asked_for_its_settings(api: Api, new_redis: NewServer)
 def test_a_default_client_is_not_allowed_its_retries(api: Api, new_redis: NewServer) -> None:
     """One timeout, one error, and the server got the command once: redis-py alone would send it eleven times."""
     server = new_redis()
-    store = api.on(api.module.Redis(host=HOST, port=server.port, socket_timeout=0.3))
+    store = api.on(api.module.Redis(host=HOST, port=server.port, socket_timeout=0.6))
     put(store, "k", b"a")
     with redis.Redis.from_url(server.url) as admin:
         admin.config_resetstat()
     server.pause()
-    start = time.monotonic()
-    with pytest.raises(StoreUnavailable, match="did not answer") as caught:
+    with Stopwatch() as watch, pytest.raises(StoreUnavailable, match="did not answer") as caught:
         store.put_if_version("other", b"b", ABSENT, 30)
-    assert 0.3 <= time.monotonic() - start < 1.5
+    assert watch.elapsed >= 0.6
+    assert watch.seconds <= 0.6
     assert caught.value.sent
     assert isinstance(caught.value.__cause__, (redis.TimeoutError, TimeoutError))
     server.resume()
@@ -548,15 +550,14 @@ def test_a_default_client_is_not_allowed_its_retries(api: Api, new_redis: NewSer
 def test_no_signal_begins_a_timeout_anew(api: Api, new_redis: NewServer) -> None:
     """A server that is silent costs one timeout, however often a signal comes meanwhile."""
     server = new_redis()
-    store = api.on(api.module.Redis(host=HOST, port=server.port, socket_timeout=0.3))
+    store = api.on(api.module.Redis(host=HOST, port=server.port, socket_timeout=0.6))
     put(store, "k", b"a")
     server.pause()
     rescue = threading.Timer(10.0, server.resume)  # of a request that would wait for ever
     rescue.start()
-    start = time.monotonic()
-    with ringing(), pytest.raises(StoreUnavailable, match="did not answer"):
+    with Stopwatch() as watch, ringing(), pytest.raises(StoreUnavailable, match="did not answer"):
         store.put_if_version("other", b"b", ABSENT, 30)
-    assert time.monotonic() - start < 1.5
+    assert watch.seconds <= 0.6
     rescue.cancel()
     server.resume()
 
@@ -564,10 +565,9 @@ def test_no_signal_begins_a_timeout_anew(api: Api, new_redis: NewServer) -> None
 def test_a_dead_server_costs_one_connect(api: Api) -> None:
     """A default client's connections are not tried ten times either."""
     store = api.on(api.module.Redis(host=HOST, port=free_port()))
-    start = time.monotonic()
-    with pytest.raises(StoreUnavailable):
+    with Stopwatch() as watch, pytest.raises(StoreUnavailable):
         store.get("k")
-    assert time.monotonic() - start < 1.5
+    assert watch.seconds < 0.5
 
 
 def test_a_timeout_is_always_set(api: Api) -> None:
@@ -1032,7 +1032,7 @@ def test_a_url_that_cannot_be_read_is_a_value_error_without_secrets(url: str) ->
 
 def test_a_url_opens_a_store(redis_server: Server) -> None:
     """Both classes read the URLs of redis-py, and show where they lead to."""
-    store = RedisStore.from_url(redis_server.url + "?socket_timeout=1", prefix="p:")
+    store = RedisStore.from_url(redis_server.url + "?socket_timeout=20", prefix="p:")
     put(store, "url", b"a")
     assert repr(store) == f"RedisStore('redis://{HOST}:{redis_server.port}/0?prefix=p:')"
     store.close()
@@ -1136,9 +1136,9 @@ def test_sentinel_leads_to_the_primary(api: Api, sentinel: tuple[int, Server, Se
     store = api.on(manager.master_for("main"))
     hosts = ",".join(sorted(f"{host}:{port}" for host, port in watchers))
     assert store.traits.location == f"redis+sentinel://{hosts}/main/0"
-    start = time.monotonic()
-    before = put(store, "k", b"a")
-    assert time.monotonic() - start < 1
+    with Stopwatch() as watch:
+        before = put(store, "k", b"a")
+    assert watch.seconds < 1
     with redis.Redis.from_url(primary.url) as admin:
         assert admin.get("k") == b"%d:a" % before.version
 

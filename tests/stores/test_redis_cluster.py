@@ -25,6 +25,7 @@ from caslock.fencing import write_value, write_value_async
 from caslock.store import ABSENT, WOKEN, Entry, Put, Removal
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from tests.servers import HOST, REDIS, absent, free_port, private
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,7 +125,7 @@ class OnLoop:
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         call = getattr(self.store, verb)
-        return lambda *arguments: asyncio.run_coroutine_threadsafe(call(*arguments), self._loop).result(30)
+        return lambda *arguments: asyncio.run_coroutine_threadsafe(call(*arguments), self._loop).result(50)
 
     def close(self) -> None:
         self.aclose()
@@ -164,7 +165,7 @@ def new(request: pytest.FixtureRequest) -> Iterator[New]:
         yield open_store
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 50.0) -> None:
     """Return as soon as the condition holds."""
     end = time.monotonic() + seconds
     while not condition():
@@ -355,14 +356,15 @@ def test_a_list_has_the_keys_of_all_nodes(nodes: Nodes, new: New) -> None:
     if isinstance(store, RedisStore):
         assert dict(store.list("k")) == entries
     else:
-        assert asyncio.run_coroutine_threadsafe(listed(), store._loop).result(30) == entries
+        assert asyncio.run_coroutine_threadsafe(listed(), store._loop).result(50) == entries
 
 
 def test_many_tasks_use_few_connections_of_each_node(nodes: Nodes) -> None:
     """Batches are made per node."""
 
     async def main() -> None:
-        store = AsyncRedisStore.from_url(f"redis+cluster://{HOST}:{nodes.servers[0].port}?client_name=tasks")
+        options = "client_name=tasks&socket_timeout=20&socket_connect_timeout=20"
+        store = AsyncRedisStore.from_url(f"redis+cluster://{HOST}:{nodes.servers[0].port}?{options}")
 
         async def work(key: str) -> None:
             entry = await store.put_if_version(key, b"a", ABSENT, 30)
@@ -414,13 +416,12 @@ def test_a_lost_node_is_unavailable_and_the_others_serve(tmp_path_factory: pytes
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_nodes_that_are_stopped_cost_two_timeouts(nodes: Nodes, new: New, *, warm: bool) -> None:
     """A verb ends within one timeout, and one more to load the map; a stopped node keeps nobody from the others."""
-    timeout, slack = 0.6, 0.5
+    timeout = 0.6
 
     def ends(verb: Callable[[], object], most: float) -> None:
-        began = time.monotonic()
-        with pytest.raises(StoreUnavailable):
+        with Stopwatch() as watch, pytest.raises(StoreUnavailable):
             verb()
-        assert time.monotonic() - began < most + slack
+        assert watch.seconds <= most
 
     keys = {nodes.owner(key): key for key in (f"k{number}" for number in range(50))}
     store = new(nodes, socket_timeout=timeout, socket_connect_timeout=timeout)

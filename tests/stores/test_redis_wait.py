@@ -20,6 +20,7 @@ from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, AsyncQueueingStore, Entry, QueueingStore
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from tests.servers import HOST, free_port
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+WAIT_ENDS = 0.1
+"""Seconds by which a wait may end late: Redis looks ten times a second."""
 
 
 class Threaded:
@@ -133,7 +137,7 @@ def new(request: pytest.FixtureRequest, new_redis: NewServer) -> Iterator[New]:
         yield start
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 50.0) -> None:
     """Return as soon as the condition holds."""
     end = time.monotonic() + seconds
     while not condition():
@@ -166,12 +170,14 @@ def test_a_removal_wakes_a_waiter_and_says_so(here: Waiting, key: str) -> None:
     entry = put(store, key)
     waiter = here.start(store, key)
     assert not waiter.done()
+    begun = time.monotonic()
     assert store.invalidate(key, entry.version) is WOKEN
     written = won(waiter)
     assert written.version > entry.version
     assert store.get(key) == written
     assert here.keys() == {f"p:{key}".encode()}
-    assert 29_000 < here.admin.pttl(f"p:{key}") <= 30_001
+    # Redis counts in whole milliseconds.
+    assert 29_998 - 1000 * (time.monotonic() - begun) < here.admin.pttl(f"p:{key}") <= 30_001
 
 
 def test_one_removal_wakes_one_waiter_first_come_first_served(here: Waiting) -> None:
@@ -197,9 +203,9 @@ def test_where_nothing_is_there_it_puts_at_once(here: Waiting) -> None:
         store.invalidate("removed", put(store, "removed").version)
         assert store.put_if_version("expired", b"a", ABSENT, 0.001) is not None
         until(lambda: not here.admin.exists("expired"))
-        begun = time.monotonic()
-        written = wait(store, key)
-        assert time.monotonic() - begun < 5
+        with Stopwatch() as watch:
+            written = wait(store, key)
+        assert watch.seconds < 5
         assert written is not None
         assert written.value == b"w"
         assert written == store.get(key)
@@ -235,13 +241,14 @@ def test_a_removal_that_nobody_waits_for_answers_none_and_leaves_nothing(here: W
 
 def test_a_wait_ends_with_its_timeout_and_so_does_its_ticket(here: Waiting) -> None:
     """It answers what is there, however long the socket's timeout is, and later removals wake nobody: they clean up."""
-    store = here.open(socket_timeout=0.05)
+    store = here.open(socket_timeout=20)
     here.admin.set("foreign", b"hello")
     entry = put(store, "k")
     for key, stands in (("k", entry), ("foreign", Entry(b"hello", FOREIGN))):
-        start = time.monotonic()
-        assert wait(store, key, 0.2) == stands
-        assert 0.2 <= time.monotonic() - start < 5
+        with Stopwatch() as watch:
+            assert wait(store, key, 0.2) == stands
+        assert watch.elapsed >= 0.2
+        assert watch.seconds <= 0.2 + WAIT_ENDS
     assert wait(store, "k", 1e-9) == entry
     until(lambda: all(score < now(here) for score in scores(here)))
     assert store.invalidate("k", entry.version) is None
@@ -252,10 +259,11 @@ def test_a_wait_ends_with_its_timeout_and_so_does_its_ticket(here: Waiting) -> N
 def test_after_the_timeout_it_puts_where_nothing_is_there(here: Waiting) -> None:
     """An expiry wakes nobody, but a waiter that waited through it writes."""
     store = here.open()
-    assert store.put_if_version("k", b"a", ABSENT, 1.0) is not None
-    start = time.monotonic()
-    won(here.start(store, "k", 1.5))
-    assert 1.5 <= time.monotonic() - start < 5
+    with Stopwatch() as watch:
+        assert store.put_if_version("k", b"a", ABSENT, 1.0) is not None
+        won(here.start(store, "k", 1.5))
+    assert watch.elapsed >= 1.0
+    assert watch.seconds < 5
 
 
 def test_tickets_that_have_ended_wake_nobody(here: Waiting) -> None:
@@ -327,7 +335,7 @@ def now(here: Waiting) -> float:
 
 def won(waiter: Future[Entry | None]) -> Entry:
     """Expect that the waiter has written."""
-    entry = waiter.result(20)
+    entry = waiter.result(50)
     assert entry is not None
     assert entry.value == b"w"
     return entry
@@ -337,9 +345,11 @@ def test_no_helper_lives_for_ever(here: Waiting) -> None:
     """The tickets go a minute after the last was taken, and no wait lasts longer than that."""
     store = here.open()
     put(store, "k")
-    for timeout in (1e9, 0.5, float("inf")):
-        here.start(store, "k", timeout)
-    assert 50_000 < here.admin.pttl(b"k\xffwaiters") <= 60_150
+    here.start(store, "k", 1e9)
+    here.start(store, "k", 0.5)
+    begun = time.monotonic()
+    here.start(store, "k", float("inf"))
+    assert 59_998 - 1000 * (time.monotonic() - begun) < here.admin.pttl(b"k\xffwaiters") <= 60_150
     assert max(scores(here)) <= now(here) + 60_150
 
 
@@ -349,7 +359,7 @@ def test_a_waiter_whose_connection_is_cut_learns_it(here: Waiting) -> None:
     entry = put(store, "k")
     waiter = here.start(store, "k")
     here.admin.client_kill_filter(_type="normal", skipme=True)
-    error = waiter.exception(20)
+    error = waiter.exception(50)
     assert isinstance(error, StoreUnavailable)
     assert error.sent
     waiter = here.start(store, "k")
@@ -363,7 +373,7 @@ def test_a_token_of_a_lost_waiter_costs_nothing_but_time(here: Waiting) -> None:
     entry = put(store, "k")
     waiter = here.start(store, "k")
     here.admin.client_kill_filter(_type="normal", skipme=True)
-    assert isinstance(waiter.exception(20), StoreUnavailable)
+    assert isinstance(waiter.exception(50), StoreUnavailable)
     assert store.invalidate("k", entry.version) is WOKEN
     assert store.get("k") is None
     entry = put(store, "k")
@@ -417,16 +427,16 @@ def test_a_server_that_forgot_the_scripts_lets_put_where_nothing_is_there(here: 
     """At once; and at the timeout it says who holds the key."""
     store = here.open()
     here.admin.script_flush()
-    begun = time.monotonic()
-    written = wait(store, "k")
-    assert time.monotonic() - begun < 5
+    with Stopwatch() as watch:
+        written = wait(store, "k")
+    assert watch.seconds < 5
     assert written is not None
     assert written.value == b"w"
     here.admin.script_flush()
     waiter = here.start(store, "k", 0.5)
     until(lambda: scores(here))
     here.admin.script_flush()
-    assert waiter.result(20) == written
+    assert waiter.result(50) == written
 
 
 def test_a_waiter_without_a_ticket_waits_its_time(new: New) -> None:
@@ -470,7 +480,7 @@ def test_a_full_server_wakes_all_the_same(new: New) -> None:
     with pytest.raises(StoreError, match="maxmemory"):
         wait(store, "gone")
     assert store.invalidate("k", entry.version) is WOKEN
-    assert isinstance(waiter.exception(20), StoreError)
+    assert isinstance(waiter.exception(50), StoreError)
     assert not isinstance(waiter.exception(), StoreUnavailable)
 
 
@@ -481,7 +491,7 @@ def test_a_server_that_is_gone_is_unavailable(new: New) -> None:
     put(store, "k")
     waiter = here.start(store, "k")
     server.restart()
-    error = waiter.exception(20)
+    error = waiter.exception(50)
     assert isinstance(error, StoreUnavailable)
     assert error.sent
     here.url = f"redis://{HOST}:{free_port()}"
@@ -497,7 +507,7 @@ def test_a_server_that_hangs_is_given_up(new: New) -> None:
     put(store, "k")
     waiter = here.start(store, "k", 0.3)
     server.pause()
-    assert isinstance(waiter.exception(20), StoreUnavailable)
+    assert isinstance(waiter.exception(50), StoreUnavailable)
     with pytest.raises(StoreUnavailable):
         wait(store, "k")
     server.resume()

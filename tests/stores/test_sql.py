@@ -29,6 +29,7 @@ from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port
 from caslock.testing.steps import timed
 from tests.locations import fresh, until
 from tests.servers import HOST, MYSQL, POSTGRESQL, Server, private
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -286,7 +287,7 @@ def _with_passwords(folders: pytest.TempPathFactory) -> Iterator[Any]:
             admin.execute(text("SELECT pg_reload_conf()"))
         engine.dispose()
         url = make_url(server.url).set(password=SECRET)
-        with SQLStore(url, timeout=10) as right:
+        with SQLStore(url, timeout=20) as right:
             assert right.get("k") is None
         yield url.set(password=f"{SECRET}no")
 
@@ -325,10 +326,9 @@ def test_a_frozen_server_hangs_nobody(database: Database, tmp_path_factory: pyte
         server.pause()
         try:
             for each, sent in ((store, True), (new, False), (store, False)):
-                began = time.monotonic()
-                with pytest.raises(StoreUnavailable) as caught:
+                with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
                     each.get("k")
-                assert time.monotonic() - began < 3.0
+                assert watch.seconds <= each.traits.request_timeout
                 assert caught.value.sent is sent
         finally:
             server.resume()
@@ -350,6 +350,10 @@ def _answers(store: Store) -> bool:
         return False
 
 
+MYSQL_WAITS = "SELECT COUNT(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%lock'"
+POSTGRESQL_WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+
+
 def test_a_statement_that_was_given_up_does_not_land_late(database: Database, store: Store) -> None:
     """A put that waits for a locked table is given up by the server too: it does not come when the table is free.
 
@@ -366,12 +370,10 @@ def test_a_statement_that_was_given_up_does_not_land_late(database: Database, st
         lock = "LOCK TABLES caslock WRITE" if database.is_mysql else "LOCK TABLE caslock IN ACCESS EXCLUSIVE MODE"
         blocker.execute(text(lock))
         puts = [timed(partial(each.put_if_version, key, b"late", ABSENT, 60)) for key, each in patient.items()]
-        began = time.monotonic()
         for late in puts:
             with pytest.raises(StoreUnavailable):
-                late.result(10)
-        assert time.monotonic() - began < 3.0
-        time.sleep(1.5)  # the server's own limit, which begins when it has read the statement
+                late.result(50)
+        assert until(lambda: not database.run(MYSQL_WAITS if database.is_mysql else POSTGRESQL_WAITS))
         if database.is_mysql:
             blocker.execute(text("UNLOCK TABLES"))
     engine.dispose()
@@ -383,7 +385,7 @@ def test_an_engine_of_the_user_is_not_disturbed(database: Database) -> None:
     """A store takes connections of an engine for itself; the engine's own pool and transactions go on."""
     engine: Any
     if database.blocking:
-        engine = create_engine(driver_url(database.server), pool_size=1, max_overflow=0, pool_timeout=5)
+        engine = create_engine(driver_url(database.server), pool_size=1, max_overflow=0, pool_timeout=50)
     else:
         engine = create_async_engine(driver_url(database.server, awaits=True), pool_size=1, max_overflow=0)
     store = database.open(engine)
@@ -479,7 +481,7 @@ def test_a_store_for_asyncio_serves_every_loop(database: Database) -> None:
     """One store is used in several loops, one after the other, and each closes its connections as it ends."""
     if database.blocking:
         pytest.skip("it has no loops")
-    store = AsyncSQLStore(database.server.url, timeout=10)
+    store = AsyncSQLStore(database.server.url, timeout=20)
     for _ in range(3):
         assert asyncio.run(store.get(fresh())) is None
 
@@ -507,7 +509,7 @@ def test_a_cancellation_while_it_connects_is_not_lost(monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(loop, "create_connection", connect_and_cancel)
         task = asyncio.create_task(store.get("k"))
-        done, _ = await asyncio.wait({task}, timeout=10)
+        done, _ = await asyncio.wait({task}, timeout=20)
         assert done
         assert task.cancelled()
 

@@ -27,6 +27,7 @@ from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from tests.locations import fresh, until
 from tests.servers import HOST, Server, free_port, private, zookeeper
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ def admin(zookeeper_server: Server) -> Iterator[Any]:
 def client_of(server: Server, **settings: Any) -> Iterator[Any]:  # noqa: ANN401 - kazoo comes without types
     """Start a plain client."""
     client = KazooClient(f"{server.host}:{server.port}", **settings)
-    client.start(timeout=10)
+    client.start(timeout=20)
     try:
         yield client
     finally:
@@ -222,8 +223,8 @@ def test_leases_and_fences_survive_a_restart(tmp_path_factory: pytest.TempPathFa
     """After kill -9, a lock is still held, and the next one has a larger fence."""
     with (
         private(zookeeper({}), tmp_path_factory.mktemp("restart")) as server,
-        ZooKeeperStore(server.url, timeout=10) as store,
-        ZooKeeperStore(server.url, timeout=10) as another,
+        ZooKeeperStore(server.url, timeout=20) as store,
+        ZooKeeperStore(server.url, timeout=20) as another,
     ):
         hold = Lock(store, "k", ttl=60).acquire(timeout=0)
         assert hold
@@ -273,10 +274,9 @@ def test_what_is_not_a_zookeeper_is_said_to_be_none(redis_server: Server, zookee
     ]
     for url in cases:
         with ZooKeeperStore(url, timeout=0.5) as store:
-            began = time.monotonic()
-            with pytest.raises(StoreUnavailable, match=r"is unreachable .*TLS") as caught:
+            with Stopwatch() as watch, pytest.raises(StoreUnavailable, match=r"is unreachable .*TLS") as caught:
                 store.put_if_version("k", b"v", ABSENT, 30)
-            assert time.monotonic() - began < 2
+            assert watch.seconds <= store.traits.request_timeout
             assert not caught.value.sent
             assert str(caught.value).count(HOST) == 1
 
@@ -298,7 +298,7 @@ def test_a_silent_address_of_a_host_leaves_time_for_the_next(
             return [found for port in ports for found in usual(HOST, port, **settings)]
 
         monkeypatch.setattr(socket, "getaddrinfo", resolved)
-        with ZooKeeperStore("zookeeper://of-two-addresses/locks", timeout=2) as store:
+        with ZooKeeperStore("zookeeper://of-two-addresses/locks", timeout=3) as store:
             assert store.get(fresh()) is None
 
 
@@ -327,9 +327,9 @@ def test_fifty_threads_share_eight_connections(zookeeper_server: Server) -> None
         outcomes = list[object]()
 
         def cycle() -> None:
-            start.wait(20)
+            start.wait(50)
             for _ in range(5):
-                with Lock(store, fresh(), timeout=20) as hold:
+                with Lock(store, fresh(), timeout=50) as hold:
                     outcomes.append(hold.fence)
 
         threads = [threading.Thread(target=cycle) for _ in range(50)]
@@ -364,11 +364,10 @@ def test_a_waiter_is_woken_by_a_release(store: ZooKeeperStore, zookeeper_server:
     ):
         hold = Lock(store, key).acquire(timeout=0)
         assert hold
-        took = list[float]()
 
         def wait() -> None:
-            with Lock(waiting, key, timeout=20):
-                took.append(time.monotonic())
+            with Lock(waiting, key, timeout=50):
+                pass
 
         thread = threading.Thread(target=wait)
         thread.start()
@@ -383,10 +382,10 @@ def test_a_waiter_is_woken_by_a_release(store: ZooKeeperStore, zookeeper_server:
         proxy.decide = listen
         time.sleep(1)
         assert sent == []
-        released = time.monotonic()
-        hold.release()
-        thread.join()
-        assert took[0] - released < 0.5
+        with Stopwatch() as watch:
+            hold.release()
+            thread.join()
+        assert watch.seconds < 1
 
 
 def test_asyncio_uses_the_blocking_store(zookeeper_server: Server) -> None:
@@ -395,7 +394,7 @@ def test_asyncio_uses_the_blocking_store(zookeeper_server: Server) -> None:
     async def use() -> int:
         async with connect_async(zookeeper_server.url) as store:
             assert type(store) is ZooKeeperStore
-            async with AsyncLock(store, fresh(), timeout=5) as hold:
+            async with AsyncLock(store, fresh(), timeout=50) as hold:
                 return hold.fence
 
     assert asyncio.run(use()) > 0
@@ -507,11 +506,11 @@ def test_tls_is_spoken_and_verified(tmp_path_factory: pytest.TempPathFactory) ->
     }
     with private(zookeeper(settings | stores), folder):
         for host in (HOST, "localhost"):
-            with ZooKeeperStore(f"zookeepers://{host}:{port}?ca={pem}", timeout=10) as store:
+            with ZooKeeperStore(f"zookeepers://{host}:{port}?ca={pem}", timeout=20) as store:
                 assert until(lambda: _answers(store))
                 with Lock(store, "k") as hold:
                     assert hold.fence > 0
-        with ZooKeeperStore(KazooClient(f"{HOST}:{port}", use_ssl=True, ca=str(pem)), timeout=10) as store:
+        with ZooKeeperStore(KazooClient(f"{HOST}:{port}", use_ssl=True, ca=str(pem)), timeout=20) as store:
             assert store.get("k") is None
         for url, reason in (
             (f"zookeepers://{HOST}:{port}", "certificate verify failed"),

@@ -1,0 +1,114 @@
+"""Seconds that a call took, less what this machine was late by meanwhile.
+
+A thread does nothing but look at the clock every two milliseconds, and adds up how late it is each time: because other
+programs have the processors, or because other threads of this process have the interpreter.  A bound is compared with
+the time that remains, so it needs no allowance for a busy machine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+TICK: Final = 0.002
+"""Seconds between two looks at the clock."""
+
+
+class Stopwatch:
+    """``with Stopwatch() as watch: ...`` measures its block; `seconds` may be asked within it and after it.
+
+    Any number of them may run at the same time: they share the thread.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._late_before = 0.0
+        self._ended: tuple[float, float] | None = None
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        _LOOKER.start()
+        self._began, self._late_before = _LOOKER.read()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End."""
+        self._ended = _LOOKER.read()
+        _LOOKER.stop()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the block began, by the clock: what is compared with a lower bound."""
+        return self._read()[0]
+
+    @property
+    def late(self) -> float:
+        """Seconds by which the machine was late since the block began."""
+        return self._read()[1]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the block began, without those that the machine was late by: what is compared with a bound."""
+        elapsed, late = self._read()
+        return elapsed - late
+
+    def _read(self) -> tuple[float, float]:
+        now, late = self._ended or _LOOKER.read()
+        return now - self._began, late - self._late_before
+
+
+class _Looker:
+    """The thread that looks at the clock while there is a stopwatch that runs."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._users = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread()
+        self._seen = (0.0, 0.0)  # how late it was altogether, and when it is to look again
+
+    def start(self) -> None:
+        """Begin to look, unless it does so already."""
+        with self._guard:
+            self._users += 1
+            if self._users > 1:
+                return
+            self._stop, looking = threading.Event(), threading.Event()
+            self._thread = threading.Thread(
+                target=self._look, args=(self._stop, looking), daemon=True, name="caslock-stopwatch"
+            )
+            self._thread.start()
+            looking.wait()
+
+    def stop(self) -> None:
+        """End, unless another stopwatch runs."""
+        with self._guard:
+            self._users -= 1
+            if not self._users:
+                self._stop.set()
+                self._thread.join()
+
+    def read(self) -> tuple[float, float]:
+        """Give the time, and how late it was altogether; a look that is overdue counts already."""
+        late, due = self._seen
+        now = time.monotonic()
+        return now, late + max(0.0, now - due)
+
+    def _look(self, stop: threading.Event, looking: threading.Event) -> None:
+        late, now = self._seen[0], time.monotonic()
+        while not stop.is_set():
+            due = now + TICK
+            self._seen = late, due
+            looking.set()
+            time.sleep(max(0.0, due - time.monotonic()))
+            now = time.monotonic()
+            late += max(0.0, now - due)
+        self._seen = late, now
+
+
+_LOOKER: Final = _Looker()
