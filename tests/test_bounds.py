@@ -36,8 +36,8 @@ from caslock.stores.memory import MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.faults import FaultyStore
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import close_when_clean, fresh, observed, until
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

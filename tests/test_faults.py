@@ -40,7 +40,7 @@ from caslock.testing import (
 )
 from caslock.testing.drive import driven
 from caslock.testing.faults import lose_wake_up, wake_early
-from tests.stopwatch import Stopwatch
+from caslock.testing.stopwatch import Stopwatch
 from tests.watching import AsyncWatchingMemory, WatchingMemory
 
 if TYPE_CHECKING:

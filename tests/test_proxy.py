@@ -12,8 +12,8 @@ import redis
 
 from caslock import ABSENT, Lock, StoreUnavailable, connect
 from caslock.testing.proxy import FAULTS, PASS, FaultProxy, Kind, Passage, chance, refused_port, unreachable_port
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import fresh, observed, until
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from tests.stopwatch import Stopwatch
+from caslock.testing.stopwatch import Stopwatch
 
 NAP = 0.2
 

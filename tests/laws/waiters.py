@@ -9,9 +9,9 @@ from tenacity import wait_fixed
 
 from caslock.testing.drive import done
 from caslock.testing.faults import lose_reply, lose_wake_up, raising, unsent, wake_early
+from caslock.testing.stopwatch import Stopwatch
 from tests import protocol_functions as protocol
 from tests.laws.scene import TTL, attempt, each, scenario, take
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from tests.laws.scene import AnyFaultyStore, AnyHold, Scene

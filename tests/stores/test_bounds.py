@@ -23,9 +23,9 @@ from caslock.stores.memcached import MemcachedStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.proxy import PASS, FaultProxy, Passage, unreachable_port
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import fresh, until
 from tests.servers import HOST
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

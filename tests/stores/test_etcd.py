@@ -22,9 +22,9 @@ from caslock.stores.etcd import AsyncEtcdStore, EtcdStore
 from caslock.testing.extremes import KEYS, VALUES
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import fresh, until
 from tests.servers import ETCD, HOST, Process, Server, free_port, missing
-from tests.stopwatch import Stopwatch
 from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from caslock.store import ABSENT, Entry
 from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
 from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port, unreachable_port
 from caslock.testing.steps import in_a_thread, timed
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import fresh, until
 from tests.servers import HAZELCAST, HOST, Member, Server, hazelcast, private
-from tests.stopwatch import Stopwatch
 from tests.stores.opening import QUOTED, Opening, opening, put, refusal
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from caslock.store import ABSENT, Entry, Store
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memcached import store as memcached
 from caslock.stores.memcached.requests import line_of, name_of, parse
+from caslock.testing.stopwatch import Stopwatch
 from tests.servers import HOST, Server, absent, free_port, ringing
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

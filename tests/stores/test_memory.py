@@ -31,7 +31,7 @@ from caslock.store import (
     Store,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.stopwatch import Stopwatch
+from caslock.testing.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

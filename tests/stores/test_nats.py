@@ -27,9 +27,9 @@ from caslock.testing.drive import driven
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import Lease, timed
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import fresh, until
 from tests.servers import HOST, NATS, Process, Server, free_port, missing
-from tests.stopwatch import Stopwatch
 from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal
 from tests.stores.test_etcd import listens
 

@@ -15,9 +15,9 @@ import pytest
 
 from caslock import AsyncQuorumLock, LockLost, QuorumLock, StoreUnavailable, connect, connect_async
 from caslock.stores.sqlite import SQLiteStore
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import close_when_clean, fresh, observed, until
 from tests.servers import REDIS, Server, private
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,8 +31,8 @@ from caslock.store import ABSENT, AsyncListingStore, AsyncStore, Entry, ListingS
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.stores.redis.wire import new_reader
 from caslock.testing.proxy import foreign_port, refused_port
+from caslock.testing.stopwatch import Stopwatch
 from tests.servers import HOST, Process, absent, free_port, ringing
-from tests.stopwatch import Stopwatch
 from tests.stores.test_memcached import Proxy
 
 if TYPE_CHECKING:

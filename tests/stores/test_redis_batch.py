@@ -13,8 +13,8 @@ import redis.asyncio
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, AsyncBatchingStore, BatchingStore, Entry, Put, Removal
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
+from caslock.testing.stopwatch import Stopwatch
 from tests.servers import HOST, free_port
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

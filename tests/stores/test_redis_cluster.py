@@ -24,8 +24,8 @@ from caslock.errors import StaleFence, StoreError, StoreUnavailable
 from caslock.fencing import write_value, write_value_async
 from caslock.store import ABSENT, WOKEN, Entry, Put, Removal
 from caslock.stores.redis import AsyncRedisStore, RedisStore
+from caslock.testing.stopwatch import Stopwatch
 from tests.servers import HOST, REDIS, absent, free_port, private
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

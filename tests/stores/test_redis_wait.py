@@ -19,8 +19,8 @@ from caslock.connections import MOST_WAITING
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, AsyncQueueingStore, Entry, QueueingStore
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
+from caslock.testing.stopwatch import Stopwatch
 from tests.servers import HOST, free_port
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

@@ -25,9 +25,9 @@ from caslock.testing.drive import driven, on_loop
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import FaultProxy, Passage
 from caslock.testing.steps import timed
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import fresh, until
 from tests.servers import POSTGRESQL, private
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

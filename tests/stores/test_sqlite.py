@@ -21,7 +21,7 @@ import pytest
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry, ListingStore, Put, Removal, Store
 from caslock.stores.sqlite import SQLiteStore, table
-from tests.stopwatch import Stopwatch
+from caslock.testing.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

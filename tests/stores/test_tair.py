@@ -26,9 +26,9 @@ from caslock.stores.redis import FOREIGN
 from caslock.stores.tair import AsyncTairStore, TairStore
 from caslock.stores.tair.requests import entry as read_entry
 from caslock.testing.proxy import FaultProxy
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import fresh, until
 from tests.servers import HOST, REDIS, TAIR_EMULATOR, free_port, missing, private, tair_module
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,9 +25,9 @@ from caslock.stores.zookeeper.failures import Failures
 from caslock.stores.zookeeper.znodes import key_of, path_of
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import fresh, until
 from tests.servers import HOST, Server, free_port, private, zookeeper
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

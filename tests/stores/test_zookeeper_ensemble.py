@@ -14,9 +14,9 @@ from caslock import CaslockError, Hold, Lock, StoreUnavailable
 from caslock.cli.doctor import examined
 from caslock.store import ABSENT
 from caslock.stores.zookeeper import ZooKeeperStore
+from caslock.testing.stopwatch import Stopwatch
 from tests.locations import fresh, until
 from tests.servers import HOST, Server, _prepared, _remove, free_port, zookeeper
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
