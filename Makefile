@@ -22,16 +22,14 @@ DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
 .PHONY: help demo test prove quick oldest mutate pythons bench servers check lint types clean
 
 PYTEST = $(RUN) -m pytest --quiet
-BOTH = --numprocesses=auto  # workers for tests that compute, and for those that wait: see tests/turns.py
+BOTH = --numprocesses=auto  # workers for tests that compute, and for those that wait: see tests/support/turns.py
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Two minutes on two cores.
-QUICK := $(addprefix tests/,$(addsuffix .py,test_asyncio test_bad_input test_connect test_ends \
-    test_fork_and_signals test_holds test_import test_layers test_lock test_lock_order test_multilock test_queue \
-    test_renewal test_tasks stores/test_memory stores/test_sqlite)) \
-    tests/test_verify.py::test_an_interrupt_leaves_nothing_behind
+QUICK := tests/rules $(patsubst %,tests/api/test_%.py,asyncio bad_input connect ends fork_and_signals holds import lock \
+    lock_order multilock queue renewal tasks) tests/stores/test_memory.py tests/stores/test_sqlite.py \
+    tests/commands/test_verify.py::test_an_interrupt_leaves_nothing_behind
 # What a version of a client can change.
-CLIENTS := $(addprefix tests/,$(addsuffix .py,stores/test_dynamodb stores/test_nats stores/test_redis \
-    stores/test_redis_cluster stores/test_redis_wait stores/test_sql stores/test_sql_wait test_cli_show test_connect \
-    test_observers))
+CLIENTS := $(patsubst %,tests/stores/test_%.py,dynamodb nats redis redis_cluster redis_wait sql sql_wait) \
+    tests/commands/test_cli_show.py tests/api/test_connect.py tests/api/test_observers.py
 
 help:  ## show this list
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12]"; echo
@@ -54,7 +52,7 @@ oldest: servers  ## run the tests of some stores with the oldest clients that py
 	@.venv-oldest/bin/python -m pytest $(BOTH) -m "not long" $(ARGS) $(CLIENTS)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
-	@$(RUN) -m tests.mutation $(ARGS)
+	@$(RUN) -m tests.proof.mutation $(ARGS)
 
 pythons: servers  ## run the quick tests on every other installed Python from 3.11 on
 	@.ci/pythons "$(PYTHON)"
@@ -108,7 +106,7 @@ $(HAZELCAST):
 	else echo "Not installed: Hazelcast (Maven has said: $$(echo "$$said" | grep -m 1 ERROR))"; fi; \
 	rm -rf $@.part
 
-$(DYNAMODB): tests/dynamodb.xml
+$(DYNAMODB): tests/support/dynamodb.xml
 	@command -v mvn >/dev/null || { echo "Not installed: DynamoDB Local (this needs Maven: apt-get install maven)"; exit 0; }; \
 	rm -rf $@.part; mkdir -p .servers; \
 	if said=$$(mvn --quiet --batch-mode --strict-checksums --file $< dependency:copy-dependencies -DexcludeTypes=dll,dylib \
@@ -153,9 +151,9 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.python
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
-.venv-oldest/.oldest: pyproject.toml tests/oldest.py $(VENV)/.python
+.venv-oldest/.oldest: pyproject.toml tests/support/oldest.py $(VENV)/.python
 	@echo "Installing caslock and the oldest clients for it into $(VENV) ..."
-	@$(RUN) -m tests.oldest >$(VENV)/oldest.txt
+	@$(RUN) -m tests.support.oldest >$(VENV)/oldest.txt
 	@$(PIP) --editable '.[dev]' --constraint $(VENV)/oldest.txt
 	@touch $@
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.servers import MEMCACHED, REDIS, Kind, Process, Server, shared
+from tests.support.servers import MEMCACHED, REDIS, Kind, Process, Server, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""The tests: a package, so that they can share `tests.servers`."""
+"""The tests: a package, so that they can share `tests.support.servers`."""

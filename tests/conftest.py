@@ -20,9 +20,9 @@ import redis
 from caslock import connect
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
-from tests import turns
-from tests.locations import KINDS, Place, opened, until
-from tests.servers import (
+from tests.support import turns
+from tests.support.locations import KINDS, Place, opened, until
+from tests.support.servers import (
     DYNAMODB,
     ETCD,
     HAZELCAST,

@@ -26,8 +26,8 @@ from caslock.stores.dynamodb.failures import Failures
 from caslock.stores.dynamodb.target import target_of
 from caslock.testing.drive import driven, on_loop
 from caslock.testing.proxy import PASS, FaultProxy, Passage, foreign_port, refused_port
-from tests.locations import fresh, until
-from tests.servers import HOST
+from tests.support.locations import fresh, until
+from tests.support.servers import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from caslock import Store
     from caslock.store import ListingStore
-    from tests.servers import Server
+    from tests.support.servers import Server
 
 SECRET = "s3cr3t"  # noqa: S105 - of nobody
 

@@ -23,9 +23,9 @@ from caslock.testing.extremes import KEYS, VALUES
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.locations import fresh, until
-from tests.servers import ETCD, HOST, Process, Server, free_port, missing
 from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal
+from tests.support.locations import fresh, until
+from tests.support.servers import ETCD, HOST, Process, Server, free_port, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

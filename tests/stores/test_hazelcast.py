@@ -21,9 +21,9 @@ from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
 from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port, unreachable_port
 from caslock.testing.steps import in_a_thread, timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.locations import fresh, until
-from tests.servers import HAZELCAST, HOST, Member, Server, hazelcast, private
 from tests.stores.opening import QUOTED, Opening, opening, put, refusal
+from tests.support.locations import fresh, until
+from tests.support.servers import HAZELCAST, HOST, Member, Server, hazelcast, private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,8 +15,8 @@ from caslock.cli.doctor import examined
 from caslock.store import ABSENT, Entry
 from caslock.stores.hazelcast import HazelcastStore
 from caslock.testing.proxy import FaultProxy
-from tests.locations import fresh, until
-from tests.servers import HOST, Member, Server, _prepared, _remove, free_port, hazelcast
+from tests.support.locations import fresh, until
+from tests.support.servers import HOST, Member, Server, _prepared, _remove, free_port, hazelcast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

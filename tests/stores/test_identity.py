@@ -14,7 +14,7 @@ import redis
 import caslock
 from caslock import MultiLock, connect, connect_async
 from caslock.aio import AsyncMultiLock
-from tests.locations import fresh, observed, until
+from tests.support.locations import fresh, observed, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from caslock import Store
     from tests.conftest import NewServer
-    from tests.servers import Server
+    from tests.support.servers import Server
 
 NAMES = ("redis", "memcached")
 

@@ -32,7 +32,7 @@ from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memcached import store as memcached
 from caslock.stores.memcached.requests import line_of, name_of, parse
 from caslock.testing.stopwatch import Stopwatch
-from tests.servers import HOST, Server, absent, free_port, ringing
+from tests.support.servers import HOST, Server, absent, free_port, ringing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,10 +28,10 @@ from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import Lease, timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.locations import fresh, until
-from tests.servers import HOST, NATS, Process, Server, free_port, missing
 from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal
 from tests.stores.test_etcd import listens
+from tests.support.locations import fresh, until
+from tests.support.servers import HOST, NATS, Process, Server, free_port, missing
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping

@@ -16,8 +16,8 @@ import pytest
 from caslock import AsyncQuorumLock, LockLost, QuorumLock, StoreUnavailable, connect, connect_async
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.stopwatch import Stopwatch
-from tests.locations import close_when_clean, fresh, observed, until
-from tests.servers import REDIS, Server, private
+from tests.support.locations import close_when_clean, fresh, observed, until
+from tests.support.servers import REDIS, Server, private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

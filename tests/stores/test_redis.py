@@ -32,8 +32,8 @@ from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.stores.redis.wire import new_reader
 from caslock.testing.proxy import foreign_port, refused_port
 from caslock.testing.stopwatch import Stopwatch
-from tests.servers import HOST, Process, absent, free_port, ringing
 from tests.stores.test_memcached import Proxy
+from tests.support.servers import HOST, Process, absent, free_port, ringing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from caslock.stores.redis.pipeline import Pipeline
     from caslock.stores.redis.sockets import Connection
     from tests.conftest import NewServer
-    from tests.servers import Server
+    from tests.support.servers import Server
 
 SECRET = "p@ss/w0rd?"  # noqa: S105 - of a server that ends with its test
 OUTCOMES = (Entry, type(None))

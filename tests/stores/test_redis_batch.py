@@ -14,13 +14,13 @@ from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, AsyncBatchingStore, BatchingStore, Entry, Put, Removal
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.testing.stopwatch import Stopwatch
-from tests.servers import HOST, free_port
+from tests.support.servers import HOST, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.conftest import NewServer
-    from tests.servers import Server
+    from tests.support.servers import Server
 
 Opened = Any  # a store of either API, whose verbs block
 

@@ -25,12 +25,12 @@ from caslock.fencing import write_value, write_value_async
 from caslock.store import ABSENT, WOKEN, Entry, Put, Removal
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.testing.stopwatch import Stopwatch
-from tests.servers import HOST, REDIS, absent, free_port, private
+from tests.support.servers import HOST, REDIS, absent, free_port, private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.servers import Server
+    from tests.support.servers import Server
 
 SLOTS = 16384
 

@@ -20,14 +20,14 @@ from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, AsyncQueueingStore, Entry, QueueingStore
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.testing.stopwatch import Stopwatch
-from tests.servers import HOST, free_port
+from tests.support.servers import HOST, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from concurrent.futures import Future
 
     from tests.conftest import NewServer
-    from tests.servers import Server
+    from tests.support.servers import Server
 
 
 T = TypeVar("T")

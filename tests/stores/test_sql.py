@@ -28,8 +28,8 @@ from caslock.testing.extremes import KEYS, VALUES
 from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port
 from caslock.testing.steps import timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.locations import fresh, until
-from tests.servers import HOST, MYSQL, POSTGRESQL, Server, private
+from tests.support.locations import fresh, until
+from tests.support.servers import HOST, MYSQL, POSTGRESQL, Server, private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -26,14 +26,14 @@ from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import FaultProxy, Passage
 from caslock.testing.steps import timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.locations import fresh, until
-from tests.servers import POSTGRESQL, private
+from tests.support.locations import fresh, until
+from tests.support.servers import POSTGRESQL, private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from caslock import Store
-    from tests.servers import Server
+    from tests.support.servers import Server
 
     class Watching(Store, WatchingStore):
         """A store with `wait_while`."""

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from caslock.testing.steps import in_a_thread
-from tests.locations import fresh, until
 from tests.stores.test_sql_wait import LONG, SOON, Postgres, put
+from tests.support.locations import fresh, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from tests.servers import Server
+    from tests.support.servers import Server
 
 OURS = "/caslock/stores/sql/"
 

@@ -1,7 +1,7 @@
 """`TairStore` and `AsyncTairStore`, against an emulator of TairString, and against the module where it is named.
 
 A test whose id has "emulator" shows nothing about the module.  ``CASLOCK_TEST_TAIR`` names the module: see
-`tests.servers.tair_module`.
+`tests.support.servers.tair_module`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from caslock.stores.tair import AsyncTairStore, TairStore
 from caslock.stores.tair.requests import entry as read_entry
 from caslock.testing.proxy import FaultProxy
 from caslock.testing.stopwatch import Stopwatch
-from tests.locations import fresh, until
-from tests.servers import HOST, REDIS, TAIR_EMULATOR, free_port, missing, private, tair_module
+from tests.support.locations import fresh, until
+from tests.support.servers import HOST, REDIS, TAIR_EMULATOR, free_port, missing, private, tair_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from caslock.store import Traits
     from tests.conftest import NewServer
-    from tests.servers import Kind, Server
+    from tests.support.servers import Kind, Server
 
 SECRET = "p%40ss-w0rd"  # noqa: S105 - of a server that ends with its test
 SECOND = 1_000_000  # microseconds

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pytest
 import redis
 
-from tests.locations import fresh
-from tests.servers import TAIR_EMULATOR, is_url
+from tests.support.locations import fresh
+from tests.support.servers import TAIR_EMULATOR, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.servers import Kind, Server
+    from tests.support.servers import Kind, Server
 
 KEEPS, LOSES = "keeps a ttl of 60 s", "has no ttl"
 

@@ -26,8 +26,8 @@ from caslock.stores.zookeeper.znodes import key_of, path_of
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.stopwatch import Stopwatch
-from tests.locations import fresh, until
-from tests.servers import HOST, Server, free_port, private, zookeeper
+from tests.support.locations import fresh, until
+from tests.support.servers import HOST, Server, free_port, private, zookeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

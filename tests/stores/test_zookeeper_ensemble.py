@@ -15,8 +15,8 @@ from caslock.cli.doctor import examined
 from caslock.store import ABSENT
 from caslock.stores.zookeeper import ZooKeeperStore
 from caslock.testing.stopwatch import Stopwatch
-from tests.locations import fresh, until
-from tests.servers import HOST, Server, _prepared, _remove, free_port, zookeeper
+from tests.support.locations import fresh, until
+from tests.support.servers import HOST, Server, _prepared, _remove, free_port, zookeeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

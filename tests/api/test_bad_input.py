@@ -1,0 +1,519 @@
+"""Bad input is refused before any request to a store, and what looks strange but is valid works."""
+
+# ruff: noqa: RUF001 - keys that look alike are what this is about
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import re
+import socket
+import threading
+import unicodedata
+from functools import partial
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import pytest
+import redis
+
+from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, MultiLock, Traits
+from caslock.protocol import record
+from caslock.protocol.record import MAX_HOLDS
+from caslock.store import MAX_VALUE
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.support.lasting import Lasting
+from tests.support.locations import Place, fresh, observed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Untouchable:
+    """A store of which nobody may ask anything."""
+
+    traits = Traits(location="untouchable://")
+
+    def get(self, key: str) -> NoReturn:
+        """Fail."""
+        raise AssertionError(key)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> NoReturn:
+        """Fail."""
+        raise AssertionError(key, value, version, ttl)
+
+    def invalidate(self, key: str, version: int) -> NoReturn:
+        """Fail."""
+        raise AssertionError(key, version)
+
+
+STORE = Untouchable()
+
+Making = Any  # arguments of every wrong type, which is what these tests are about
+
+MAKERS: list[Callable[..., Making]] = [
+    Lock,
+    AsyncLock,
+    lambda store, key, **settings: MultiLock(store, ["first", key], **settings),
+    lambda store, key, **settings: AsyncMultiLock(store, ["first", key], **settings),
+]
+every_lock = pytest.mark.parametrize("make", MAKERS, ids=["Lock", "AsyncLock", "MultiLock", "AsyncMultiLock"])
+
+
+@every_lock
+@pytest.mark.parametrize("name", ["ttl", "max_hold", "min_hold"])
+@pytest.mark.parametrize("value", [0, 0.0, -1, -0.001, math.nan, math.inf, -math.inf])
+def test_a_length_of_time_must_be_finite_and_positive(make: Callable[..., Making], name: str, value: float) -> None:
+    """ttl, max_hold and min_hold of 0, less, NaN or infinity are ValueErrors that name the argument."""
+    with pytest.raises(ValueError, match=name):
+        make(STORE, "key", **{name: value})
+
+
+@every_lock
+@pytest.mark.parametrize("name", ["ttl", "max_hold"])
+@pytest.mark.parametrize("value", [1e-9, 0.001, 0.002, 0.0099])
+def test_a_lease_must_be_longer_than_its_margin(make: Callable[..., Making], name: str, value: float) -> None:
+    """A lease of which the margin for clocks that drift leaves nothing to use is refused, and its bound is named."""
+    with pytest.raises(ValueError, match=rf"{name} must be at least 0\.01 seconds"):
+        make(STORE, "key", **{name: value})
+
+
+@every_lock
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"min_hold": 3, "max_hold": 2}, "min_hold must not be more than max_hold: 3 seconds are more than 2"),
+        ({"min_hold": 3, "owner": "us"}, "min_hold needs a private owner, so leave out owner"),
+        ({"min_hold": 604_801}, r"min_hold must be at most 604,800 seconds \(a week\), not 604801"),
+    ],
+)
+def test_a_min_hold_that_can_not_be_kept_is_refused(
+    make: Callable[..., Making], settings: dict[str, object], told: str
+) -> None:
+    """min_hold is at most max_hold, and a week, and needs a private owner."""
+    with pytest.raises(ValueError, match=told):
+        make(STORE, "key", **settings)
+    make(STORE, "key", min_hold=2, max_hold=2)
+    make(STORE, "key", min_hold=604_800)
+
+
+@every_lock
+def test_a_min_hold_is_refused_where_no_record_ends_by_itself(make: Callable[..., Making]) -> None:
+    """The key of a nightly job would be taken in the next night, or for ever."""
+    with pytest.raises(ValueError, match=r"a store that ends leases by itself, which untouchable:// does not"):
+        make(Lasting(STORE), "key", min_hold=3)
+
+
+def test_the_shortest_lease_can_be_used() -> None:
+    """A lease of 10 ms is held when acquire returns, with most of it left."""
+    for _ in range(20):
+        hold = Lock(MemoryStore(), "key", ttl=0.01).acquire(timeout=0)
+        assert hold is not None
+        if hold.remaining() > 0.005:
+            return
+    pytest.fail("a lease of 10 ms was never held")
+
+
+@every_lock
+@pytest.mark.parametrize("name", ["ttl", "max_hold", "timeout"])
+@pytest.mark.parametrize("value", ["5", b"5", [], 1j])
+def test_a_length_of_time_must_be_a_number(make: Callable[..., Making], name: str, value: object) -> None:
+    """A text or a list is a TypeError that names the argument."""
+    with pytest.raises(TypeError, match=name):
+        make(STORE, "key", **{name: value})
+
+
+@every_lock
+@pytest.mark.parametrize("name", ["ttl", "max_hold", "timeout"])
+def test_a_number_beyond_all_floats_is_refused(make: Callable[..., Making], name: str) -> None:
+    """An int that no float can hold is a ValueError like infinity, which it would be."""
+    with pytest.raises(ValueError, match=name):
+        make(STORE, "key", **{name: 10**400})
+
+
+@every_lock
+def test_a_ttl_is_not_a_truth(make: Callable[..., Making]) -> None:
+    """ttl=True is refused: it was meant for another argument."""
+    with pytest.raises((TypeError, ValueError), match="ttl"):
+        make(STORE, "key", ttl=True)
+
+
+@every_lock
+@pytest.mark.parametrize("value", [-2, -0.001, math.nan, math.inf])
+def test_a_timeout_must_not_be_negative(make: Callable[..., Making], value: float) -> None:
+    """A lock's own timeout is 0 or more, or None or -1 for ever; any other is refused with a sentence that says so."""
+    with pytest.raises(ValueError, match="timeout must be 0 or more seconds, or None to wait forever"):
+        make(STORE, "key", timeout=value)
+
+
+def test_a_timeout_of_minus_one_waits_for_ever_as_in_threading() -> None:
+    """-1 is for ever, as a lock's own timeout and in acquire: the waiter gets the key when its holder leaves."""
+    memory, key = MemoryStore(), fresh()
+    for settings, argument in (({"timeout": -1}, {}), ({"timeout": 0}, {"timeout": -1})):
+        hold = Lock(memory, key).acquire()
+        assert hold is not None
+        leaving = threading.Timer(0.05, hold.release)
+        leaving.start()
+        make: Making = Lock
+        lock = make(memory, key, **settings)
+        with lock.acquire(**argument):
+            leaving.join()
+
+
+@every_lock
+@pytest.mark.parametrize("value", [-2, -0.5, math.nan, math.inf])
+def test_the_timeout_of_acquire_must_not_be_negative(make: Callable[..., Making], value: float) -> None:
+    """acquire refuses a negative timeout other than -1, NaN and infinity, before it asks the store."""
+    lock = make(STORE, "key")
+
+    async def acquire() -> None:
+        waiting = lock.acquire(timeout=value)
+        await waiting  # only those of asyncio get here
+
+    with pytest.raises(ValueError, match="timeout"):
+        asyncio.run(acquire())
+
+
+@every_lock
+@pytest.mark.parametrize("key", ["", "x" * 1025, chr(0xD800), f"a{chr(0xDFFF)}b", chr(0xDC80) * 2])
+def test_a_key_must_be_1_to_1024_characters(make: Callable[..., Making], key: str) -> None:
+    """An empty key, one of 1,025 characters and one with a lone surrogate are ValueErrors."""
+    with pytest.raises(ValueError, match="key"):
+        make(STORE, key)
+
+
+@every_lock
+@pytest.mark.parametrize("key", [None, 42, b"room", ["room"], ("a", "b")])
+def test_a_key_must_be_text(make: Callable[..., Making], key: object) -> None:
+    """A key that is no str is a TypeError."""
+    with pytest.raises(TypeError, match="key"):
+        make(STORE, key)
+
+
+@every_lock
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("note", "x" * 1025),
+        ("note", "\n" * 513),
+        ("note", "é" * 513),
+        ("note", "😀" * 257),
+        ("note", "\ud800"),
+        ("owner", ""),
+        ("owner", "x" * 513),
+        ("owner", "é" * 257),
+        ("owner", '"' * 257),
+        ("owner", "\udfff"),
+    ],
+)
+def test_a_note_or_owner_that_does_not_fit_is_refused(make: Callable[..., Making], name: str, value: str) -> None:
+    """A note above 1,024 bytes as JSON, an owner above 512, an empty owner and a lone surrogate are ValueErrors."""
+    with pytest.raises(ValueError, match=name):
+        make(STORE, "key", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("note", "x" * 1024), ("note", "ж" * 512), ("owner", "é" * 256), ("owner", "\x7f\u2028")]
+)
+def test_a_note_or_owner_that_fits_comes_back(name: str, value: str) -> None:
+    """A note of 1,024 bytes and an owner of 512 as UTF-8 are what `holder` shows."""
+    lock = Lock(MemoryStore(), "key", **{name: value})  # type: ignore[arg-type] # one of two settings
+    with lock:
+        assert getattr(lock.holder(), name) == value
+
+
+@every_lock
+@pytest.mark.parametrize(("name", "value"), [("note", None), ("note", b"x"), ("owner", 7), ("owner", b"x")])
+def test_a_note_or_owner_must_be_text(make: Callable[..., Making], name: str, value: object) -> None:
+    """A note or owner that is no str is a TypeError."""
+    with pytest.raises(TypeError, match=name):
+        make(STORE, "key", **{name: value})
+
+
+@every_lock
+@pytest.mark.parametrize("retry", [(-1, 0), (0, -1), (101, 0), (0, 101), (0.5, 1), ("1", 1), (math.nan, 0)])
+def test_retries_are_bounded(make: Callable[..., Making], retry: tuple[int, int]) -> None:
+    """Numbers of retries outside 0 to 100 are ValueErrors."""
+    with pytest.raises(ValueError, match="retry"):
+        make(STORE, "key", retry=retry)
+
+
+@every_lock
+@pytest.mark.parametrize("retry", [3, None, (1, 2, 3)])
+def test_retries_are_two_numbers(make: Callable[..., Making], retry: object) -> None:
+    """Anything else than two numbers is a TypeError."""
+    with pytest.raises(TypeError):
+        make(STORE, "key", retry=retry)
+
+
+@every_lock
+def test_what_must_be_awaited_is_no_callback(make: Callable[..., Making]) -> None:
+    """An ``async def`` as `on_lost` would never run: a TypeError says so, also for asyncio."""
+
+    async def too_late(_hold: object) -> None:
+        """Be never awaited."""
+
+    with pytest.raises(TypeError, match="on_lost must be a plain function, not an `async def`"):
+        make(STORE, "key", on_lost=too_late)
+
+
+@every_lock
+@pytest.mark.parametrize("bad", ["no", 0, None])
+def test_a_switch_is_true_or_false(make: Callable[..., Making], bad: object) -> None:
+    """A text such as "no" would be taken for True."""
+    with pytest.raises(TypeError, match="auto_renew"):
+        make(STORE, "key", auto_renew=bad)
+
+
+@pytest.mark.parametrize(("several", "one"), [(MultiLock, Lock), (AsyncMultiLock, AsyncLock)])
+@pytest.mark.parametrize("settings", [{"ttl": 5}, {"tll": 5}, {"owner": "x", "max_hold": 1}])
+def test_locks_that_are_handed_over_take_no_settings(
+    several: Callable[..., Making], one: Callable[..., Making], settings: dict[str, object]
+) -> None:
+    """They have their own; what would be ignored is a TypeError that names it."""
+    store = AsyncMemoryStore() if one is AsyncLock else MemoryStore()
+    with pytest.raises(TypeError, match=", ".join(settings)):
+        several([one(store, "a"), one(store, "b")], **settings)
+
+
+@every_lock
+@pytest.mark.parametrize(
+    "store", [None, "redis://localhost", {}, redis.Redis(), redis.asyncio.Redis()], ids=lambda it: type(it).__name__
+)
+def test_a_store_must_be_one(make: Callable[..., Making], store: object) -> None:
+    """A URL, a dict or a client in place of the store is a TypeError that says how to make one."""
+    with pytest.raises(TypeError, match=r"caslock\.connect"):
+        make(store, "key")
+
+
+@every_lock
+def test_a_store_is_not_a_class(make: Callable[..., Making]) -> None:
+    """The class of a store has all verbs too, but is none: a TypeError names it and says to make one."""
+    with pytest.raises(TypeError, match=r"expected a store, not the class MemoryStore.*caslock\.connect"):
+        make(MemoryStore, "key")
+
+
+def test_extend_checks_its_ttl_before_it_asks() -> None:
+    """extend refuses what a lock would refuse as ttl, and the hold stays what it was."""
+    hold = Lock(MemoryStore(), "key").acquire()
+    assert hold is not None
+    before = hold._attempt.lease.version
+    for ttl in (0, -1, 0.001, math.nan, math.inf):
+        with pytest.raises(ValueError, match="ttl"):
+            hold.extend(ttl)
+    wrong: Making = "5"
+    with pytest.raises(TypeError, match="ttl"):
+        hold.extend(wrong)
+    assert hold._attempt.lease.version == before
+    hold.release()
+
+
+def refusal(act: Callable[[], object]) -> str:
+    """Tell by what error `act` ends, and keep nothing of it."""
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - which one is the question
+        return f"{type(error).__name__}: {error}"
+    finally:
+        gc.collect()  # a coroutine that nobody awaits would be the next test's trouble
+    return "none"
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize("act", ["acquire", "holder", "force_release", "__enter__"])
+def test_a_lock_does_not_take_an_async_store(act: str) -> None:
+    """An AsyncStore given to a Lock is a clear TypeError or RuntimeError, when it is made or when it is first used."""
+    store: Making = AsyncMemoryStore()
+    told = refusal(lambda: methodcaller(act)(Lock(store, "key")))
+    assert re.match(r"(TypeError|RuntimeError).*async", told, re.IGNORECASE)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_a_multi_lock_does_not_take_an_async_store() -> None:
+    """An AsyncStore given to a MultiLock is a clear TypeError or RuntimeError."""
+    store: Making = AsyncMemoryStore()
+    told = refusal(lambda: MultiLock(store, ["a", "b"]).acquire())
+    assert re.match(r"(TypeError|RuntimeError).*async", told, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("kind", [MultiLock, AsyncMultiLock])
+def test_keys_must_be_several(kind: Callable[..., Making]) -> None:
+    """One str in place of keys is a TypeError, not a lock on each of its characters; no keys are a ValueError."""
+    with pytest.raises(TypeError, match="keys"):
+        kind(STORE, "room")
+    nothing: list[Making] = [[], (), iter([])]
+    for none in nothing:
+        with pytest.raises(ValueError, match="at least one"):
+            kind(STORE, none)
+    with pytest.raises(ValueError, match="at least one"):
+        kind([])
+
+
+@pytest.mark.parametrize(("kind", "one", "other"), [(MultiLock, Lock, AsyncLock), (AsyncMultiLock, AsyncLock, Lock)])
+def test_locks_must_be_locks_of_the_same_api(
+    kind: Callable[..., Making], one: Callable[..., Making], other: Callable[..., Making]
+) -> None:
+    """A store without keys, keys without a store, and a lock of the other API are TypeErrors."""
+    for wrong in (STORE, ["a", "b"], "room", [one(STORE, "a"), "b"], [one(STORE, "a"), other(STORE, "b")], None, 5):
+        with pytest.raises(TypeError):
+            kind(wrong)
+    with pytest.raises(TypeError, match=f"use {'Async' if kind is MultiLock else ''}MultiLock"):
+        kind([one(STORE, "a"), other(STORE, "b")])
+
+
+@pytest.mark.parametrize("kind", [MultiLock, AsyncMultiLock])
+@pytest.mark.parametrize(("arguments", "told"), [((STORE,), "None"), ((STORE, None), "None"), ((STORE, 5), "5")])
+def test_keys_that_are_missing_are_asked_for(
+    kind: Callable[..., Making], arguments: tuple[object, ...], told: str
+) -> None:
+    """A store without keys, or with what is no list of them: the error is about the keys, not about the store."""
+    with pytest.raises(TypeError, match=rf"^keys must be a list such as \['room:42'\], not {told}$"):
+        kind(*arguments)
+
+
+@pytest.mark.parametrize(("kind", "one"), [(MultiLock, Lock), (AsyncMultiLock, AsyncLock)])
+def test_one_lock_is_not_several(kind: Callable[..., Making], one: Callable[..., Making]) -> None:
+    """A single lock in place of several is a TypeError."""
+    with pytest.raises(TypeError, match="expected a store and keys"):
+        kind(one(STORE, "a"))
+
+
+LOOK_ALIKES = [
+    *("a", "A", " a", "a ", "a b", "a  b", "a+b", "a%20b", "a\tb", "a\nb", "a\rb", "a\r\nb", "a\\nb", "a\x00b"),
+    *("a\x00", "\x00", " ", "\n", ".", "..", "/", "a/b", "a%2Fb", "a%2fb", "a//b", "a:b", "a.b", "%", "%%", "%25"),
+    *("%-", "*", "?"),
+    *("[a]", "{a}", "'", '"', "\\", "-", "--", "--a", "\x7f", "\x1b[2J", "a\r\nflush_all\r\nb", "k 0 0 1\r\nx\r\n"),
+    *("é", unicodedata.normalize("NFD", "é"), "%C3%A9", "ß", "ss", "ı", "i", "\u212a", "K", "\ufeffa"),
+    *("a\u200b", "a\u00a0b"),
+    *("\u2028", "\u2029", "\x85", "\u202eab", "中", "😀", "😀" * 62, "😀" * 63, "\U0010ffff", "\uffff"),
+    *("a" * 249, "a" * 250, "a" * 251, "a" * 1023, "a" * 1024, "a" * 1023 + "b", "😀" * 1024, "😀" * 1023 + "😁"),
+    *(" " * 1024, "\x00" * 1024, "%" * 1024, "\n" * 1023, "é" * 1024),
+]
+
+
+def test_keys_that_look_alike_are_different_locks(location: Place) -> None:
+    """Every key of 1 to 1,024 characters works, with blanks, newlines, NUL or any Unicode, and no two ever collide."""
+    assert len(set(LOOK_ALIKES)) == len(LOOK_ALIKES)
+    store, suffix = location.store(), fresh("")[:9]
+    # The keys themselves if only this test uses the store; a few characters more if others use it too.
+    alone = location.kind in ("memory", "sqlite")
+    keys = [key if alone or len(key) > 1000 else key + suffix for key in LOOK_ALIKES]
+    locks = [Lock(store, key, note=str(number), timeout=0) for number, key in enumerate(keys)]
+
+    holds = [lock.acquire() for lock in locks]
+
+    assert [lock.key for lock, hold in zip(locks, holds, strict=True) if hold is None] == []
+    records = [lock.holder() for lock in locks]
+    assert [found and found.note for found in records] == [str(number) for number in range(len(keys))]
+    assert all(Lock(store, key).acquire(timeout=0) is None for key in keys)
+    for lock in locks:
+        lock.release()
+    assert [key for key in keys if observed(store, key)] == []
+
+
+def test_the_largest_record_fits(location: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest owner and note, with as many holds as there may be, fit in 4,096 bytes; one more is just busy."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "h" * 64)
+    store, key, owner, note = location.store(), fresh(), "é" * 256, "\n" * 512
+    locks = [Lock(store, key, ttl=60, owner=owner, note=note) for _ in range(MAX_HOLDS)]
+
+    holds: list[Hold | None] = [lock.acquire(timeout=0) for lock in locks]
+
+    assert None not in holds
+    assert len({hold.fence for hold in holds if hold}) == 1
+    entry = store.get(key)
+    assert entry is not None
+    digits = 10 * (MAX_HOLDS + 1)  # those that the number of a hold gains while its Lock is used ten milliard times
+    assert 3000 < len(entry.value) <= MAX_VALUE - digits
+    found = record.decode(entry.value)
+    assert (found.owner, found.note, len(found.holds)) == (owner, note, MAX_HOLDS)
+    assert Lock(store, key, owner=owner).acquire(timeout=0) is None
+    for hold in holds:
+        assert hold is not None
+        hold.release()
+    assert observed(store, key) is None
+
+
+def test_the_longest_owner_and_note_are_accepted() -> None:
+    """The bounds themselves are allowed."""
+    for settings in ({"owner": "x" * 512}, {"note": "x" * 1024}, {"retry": (0, 100)}, {"timeout": 0}, {"ttl": 0.01}):
+        make: Making = Lock
+        make(STORE, "x" * 1024, **settings)
+
+
+def test_a_ttl_finer_than_the_clock_of_the_store_works(location: Place) -> None:
+    """A ttl with more digits than the store's clock has is rounded up there, and the lock is held for all of it."""
+    store, key = location.store(), fresh()
+    store.get(key)
+    with Lock(store, key, ttl=0.2500004321) as hold:
+        assert hold.remaining() > 0.1
+        assert observed(store, key) is not None
+
+
+@every_lock
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("blocking", r"timeout=0 \(one try\), or give it to acquire\(\)"),
+        ("blocking_timeout", r"timeout=seconds \(0: one try\)"),
+        ("sleep", "poll=, a tenacity wait strategy"),
+        ("expire", "ttl=seconds"),
+        ("lease", "ttl=seconds"),
+        ("identifier", "note= for people, or owner="),
+        ("thread_local", "nothing, as any thread or task may release a hold"),
+    ],
+)
+def test_an_argument_of_another_library_is_told_what_it_is_called_here(
+    make: Callable[..., Making], name: str, told: str
+) -> None:
+    """What redis-py, filelock, kazoo and others have: the TypeError says what to write instead."""
+    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}': write {told}"):
+        make(STORE, "key", **{name: 1})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'tll'$"):
+        make(STORE, "key", tll=1)
+
+
+def test_missing_and_superfluous_arguments_are_those_of_the_public_class() -> None:
+    """What Python itself says names Lock and MultiLock, and no class inside."""
+    store: Making = MemoryStore()
+    for make, given, told in (
+        (Lock, (store, "k", 30), "Lock.__init__() takes 3 positional arguments"),
+        (AsyncLock, (store,), "Lock.__init__() missing 1 required positional argument: 'key'"),
+        (MultiLock, (store, "a", "b"), "MultiLock.__init__() takes from 2 to 3 positional arguments"),
+    ):
+        assert refusal(partial(cast("Making", make), *given)).startswith(f"TypeError: {told}")
+
+
+def test_a_block_of_the_wrong_kind_names_the_right_class() -> None:
+    """``async with`` a blocking lock, and ``with`` a lock for asyncio: a TypeError before any request."""
+
+    class Own(Lock):
+        """A subclass is still a Lock."""
+
+    store: Making = MemoryStore()
+
+    async def scene() -> None:
+        blocking: dict[Making, str] = {
+            Own(store, "a"): "a Lock is for blocking code: write with; for async with, use AsyncLock",
+            Lock(store, "a").acquire(): "a Hold is for blocking code: write with; for async with, use AsyncLock",
+            MultiLock(store, ["b"]): "a MultiLock is for blocking code: write with; for async with, use AsyncMultiLock",
+        }
+        for wrong, told in blocking.items():
+            with pytest.raises(TypeError) as caught:
+                async with wrong:
+                    pass
+            assert str(caught.value) == told
+        others: dict[Making, str] = {
+            AsyncLock(store, "c"): "an AsyncLock is for asyncio: write async with; for with, use Lock",
+            await AsyncLock(store, "c").acquire(): "an AsyncHold is for asyncio: write async with; for with, use Lock",
+            AsyncMultiLock(store, ["d"]): "an AsyncMultiLock is for asyncio: write async with; for with, use MultiLock",
+        }
+        for wrong, told in others.items():
+            with pytest.raises(TypeError) as caught, wrong:
+                pass
+            assert str(caught.value) == told
+
+    asyncio.run(scene())
+    assert not store.get("b")
+    assert not store.get("d")

@@ -1,0 +1,125 @@
+"""An interpreter, or an event loop, can end at any moment while a lock is used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import Lock, connect
+
+if TYPE_CHECKING:
+    from tests.support.servers import Server
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> str:
+    """Run Python with warnings shown, and return what it has written."""
+    command = [sys.executable, "-W", "default", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+AT_EXIT = """
+import asyncio, atexit, time
+from caslock import AsyncLock, Lock
+from caslock.stores.memory import MemoryStore
+
+async def main():
+    async with AsyncLock(MemoryStore(), "key", ttl=0.6) as hold:
+        await asyncio.sleep(0.1)
+        hold.ensure_held()
+
+@atexit.register
+def last():
+    asyncio.run(main())
+    with Lock(MemoryStore(), "key", ttl=0.6) as hold:
+        hold.ensure_held()
+    print("locked")
+"""
+
+
+@pytest.mark.parametrize("before", ["", "last()"])
+def test_locks_work_as_the_interpreter_ends(before: str) -> None:
+    """An atexit handler can lock, with threads and with asyncio over a blocking store, used before or not."""
+    assert run("-c", AT_EXIT + before) == "locked\n" * (2 if before else 1)
+
+
+LOOP_END = """
+import asyncio, gc, sys, warnings
+from caslock import AsyncLock, connect_async
+warnings.simplefilter("error")
+
+async def main(number):
+    store = connect_async(sys.argv[1])
+    for key in ("one", "two"):
+        await AsyncLock(store, f"ends:{sys.argv[2]}:{number}:{key}", ttl=float(sys.argv[2])).acquire()
+    waits = asyncio.create_task(AsyncLock(store, f"ends:{sys.argv[2]}:{number}:one").acquire())
+    await asyncio.sleep(0.3)
+
+    async def generator():
+        async with AsyncLock(store, f"ends:{sys.argv[2]}:{number}:generator"):
+            yield
+
+    left = generator()
+    await anext(left)
+    kept.append(left)
+
+kept = []
+for number in range(2):
+    asyncio.run(main(number))
+    kept.clear()
+    gc.collect()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("ttl", ["30", "0.3"])
+def test_a_loop_that_ends_leaves_no_connection_open(redis_server: Server, ttl: str) -> None:
+    """It ends with locks held, waited for, renewed, and left open in a generator: no ResourceWarning is shown."""
+    assert run("-c", LOOP_END, redis_server.url, ttl) == "done\n"
+
+
+HELD = """
+import os, signal, sys, time
+import caslock
+
+lock = caslock.Lock(caslock.connect("sqlite:///locks.db"), "key", ttl=60)
+"""
+
+LEAVES_IT = {
+    "never released": "hold = lock.acquire()",
+    "os._exit": "with lock: os._exit(0)",
+    "SIGKILL": "with lock: signal.raise_signal(signal.SIGKILL)",
+    "SIGTERM": "with lock: signal.raise_signal(signal.SIGTERM)",
+}
+FREES_IT = {
+    "sys.exit": "with lock: sys.exit()",
+    "SIGINT": "with lock: signal.raise_signal(signal.SIGINT)",
+    "SIGTERM that is handled": (
+        "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))\n"
+        "with lock: signal.raise_signal(signal.SIGTERM)"
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", [*LEAVES_IT, *FREES_IT])
+def test_a_process_frees_its_key_if_it_leaves_the_block(ending: str, tmp_path: Path) -> None:
+    """As `docs/stores.md` says: what ends Python without leaving its ``with`` blocks leaves the key to the lease."""
+    code = HELD + (LEAVES_IT | FREES_IT)[ending]
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    with connect(f"sqlite:///{tmp_path}/locks.db") as store:
+        assert Lock(store, "key").locked() == (ending in LEAVES_IT)

@@ -1,0 +1,1185 @@
+"""A forked child holds nothing of its parent's, and an interrupt, wherever it strikes, never lets two hold one lock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+import tenacity  # noqa: F401 - so that no interrupt strikes in its import, but for the one of a test
+
+from caslock import ABSENT, AsyncLock, CaslockError, Hold, Lock, LockLost, MultiHold, MultiLock, NotHeld, QuorumLock
+from caslock import fork as process
+from caslock.local import shared
+from caslock.local import thread_renewer as renewer
+from caslock.local.shared import shared_of
+from caslock.local.workers import Workers
+from caslock.protocol.lease import NEVER
+from caslock.stores.memory import MemoryStore
+from tests.support.locations import PROMPT, Place, Watched, fresh, observed, opened, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
+
+    from caslock import Entry, Store
+    from caslock.store import Removal
+
+T = TypeVar("T")
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
+    # What an interrupt took out of every hand, a connection or a coroutine, ends when it is collected.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),  # one test is about those
+]
+
+
+def held(lock: Lock) -> Hold:
+    """Acquire a lock that must be free."""
+    hold = lock.acquire(timeout=0)
+    assert hold is not None
+    return hold
+
+
+class Family:
+    """A process and its child, which reports what it sees to its parent, and never leaves the `with` that made it."""
+
+    def __init__(self) -> None:
+        """Begin without a child."""
+        self.child = False
+        self._read, self._write = os.pipe()
+        self._pid = 0
+
+    def fork(self) -> bool:
+        """Fork; True in the child, which is killed if it has not ended in 20 s."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # "the process is multi-threaded": so are our users'
+            self._pid = os.fork()
+        self.child = self._pid == 0
+        if self.child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+        return self.child
+
+    def tell(self, **facts: object) -> None:
+        """Send facts to the parent."""
+        os.write(self._write, json.dumps(facts).encode() + b"\n")
+
+    def hear(self) -> dict[str, object]:
+        """Wait for the end of the child, and return all that it has reported."""
+        os.close(self._write)
+        with os.fdopen(self._read) as pipe:
+            facts: dict[str, object] = {}
+            for line in pipe:
+                facts |= json.loads(line)
+        facts["status"] = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return facts
+
+
+@contextlib.contextmanager
+def family() -> Iterator[Family]:
+    """Have a child; it ends where this block does, and reports by what it has left it."""
+    it = Family()
+    try:
+        yield it
+    except BaseException as error:
+        if not it.child:
+            raise
+        it.tell(left_by=type(error).__name__, why=str(error))
+        os._exit(0)
+    if it.child:
+        it.tell(left_by="the end")
+        os._exit(0)
+
+
+ENDINGS = {"the end": None, "SystemExit": SystemExit(3), "KeyError": KeyError("of the child")}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_child_that_leaves_the_block_frees_nothing(location: Place, ending: str) -> None:
+    """However a forked child leaves ``with``, the parent keeps its lock; the child holds nothing, and gets an error."""
+    store, key = location.store(), fresh()
+    lock = Lock(store, key, ttl=20)
+    with family() as kin, lock as hold:
+        if kin.fork():
+            kin.tell(lost=hold.lost, remaining=hold.remaining(), again=lock.acquire(timeout=0) is not None)
+            kin.tell(by_another_object=Lock(store, key).acquire(timeout=0) is not None)
+            error = ENDINGS[ending]
+            if error is not None:
+                raise error
+        else:
+            facts = kin.hear()
+            assert (facts["left_by"], facts["status"]) == (ending, 0)
+            assert (facts["lost"], facts["remaining"]) == (True, 0.0)
+            assert (facts["again"], facts["by_another_object"]) == (False, False)
+            hold.ensure_held()
+            hold.extend()
+            assert Lock(location.store(), key).acquire(timeout=0) is None
+    assert observed(store, key) is None
+
+
+@pytest.mark.parametrize("told_by", ["the kernel", "Python"])
+def test_a_child_with_the_pid_of_its_parent_is_another_process(
+    location: Place, told_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container all may be 1, and a pid comes again; where the kernel does not report a fork, Python does."""
+    store, key = location.store(), fresh()
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    if told_by == "Python":
+        monkeypatch.setattr(process, "_known", bytearray(b"\1"))
+        monkeypatch.setattr(process, "_wiped", False)
+    with family() as kin, Lock(store, key, ttl=20) as hold:
+        if kin.fork():
+            kin.tell(lost=hold.lost, remaining=hold.remaining(), same=os.getpid() == os.getppid())
+        else:
+            facts = kin.hear()
+            assert (facts["lost"], facts["remaining"], facts["same"]) == (True, 0.0, True)
+            hold.extend()
+            assert Lock(location.store(), key).acquire(timeout=0) is None
+    assert observed(store, key) is None
+
+
+EARLY_HOOK = """
+import os, sys
+
+held = []
+os.register_at_fork(after_in_child=lambda: held.append(lock.acquire(timeout=0)))
+
+from caslock import Lock
+from caslock import fork as process
+from caslock.stores.memory import MemoryStore
+
+if sys.argv[1] == "Python":
+    process._known, process._wiped = bytearray(b"\\1"), False
+lock = Lock(MemoryStore(), "key", ttl=20)
+child = os.fork()
+if not child:
+    again = lock.acquire(timeout=0)
+    os._exit(held[0].lost or again is None or again._attempt is not held[0]._attempt)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("told_by", ["the kernel", "Python"])
+def test_what_an_earlier_hook_of_the_child_acquires_is_its_own(told_by: str) -> None:
+    """A hook that was registered before caslock's runs before it in the child, and may lock there."""
+    done = subprocess.run([sys.executable, "-c", EARLY_HOOK, told_by], capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_child_can_lock_for_itself(location: Place) -> None:
+    """A forked child locks another key by what it inherited, as its own owner; both go on renewing what they hold."""
+    store, key = location.store(), fresh()
+    other = Lock(store, fresh(), ttl=0.5)
+    store.get(key)
+    with family() as kin, Lock(store, key, ttl=0.5) as hold:
+        parent = other.owner
+        if kin.fork():
+            with other as mine:
+                record = other.holder()
+                kin.tell(
+                    owner=other.owner != parent and record is not None and record.owner == other.owner,
+                    pid=record is not None and record.pid == os.getpid(),
+                )
+                time.sleep(0.7)
+                mine.ensure_held()  # renewed by a renewer of the child's own
+                kin.tell(renewed=True)
+        else:
+            facts = kin.hear()
+            assert facts == {"owner": True, "pid": True, "renewed": True, "left_by": "the end", "status": 0}
+            hold.ensure_held()
+            hold.extend()
+            held(other).release()
+
+
+def test_the_verbs_of_an_inherited_hold_do_nothing(location: Place) -> None:
+    """In a forked child, release frees nothing; extend and ensure_held raise NotHeld."""
+    store, key = location.store(), fresh()
+    lock = Lock(store, key, ttl=20)
+    hold = held(lock)
+    with family() as kin:
+        if kin.fork():
+            for name in ("extend", "ensure_held"):
+                try:
+                    getattr(hold, name)()
+                except NotHeld:
+                    kin.tell(**{name: "NotHeld"})
+            hold.release()
+        else:
+            facts = kin.hear()
+            assert facts == {"extend": "NotHeld", "ensure_held": "NotHeld", "left_by": "the end", "status": 0}
+            hold.extend()
+            hold.release()
+
+
+def test_an_explicit_owner_is_not_left_by_the_child(location: Place) -> None:
+    """Also with an explicit owner, a child that leaves ``with`` leaves the parent's hold alone."""
+    store, key = location.store(), fresh()
+    with family() as kin, Lock(store, key, owner="orders:9f1c", ttl=20) as hold:
+        if not kin.fork():
+            assert kin.hear()["left_by"] == "the end"
+            hold.extend()
+            assert Lock(location.store(), key).acquire(timeout=0) is None
+
+
+def test_a_multi_lock_is_not_left_by_the_child(location: Place) -> None:
+    """A child that leaves ``with`` of a MultiLock leaves all of the parent's holds alone."""
+    store, keys = location.store(), [fresh(), fresh()]
+    with family() as kin, MultiLock(store, keys, ttl=20) as holds:
+        if not kin.fork():
+            assert kin.hear()["left_by"] == "the end"
+            holds.extend()
+            assert all(observed(store, key) for key in keys)
+
+
+@pytest.mark.parametrize("between", ["asks", "locks", "does nothing"])
+def test_a_grandchild_that_leaves_the_block_frees_nothing(between: str) -> None:
+    """A child of the child, too, leaves the block that it never entered without an error, whatever lies between."""
+    store, key = MemoryStore(), fresh()
+    lock = Lock(store, key, ttl=20)
+    with family() as kin, lock as hold:
+        if kin.fork():
+            if between == "asks":
+                lock.acquire(timeout=0)
+            elif between == "locks":
+                held(Lock(store, fresh(), ttl=20))
+            with family() as young, contextlib.ExitStack() as stack:
+                if young.fork():
+                    stack.push(lock)  # the same exit once more, from within the young family
+                else:
+                    kin.tell(grandchild=young.hear())
+        else:
+            facts = kin.hear()
+            assert facts == {"grandchild": {"left_by": "the end", "status": 0}, "left_by": "the end", "status": 0}
+            hold.extend()
+            assert Lock(store, key).acquire(timeout=0) is None
+
+
+def test_forks_in_the_midst_of_other_threads_work(location: Place) -> None:
+    """Children forked while other threads are locking, and the renewer is renewing, can lock at once."""
+    store, stop = location.store(), threading.Event()
+    store.get("warm")
+
+    def work() -> None:
+        lock = Lock(store, fresh(), ttl=0.05)
+        while not stop.is_set():
+            with contextlib.suppress(LockLost), lock:
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    with contextlib.suppress(LockLost), Lock(store, fresh(), ttl=0.1):  # so the renewer is busy
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(8):
+                with family() as kin:
+                    if kin.fork():
+                        with Lock(store, fresh(), ttl=20):
+                            kin.tell(locked=True)
+                    else:
+                        assert kin.hear() == {"locked": True, "left_by": "the end", "status": 0}
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_a_child_starts_threads_though_another_thread_of_its_parent_was_about_to() -> None:
+    """Given a fork while another thread looks up the threads of a store, an AsyncLock of the child works."""
+    looking, forked = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with shared._guard:
+            looking.set()
+            forked.wait(30)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    looking.wait()
+    with family() as kin:
+        try:
+            if kin.fork():
+
+                async def lock() -> bool:
+                    return await AsyncLock(MemoryStore(), "key").acquire(timeout=0) is not None
+
+                kin.tell(locked=asyncio.run(lock()))
+            else:
+                assert kin.hear() == {"locked": True, "left_by": "the end", "status": 0}
+        finally:
+            forked.set()
+    thread.join()
+
+
+LIBRARIES = ("/caslock/", "/redis/", "/pymemcache/")
+
+
+def interrupted(moment: int, act: Callable[[], object], *later: int) -> str:
+    """Raise KeyboardInterrupt at the moment-th chance that `act` gives, and return where; "" if it has ended before.
+
+    Then again, each time after so many chances as the next of `later` says.  A chance is where Python itself looks for
+    signals (ceval.c): as a function begins, and as one of C returns; not between any two lines, for a `with` would then
+    leak what it holds; nor in generators, which swallow what is raised as they are closed.
+    """
+    left, location, more = moment, "", list(later)
+
+    def strike(frame: FrameType, event: str, called: object, go_on: Callable[[], object]) -> None:
+        nonlocal left, location
+        code = frame.f_code
+        here = any(part in code.co_filename for part in LIBRARIES) and code.co_name != "<genexpr>"
+        if event in ("call", "c_return") and here:
+            if left == 0:
+                after = f" after {getattr(called, '__name__', called)}" if event == "c_return" else ""
+                location += f"{moment}: {code.co_qualname}, {Path(code.co_filename).name}:{frame.f_lineno}{after}; "
+                if more:
+                    left = more.pop(0)
+                    go_on()
+                raise KeyboardInterrupt
+            left -= 1
+
+    # Python forgets each of the two once it has raised an exception, so they take turns.
+    def profile(frame: FrameType, event: str, called: object) -> None:
+        strike(frame, event, called, lambda: sys.settrace(trace))
+
+    def trace(frame: FrameType, event: str, called: object) -> None:
+        strike(frame, event, called, lambda: sys.setprofile(profile))
+
+    before = sys.getprofile(), sys.gettrace()
+    sys.setprofile(profile)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return location
+    finally:
+        sys.settrace(before[1])
+        sys.setprofile(before[0])
+    return ""
+
+
+def every_moment(prepare: Callable[[], Callable[[], object]], *later: int) -> Iterator[str]:
+    """Interrupt what `prepare` makes at its first chance, another one at its second, ..., until one gets through.
+
+    After that it is interrupted `later`, see `interrupted`.
+    """
+    for moment in itertools.count():
+        act = prepare()
+        location = interrupted(moment, act, *later)
+        if not location:
+            assert moment > 0
+            return
+        yield location
+
+
+class Witness:
+    """Two keys with known answers, which show whether a later request reads the reply of an earlier one."""
+
+    def __init__(self, store: Store) -> None:
+        """Write what the answers are known of."""
+        self._store, self._taken, self._free = store, fresh("taken"), fresh("free")
+        assert store.put_if_version(self._taken, b"the witness", ABSENT, 60) is not None
+
+    def testifies(self) -> bool:
+        """Ask each verb something of which the answer is known."""
+        taken = self._store.get(self._taken)
+        return (
+            taken is not None
+            and taken.value == b"the witness"
+            and self._store.get(self._free) is None
+            and self._store.put_if_version(self._taken, b"another", ABSENT, 60) == taken
+            and self._store.invalidate(self._taken, taken.version + 1) == taken
+        )
+
+
+@pytest.mark.parametrize("verb", ["get", "put_if_version", "invalidate"])
+def test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply(location: Place, verb: str) -> None:
+    """KeyboardInterrupt at each moment of each verb, store and client library alike: the next answers are right."""
+    store = location.store()
+    witness = Witness(store)
+
+    def prepare() -> Callable[[], object]:
+        key = fresh()
+        if verb == "get":
+            return lambda: store.get(key)
+        if verb == "put_if_version":
+            return lambda: store.put_if_version(key, b"value", ABSENT, 1)
+        entry = store.put_if_version(key, b"value", ABSENT, 1)
+        assert entry is not None
+        return lambda: store.invalidate(key, entry.version)
+
+    for moment in every_moment(prepare):
+        assert witness.testifies(), f"a wrong answer after an interrupt at {moment}"
+
+
+TTL = 1.0
+
+
+@pytest.mark.parametrize("act", ["acquire", "release"])
+def test_answers_are_right_wherever_an_interrupt_strikes(location: Place, act: str) -> None:
+    """KeyboardInterrupt at each moment of acquire and release: later requests read their own replies."""
+    store = location.store()
+    witness = Witness(store)
+
+    def prepare() -> Callable[[], object]:
+        lock = Lock(store, fresh(), ttl=TTL)
+        assert not lock.locked()
+        return lock.acquire if act == "acquire" else held(lock).release
+
+    for moment in every_moment(prepare):
+        assert witness.testifies(), f"a wrong answer after an interrupt at {moment}"
+
+
+@pytest.mark.parametrize("kind", PROMPT)
+@pytest.mark.parametrize("act", ["acquire", "release"])
+def test_no_orphan_outlives_its_lease_wherever_an_interrupt_strikes(
+    kind: str, act: str, request: pytest.FixtureRequest
+) -> None:
+    """KeyboardInterrupt at each moment of acquire and release: the key is free within a lease; the Lock lives on."""
+    locks: list[Lock] = []
+    holds: list[Hold] = []
+    moments: list[str] = []
+    with opened(kind, request) as location:
+        store = location.store()
+        other = held(Lock(store, fresh(), ttl=TTL))  # so that the renewer is there
+
+        def prepare() -> Callable[[], object]:
+            lock = Lock(store, fresh(), ttl=TTL)
+            assert not lock.locked()  # so that a connection is there: each way is as long as the one before
+            locks.append(lock)
+            if act == "acquire":
+                return lambda: lock.acquire(timeout=0)
+            holds.append(held(lock))
+            return holds[-1].release
+
+        for moment in every_moment(prepare):
+            moments.append(moment)
+            if holds and holds[-1]._is_open:  # it had not begun yet, or can be called again
+                with contextlib.suppress(LockLost):
+                    holds[-1].release()
+
+        last = locks.pop()  # it got through
+        gc.collect()
+        until(lambda: not any(observed(store, lock.key) for lock in locks), TTL + 0.3)
+        assert [moment for moment, lock in zip(moments, locks, strict=True) if observed(store, lock.key)] == []
+        assert last.locked() == (act == "acquire")
+        other.release()
+
+
+@pytest.mark.parametrize("way", ["Lock", "MultiLock", "QuorumLock"])
+@pytest.mark.parametrize("act", ["acquire", "release", "with"])
+def test_no_orphan_outlives_its_lease_after_two_interrupts(way: str, act: str) -> None:  # noqa: C901 - one scene
+    """A second KeyboardInterrupt, as the first is being handled: nothing is renewed that nobody can release.
+
+    What is left is released if the hold is released once more, or ends with its lease, though the lock lives on.
+    """
+    stores = [MemoryStore() for _ in range(3)]
+    locks: list[tuple[Lock | MultiLock | QuorumLock, str, str]] = []
+    other = held(Lock(stores[0], fresh(), ttl=20))  # so that the renewer is there
+    key = ""
+    hold: Hold | MultiHold | None = None
+
+    def prepare() -> Callable[[], object]:
+        nonlocal key, hold
+        key = fresh()
+        lock = (
+            MultiLock(stores[0], [key, f"{key}:2"], ttl=TTL)
+            if way == "MultiLock"
+            else QuorumLock(stores, key, ttl=TTL)
+            if way == "QuorumLock"
+            else Lock(stores[0], key, ttl=TTL)
+        )
+        locks.append((lock, key, ""))
+        if act == "acquire":
+            return lambda: lock.acquire(timeout=0)
+        if act == "with":
+
+            def block() -> None:
+                with lock:
+                    pass
+
+            return block
+        hold = lock.acquire()
+        assert hold is not None
+        return hold.release
+
+    for later in ((0,), (1,), (2,), (3,), (5,), (8,), (13,), (21,), (34,), (55,), (89,)):
+        for moment in every_moment(prepare, *later):
+            locks[-1] = (*locks[-1][:2], f"{later} {moment}")
+            with contextlib.suppress(CaslockError):
+                if act != "acquire":
+                    (hold or locks[-1][0]).release()
+        locks.pop()  # it got through
+        if hold is None:
+            for store in stores:
+                for name in (key, f"{key}:2"):
+                    entry = store.get(name)
+                    if entry is not None:
+                        store.invalidate(name, entry.version)
+
+    def left() -> list[str]:
+        return [
+            moment
+            for _, key, moment in locks
+            for store in stores
+            for name in (key, f"{key}:2")
+            if observed(store, name)
+        ]
+
+    until(lambda: not left(), 2 * TTL + 0.3)
+    assert left() == []
+    other.release()
+
+
+class Removing(MemoryStore):
+    """Knows whether a request has been interrupted that releases a key."""
+
+    interrupted = False
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove it."""
+        try:
+            return super().invalidate(key, version)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        try:
+            return super().put_if_version(key, value, version, ttl)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
+
+    def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None]:
+        """Remove them."""
+        try:
+            return super().invalidate_many(removals)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("way", ["Lock", "min_hold", "MultiLock"])
+def test_a_loss_is_told_once_wherever_an_interrupt_strikes(*, way: str, taken: bool) -> None:
+    """KeyboardInterrupt at each moment of a release: the loss that it shows is told once, and no other is.
+
+    It may stay untold only if the removal itself was interrupted, which may have been applied in time.
+    """
+    told, keys, stores = list[str](), list[str](), list[Removing]()
+    holds = list[Hold | MultiHold]()
+    other = held(Lock(MemoryStore(), fresh(), ttl=20))  # so that the renewer is there
+
+    def prepare() -> Callable[[], object]:
+        keys.append(fresh())
+        stores.append(Removing())
+        if way == "Lock":
+            hold: Hold | MultiHold | None = Lock(
+                stores[-1], keys[-1], on_lost=lambda hold: told.append(hold.key)
+            ).acquire()
+        elif way == "min_hold":
+            hold = Lock(stores[-1], keys[-1], min_hold=20, on_lost=lambda hold: told.append(hold.key)).acquire()
+        else:
+            both = [keys[-1], f"{keys[-1]}:2"]
+            hold = MultiLock(stores[-1], both, on_lost=lambda hold: told.append(hold.key)).acquire()
+        assert hold is not None
+        holds.append(hold)
+        entry = stores[-1].get(keys[-1])
+        assert entry is not None
+        if taken:
+            stores[-1].put_if_version(keys[-1], b"somebody else's", entry.version, 60)
+
+        def release() -> None:
+            with contextlib.suppress(LockLost):
+                holds[-1].release()
+
+        return release
+
+    moments = list(every_moment(prepare))
+    for hold in holds:
+        with contextlib.suppress(LockLost, NotHeld):
+            hold.release()
+    due = [
+        (key, moment)
+        for key, moment, store in zip(keys, [*moments, "none"], stores, strict=True)
+        if taken and not (store.interrupted or "_Immediate." in moment)
+    ]
+    assert len(due) > len(keys) / 2 or not taken
+    with contextlib.suppress(AssertionError):
+        until(lambda: set(told) >= {key for key, _ in due}, 5.0)
+    assert [moment for key, moment in due if told.count(key) != 1] == []
+    assert taken or told == []
+    assert max(map(told.count, keys)) <= 1
+    other.release()
+
+
+@pytest.mark.parametrize("way", ["Lock", "MultiLock", "with"])
+def test_an_interrupted_acquire_leaves_the_key_free(way: str) -> None:
+    """KeyboardInterrupt at each moment of acquire: the key is free at once, and not only when the lease ends."""
+    store = MemoryStore()
+    other = held(Lock(store, fresh(), ttl=20))  # so that the renewer is there
+    keys: list[str] = []
+
+    def prepare() -> Callable[[], object]:
+        keys.append(fresh())
+        lock = (
+            MultiLock(store, [keys[-1], f"{keys[-1]}:2"], ttl=20)
+            if way == "MultiLock"
+            else Lock(store, keys[-1], ttl=20)
+        )
+        return lock.__enter__ if way == "with" else lambda: lock.acquire(timeout=0)
+
+    left = [moment for moment in every_moment(prepare) for key in (keys[-1], f"{keys[-1]}:2") if observed(store, key)]
+    assert left == []
+    other.release()
+
+
+def test_a_fork_while_another_thread_makes_a_lock_leaves_the_child_usable() -> None:
+    """Given a thread inside what the locks of a store share, a child that first uses the other API does not hang."""
+    store = MemoryStore()
+    keep = Lock(store, fresh())
+    shared, inside, leave = shared_of(store), threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with shared._guard:
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    inside.wait()
+    try:
+        with family() as it:
+            if it.fork():
+                it.tell(made=repr(AsyncLock(store, keep.key)))
+    finally:
+        leave.set()
+        thread.join()
+    facts = it.hear()
+    assert facts["status"] == 0
+    assert "AsyncLock" in str(facts["made"])
+
+
+def test_an_interrupt_as_the_renewer_starts_raises_in_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt at each moment of a process's first acquire: the renewer's thread ends without an error."""
+    before, raised = set(threading.enumerate()), list[BaseException | None]()
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+
+    def prepare() -> Callable[[], object]:
+        renewer._renewer = None
+        lock = Lock(MemoryStore(), fresh(), ttl=TTL)
+        return lambda: lock.acquire(timeout=0)
+
+    for _ in every_moment(prepare):
+        pass
+    gc.collect()
+
+    def left_over() -> bool:
+        threads = {thread for thread in threading.enumerate() if "renewer" in thread.name} - before
+        last = renewer._renewer  # a hold that another test has left behind may keep it alive
+        return len(threads) > (last is not None and last._schedule.next < NEVER)
+
+    assert until(lambda: not left_over(), TTL + 5)
+    assert raised == []
+
+
+@pytest.mark.parametrize("act", ["acquire", "re-enter", "release", "release the inner one"])
+def test_an_interrupted_lock_can_be_used_again(act: str) -> None:
+    """KeyboardInterrupt at each moment of acquire and release: the same object can be had again within a lease."""
+    store, ttl = MemoryStore(), 2 * TTL
+    other = held(Lock(store, fresh(), ttl=ttl))  # so that the renewer is there
+    locks: list[Lock] = []
+
+    def prepare() -> Callable[[], object]:
+        lock = Lock(store, fresh(), ttl=ttl)
+        locks.append(lock)
+        if act == "acquire":
+            return lambda: lock.acquire(timeout=0)
+        outer = held(lock)
+        if act == "re-enter":
+            return lambda: lock.acquire(timeout=0)
+        if act == "release":
+            return outer.release
+        return held(lock).release
+
+    moments = list(every_moment(prepare))
+    locks.pop()  # it got through
+    time.sleep(ttl + 0.2)
+
+    def usable(lock: Lock) -> bool:
+        for _ in range(4):  # whatever is left of it in this thread goes
+            with contextlib.suppress(RuntimeError, LockLost):
+                lock.release()
+        try:
+            held(lock).release()
+        except (AssertionError, LockLost, RuntimeError):
+            return False
+        return observed(store, lock.key) is None
+
+    assert [moment for moment, lock in zip(moments, locks, strict=True) if not usable(lock)] == []
+    other.release()
+
+
+def test_an_interrupted_acquire_lets_no_two_threads_in() -> None:
+    """KeyboardInterrupt at each moment of acquire: its thread and another one never both get the lock afterwards."""
+    store = MemoryStore()
+    locks: list[Lock] = []
+    other = held(Lock(store, fresh(), ttl=TTL))  # so that the renewer is there
+
+    def prepare() -> Callable[[], object]:
+        lock = Lock(store, fresh(), ttl=20)
+        locks.append(lock)
+        return lambda: lock.acquire(timeout=0)
+
+    met = []
+    with ThreadPoolExecutor(1) as pool:
+        for moment in every_moment(prepare):
+            with contextlib.suppress(RuntimeError):
+                mine = locks[-1].acquire(timeout=0)
+                theirs = pool.submit(locks[-1].acquire, timeout=0).result()
+                if mine is not None and theirs is not None and not mine.lost and not theirs.lost:
+                    met.append(moment)
+    assert met == []
+    other.release()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["Hold", "MultiHold"],
+)
+def test_an_interrupted_extension_stops_no_other_renewals(kind: str) -> None:
+    """KeyboardInterrupt at each moment of extend: the renewer goes on renewing the other holds on that store."""
+    kept: list[Hold] = []
+    extended: list[Hold | MultiHold] = []
+
+    def prepare() -> Callable[[], object]:
+        store = MemoryStore()
+        kept.append(held(Lock(store, fresh(), ttl=0.9)))
+        hold = held(Lock(store, fresh(), ttl=0.9)) if kind == "Hold" else MultiLock(store, [fresh()], ttl=0.9).acquire()
+        assert hold is not None
+        extended.append(hold)
+        return hold.extend
+
+    moments = list(every_moment(prepare))
+    time.sleep(1.2)
+
+    kept.pop().release()  # it got through
+    assert [moment for moment, hold in zip(moments, kept, strict=True) if hold.lost] == []
+    for hold in [*extended, *kept]:
+        with contextlib.suppress(LockLost):
+            hold.release()
+
+
+def test_an_interrupt_as_a_thread_gets_a_job_stops_no_other_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt at each moment, also inside of `threading`: the next job is run all the same."""
+    monkeypatch.setattr(f"{__name__}.LIBRARIES", ("/workers.py", "/threading.py"))
+    made: list[Workers] = []
+
+    def prepare() -> Callable[[], object]:
+        workers = Workers("test", 1)
+        workers.do(lambda: None)
+        assert until(lambda: workers._idle)
+        made.append(workers)
+        return lambda: workers.do(lambda: None)
+
+    for moment in every_moment(prepare):
+        done = threading.Event()
+        made[-1].do(done.set)
+        assert done.wait(10), moment
+
+
+def test_a_block_interrupted_as_it_ends_is_bounded_by_the_lease() -> None:
+    """KeyboardInterrupt at each moment of ``with`` past the first of its exit: the key is free within a lease."""
+    store = MemoryStore()
+    other = held(Lock(store, fresh(), ttl=TTL))  # so that the renewer is there
+    locks: list[Lock | MultiLock] = []
+    left: list[str] = []
+    for kind in ("lock", "multi-lock", "hold", "multi-hold"):
+        locks.clear()
+
+        def prepare() -> Callable[[], object]:
+            multi, of_hold = kind.startswith("multi"), kind.endswith("hold")  # noqa: B023 - used at once
+            lock = MultiLock(store, [fresh()], ttl=TTL) if multi else Lock(store, fresh(), ttl=TTL)
+            locks.append(lock)
+
+            def visit() -> None:
+                if not of_hold:
+                    with lock:
+                        pass
+                elif hold := lock.acquire(timeout=0):
+                    with hold:
+                        pass
+
+            return visit
+
+        moments = list(every_moment(prepare))
+        time.sleep(TTL + 0.3)
+        left += [
+            moment
+            for moment, lock in zip(moments, locks[:-1], strict=True)
+            if observed(store, lock.key if isinstance(lock, Lock) else lock.keys[0])
+            and not any(call in moment for call in ("__exit__", "__enter__", "__len__"))  # no library can close these
+        ]
+    assert left == []
+    other.release()
+
+
+def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
+    """KeyboardInterrupt at each moment of an acquire out of time: another thread of that object is not left asleep."""
+    locks: list[Lock] = []
+    others: list[Hold] = []
+    waiting: list[Future[Hold | None]] = []
+    pool = ThreadPoolExecutor(200)
+
+    class Inviting(Watched):
+        """Has another thread wait for the same object while this one is inside."""
+
+        def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            if threading.current_thread() is threading.main_thread():
+                waiting.append(pool.submit(locks[-1].acquire, timeout=20))
+                assert until(lambda: locks[-1]._state._queue.waiting)
+            return super().put_if_version(key, value, version, ttl)
+
+    def prepare() -> Callable[[], object]:
+        if len(waiting) < len(locks):  # it was interrupted before it had asked
+            waiting.append(pool.submit(locks[-1].acquire, timeout=20))
+        store, key = MemoryStore(), fresh()
+        others.append(held(Lock(store, key, ttl=20)))
+        locks.append(Lock(Inviting(store), key, ttl=20))
+        return lambda: locks[-1].acquire(timeout=0)
+
+    moments = [*every_moment(prepare), "none"]
+    for hold in others:
+        hold.release()
+    done, _ = wait(waiting, timeout=2)
+    asleep = [moment for moment, one in zip(moments, waiting, strict=True) if one not in done]
+    for lock in locks:  # so that nobody sleeps on, whatever has come of this
+        for attempt in lock._state._queue.waiting:
+            if attempt.turn.event is not None:
+                attempt.turn.event.set()
+    pool.shutdown()
+    assert asleep == []
+
+
+HANDLER = """
+import faulthandler, itertools, sys
+faulthandler.dump_traceback_later(5, exit=True)
+from caslock import Lock
+from caslock.stores.memory import MemoryStore
+
+lock = Lock(MemoryStore(), "of the program")
+other = Lock(MemoryStore(), "of the handler")
+
+def handle():
+    if hold := other.acquire(timeout=0):
+        hold.release()
+
+for moment in itertools.count():
+    left = moment
+    def profile(frame, event, _):
+        global left
+        if event in ("call", "c_return") and "/caslock/" in frame.f_code.co_filename:
+            left -= 1
+            if left < 0:
+                sys.setprofile(None)
+                handle()
+    sys.setprofile(profile)
+    with lock:
+        pass
+    sys.setprofile(None)
+    if left >= 0:
+        break
+print(moment > 50)
+"""
+
+
+def test_a_signal_handler_may_use_another_lock() -> None:
+    """A handler that strikes at any moment of a Lock, and uses another one, does not wait for what it interrupts."""
+    told = subprocess.run([sys.executable, "-c", HANDLER], capture_output=True, text=True, check=False)
+    assert (told.stdout.split(), told.returncode) == (["True"], 0), told.stderr
+
+
+SAME_KEY = """
+import faulthandler, itertools, sys
+faulthandler.dump_traceback_later(20, exit=True)
+from caslock import Lock, StoreUnavailable
+from caslock.stores.memory import MemoryStore
+from caslock.stores.sqlite import SQLiteStore
+
+store = MemoryStore() if sys.argv[1] == "memory" else SQLiteStore(sys.argv[1])
+seen = set()
+
+def handle():
+    try:
+        hold = Lock(store, "key").acquire(timeout=0)
+        seen.add("had" if hold else "held by the program")
+        if hold:
+            hold.release()
+    except StoreUnavailable as error:
+        seen.add("inside")
+
+for moment in itertools.count():
+    left = moment
+    def profile(frame, event, _):
+        global left
+        if event in ("call", "return", "c_call", "c_return") and "/caslock/" in frame.f_code.co_filename:
+            left -= 1
+            if left < 0:
+                sys.setprofile(None)
+                handle()
+    lock = Lock(store, "key", ttl=20)
+    sys.setprofile(profile)
+    try:
+        with lock:
+            pass
+    finally:
+        sys.setprofile(None)
+    if left >= 0:
+        break
+assert Lock(store, "key").acquire(timeout=0)
+print(*sorted(seen), sep=", ")
+"""
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_signal_handler_may_use_the_same_key(kind: str, tmp_path: Path) -> None:
+    """A handler with another Lock of the key that its thread is just taking gets an answer at any moment: no hang."""
+    where = kind if kind == "memory" else str(tmp_path / "locks.db")
+    told = subprocess.run([sys.executable, "-c", SAME_KEY, where], capture_output=True, text=True, check=False)
+    assert (told.stdout.strip(), told.returncode) == ("had, held by the program", 0), told.stderr
+
+
+COLLECTED = """
+import faulthandler, gc, sys, time
+faulthandler.dump_traceback_later(10, exit=True)
+sys.unraisablehook = lambda unraisable: unraised.append(unraisable.exc_value)
+from caslock import Lock, StoreUnavailable
+from caslock.stores.memory import MemoryStore
+
+unraised, released = [], 0
+
+class Careless:
+    def __init__(self, store, key):
+        self.me, self.hold = self, Lock(store, key, ttl=0.2).acquire()
+    def __del__(self):
+        global released
+        self.hold.release()
+        released += 1
+
+def clock():  # asked in the middle of each verb
+    gc.collect()
+    return time.monotonic()
+
+store = MemoryStore(clock=clock)
+for number in range(5):
+    Careless(store, f"key {number}")
+    with Lock(store, "other"):
+        pass
+gc.collect()
+assert len(unraised) + released == 5
+assert {type(error) for error in unraised} == {StoreUnavailable}, unraised
+print("done")
+"""
+
+
+def test_a_del_that_releases_does_not_hang() -> None:
+    """A `__del__` that the collector runs in the middle of a verb of the memory store gets an answer: no hang."""
+    told = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=False)
+    assert (told.stdout.strip(), told.returncode) == ("done", 0), told.stderr
+
+
+INTERRUPTED_IMPORT = """
+import importlib.abc, sys
+import caslock
+from caslock.testing.faults import FaultyStore, lose_reply
+from caslock.stores.memory import MemoryStore
+
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.startswith("tenacity.") and "tenacity.stop" in sys.modules:
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+
+store = FaultyStore(MemoryStore())
+sys.meta_path.insert(0, Interrupt())
+for _ in range(2):
+    store.on("any", range(1, 3), lose_reply)
+    try:
+        print(caslock.Lock(store, "key").acquire(timeout=1) is not None)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_an_interrupt_at_the_first_retry_breaks_no_later_one() -> None:
+    """KeyboardInterrupt while the first retry imports what it needs: the next one works."""
+    told = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (told.stdout.split(), told.returncode) == (["interrupted", "True"], 0), told.stderr
+
+
+class Interruption(BaseException):
+    """What a signal handler of a user's may raise."""
+
+
+class Bell:
+    """Sends a signal to the main thread after a while; its handler raises, if it still finds itself armed."""
+
+    def __init__(self) -> None:
+        """Install the handler."""
+        self.armed = False
+        self._before = signal.signal(signal.SIGUSR1, self._ring)
+
+    def _ring(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.armed:
+            self.armed = False
+            raise Interruption
+
+    def interrupts(self, delay: float, act: Callable[[], object]) -> bool:
+        """Run `act` and ring after `delay` seconds; whether it was interrupted."""
+
+        def ring() -> None:
+            end = time.perf_counter() + delay
+            while time.perf_counter() < end:
+                pass
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+        thread = threading.Thread(target=ring)
+        try:
+            self.armed = True
+            thread.start()
+            act()
+            self.armed = False
+        except Interruption:
+            return True
+        finally:
+            self.armed = False
+            thread.join()
+        return False
+
+    def remove(self) -> None:
+        """Put back what was there before."""
+        signal.signal(signal.SIGUSR1, self._before)
+
+
+@pytest.fixture
+def bell() -> Iterator[Bell]:
+    """Return a bell."""
+    it = Bell()
+    yield it
+    it.remove()
+
+
+def test_signals_at_random_moments(location: Place, bell: Bell) -> None:
+    """Real signals at random moments of acquire and release: answers are right, and no orphan outlives its lease."""
+    store, chance = location.store(), random.Random(7)
+    witness = Witness(store)
+    keys: list[str] = []
+
+    def work() -> None:
+        lock = Lock(store, keys[-1], ttl=TTL)
+        with lock:
+            pass
+
+    keys.append(fresh())
+    began = time.perf_counter()
+    for _ in range(20):
+        work()
+    usual = (time.perf_counter() - began) / 20
+    hits = 0
+    for _ in range(150):
+        keys.append(fresh())
+        hits += bell.interrupts(chance.uniform(0, 1.5 * usual), work)
+        assert witness.testifies()
+
+    assert hits > 5
+    gc.collect()
+    wait = TTL + (3.5 if location.kind == "memcached" else 0.3)
+    until(lambda: not any(observed(store, key) for key in keys), wait)
+    assert [key for key in keys if observed(store, key)] == []
+
+
+def test_an_interrupt_while_waiting_leaves_nothing(location: Place, bell: Bell) -> None:
+    """A signal while acquire waits for somebody else ends it at once; the holder is left alone, and nothing behind."""
+    store, key = location.store(), fresh()
+    hold = held(Lock(store, key, ttl=20))
+    for delay in (0.02, 0.05, 0.1):
+        began = time.monotonic()
+        assert bell.interrupts(delay, Lock(store, key).acquire)
+        assert time.monotonic() - began < 5
+    hold.extend()
+    hold.release()
+    assert observed(store, key) is None
+
+
+def test_an_interrupt_while_waiting_for_another_thread_leaves_nothing(bell: Bell) -> None:
+    """A signal while acquire waits for another thread of the same object ends it, and that thread is left alone."""
+    store = MemoryStore()
+    lock = Lock(store, fresh())
+    inside, leave = threading.Event(), threading.Event()
+
+    def holder() -> None:
+        with lock:
+            inside.set()
+            assert leave.wait(20)
+
+    thread = threading.Thread(target=holder)
+    thread.start()
+    assert inside.wait(20)
+    assert bell.interrupts(0.05, lock.acquire)
+    leave.set()
+    thread.join()
+    assert observed(store, lock.key) is None
+    held(lock).release()
+
+
+@pytest.mark.parametrize("kind", PROMPT)
+def test_a_signal_between_acquire_and_try_is_bounded_by_the_lease(kind: str, request: pytest.FixtureRequest) -> None:
+    """What no library can close: a signal after acquire's return and before `try`; the lease ends what it leaves."""
+
+    def critical_section(store: Store, key: str) -> None:
+        lock = Lock(store, key, ttl=TTL)
+        lock.acquire()
+        raise KeyboardInterrupt  # it strikes here: nobody will call release
+        try:
+            pass
+        finally:
+            lock.release()
+
+    with opened(kind, request) as location:
+        store, key = location.store(), fresh()
+        with contextlib.suppress(KeyboardInterrupt):
+            critical_section(store, key)
+        assert observed(store, key) is not None
+        gc.collect()  # which may take longer than the lease
+        assert until(lambda: observed(store, key) is None, TTL + 0.5)
+
+
+def test_a_lock_that_lives_on_can_be_released_after_such_a_signal() -> None:
+    """Where the Lock object outlives a signal between acquire and `try`, its thread can still release it."""
+    store = MemoryStore()
+    lock = Lock(store, fresh())
+    with contextlib.suppress(KeyboardInterrupt):
+        lock.acquire()
+        raise KeyboardInterrupt
+    assert lock.locked()
+    with lock:
+        pass
+    lock.release()
+    assert not lock.locked()

@@ -1,0 +1,252 @@
+"""A Hold shows users' names only, and is a context manager that releases it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import (
+    AsyncHold,
+    AsyncLock,
+    AsyncMultiHold,
+    AsyncMultiLock,
+    Hold,
+    Lock,
+    LockLost,
+    MultiHold,
+    MultiLock,
+    NotHeld,
+)
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.support.locations import until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Acquire = Callable[[AsyncMemoryStore], Awaitable[AsyncHold | AsyncMultiHold]]
+
+HOLD = {"key", "owner", "fence", "lost", "remaining", "ensure_held", "extend", "release"}
+HOLDS = {"fences", "lost", "remaining", "ensure_held", "extend", "release"}
+
+
+def public(thing: object) -> set[str]:
+    """Name what completion shows."""
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [(Hold, HOLD), (AsyncHold, HOLD), (MultiHold, HOLDS), (AsyncMultiHold, HOLDS)]
+)
+def test_a_hold_shows_names_for_users_only(kind: type, names: set[str]) -> None:
+    """Completion on a hold shows what a user may call, and nothing of its inside."""
+    assert public(kind) == names
+
+
+def one(memory: MemoryStore) -> Hold:
+    """Acquire a lock that must be free."""
+    hold = Lock(memory, "k", ttl=5).acquire(timeout=0)
+    assert hold is not None
+    return hold
+
+
+def several(memory: MemoryStore) -> MultiHold:
+    """Acquire two locks that must be free."""
+    hold = MultiLock(memory, ["k", "l"], ttl=5).acquire(timeout=0)
+    assert hold is not None
+    return hold
+
+
+BOTH = pytest.mark.parametrize("acquire", [one, several])
+
+
+@BOTH
+def test_with_hold_releases_it(memory: MemoryStore, acquire: Callable[[MemoryStore], Hold | MultiHold]) -> None:
+    """``with hold`` gives the hold, and releases it at the end of the block."""
+    hold = acquire(memory)
+    with hold as held:
+        assert held is hold
+        assert memory.get("k") is not None
+    assert memory.get("k") is None
+    assert hold.remaining() == 0
+
+
+@BOTH
+def test_with_hold_reports_a_loss_at_its_end(
+    memory: MemoryStore, acquire: Callable[[MemoryStore], Hold | MultiHold]
+) -> None:
+    """A lease that was lost in the block is LockLost at its end; a block that has raised gets it as a note."""
+    with pytest.raises(LockLost, match="'k'"), acquire(memory):
+        Lock(memory, "k").force_release()
+    error = ValueError("of the body")
+    with contextlib.suppress(ValueError), acquire(memory):
+        Lock(memory, "k").force_release()
+        raise error
+    assert ["'k'" in note for note in error.__notes__] == [True]
+
+
+@BOTH
+def test_a_block_begins_with_a_lease(memory: MemoryStore, acquire: Callable[[MemoryStore], Hold | MultiHold]) -> None:
+    """``with hold`` of a released hold is NotHeld, of a lost one LockLost, and its block does not run."""
+    hold = acquire(memory)
+    hold.release()
+    with pytest.raises(NotHeld), hold:
+        pytest.fail("the body ran")
+    lost = acquire(memory)
+    Lock(memory, "k").force_release()
+    with pytest.raises(LockLost), lost:
+        pytest.fail("the body ran")
+    assert Lock(memory, "k").acquire(timeout=0) is not None
+    assert memory.get("l") is None, "a lost MultiHold has kept another of its keys"
+
+
+def test_an_inner_with_releases_once(memory: MemoryStore) -> None:
+    """A hold that an inner ``with`` has released is NotHeld at the end of the outer one, or a note to its error."""
+    hold = one(memory)
+    with pytest.raises(NotHeld), hold, hold:
+        pass
+    error = ValueError("of the body")
+    hold = one(memory)
+    with contextlib.suppress(ValueError), hold, hold:
+        raise error
+    assert ["already been released" in note for note in error.__notes__] == [True]
+
+
+async def async_one(memory: AsyncMemoryStore) -> AsyncHold:
+    """Acquire a lock that must be free."""
+    hold = await AsyncLock(memory, "k", ttl=0.3).acquire(timeout=0)
+    assert hold is not None
+    return hold
+
+
+async def async_several(memory: AsyncMemoryStore) -> AsyncMultiHold:
+    """Acquire two locks that must be free."""
+    hold = await AsyncMultiLock(memory, ["k", "l"], ttl=0.3).acquire(timeout=0)
+    assert hold is not None
+    return hold
+
+
+ASYNC_BOTH = pytest.mark.parametrize("acquire", [async_one, async_several])
+
+
+@ASYNC_BOTH
+def test_async_with_hold_releases_it(acquire: Acquire) -> None:
+    """``async with hold`` gives the hold, and releases it at the end of the block."""
+
+    async def go() -> None:
+        memory = AsyncMemoryStore()
+        hold = await acquire(memory)
+        async with hold as held:
+            assert held is hold
+            assert await memory.get("k") is not None
+        assert await memory.get("k") is None
+        with pytest.raises(NotHeld):
+            hold.ensure_held()
+
+    asyncio.run(go())
+
+
+@ASYNC_BOTH
+def test_async_with_hold_is_cancelled_at_a_loss(acquire: Acquire) -> None:
+    """Loss cancels the block of ``async with hold`` as that of ``async with lock``, and is LockLost at its end."""
+
+    async def go() -> None:
+        memory = AsyncMemoryStore()
+        hold = await acquire(memory)
+        cancelled = False
+        with pytest.raises(LockLost, match="'k'"):  # noqa: PT012 - raised at the end of the block
+            async with hold:
+                await AsyncLock(memory, "k").force_release()
+                try:
+                    await asyncio.sleep(5)
+                except asyncio.CancelledError:
+                    cancelled = True
+                    raise
+        assert cancelled
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+
+    asyncio.run(go())
+
+
+@ASYNC_BOTH
+def test_an_async_block_begins_with_a_lease(acquire: Acquire) -> None:
+    """``async with hold`` of a released hold is NotHeld, of a lost one LockLost, and its block does not run."""
+
+    async def go() -> None:
+        memory = AsyncMemoryStore()
+        hold = await acquire(memory)
+        await hold.release()
+        with pytest.raises(NotHeld):
+            async with hold:
+                pytest.fail("the body ran")
+        lost = await acquire(memory)
+        await AsyncLock(memory, "k").force_release()
+        with pytest.raises(LockLost):
+            async with lost:
+                pytest.fail("the body ran")
+        assert await AsyncLock(memory, "k").acquire(timeout=0) is not None
+
+    asyncio.run(go())
+
+
+MAKERS: dict[str, Callable[[MemoryStore], object]] = {
+    "Lock": lambda memory: Lock(memory, "k"),
+    "MultiLock": lambda memory: MultiLock(memory, ["k", "l"]),
+    "AsyncLock": lambda memory: AsyncLock(memory, "k"),
+    "AsyncMultiLock": lambda memory: AsyncMultiLock(memory, ["k", "l"]),
+    "Hold": one,
+    "MultiHold": several,
+    "AsyncHold": lambda memory: asyncio.run(async_one(AsyncMemoryStore(memory))),
+    "AsyncMultiHold": lambda memory: asyncio.run(async_several(AsyncMemoryStore(memory))),
+}
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_no_lock_and_no_hold_is_copied(memory: MemoryStore, kind: str, copied: Callable[[object], object]) -> None:
+    """A copy would re-enter what the original holds: copy and pickle raise a TypeError that says what to do."""
+    thing = MAKERS[kind](memory)
+    what = "send the store URL and the key" if kind.endswith("Lock") else "pass its fence"
+    with pytest.raises(TypeError, match=f"{kind} can't be copied or pickled: {what}"):
+        copied(thing)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_loss_first_seen_at_the_end_of_with_hold_is_reported_once(memory: MemoryStore, raises: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Somebody else has taken the key, and the block ends at once: on_lost is called once, also if the block raised."""
+    told: list[Hold] = []
+    hold = Lock(memory, "k", ttl=30, on_lost=told.append).acquire(timeout=0)
+    assert hold is not None
+    with pytest.raises(ValueError if raises else LockLost), hold:  # noqa: PT012 - raised at the end of the block
+        entry = memory.get("k")
+        assert entry is not None
+        memory.put_if_version("k", b"somebody else's", entry.version, 60)
+        if raises:
+            message = "of the body"
+            raise ValueError(message)
+    assert until(lambda: bool(told))  # by a background thread
+    assert told == [hold]
+
+
+def test_a_loss_first_seen_at_the_end_of_async_with_hold_is_reported_once(memory: MemoryStore) -> None:
+    """The same for asyncio: on_lost is called once."""
+    told: list[AsyncHold] = []
+
+    async def go() -> None:
+        hold = await AsyncLock(AsyncMemoryStore(memory), "k", ttl=30, on_lost=told.append).acquire(timeout=0)
+        assert hold is not None
+        with pytest.raises(LockLost):  # noqa: PT012 - raised at the end of the block
+            async with hold:
+                entry = memory.get("k")
+                assert entry is not None
+                memory.put_if_version("k", b"somebody else's", entry.version, 60)
+        await asyncio.sleep(0)
+        assert told == [hold]
+
+    asyncio.run(go())

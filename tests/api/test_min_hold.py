@@ -1,0 +1,357 @@
+"""A key is kept for `min_hold` after it was acquired, though it is released before."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, LockLost, MultiLock, NotAcquired, StoreUnavailable
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.testing.faults import FaultyStore, late, lose_reply, lose_request, raising
+from tests.support.locations import SHARED, Address, Place, Watched, fresh, observed, opened, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from caslock import Store
+    from caslock.testing.faults import Fault
+
+PROCESSES = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture(params=SHARED)
+def shared_location(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Return each location in turn that other processes can reach."""
+    with opened(request.param, request) as location:
+        yield location
+
+
+def held(lock: Lock) -> Hold:
+    """Acquire a lock that must be free."""
+    hold = lock.acquire(timeout=0)
+    assert hold is not None
+    return hold
+
+
+def is_free(store: Store, key: str) -> bool:
+    """Whether a lock of somebody else can have the key."""
+    hold = Lock(store, key).acquire(timeout=0)
+    if hold is None:
+        return False
+    hold.release()
+    return True
+
+
+def test_the_key_is_taken_until_min_hold_is_over(location: Place) -> None:
+    """Released at once, the key is had by nobody before its time, and by somebody then; the release does not wait."""
+    store, key = location.store(), fresh()
+    lock = Lock(store, key, ttl=30, min_hold=0.7)
+    with lock:
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.5
+    assert not is_free(location.store(), key)
+    assert not is_free(store, key)
+    with Lock(location.store(), key, timeout=10):
+        assert time.monotonic() - began >= 0.7
+
+
+def test_a_hold_that_was_long_enough_is_released_at_once(memory: MemoryStore) -> None:
+    """When min_hold is over, the release is a removal as it is without one."""
+    store, key = Watched(memory), fresh()
+    with Lock(store, key, min_hold=0.05):
+        threading.Event().wait(0.06)
+    assert store.requests == [("put", key), ("invalidate", key)]
+    assert is_free(memory, key)
+
+
+def test_a_lock_without_min_hold_makes_the_same_requests(memory: MemoryStore) -> None:
+    """Nothing is kept unless it is asked for."""
+    store, key = Watched(memory), fresh()
+    with Lock(store, key):
+        pass
+    assert store.requests == [("put", key), ("invalidate", key)]
+
+
+def test_keeping_takes_one_request(memory: MemoryStore) -> None:
+    """The release puts the record that stays, and does nothing else."""
+    store, key = Watched(memory), fresh()
+    with Lock(store, key, min_hold=30):
+        pass
+    assert store.requests == [("put", key), ("put", key)]
+
+
+@pytest.mark.parametrize("ttl", [0.2, 30])
+def test_min_hold_may_be_longer_or_shorter_than_the_lease(memory: MemoryStore, ttl: float) -> None:
+    """The record that stays has the time that is left, whatever the ttl is."""
+    key = fresh()
+    hold = held(Lock(memory, key, ttl=ttl, min_hold=0.5))
+    began = time.monotonic()
+    hold.release()
+    record = observed(memory, key)
+    assert record is not None
+    assert 0.4 < record.ttl < 0.6
+    assert until(lambda: is_free(memory, key))
+    assert 0.5 <= time.monotonic() - began < 2
+
+
+def test_nobody_gets_the_key_before_not_even_the_same_lock(memory: MemoryStore) -> None:
+    """The Lock that has released it, others of its thread, and waiters in other threads of the process have to wait."""
+    key, woken = fresh(), threading.Event()
+    lock = Lock(memory, key, min_hold=0.5)
+    hold = held(lock)
+    began = time.monotonic()
+
+    def waits(waiter: Lock) -> float:
+        woken.set()
+        with waiter:
+            return time.monotonic()
+
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(waits, Lock(memory, key)), pool.submit(waits, Lock(memory, key, min_hold=0.01))]
+        assert woken.wait(10)
+        assert until(lambda: len(lock._state._queue.waiting) == 2)
+        hold.release()
+        assert lock.acquire(timeout=0) is None
+        assert lock.acquire(timeout=0.05) is None
+        assert all(future.result(timeout=20) - began >= 0.5 for future in waiting)
+
+
+def test_only_the_last_release_of_a_lock_that_was_entered_twice_keeps_the_key(memory: MemoryStore) -> None:
+    """Inner levels make no request, and min_hold counts from the first acquire."""
+    store, key = Watched(memory), fresh()
+    lock = Lock(store, key, min_hold=0.6)
+    with lock:
+        began = time.monotonic()
+        with lock:
+            threading.Event().wait(0.2)
+        assert store.requests == [("put", key)]
+    record = observed(memory, key)
+    assert record is not None
+    assert record.kept
+    assert record.ttl < 0.5
+    assert until(lambda: is_free(memory, key))
+    assert time.monotonic() - began >= 0.6
+
+
+def test_who_keeps_the_key_is_told(memory: MemoryStore) -> None:
+    """`holder` says who has released the key, and that it is kept; so does the error of who does not get it."""
+    key = fresh()
+    lock = Lock(memory, key, min_hold=60, note="nightly report")
+    with lock as hold:
+        assert (holder := lock.holder()) is not None
+        assert not holder.kept
+        fence = hold.fence
+    holder = lock.holder()
+    assert holder is not None
+    assert holder.kept
+    assert (holder.owner, holder.note, holder.fence) == (lock.owner, "nightly report", fence)
+    assert lock.locked()
+    assert "has released it, and keeps it from others for 60.6 s after the release (min_hold)" in str(holder)
+    with (
+        pytest.raises(NotAcquired, match=r"is held by .* which has released it, and keeps it"),
+        Lock(memory, key, timeout=0),
+    ):
+        pass
+
+
+def test_force_release_frees_what_is_kept(location: Place) -> None:
+    """A key that is kept too long can be taken away; the next fence is larger."""
+    store, key = location.store(), fresh()
+    with Lock(store, key, min_hold=60) as hold:
+        fence = hold.fence
+    broken = Lock(store, key).force_release()
+    assert broken is not None
+    assert broken.kept
+    with Lock(location.store(), key, timeout=5) as hold:
+        assert hold.fence > fence
+    assert Lock(store, key).holder() is None
+
+
+@pytest.mark.parametrize("fault", [lose_reply, lose_request, late(before=2)], ids=["reply", "request", "late"])
+def test_a_release_without_an_answer_keeps_the_key(memory: MemoryStore, fault: Fault) -> None:
+    """A reply or a request that is lost, or late, changes nothing: the key is kept for the time that is left."""
+    store, key = FaultyStore(memory), fresh()
+    hold = held(Lock(store, key, min_hold=60))
+    store.on("put_if_version", 1, fault)
+    hold.release()
+    store.deliver()
+    record = observed(memory, key)
+    assert record is not None
+    assert record.kept
+    assert not is_free(memory, key)
+
+
+def test_a_release_can_be_called_again(memory: MemoryStore) -> None:
+    """A release that got no answer at all can be called again, and keeps the key then."""
+    store, key = FaultyStore(memory), fresh()
+    hold = held(Lock(store, key, min_hold=60, retry=(0, 0)))
+    store.on("any", range(1, 3), lose_request)
+    with pytest.raises(StoreUnavailable):
+        hold.release()
+    hold.release()
+    record = observed(memory, key)
+    assert record is not None
+    assert record.kept
+
+
+def test_a_late_acquire_does_not_come_after_the_key_was_kept(memory: MemoryStore) -> None:
+    """A put of the acquire that is still under way is kept out for as long as it may arrive."""
+    store, key = FaultyStore(memory), fresh()
+    store.on("put_if_version", 1, late())
+    hold = held(Lock(store, key, min_hold=0.05))
+    hold.release()
+    record = observed(memory, key)
+    assert record is not None
+    assert record.kept
+    assert record.ttl > 50
+    threading.Event().wait(0.1)
+    store.deliver()
+    record = observed(memory, key)
+    assert record is not None
+    assert record.kept
+
+
+def test_an_interrupted_release_keeps_the_key(memory: MemoryStore) -> None:
+    """Ctrl-C in the release: it is released first, and kept."""
+    for applied in (False, True):
+        store, key = FaultyStore(memory), fresh()
+        hold = held(Lock(store, key, min_hold=60))
+        store.on("put_if_version", 1, raising(KeyboardInterrupt, applied=applied))
+        with pytest.raises(KeyboardInterrupt):
+            hold.release()
+        record = observed(memory, key)
+        assert record is not None
+        assert record.kept
+
+
+def test_an_acquire_that_was_interrupted_keeps_nothing(memory: MemoryStore) -> None:
+    """What nobody was given is not kept."""
+    store, key = FaultyStore(memory), fresh()
+    store.on("put_if_version", 1, raising(KeyboardInterrupt, applied=True))
+    with pytest.raises(KeyboardInterrupt):
+        Lock(store, key, min_hold=60).acquire()
+    assert is_free(memory, key)
+
+
+def test_a_lost_lease_keeps_nothing(memory: MemoryStore) -> None:
+    """Who has lost the key does not keep it from who has it now."""
+    key = fresh()
+    hold = held(Lock(memory, key, min_hold=60))
+    Lock(memory, key).force_release()
+    other = held(Lock(memory, key))
+    with pytest.raises(LockLost):
+        hold.release()
+    other.ensure_held()
+    other.release()
+    assert is_free(memory, key)
+
+
+def test_all_keys_of_a_multilock_are_kept(location: Place) -> None:
+    """Each key is kept, and a re-entry inside changes nothing."""
+    store, keys = location.store(), [fresh(), fresh()]
+    with MultiLock(store, keys, min_hold=60):
+        pass
+    assert not any(is_free(store, key) for key in keys)
+    assert all((record := observed(store, key)) and record.kept for key in keys)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.1])
+def test_a_multilock_that_fails_keeps_nothing(location: Place, timeout: float) -> None:
+    """The keys that it had taken before it found one in use are free at once."""
+    store, keys = location.store(), sorted([fresh(), fresh(), fresh()])
+    for busy in keys:
+        with Lock(location.store(), busy):
+            assert MultiLock(store, keys, min_hold=60, timeout=timeout).acquire() is None
+            assert all(is_free(store, key) for key in keys if key != busy)
+
+
+def test_without_renewal_the_key_is_kept_if_it_is_released_in_time(memory: MemoryStore) -> None:
+    """auto_renew=False: a release within the lease keeps the key; after it, it is lost as ever."""
+    key = fresh()
+    with Lock(memory, key, ttl=5, auto_renew=False, min_hold=60):
+        pass
+    assert not is_free(memory, key)
+    hold = held(Lock(memory, key := fresh(), ttl=0.05, auto_renew=False, min_hold=60))
+    threading.Event().wait(0.1)
+    with pytest.raises(LockLost):
+        hold.release()
+    assert is_free(memory, key)
+
+
+def test_tasks_keep_the_key(location: Place) -> None:
+    """The same with asyncio, for one key and for several; a cancelled acquire keeps nothing."""
+
+    async def scene() -> None:
+        async with location.async_store() as store:
+            key, keys = fresh(), [fresh(), fresh()]
+            async with AsyncLock(store, key, min_hold=0.7):
+                began = time.monotonic()
+            assert await AsyncLock(store, key).acquire(timeout=0) is None
+            async with AsyncLock(store, key, timeout=10):
+                assert time.monotonic() - began >= 0.7
+            async with AsyncMultiLock(store, keys, min_hold=60):
+                pass
+            for other in keys:
+                assert await AsyncLock(store, other).acquire(timeout=0) is None
+
+    asyncio.run(scene())
+
+
+def test_a_cancelled_release_keeps_the_key(memory: MemoryStore) -> None:
+    """A task that is cancelled while it releases has released, and keeps the key."""
+
+    async def scene() -> None:
+        key = fresh()
+        lock = AsyncLock(AsyncMemoryStore(memory), key, min_hold=60)
+        hold = await lock.acquire(timeout=0)
+        assert hold is not None
+        task = asyncio.ensure_future(hold.release())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        record = observed(memory, key)
+        assert record is not None
+        assert record.kept
+
+    asyncio.run(scene())
+
+
+def once(address: Address, key: str, min_hold: float) -> bool:
+    """Do a job that takes no time, in a process of its own: at most once."""
+    hold = Lock(address.open(), key, min_hold=min_hold).acquire(timeout=0)
+    if hold is None:
+        return False
+    with hold:
+        return True
+
+
+def job(address: Address, key: str, ran: str, at: float) -> None:
+    """Begin at a moment, and leave a mark if the job was done."""
+    time.sleep(max(0.0, at - time.time()))
+    if once(address, key, 60):
+        with open(ran, "a", encoding="utf-8") as marks:  # noqa: PTH123 - appends
+            marks.write("x")
+
+
+def test_the_key_is_kept_by_a_process_that_has_ended(shared_location: Place, tmp_path: Path) -> None:
+    """Four processes begin the same short job shortly after each other, and each ends at once: it is done once."""
+    ran, key = tmp_path / "ran", fresh()
+    began = time.time() + 1.0
+    jobs = [
+        PROCESSES.Process(target=job, args=(shared_location.address, key, str(ran), began + 0.4 * number))
+        for number in range(4)
+    ]
+    for each in jobs:
+        each.start()
+    for each in jobs:
+        each.join(60)
+    assert [each.exitcode for each in jobs] == [0, 0, 0, 0]
+    assert ran.read_text(encoding="utf-8") == "x"
+    assert not is_free(shared_location.store(), key)

@@ -1,0 +1,945 @@
+"""A lock at several stores: a majority of leases is the lock, whatever the other stores do."""
+
+# ruff: noqa: PT012 - what is raised at the end of a `with` block needs a block
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Final, Self, cast
+
+import pytest
+
+from caslock import (
+    AsyncQuorumLock,
+    Hold,
+    Lock,
+    LockEvent,
+    LockLost,
+    MultiLock,
+    NotAcquired,
+    NotHeld,
+    Observer,
+    OutcomeUnknown,
+    QuorumLock,
+    StoreError,
+    StoreUnavailable,
+    observe,
+)
+from caslock.local.threads import thread_runtime
+from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
+from caslock.protocol.lease import NEVER
+from caslock.protocol.quorum import Ballot, QuorumLease, Stage, majority
+from caslock.protocol.record import Stamp, decode
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.testing.faults import AsyncFaultyStore, Fault, FaultyStore, lose_reply, lose_request, unsent
+from tests.support.locations import fresh, observed, until
+
+if TYPE_CHECKING:
+    from caslock import Entry, Record, Store
+
+
+def stores(number: int = 3) -> list[FaultyStore]:
+    """Make independent stores."""
+    return [FaultyStore(MemoryStore(), plain=True) for _ in range(number)]
+
+
+def holders(of: list[FaultyStore], key: str) -> list[bool]:
+    """Tell of each store whether anybody holds the key there; this is no request of a test's plan."""
+    return [observed(cast("Store", store.store), key) is not None for store in of]
+
+
+def at(store: FaultyStore, key: str) -> Record:
+    """Return the record that is there."""
+    record = observed(cast("Store", store.store), key)
+    assert record is not None
+    return record
+
+
+def forget(store: FaultyStore, key: str) -> None:
+    """Remove the entry, as a restart without persistence does."""
+    below = cast("Store", store.store)
+    entry = below.get(key)
+    assert entry is not None
+    below.invalidate(key, entry.version)
+
+
+class Hanging:
+    """A store whose next request of one kind hangs until the block ends."""
+
+    def __init__(self, store: FaultyStore, verb: str = "put_if_version") -> None:
+        """Nothing hangs yet."""
+        self.arrived = threading.Event()
+        self.goes_on = threading.Event()
+        store.before(verb, 1, self._wait)  # type: ignore[arg-type]
+
+    def _wait(self) -> None:
+        self.arrived.set()
+        assert self.goes_on.wait(10)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let it go on."""
+        self.goes_on.set()
+
+
+# What a majority is
+
+
+def test_all_stores_are_held_by_one_owner_and_free_afterwards() -> None:
+    """Every store has the same owner and hold id; a re-entry asks none; after the last release all are free."""
+    three, key = stores(), fresh()
+    lock = QuorumLock(three, key, ttl=10)
+
+    with lock as hold:
+        assert until(lambda: all(holders(three, key)))
+        assert {at(store, key).owner for store in three} == {lock.owner} == {hold.owner}
+        assert len({at(store, key).holds for store in three}) == 1
+        assert hold.key == key
+        assert not hold.lost
+        assert 9 < hold.remaining() < 10
+        for store in three:
+            store.down()
+        with lock:  # at no request
+            hold.ensure_held()
+        for store in three:
+            store.heal()
+        assert QuorumLock(three[::-1], key).acquire(timeout=0) is None
+
+    assert until(lambda: holders(three, key) == [False] * 3)
+    with pytest.raises(NotHeld):
+        hold.release()
+
+
+def test_there_is_no_fence() -> None:
+    """The stores agree on no number, so to ask for a fence is an error."""
+    with QuorumLock(stores(), fresh()) as hold, pytest.raises(StoreError, match=r"a quorum of memory:.*no fencing"):
+        _ = hold.fence
+
+
+@pytest.mark.parametrize(("number", "spare"), [(3, 1), (4, 1), (5, 2)])
+def test_so_many_stores_may_be_lost(number: int, spare: int) -> None:
+    """The lock works without a minority; without one more store it says which do not answer, and leaves nothing."""
+    several, key = stores(number), fresh()
+    lock = QuorumLock(several, key)
+    for store in several[:spare]:
+        store.down()
+
+    with lock:
+        assert until(lambda: holders(several, key) == [False] * spare + [True] * (number - spare))
+    assert until(lambda: not any(holders(several, key)))
+
+    several[spare].down()
+    with pytest.raises(StoreUnavailable, match=f"{spare + 1} of {number} stores did not answer") as caught:
+        lock.acquire(timeout=5)
+    assert all(store.traits.location in str(caught.value) for store in several[: spare + 1])
+    assert until(lambda: not any(holders(several, key)))
+
+
+def test_a_minority_of_others_does_not_matter_and_a_majority_does() -> None:
+    """One store where somebody else holds the key is left to them; two are a refusal, and the third is given back."""
+    three, key = stores(), fresh()
+    lock = QuorumLock(three, key)
+    with Lock(three[0], key):
+        with lock:
+            assert until(lambda: all(holders(three, key)))
+            assert at(three[0], key).owner != lock.owner
+        assert until(lambda: holders(three, key) == [True, False, False])
+        with Lock(three[1], key):
+            assert lock.acquire(timeout=0) is None
+            assert until(lambda: holders(three, key) == [True, True, False])
+            with pytest.raises(NotAcquired, match=r"a quorum of .* is held by"):
+                QuorumLock(three, key, timeout=0.05).__enter__()
+
+
+def test_a_refusal_is_told_as_one() -> None:
+    """Two stores that refuse the request are a StoreError, and not an outage."""
+    three, key = stores(), fresh()
+
+    class Refusing(FaultyStore):
+        def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            del key, value, version, ttl
+            message = f"{self.traits.location} requires a password"
+            raise StoreError(message)
+
+    lock = QuorumLock([three[0], Refusing(MemoryStore()), Refusing(MemoryStore())], key)
+    with pytest.raises(StoreError, match=r"2 of 3 stores refused: .*password") as caught:
+        lock.acquire(timeout=5)
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert until(lambda: holders(three[:1], key) == [False])
+
+
+def test_a_lost_reply_is_a_vote() -> None:
+    """Each store is asked by the whole protocol: where a reply is lost, a read shows the lease."""
+    three, key = stores(), fresh()
+    for store in three[:2]:
+        store.on("put_if_version", 1, lose_reply)
+    three[2].down()
+    with QuorumLock(three, key) as hold:
+        assert not hold.lost
+
+
+# Hanging stores
+
+
+def test_a_store_that_hangs_delays_nobody_and_its_late_lease_joins() -> None:
+    """An acquire returns with a majority; the lease that is granted later counts, and is released with the others."""
+    three, key = stores(), fresh()
+    with Hanging(three[0]) as hanging:
+        hold = QuorumLock(three, key, ttl=10).acquire(timeout=0)
+        assert hold is not None
+        assert hanging.arrived.wait(10)
+        assert until(lambda: holders(three, key) == [False, True, True])
+    assert until(lambda: all(holders(three, key)))
+    Lock(three[1], key).force_release()
+    hold.extend()
+    assert not hold.lost  # with the late one, it has two
+
+    hold.release()
+    assert until(lambda: not any(holders(three, key)))
+
+
+def test_a_lease_that_is_granted_after_the_release_is_given_back() -> None:
+    """A release does not wait for a store that hangs; its lease is released when the answer comes."""
+    three, key = stores(), fresh()
+    lock = QuorumLock(three, key)
+    with Hanging(three[0]) as hanging:
+        with lock:
+            assert hanging.arrived.wait(10)
+        assert until(lambda: not any(holders(three, key)))
+        with lock:  # and it is not asked again meanwhile
+            assert three[0].calls["put_if_version"] == 1
+    assert until(lambda: three[0].calls["invalidate"] == 1)
+    assert until(lambda: not any(holders(three, key)))
+
+
+def test_a_lease_that_is_granted_after_a_refusal_is_given_back() -> None:
+    """An acquire that two stores refuse does not wait for the third one, whose lease is given back when it comes."""
+    three, key = stores(), fresh()
+    with Hanging(three[0]) as hanging, Lock(three[1], key), Lock(three[2], key):
+        three[1].before("put_if_version", 1, lambda: hanging.arrived.wait(10))
+        assert QuorumLock(three, key).acquire(timeout=0) is None
+        assert hanging.arrived.wait(10)
+    assert until(lambda: three[0].calls["invalidate"] == 1)
+    assert until(lambda: not any(holders(three, key)))
+
+
+def test_a_release_does_not_wait_for_one_store_that_hangs() -> None:
+    """The release returns when the others can have a majority, and goes on at the store that hangs."""
+    three, key = stores(), fresh()
+    hold = QuorumLock(three, key).acquire()
+    assert hold is not None
+    assert until(lambda: all(holders(three, key)))
+    with Hanging(three[0], "invalidate"):
+        hold.release()
+        assert until(lambda: holders(three, key) == [True, False, False])
+        with QuorumLock(three, key, timeout=0):
+            pass
+    assert until(lambda: not any(holders(three, key)))
+
+
+def test_a_store_is_asked_again_as_soon_as_it_has_answered() -> None:
+    """Where the store that hangs is needed, the next acquire waits for it, and no longer than that."""
+    three, key = stores(), fresh()
+    lock = QuorumLock(three, key)
+    three[1].on("any", range(1, 1000), unsent)
+    with Hanging(three[0], "invalidate") as hanging:
+        lock.acquire(timeout=0).release()  # type: ignore[union-attr]
+        assert hanging.arrived.wait(10)
+        threading.Timer(0.1, hanging.goes_on.set).start()
+        began = time.monotonic()
+        with lock:
+            assert time.monotonic() - began < 1.5  # and not a request timeout
+    assert until(lambda: not holders(three, key)[0])
+
+
+@pytest.mark.parametrize(
+    ("faults", "error", "rest"),
+    [
+        ((unsent, unsent), StoreUnavailable, "Nothing was left behind"),
+        ((lose_request, unsent), StoreUnavailable, "A request that may still be applied expires within 30 s"),
+        ((lose_request, lose_request), OutcomeUnknown, "A request that may still be applied expires within 30 s"),
+    ],
+)
+def test_an_outage_says_what_may_be_left(faults: tuple[Fault, Fault], error: type[StoreUnavailable], rest: str) -> None:
+    """The outcome is unknown if so many requests may still be applied that nobody else could have a majority."""
+    three, key = stores(), fresh()
+    for store, fault in zip(three, faults, strict=False):
+        store.on("any", range(1, 1000), fault)
+    with pytest.raises(StoreUnavailable, match=rest) as caught:
+        QuorumLock(three, key).acquire()
+    assert type(caught.value) is error
+
+
+# Loss
+
+
+def test_the_loss_of_a_minority_is_no_loss_and_is_won_back() -> None:
+    """A store that comes back empty is asked again with the next renewal."""
+    three, key, lost = stores(), fresh(), list[Hold]()
+    with QuorumLock(three, key, ttl=1.5, on_lost=lost.append) as hold:
+        assert until(lambda: all(holders(three, key)))
+        forget(three[1], key)
+        assert holders(three, key) == [True, False, True]
+        assert until(lambda: all(holders(three, key)))
+        owner = hold.owner
+        assert at(three[1], key).owner == owner
+        Lock(three[0], key).force_release()  # now the one that was won back is needed
+        time.sleep(1.6)
+        hold.ensure_held()
+    assert lost == []
+    assert until(lambda: not any(holders(three, key)))
+
+
+def test_a_store_that_was_down_is_won_later() -> None:
+    """A hold that was acquired without a store gets its lease when it answers again."""
+    three, key = stores(), fresh()
+    three[2].down()
+    with QuorumLock(three, key, ttl=0.6):
+        assert until(lambda: holders(three, key) == [True, True, False])
+        three[2].heal()
+        assert until(lambda: all(holders(three, key)))
+    assert until(lambda: not any(holders(three, key)))
+
+
+def test_a_store_that_gives_no_lease_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A lock that goes on without a store from the beginning says so, and does not repeat it for each acquire."""
+    three, key = stores(), fresh()
+    three[2].down()
+    lock, said = QuorumLock(three, key, ttl=5), f"has given no lease of lock {key!r}"
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if said in record.getMessage()]
+
+    for _ in range(3):
+        with lock:
+            assert until(told)
+    assert len(told()) == 1
+    assert told()[0].count(three[2].traits.location) == 1
+
+
+def test_the_loss_of_a_majority_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With one lease of three left, the lock is lost: callback, warning, error, and the last lease ends."""
+    three, key, lost = stores(), fresh(), list[Hold]()
+    lock = QuorumLock(three, key, ttl=0.6, on_lost=lost.append)
+    hold = lock.acquire()
+    assert hold is not None
+    assert until(lambda: all(holders(three, key)))
+    for store in three[:2]:
+        store.on("put_if_version", range(1, 1000), lose_reply)  # it is not won back
+        store.down()
+
+    told_of = Told()
+    stop = observe(told_of)
+    assert until(lambda: lost)
+    assert until(lambda: [name for name, event in told_of.events if event.key == key])
+    stop()
+    assert [name for name, event in told_of.events if event.key == key] == ["lost"]
+    assert hold.lost
+    assert hold.remaining() == 0
+    assert until(lambda: not holders(three, key)[2])  # it was not renewed any more
+    with pytest.raises(LockLost, match="was lost"):
+        hold.ensure_held()
+    with pytest.raises(LockLost):
+        hold.release()
+    assert lost == [hold]
+    told = [record.getMessage() for record in caplog.records]
+    assert sum(f"lock {key!r} at a quorum of" in text for text in told) == 1
+    assert sum("one lease of lock" in text for text in told) >= 1
+    for store in three:
+        store.heal()
+    with lock:  # anew
+        pass
+
+
+@pytest.mark.parametrize("auto_renew", [True, False])
+def test_a_lost_lease_is_won_back_at_once_if_leases_are_renewed(*, auto_renew: bool) -> None:
+    """Without auto_renew it is not, because a hold would go on for ever by it; an extension tries to."""
+    three, key = stores(), fresh()
+    with QuorumLock(three, key, ttl=30, auto_renew=auto_renew) as hold:
+        lease = cast("QuorumLease", hold._attempt.lease)
+        assert lease.ballot is not None
+        assert until(lambda: all(holders(three, key)))
+        forget(three[1], key)
+        lease.ballot.votes[1].attempt.lose("as the test has planned")
+        assert until(lambda: three[1].calls["put_if_version"] == 2, 5 if auto_renew else 0.1) == auto_renew
+        hold.extend()
+        assert until(lambda: all(holders(three, key)))
+
+
+def test_a_hold_that_nothing_refers_to_is_not_renewed() -> None:
+    """An abandoned lock and hold keep the key until its leases end."""
+    three, key = stores(), fresh()
+    assert QuorumLock(three, key, ttl=0.5).acquire()
+    assert until(lambda: all(holders(three, key)))
+    gc.collect()
+    assert until(lambda: not any(holders(three, key)), 5)
+
+
+def test_a_lost_lock_says_why() -> None:
+    """The error says how many leases are left, and why the others are not."""
+    three, key = stores(), fresh()
+    hold = QuorumLock(three, key, ttl=10).acquire()
+    assert hold is not None
+    assert until(lambda: all(holders(three, key)))
+    other = [Lock(store, key) for store in three[1:]]
+    for lock in other:
+        lock.force_release()
+        assert lock.acquire(timeout=0)
+    with pytest.raises(LockLost, match=r"1 of its 3 leases stood, and it needs 2: .*it is held by"):
+        hold.extend()
+    with pytest.raises(LockLost):
+        hold.release()
+    assert until(lambda: holders(three, key) == [False, True, True])
+
+
+def test_max_hold_counts_from_the_acquire_also_where_a_lease_was_won_back() -> None:
+    """A lease that was won back after 0.25 s is renewed for 0.25 s less than the others."""
+    three, key = stores(), fresh()
+    with QuorumLock(three, key, ttl=0.3, max_hold=5) as hold:
+        lease = cast("QuorumLease", hold._attempt.lease)
+        assert lease.ballot is not None
+        assert until(lambda: all(holders(three, key)))
+        time.sleep(0.25)
+        forget(three[0], key)
+        assert until(lambda: all(holders(three, key)))
+        assert [vote.attempt.lease.max_hold < 4.8 for vote in lease.ballot.votes] == [True, False, False]
+
+
+# Extend and release
+
+
+def test_an_extension_needs_a_majority() -> None:
+    """With one store down the hold is extended; with two it says so, and the lease stays as it was."""
+    three, key = stores(), fresh()
+    hold = QuorumLock(three, key, ttl=5, auto_renew=False).acquire()
+    assert hold is not None
+    assert until(lambda: all(holders(three, key)))
+    three[0].down()
+    hold.extend(60)
+    assert 50 < hold.remaining() < 60
+    three[1].down()
+    with pytest.raises(StoreUnavailable, match=r"could not extend .*, because 2 of 3 stores did not answer: memory:"):
+        hold.extend(600)
+    assert 50 < hold.remaining() < 60
+    three[0].heal()
+    three[1].heal()
+    hold.extend(1)
+    assert hold.remaining() < 1
+    hold.release()
+    assert until(lambda: not any(holders(three, key)))
+
+
+def test_an_extension_that_stores_refuse_is_none() -> None:
+    """A store refuses bad input by ValueError; refused by a majority, the lease stays as it was."""
+
+    class Choosy(MemoryStore):
+        """Keeps nothing for more than a minute."""
+
+        def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            if ttl > 60:
+                raise ValueError("too long")
+            return super().put_if_version(key, value, version, ttl)
+
+    hold = QuorumLock([Choosy() for _ in range(3)], fresh(), ttl=5, auto_renew=False).acquire()
+    assert hold is not None
+    with pytest.raises(StoreError, match=r"could not extend .*, because [23] of 3 stores refused: memory:.*too long"):
+        hold.extend(600)
+    assert hold.remaining() < 5
+    hold.release()
+
+
+def test_a_release_without_answers_can_be_called_again() -> None:
+    """If two of three stores do not answer, others can't have a majority yet: release says so, and can be repeated."""
+    three, key = stores(), fresh()
+    hold = QuorumLock(three, key, ttl=10).acquire()
+    assert hold is not None
+    assert until(lambda: all(holders(three, key)))
+    with three[0].unavailable(), three[1].unavailable(), pytest.raises(StoreUnavailable, match="could not release"):
+        hold.release()
+    assert until(lambda: holders(three, key) == [True, True, False])
+    hold.release()
+    assert until(lambda: not any(holders(three, key)))
+
+
+def test_a_store_that_did_not_answer_a_release_is_released_in_the_background() -> None:
+    """The release is over with two answers; the third lease is removed once that store answers again."""
+    three, key = stores(), fresh()
+    hold = QuorumLock(three, key).acquire()
+    assert hold is not None
+    assert until(lambda: all(holders(three, key)))
+    with three[0].unavailable():
+        hold.release()
+        assert until(lambda: holders(three, key) == [True, False, False])
+    assert until(lambda: not any(holders(three, key)))
+
+
+def test_a_lost_lock_is_lost_though_its_release_gets_no_answer() -> None:
+    """A release that begins after the end of the leases is LockLost, and not an outage."""
+    three, key = stores(), fresh()
+    for store in three:
+        below = cast("MemoryStore", store.store)
+        below.traits = below.traits._replace(request_timeout=0.1)
+    hold = QuorumLock(three, key, ttl=0.2, auto_renew=False).acquire()
+    assert hold is not None
+    assert until(lambda: hold.lost)
+    with Hanging(three[0], "invalidate"), Hanging(three[1], "invalidate"), pytest.raises(LockLost):
+        hold.release()
+
+
+def test_a_loss_that_the_release_finds_is_told() -> None:
+    """Taken away at two stores, and not noticed until the release: LockLost."""
+    three, key = stores(), fresh()
+    hold = QuorumLock(three, key, auto_renew=False).acquire()
+    assert hold is not None
+    assert until(lambda: all(holders(three, key)))
+    Lock(three[0], key).force_release()
+    hold.extend()
+    Lock(three[1], key).force_release()
+    Lock(three[2], key).force_release()
+    with pytest.raises(LockLost, match="it needs 2"):
+        hold.release()
+
+
+def test_what_is_won_back_has_the_length_of_the_last_extension() -> None:
+    """After an extension, a store that has forgotten its lease gets one of that length."""
+    three, key = stores(), fresh()
+    with QuorumLock(three, key, ttl=20) as hold:
+        assert until(lambda: all(holders(three, key)))
+        forget(three[1], key)
+        hold.extend(60)
+        assert until(lambda: all(holders(three, key)))
+        assert [at(store, key).ttl for store in three] == [60.0] * 3
+
+
+# Interrupts
+
+
+def test_an_interrupted_acquire_leaves_nothing() -> None:
+    """Ctrl-C while it waits for the second vote: the first one is given back, and those that come later too."""
+    three, key = stores(), fresh()
+    lock = QuorumLock(three, key)
+    with Hanging(three[0]) as first, Hanging(three[1]) as second:
+
+        def interrupt() -> None:
+            assert first.arrived.wait(10)
+            assert second.arrived.wait(10)
+            assert until(lambda: holders(three, key)[2])
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        other = threading.Thread(target=interrupt)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in the background of a shell
+        try:
+            other.start()
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                lock.acquire()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert time.monotonic() - began < 5
+        other.join()
+        assert until(lambda: holders(three, key) == [False] * 3)
+    assert until(lambda: all(store.calls["invalidate"] for store in three))
+    assert until(lambda: not any(holders(three, key)))
+    with lock:
+        pass
+
+
+class Gate(AsyncFaultyStore):
+    """A store for asyncio whose puts wait until it is open."""
+
+    def __init__(self) -> None:
+        """Begin as open."""
+        super().__init__(AsyncMemoryStore(MemoryStore()), plain=True)
+        self.open = asyncio.Event()
+        self.open.set()
+        self.arrived = asyncio.Event()
+        self.before("put_if_version", range(1, 1000), self._wait)
+
+    async def _wait(self) -> None:
+        self.arrived.set()
+        await self.open.wait()
+
+
+async def free(gates: list[Gate], key: str) -> list[bool]:
+    """Tell of each store whether the key is free there."""
+    entries = [await cast("AsyncMemoryStore", gate.store).get(key) for gate in gates]
+    return [entry is None or decode(entry.value).free for entry in entries]
+
+
+async def become_free(gates: list[Gate], key: str, wanted: list[bool]) -> None:
+    """Return when the stores where the key is free are these."""
+    while await free(gates, key) != wanted:  # noqa: ASYNC110 - a store has no event for that
+        await asyncio.sleep(0)
+
+
+def test_a_cancelled_acquire_leaves_nothing() -> None:
+    """Cancelled while it waits for the second vote: every lease is given back, also those that come later."""
+
+    async def main() -> None:
+        gates, key = [Gate() for _ in range(3)], fresh()
+        for gate in gates[:2]:
+            gate.open.clear()
+        lock = AsyncQuorumLock(gates, key)
+        task = asyncio.create_task(lock.acquire())
+        for gate in gates:
+            await gate.arrived.wait()
+        await become_free(gates, key, [True, True, False])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await free(gates, key) == [True] * 3
+        for gate in gates:
+            gate.open.set()
+        async with lock:
+            await become_free(gates, key, [False] * 3)
+        await become_free(gates, key, [True] * 3)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_late_lease_joins_in_asyncio() -> None:
+    """A store that hangs delays nobody, and its lease counts once it is granted; after the release it is given back."""
+
+    async def main() -> None:
+        gates, key = [Gate() for _ in range(3)], fresh()
+        lock = AsyncQuorumLock(gates, key)
+        gates[0].open.clear()
+        async with lock:
+            assert await free(gates, key) == [True, False, False]
+            gates[0].open.set()
+            await become_free(gates, key, [False] * 3)
+        assert await free(gates, key) == [True] * 3
+        gates[0].open.clear()
+        async with lock:
+            pass
+        gates[0].open.set()
+        await become_free(gates, key, [False, True, True])
+        await become_free(gates, key, [True] * 3)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_loss_cancels_the_block() -> None:
+    """When a majority is lost, the block is cancelled and raises LockLost."""
+
+    async def main() -> None:
+        gates, key = [Gate() for _ in range(3)], fresh()
+        with pytest.raises(LockLost, match="was lost"):
+            async with AsyncQuorumLock(gates, key, ttl=0.5):
+                for gate in gates[1:]:
+                    gate.down()
+                await asyncio.sleep(10)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_blocking_stores_serve_asyncio() -> None:
+    """Blocking stores are asked in threads, and a lock of threads excludes one of tasks."""
+
+    async def main() -> None:
+        three, key = stores(), fresh()
+        async with AsyncQuorumLock(three, key) as hold:
+            assert QuorumLock(three, key).acquire(timeout=0) is None
+            await hold.extend(40)
+            assert hold.remaining() > 35
+        assert until(lambda: not any(holders(three, key)))
+
+    asyncio.run(main())
+
+
+# Contenders
+
+
+def test_contenders_that_split_the_votes_come_to_a_decision() -> None:
+    """One store down, and each contender has one of the other two: soon one of them has both."""
+    three, key = stores(), fresh()
+    three[2].down()
+    locks = [QuorumLock(three, key, timeout=10), QuorumLock(three[::-1], key, timeout=10)]
+    inside, most = 0, 0
+    guard = threading.Lock()
+    both = threading.Barrier(2)
+    first = threading.local()
+
+    def cross(number: int) -> None:
+        # The first put of either contender waits for that of the other one at the other store.
+        del number
+        if not getattr(first, "done", False):
+            first.done = True
+            both.wait(10)
+
+    three[0].after("put_if_version", 1, lambda: cross(0))
+    three[1].after("put_if_version", 1, lambda: cross(1))
+
+    def work(lock: QuorumLock) -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with lock:
+                with guard:
+                    inside += 1
+                    most = max(most, inside)
+                time.sleep(0.0005)
+                with guard:
+                    inside -= 1
+
+    # The two must not meet in the local queue of this process, as they would be in two processes.
+    locks[1]._state._queue = type(locks[1]._state.begun()._queue)()
+    threads = [threading.Thread(target=work, args=(lock,)) for lock in locks]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert time.monotonic() - began < 10
+
+
+def test_threads_of_one_process_are_served_in_order() -> None:
+    """While one thread holds the lock, the others wait in this process, and ask no store."""
+    three, key = stores(), fresh()
+    hold = QuorumLock(three, key).acquire()
+    assert hold is not None
+    assert until(lambda: all(holders(three, key)))
+    before = [store.calls["put_if_version"] for store in three]
+    waiter = threading.Thread(target=lambda: QuorumLock(three, key, timeout=5).acquire())
+    waiter.start()
+    time.sleep(0.05)
+    assert [store.calls["put_if_version"] for store in three] == before
+    hold.release()
+    waiter.join(5)
+    assert until(lambda: all(holders(three, key)))
+
+
+# Settings and surroundings
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        (lambda: "memory://", TypeError, "stores must be a list of at least 3 stores, not 'memory://'"),
+        (MemoryStore, TypeError, "stores must be a list of at least 3 stores"),
+        (lambda: stores(2), ValueError, "at least 3 stores, not 2: use Lock for one"),
+        (list, ValueError, "at least 3 stores, not 0"),
+        (lambda: [*stores(2), "redis://localhost"], TypeError, "str is not a store"),
+        (lambda: [*stores(2), AsyncMemoryStore(MemoryStore())], TypeError, "use it with AsyncLock"),
+        (lambda: [MemoryStore()] * 3, ValueError, "must be independent, but two of them are memory://"),
+    ],
+)
+def test_bad_stores_are_refused(given: object, error: type[Exception], text: str) -> None:
+    """At least three stores, each at a place of its own."""
+    with pytest.raises(error, match=text):
+        QuorumLock(given(), "key")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"ttl": 0}, {"timeout": -2}, {"max_hold": 0}, {"owner": "me"}, {"min_hold": 3}, {"note": 3}]
+)
+def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
+    """The settings are checked as those of a Lock are; a shared owner and min_hold are not for it."""
+    with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
+        QuorumLock(stores(), "key", **settings)  # type: ignore[arg-type]
+
+
+def test_a_multilock_does_not_take_it() -> None:
+    """A MultiLock over a QuorumLock is refused with an error that says so."""
+    with pytest.raises(TypeError, match="MultiLock can't lock a QuorumLock"):
+        MultiLock([QuorumLock(stores(), "key")])  # type: ignore[list-item]
+
+
+def test_a_forked_child_frees_nothing_and_can_lock() -> None:
+    """A child that leaves its parent's block frees nothing, and its own lock has threads of its own."""
+    three, key, own = stores(), fresh(), fresh()
+    with QuorumLock(three, key) as hold:
+        assert until(lambda: all(holders(three, key)))
+        child = os.fork()
+        if not child:
+            ok = False
+            try:
+                hold.release()
+                with QuorumLock(stores(), own, timeout=5):
+                    ok = all(holders(three, key)) and hold.lost
+            finally:
+                os._exit(0 if ok else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert all(holders(three, key))
+
+
+def test_a_forked_child_asks_a_store_that_hangs_for_its_parent() -> None:
+    """What the parent has not been answered is nothing to the child."""
+    three, key = stores(), fresh()
+    lock = QuorumLock(three, key)
+    with Hanging(three[0]) as hanging:
+        with lock:
+            assert hanging.arrived.wait(10)
+        child = os.fork()
+        if not child:
+            ok = False
+            try:
+                with lock:
+                    ok = until(lambda: all(holders(three, key)), 3)
+            finally:
+                os._exit(0 if ok else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+class Told(Observer):
+    """Keeps the events."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.events: list[tuple[str, LockEvent]] = []
+
+    def acquired(self, event: LockEvent) -> None:
+        """Keep it."""
+        self.events.append(("acquired", event))
+
+    def busy(self, event: LockEvent) -> None:
+        """Keep it."""
+        self.events.append(("busy", event))
+
+    def renewed(self, event: LockEvent) -> None:
+        """Keep it."""
+        self.events.append(("renewed", event))
+
+    def renewal_failed(self, event: LockEvent) -> None:
+        """Keep it."""
+        self.events.append(("renewal_failed", event))
+
+    def lost(self, event: LockEvent) -> None:
+        """Keep it."""
+        self.events.append(("lost", event))
+
+    def released(self, event: LockEvent) -> None:
+        """Keep it."""
+        self.events.append(("released", event))
+
+
+def test_observers_are_told_of_the_lock_and_not_of_its_leases() -> None:
+    """One event for all stores, whose location names them."""
+    three, key, told = stores(), fresh(), Told()
+    stop = observe(told)
+    try:
+        with QuorumLock(three, key, ttl=0.3) as hold:
+            before = hold.remaining()
+            assert until(lambda: hold.remaining() > before - 0.05)
+            assert QuorumLock(three, key).acquire(timeout=0) is None
+            time.sleep(0.25)
+    finally:
+        stop()
+    events = [(name, event.location) for name, event in told.events if event.key == key]
+    where = f"a quorum of {', '.join(store.traits.location for store in three)}"
+    assert events == [("acquired", where), ("busy", where), ("released", where)]
+
+
+def test_a_release_without_an_answer_is_told_once_to_observers() -> None:
+    """Whether or not it is called again."""
+    three, key, told = stores(), fresh(), Told()
+    stop = observe(told)
+    try:
+        hold = QuorumLock(three, key).acquire()
+        assert hold is not None
+        assert until(lambda: all(holders(three, key)))
+        with three[0].unavailable(), three[1].unavailable(), pytest.raises(StoreUnavailable):
+            hold.release()
+        assert [name for name, event in told.events if event.key == key] == ["acquired", "released"]
+        hold.release()
+    finally:
+        stop()
+    assert [name for name, event in told.events if event.key == key] == ["acquired", "released"]
+
+
+# The rule itself
+
+
+def ballot(number: int) -> Ballot:
+    """Make a ballot whose votes send nothing."""
+    runtime = thread_runtime(MemoryStore())
+    terms = Terms(runtime, "key", "owner", LockSettings(10.0))
+    first = FirstRecord(Stamp("", "", 0, ""), ("", "", ""))
+    return Ballot(
+        [Attempt(terms, f"nonce.{each}", lambda: first, runtime.mutex(), None) for each in range(number)],
+        threading.RLock(),
+        [],
+    )
+
+
+@pytest.mark.parametrize(("number", "needed"), [(3, 2), (4, 3), (5, 3), (6, 4), (7, 4)])
+def test_a_majority_is_more_than_half(number: int, needed: int) -> None:
+    """Two majorities always have a store in common."""
+    assert majority(number) == needed
+    assert 2 * needed > number
+
+
+def test_the_lease_lasts_as_long_as_a_majority_of_leases() -> None:
+    """It ends with the third largest deadline of five, and earlier when leases are lost."""
+    five = ballot(5)
+    lease = QuorumLease(10.0, NEVER, auto_renew=True)
+    assert lease.deadline == -NEVER
+    lease.ballot = five
+    for vote, deadline in zip(five.votes, (3.0, 9.0, 5.0, 7.0, 1.0), strict=True):
+        assert five.begin(vote)
+        vote.attempt.lease.deadline = deadline
+    for vote, ends in zip(five.votes, (-NEVER, -NEVER, 3.0, 5.0, 5.0), strict=True):
+        assert five.join(vote, 0.0)
+        assert lease.deadline == ends
+    five.votes[1].attempt.lease.lost = "taken away"
+    assert lease.deadline == 3.0
+    assert five.win(2.9)
+    assert not five.join(five.votes[1], 3.1), "lost is lost"
+    five.votes[3].attempt.lease.lost = five.votes[0].attempt.lease.lost = "taken away"
+    assert lease.deadline == -NEVER
+
+
+CLOSE: Final = 3
+
+
+@pytest.mark.parametrize("outcomes", list(itertools.product(("granted", "refused", "failed"), repeat=3)), ids="-".join)
+def test_every_order_of_three_votes_and_a_release(outcomes: tuple[str, ...]) -> None:
+    """A majority of grants before the release wins, nothing else does, and each lease that is granted is given back."""
+    for order in itertools.permutations((0, 1, 2, CLOSE)):
+        three = ballot(3)
+        granted, told, closed = set[int](), set[int](), False
+        given_back = set[int]()
+        for vote in three.votes:
+            assert three.begin(vote)
+        for step in order:
+            if step == CLOSE:
+                won = three.win(1.0)
+                assert won == (len(granted) >= 2)
+                leaving = three.close()
+                assert three.close() == leaving, "an interrupt may have kept them from being released"
+                assert [three.leave(vote) for vote in leaving] == [True] * len(leaving)
+                assert three.close() == []
+                given_back |= {three.votes.index(vote) for vote in leaving}
+                closed = True
+            else:
+                number, vote = step, three.votes[step]
+                told.add(number)
+                vote.attempt.lease.deadline = 10.0
+                if outcomes[number] != "granted":
+                    three.end(vote, NotAcquired() if outcomes[number] == "refused" else StoreUnavailable("down"))
+                elif three.join(vote, 1.0):
+                    granted.add(number)
+                else:
+                    given_back.add(number)
+                    three.end(vote, NotAcquired())
+            if not closed:
+                most = len(granted) + 3 - len(told)
+                assert three.is_decided(1.0) == (len(granted) >= 2 or most < 2)
+                assert three.is_decided(11.0) == (most < 2)
+        assert given_back == {number for number in range(3) if outcomes[number] == "granted"}
+        assert len(three.failed) == outcomes.count("failed")
+        assert not three.win(1.0)
+        for vote in three.votes:
+            if vote.stage is Stage.LEAVING:
+                three.end(vote, None)
+        assert three.is_idle
+        assert three.kept == len(granted)

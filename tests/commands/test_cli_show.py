@@ -1,0 +1,203 @@
+"""``caslock show``, ``list``, ``break`` and ``top`` tell who holds what."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import Lock, LockLost, connect
+from tests.support.command_line import CASLOCK, AtTerminal, caslock, environment, finished, line, start
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from caslock import ClosableStore
+    from tests.support.servers import Server
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Name the store of the locks."""
+    return f"sqlite:///{tmp_path}/locks.db"
+
+
+@pytest.fixture
+def store(url: str) -> ClosableStore:
+    """Open the same store, in which there has been a lock."""
+    store = connect(url)
+    with Lock(store, "first"):
+        return store
+
+
+def test_show_says_who_holds_a_key(url: str, store: ClosableStore) -> None:
+    """Owner, process, note and fence, also as JSON; and status 1 when nobody does."""
+    assert caslock("show", "key", store=url) == (1, "nobody\n", "")
+    code, output, _ = caslock("show", "key", "--json", store=url)
+    assert (code, json.loads(output)) == (1, {"key": "key", "held": False, "kept": False})
+    with Lock(store, "key", owner="me", note="why", ttl=60) as hold:
+        code, output, _ = caslock("show", "key", store=url)
+        assert code == 0
+        assert all(told in output for told in ("me", "why", str(os.getpid()), str(hold.fence)))
+        told = json.loads(caslock("show", "key", "--json", store=url)[1])
+        assert (told["owner"], told["note"], told["fence"], told["ttl"]) == ("me", "why", hold.fence, 60)
+        assert (told["held"], told["kept"]) == (True, False)
+
+
+def test_a_key_that_is_kept_by_min_hold_is_not_held(url: str, store: ClosableStore) -> None:
+    """Its holder has released it, and nobody can have it: not held, but kept; and the status of a key that is taken."""
+    with Lock(store, "key", min_hold=60):
+        pass
+    code, output, _ = caslock("show", "key", "--json", store=url)
+    told = json.loads(output)
+    assert (code, told["held"], told["kept"]) == (0, False, True)
+    assert [told] == json.loads(caslock("list", "--json", store=url)[1])
+
+
+def test_list_has_the_held_keys_of_a_prefix(url: str, store: ClosableStore) -> None:
+    """Free keys are left out; the JSON is what `show` has of each."""
+    assert caslock("list", store=url) == (0, "", "")
+    assert caslock("list", "--json", store=url) == (0, "[]\n", "")
+    assert Lock(store, "room:2").acquire()
+    Lock(store, "room:2").force_release()
+    with Lock(store, "room:1", note="one"), Lock(store, "user:3"):
+        heading, *rows = caslock("list", store=url)[1].splitlines()
+        assert heading.split() == ["KEY", "OWNER", "SINCE", "NOTE"]
+        assert [row.split()[0] for row in rows] == ["room:1", "user:3"]
+        told = json.loads(caslock("list", "room:", "--json", store=url)[1])
+        assert told == [json.loads(caslock("show", "room:1", "--json", store=url)[1])]
+
+
+def test_a_store_that_can_not_list_says_so(memcached_server: Server) -> None:
+    """memcached can't list its keys: a sentence, and a status."""
+    code, output, errors = caslock("list", "--store", memcached_server.url)
+    assert (code, output) == (2, "")
+    assert "can't list" in errors
+
+
+def test_a_note_can_not_change_the_terminal(url: str, store: ClosableStore) -> None:
+    """What others have written is shown without its control characters."""
+    assert Lock(store, "key\a", note="\x1b[31mred\n\u202e").acquire()
+    busy = ("run", "key\a", "--no-wait", "--", "true")
+    for arguments in ("list",), ("show", "key\a"), busy, ("break", "key\a", "--yes"):
+        _, output, errors = caslock(*arguments, store=url)
+        assert "\\x1b[31mred\\n\\u202e" in (errors if arguments == busy else output)
+        assert (output + errors).replace("\n", "").isprintable()
+
+
+def test_break_takes_a_key_away(url: str, store: ClosableStore) -> None:
+    """With --yes it does not ask; the holder learns of it; and status 1 when nobody holds the key."""
+    assert caslock("break", "key", store=url) == (1, "nobody holds it\n", "")
+    lock = Lock(store, "key", owner="me")
+    hold = lock.acquire()
+    assert hold
+    code, output, errors = caslock("break", "key", store=url)
+    assert (code, output, "--yes" in errors) == (2, "", True)
+    assert lock.locked()
+    code, output, _ = caslock("break", "key", "--yes", "--json", store=url)
+    assert (code, json.loads(output)["owner"]) == (0, "me")
+    assert not lock.locked()
+    with pytest.raises(LockLost):
+        hold.release()
+
+
+@pytest.mark.parametrize(("answer", "status"), [("n", 1), ("y", 0)])
+def test_break_asks_first(answer: str, status: int, url: str, store: ClosableStore) -> None:
+    """At a terminal it says who holds the key, and asks."""
+    lock = Lock(store, "key", owner="me")
+    assert lock.acquire()
+    with AtTerminal(*CASLOCK, "break", "key", env=environment(url)) as terminal:
+        terminal.read_until("me")
+        terminal.read_until("[y/N]")
+        terminal.type(f"{answer}\n")
+        assert terminal.status() == status
+    assert lock.locked() == (answer == "n")
+
+
+def test_break_spares_a_later_holder(url: str, store: ClosableStore) -> None:
+    """If the key has changed hands while the question waited for its answer, it is asked again."""
+    hold = Lock(store, "key", owner="first").acquire()
+    assert hold
+    with AtTerminal(*CASLOCK, "break", "key", env=environment(url)) as terminal:
+        assert "first" in terminal.read_until("[y/N]")
+        hold.release()
+        later = Lock(store, "key", owner="later")
+        assert later.acquire()
+        terminal.type("y\n")
+        assert "later" in terminal.read_until("[y/N]")
+        terminal.type("n\n")
+        assert terminal.status() == 1
+    assert later.locked()
+
+
+def test_top_shows_what_is_held(url: str, store: ClosableStore) -> None:
+    """A table that follows what happens, until Ctrl-C."""
+    with AtTerminal(*CASLOCK, "top", "--interval", "0.1", env=environment(url, TERM="xterm")) as terminal:
+        terminal.read_until("0 held")
+        with Lock(store, "room:1", owner="me", note="[bold]plain", ttl=45):
+            terminal.read_until("1 held")
+            shown = terminal.read_until("[bold]plain")
+            assert all(told in shown for told in ("room:1", "me", "45 s"))
+        terminal.read_until("0 held")
+        terminal.type("\x03")
+        assert terminal.status() == 0
+
+
+def test_top_tells_how_long_a_lease_can_last(url: str, store: ClosableStore) -> None:
+    """It counts from the last renewal that it has seen; one JSON array is one look."""
+    with Lock(store, "key", ttl=60, auto_renew=False) as hold:
+        process = start("top", "--json", "--interval", "0.1", store=url)
+        looks = [json.loads(line(process)) for _ in range(4)]
+        left = [look[0]["left"] for look in looks]
+        assert left[0] == 60
+        assert left == sorted(left, reverse=True)
+        assert left[-1] < 60
+        hold.extend(50)
+        while (look := json.loads(line(process)))[0]["ttl"] != 50:
+            pass
+        assert 49 < look[0]["left"] <= 50
+        process.send_signal(signal.SIGINT)
+        assert finished(process)[0] == 130
+
+
+@pytest.mark.usefixtures("store")
+def test_top_needs_a_terminal_and_a_reader_may_leave(url: str) -> None:
+    """Without a terminal, top says what to use; and output that nobody reads is no error."""
+    code, output, errors = caslock("top", store=url)
+    assert (code, output, "caslock list" in errors) == (2, "", True)
+    command = f"{' '.join(CASLOCK)} top --json --interval 0.1 | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env=environment(url),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize("command", ["show", "break", "list", "top", "doctor"])
+def test_a_file_that_is_not_there_is_not_made(command: str, tmp_path: Path) -> None:
+    """The path may be mistyped: status 2, and an error that names it."""
+    path = tmp_path / "locsk.db"
+    arguments = [command, *(["key"] if command in {"show", "break"} else []), "--json"]
+    for given in ({"store": f"sqlite:///{path}"}, {}):
+        options = [] if given else ["--store", f"sqlite:///{path}"]
+        code, output, errors = caslock(*arguments, *options, **given)
+        assert (code, output) == (2, "")
+        assert f"there is no file {path}" in errors
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("command", ["show", "break", "list", "top"])
+def test_a_store_that_is_away_is_told_in_one_line(command: str) -> None:
+    """Status 2, and no traceback."""
+    arguments = [] if command in {"list", "top"} else ["key"]
+    code, output, errors = caslock(command, *arguments, "--json", "--store", "redis://127.0.0.1:1")
+    assert (code, output, len(errors.splitlines())) == (2, "", 1)
+    assert "is unreachable" in errors

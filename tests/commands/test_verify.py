@@ -1,0 +1,564 @@
+"""``caslock verify`` tests a store with keys of its own, reports what fails, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+import redis
+
+from caslock import Lock, connect
+from caslock.store import ABSENT, ListingStore
+from caslock.stores.memory import MemoryStore
+from caslock.verify import PREFIX, Plan
+from caslock.verify.cleanup import remove_keys
+from caslock.verify.prefixed import PrefixedStore
+from caslock.verify.processes import last_words
+from caslock.verify.worker import awaited
+from tests.conftest import old_enough
+from tests.support.locations import opened
+from tests.support.servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tests.support.servers import Server
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="it stops processes"),
+    pytest.mark.timeout(120),
+]
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(
+    *arguments: str, cwd: Path, stderr: int = subprocess.PIPE, temporary: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start ``caslock verify``; `temporary` is where it may leave temporary files."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::ResourceWarning"}
+    environment |= {"TMPDIR": str(temporary)} if temporary else {}
+    command = [sys.executable, "-m", "caslock.cli", "verify", *arguments]
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=stderr
+    )
+
+
+def verify(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    """Run it to its end: exit code, output and errors."""
+    with start(*arguments, cwd=cwd) as process:
+        output, errors = process.communicate(timeout=110)
+    assert "Traceback" not in errors
+    return process.returncode, output, errors
+
+
+@pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("redis", marks=pytest.mark.long), pytest.param("memcached", marks=pytest.mark.long)]
+)
+def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Contract and torture pass, the report is sound JSON, the picture is one, and no key is left or touched."""
+    with opened(kind, request) as location:
+        url = f"sqlite:///{location.address.url}" if kind == "sqlite" else location.address.url
+        store = location.store()
+        with Lock(store, "somebody else's", ttl=100) as hold:
+            code, output, errors = verify(
+                url, "--seconds", "4", "--seed", "3", "--json", "--timeline", "picture.svg", cwd=tmp_path
+            )
+            hold.ensure_held()
+            report = json.loads(output)
+            assert (code, report["passed"], report["reason"]) == (0, True, ""), (report["reason"], errors)
+        assert report["contract"]["passed"] > 30
+        assert report["contract"]["broken"] == []
+        assert report["seed"] == 3
+        assert report["requests"] > 100
+        assert sum(report["faults"].values()) > 20
+        assert report["sections"] > 10
+        assert report["overlaps"] == report["fence_inversions"] == report["orphans"] == 0
+        assert 0 <= report["hand_over_p50"] <= report["hand_over_p99"]
+    picture = ET.parse(tmp_path / "picture.svg").getroot()  # noqa: S314 - our own
+    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+    assert len(picture.findall("{*}rect")) > 10
+    assert picture.findall("{*}line[@class='fault']")
+    assert "torture: 4 s" in errors
+
+
+def test_a_short_run_ends_when_it_has_said_and_leaves_no_key(new_redis: Callable[..., Server], tmp_path: Path) -> None:
+    """It takes no longer than it has announced; the server holds what it held before; the report is for people too."""
+    server = new_redis()
+    with closing(redis.Redis.from_url(server.url)) as client:
+        client.set("foreign", "value")
+        began = time.monotonic()
+        code, output, errors = verify(server.url, "--seconds", "3", cwd=tmp_path)
+        took = time.monotonic() - began
+        assert (code, output.splitlines()[-1]) == (0, "PASS"), output
+        assert "doctor             warning: nothing is written to disk" in output
+        for word in (
+            "operations",
+            "faults",
+            "sections",
+            "overlaps",
+            "fence inversions",
+            "orphaned records",
+            "p99",
+            "longest wait",
+        ):
+            assert word in output
+        assert client.keys() == [b"foreign"]
+    contract = re.search(r"contract: up to (\d+) s \.\.\.", errors)
+    torture = re.search(r"torture: (\d+) s, and up to (\d+) s for its clients to end, or \d+ s if one hangs", errors)
+    assert contract
+    assert torture
+    announced = int(contract[1]) + int(torture[1]) + int(torture[2])
+    assert took < announced
+    assert announced < 70
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"), "maxmemory-policy is volatile-lru"),
+        (("--maxmemory", "1kb"), "memory"),
+    ],
+)
+def test_a_server_on_which_no_lock_is_safe_is_not_tried(
+    options: tuple[str, ...], told: str, new_redis: Callable[..., Server], tmp_path: Path
+) -> None:
+    """A server that evicts locks, or is full, breaks no law of the store: exit 2, and what is wrong with it."""
+    code, output, errors = verify(new_redis(*options).url, "--seconds", "1", cwd=tmp_path)
+    assert (code, output) == (2, "")
+    assert told in errors
+
+
+REFUSED = {
+    "redis://127.0.0.1:{port}/0": "127.0.0.1:{port}",
+    "memcached://127.0.0.1:{port}": "127.0.0.1:{port}",
+    "sqlite:////no/such/folder/locks.db": "directory must exist",
+    "nonsense": "must begin with a scheme",
+    "nosuch://host": "unknown scheme",
+    "memory://": "one process",
+}
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_what_can_not_be_reached_is_said_in_one_line(url: str, tmp_path: Path) -> None:
+    """A dead port, a bad URL, a store of one process: exit 2, and one line that says why."""
+    port = str(free_port())
+    code, output, errors = verify(url.replace("{port}", port), "--seconds", "1", cwd=tmp_path)
+    assert (code, output) == (2, "")
+    assert REFUSED[url].replace("{port}", port) in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_the_option_store_takes_a_url_too(tmp_path: Path) -> None:
+    """``--store URL`` means the same as in the other commands."""
+    port = free_port()
+    code, output, errors = verify("--store", f"redis://127.0.0.1:{port}/0", "--seconds", "1", cwd=tmp_path)
+    assert (code, output) == (2, "")
+    assert f"redis://127.0.0.1:{port}/0 is unreachable" in errors
+
+
+def test_a_missing_client_is_said_in_one_line(tmp_path: Path) -> None:
+    """If the client library is missing, the error names the command that installs it."""
+    (tmp_path / "redis").mkdir()
+    (tmp_path / "redis" / "__init__.py").write_text("raise ModuleNotFoundError(name='redis')")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-m", "caslock.cli", "verify", "redis://localhost"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'caslock[redis]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_pytest_nothing_passes(tmp_path: Path) -> None:
+    """Without pytest the contract can't run: exit 2, it says what to install, and nothing counts as passed."""
+    (tmp_path / "pytest.py").write_text("raise ModuleNotFoundError(\"No module named 'pytest'\", name='pytest')")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-m", "caslock.cli", "verify", f"sqlite:///{tmp_path}/locks.db", "--seconds", "1"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'caslock[cli]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_command_line_extra_brings_all_that_verify_needs() -> None:
+    """``caslock[cli]`` and ``caslock[all]`` have pytest in them."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert any(name.startswith("pytest>") for name in extras["cli"])
+    assert "cli" in extras["all"][0]
+
+
+def test_a_server_without_memory_is_not_tried(new_redis: Callable[..., Server], tmp_path: Path) -> None:
+    """A store that refuses the first write can't be proved: exit 2 and one line, which says why."""
+    server = new_redis("--maxmemory", "1", "--maxmemory-policy", "noeviction")
+    code, output, errors = verify(server.url, "--seconds", "1", cwd=tmp_path)
+    assert (code, output) == (2, "")
+    assert "memory" in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_full_memcached_is_not_tried(new_memcached: Callable[..., Server], tmp_path: Path) -> None:
+    """It may have room for a small entry yet, but not for what locks are: exit 2, and one line."""
+    server = new_memcached("-M", "-m", "2")
+    old_enough(server)
+    with socket.create_connection((server.host, server.port)) as connection, connection.makefile("rb") as replies:
+        for size in (100_000, 2_000, 1_000, 500, 300, 200):
+            for number in itertools.count():
+                connection.sendall(b"add %d_%d 0 0 %d\r\n%b\r\n" % (size, number, size, bytes(size)))
+                if replies.readline() != b"STORED\r\n":
+                    break
+    with closing(connect(server.url)) as store:
+        assert store.put_if_version("small", b"v", ABSENT, 1)
+    code, output, errors = verify(server.url, "--seconds", "1", cwd=tmp_path)
+    assert (code, output) == (2, ""), output
+    assert "out of memory" in errors
+    assert len(errors.splitlines()) == 1
+
+
+FOREIGN = """
+from urllib.parse import urlsplit
+from tests.proof.test_server_contract_bites import {name}
+
+def from_url(url):
+    {name}.timeout = 1.0  # for a busy machine
+    return {name}(urlsplit(url).hostname, urlsplit(url).port)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Plain", ""), ("RetriesByItself", "does the client below retry by itself?")],
+)
+def test_the_proxy_is_put_before_any_server_that_a_url_names(
+    name: str, said: str, redis_server: Server, tmp_path: Path
+) -> None:
+    """A store of another scheme, made known by an entry point, meets a failing server as caslock's own do."""
+    package = tmp_path / "foreign-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[caslock.stores]\nforeign = foreign_store:from_url\n")
+    (tmp_path / "foreign_store.py").write_text(FOREIGN.format(name=name))
+    url = f"foreign://{redis_server.host}:{redis_server.port}"
+    code, output, errors = verify(url, "--seconds", "3", cwd=tmp_path)
+    assert code == (1 if said else 0), (output.splitlines()[-1], output, errors)
+    assert said in output
+    assert ("BROKEN contract" in output) == bool(said)
+    assert "hold reply" in output
+    not_tried = [line for line in output.splitlines() if line.startswith("not tried")]
+    assert not any("server" in line for line in not_tried), not_tried
+    assert any("wakes one waiter;" in line and "(the store has no put_when_absent" in line for line in not_tried)
+    assert any("wins several keys;" in line and "(the store has no put_many" in line for line in not_tried)
+
+
+@pytest.mark.long
+def test_a_store_without_fences_passes_and_the_report_says_what_was_skipped(tmp_path: Path) -> None:
+    """Where versions do not grow, the laws of fences are skipped, and named as not tried; all others are tried."""
+    code, output, errors = verify("--store", "tests.support.fenceless:fenceless_file", "--seconds", "6", cwd=tmp_path)
+    assert (code, output.splitlines()[-1]) == (0, "PASS"), (output, errors)
+    assert "not tried          the laws of fences" in output
+    assert re.search(r"not tried +versions only grow", output)
+    assert re.search(r"\ntorture: \d+ s\n", errors)
+    assert re.search(r"sections +[1-9]\d", output)
+    assert re.search(r"overlaps +0\n", output)
+
+
+BROKEN = """
+from caslock.stores.sqlite import SQLiteStore
+
+class Hasty(SQLiteStore):
+    def put_if_version(self, key, value, version, ttl):
+        return super().put_if_version(key, value, version, 0.5 * ttl)
+
+def make():
+    return Hasty("locks.db")
+
+def sound():
+    return SQLiteStore("locks.db")
+
+def nothing():
+    return 7
+"""
+
+
+@pytest.mark.long
+def test_a_broken_store_of_your_own_fails_with_the_reason(tmp_path: Path) -> None:
+    """``--store module:factory`` tries the user's own store; one that ends leases early gets exit 1, and why."""
+    (tmp_path / "my_store.py").write_text(BROKEN)
+    code, output, _ = verify("--store", "my_store:make", "--seconds", "6", "--seed", "1", cwd=tmp_path)
+    assert code == 1, output
+    assert "BROKEN contract    a lease lasts for its ttl and ends" in output
+    assert "BROKEN law         overlap" in output
+    assert output.splitlines()[-1].startswith("FAIL: the contract is broken: a lease lasts for its ttl")
+
+
+@pytest.mark.long
+def test_a_sound_store_of_your_own_passes_and_a_terminal_sees_it_live(tmp_path: Path) -> None:
+    """The same with a sound one: its requests are counted and troubled where it is used.
+
+    On a terminal there is a bar, and the report goes to where standard output goes.
+    """
+    (tmp_path / "my_store.py").write_text(BROKEN)
+    ours, theirs = os.openpty()
+    process = start("--store", "my_store:sound", "--seconds", "2", "--json", cwd=tmp_path, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal
+        while piece := os.read(ours, 10_000):
+            shown += piece
+    os.close(ours)
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, (output, shown)
+    assert b"Traceback" not in shown
+    assert b"\x1b[" in shown
+    assert b"torture" in shown
+    report = json.loads(output)
+    assert report["passed"]
+    assert report["faults"]["drop reply"] > 0
+
+
+@pytest.mark.long
+def test_a_run_in_which_nobody_acquires_proves_nothing(tmp_path: Path) -> None:
+    """With no time at all, or on a machine that is too busy: exit 2, and neither PASS nor FAIL."""
+    code, output, errors = verify(f"sqlite:///{tmp_path}/locks.db", "--seconds", "0.001", cwd=tmp_path)
+    assert (code, output) == (2, "")
+    assert "no client has come to its first acquire" in errors
+
+
+@pytest.mark.parametrize("name", ["my_store", "no_such_module:make", "my_store:no_such", "my_store:nothing"])
+def test_a_store_that_can_not_be_made_is_said_in_one_line(name: str, tmp_path: Path) -> None:
+    """A factory that is not there, or gives no store: exit 2."""
+    (tmp_path / "my_store.py").write_text(BROKEN)
+    code, output, errors = verify("--store", name, "--seconds", "1", cwd=tmp_path)
+    assert (code, output, len(errors.splitlines())) == (2, "", 1), errors
+
+
+APART = """
+import sys
+from caslock.stores.memory import MemoryStore
+from caslock.stores.sqlite import SQLiteStore
+
+ONE = MemoryStore()
+
+def one_each():
+    return MemoryStore()
+
+def one_in_each_process():
+    return ONE
+
+def one_in_this_process():
+    if sys.argv[0] == "-c":
+        raise OSError("no such place\\nfrom here")
+    return SQLiteStore("locks.db")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("one_each", "two stores of my_store:one_each do not see each other's entries: "),
+        ("one_in_each_process", "a store of my_store:one_in_each_process in another process does not see the entries"),
+        (
+            "one_in_this_process",
+            "my_store:one_in_this_process gave no store in another process: OSError: no such place",
+        ),
+    ],
+)
+def test_a_factory_whose_stores_do_not_share_their_entries_is_not_tried(name: str, told: str, tmp_path: Path) -> None:
+    """They would exclude nobody: exit 2, and one line that says so, before anything runs."""
+    (tmp_path / "my_store.py").write_text(APART)
+    code, output, errors = verify("--store", f"my_store:{name}", "--seconds", "1", cwd=tmp_path)
+    assert (code, output, len(errors.splitlines())) == (2, "", 1), errors
+    assert errors.startswith(f"caslock verify: {told}")
+
+
+DIES = """
+import sys
+from caslock.stores.sqlite import SQLiteStore
+
+class Dies(SQLiteStore):
+    def put_if_version(self, key, value, version, ttl):
+        if sys.argv[0] == "-c":
+            raise RuntimeError("no luck\\nwith this key")
+        return super().put_if_version(key, value, version, ttl)
+
+def make():
+    return Dies("locks.db")
+"""
+
+
+@pytest.mark.long
+def test_a_worker_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    """The report has the last line of the worker's traceback, and no key, for a worker has none."""
+    (tmp_path / "my_store.py").write_text(DIES)
+    code, output, errors = verify("--store", "my_store:make", "--seconds", "1", cwd=tmp_path)
+    assert code == 1, (output, errors)
+    deaths = re.findall(r"^BROKEN law +worker died, at [0-9.]+: (.*)$", output, re.MULTILINE)
+    assert deaths, output
+    assert any(re.match(r"worker\d+ ended with status 1: RuntimeError: no luck", death) for death in deaths), deaths
+    assert re.search(r"^FAIL: .*; the first: worker died, at [0-9.]+: worker\d+ ended", output, re.MULTILINE)
+
+
+def test_the_last_words_of_a_worker_name_each_error() -> None:
+    """Of tracebacks, the lines that name the errors, each once; without any, the last line, if there is one."""
+
+    def said(error: str) -> str:
+        call = """  File "store.py", line 8, in put\n    answer()\n    ^^^^^^^^\n"""
+        return f"Exception in thread 1:\nTraceback (most recent call last):\n{call}{error}\na note\n"
+
+    every = "".join(map(said, ("RuntimeError: no luck\nwith this key", "RuntimeError: no luck", "a.LockLost: over")))
+    assert last_words(f"ready\n{every}") == "RuntimeError: no luck; a.LockLost: over"
+    assert last_words(said(said("ValueError: one"))) == "ValueError: one"
+    assert last_words("ready\nSegmentation fault\n\n") == "Segmentation fault"
+    assert last_words("") == ""
+
+
+def test_where_a_task_hangs_is_told_by_what_it_awaits() -> None:
+    """The thread of a task only shows the event loop."""
+
+    async def inner() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def outer() -> None:
+        await inner()
+
+    async def scene() -> list[str]:
+        task = asyncio.create_task(outer())
+        await asyncio.sleep(0)
+        try:
+            return awaited(task)
+        finally:
+            task.cancel()
+
+    assert [place.partition(" ")[2] for place in asyncio.run(scene())] == ["outer", "inner"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["redis://h", "--store", "a:b"], ["redis://h", "--seconds", "0"]])
+def test_wrong_arguments_are_refused(arguments: list[str], tmp_path: Path) -> None:
+    """Neither a URL nor a store, or both, or no time: exit 2, as argparse has it."""
+    code, _, errors = verify(*arguments, cwd=tmp_path)
+    assert code == 2
+    assert "Usage: caslock verify" in errors
+
+
+@pytest.mark.parametrize("phase", ["contract", pytest.param("torture", marks=pytest.mark.long)])
+def test_an_interrupt_leaves_nothing_behind(
+    phase: str, new_redis: Callable[..., Server], tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    """Ctrl-C and SIGTERM, in either phase: no key, no process and no file is left."""
+    server = new_redis()
+
+    def interrupt(number: signal.Signals, code: int, database: int) -> None:
+        url, folder = server.url.replace("/0", f"/{database}"), tmp_path / str(database)
+        folder.mkdir()
+        process = start(url, "--seconds", "60", cwd=tmp_path, temporary=folder)
+        with process, closing(redis.Redis.from_url(url)) as client:
+            until(lambda: any(b":contract:" in key for key in client.keys(PREFIX + "*")))  # it has begun
+            if phase == "torture":
+                until(lambda: len(members(process.pid)) >= 6)
+                until(lambda: any(b":contract:" not in key for key in client.keys(PREFIX + "*")))
+                time.sleep(0.5)
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=30)
+            assert (process.returncode, output) == (code, ""), errors
+            assert "nothing is left behind" in errors
+            until(lambda: not members(process.pid))
+            assert client.keys() == []
+        assert list(folder.iterdir()) == []
+
+    interrupts = [pool.submit(interrupt, signal.SIGINT, 130, 0), pool.submit(interrupt, signal.SIGTERM, 143, 1)]
+    for each in interrupts:
+        each.result()
+
+
+INTERRUPTED = """
+import os
+import signal
+import sys
+from caslock.stores.sqlite import SQLiteStore
+
+class Interrupted(SQLiteStore):
+    def put_if_version(self, key, value, version, ttl):
+        entry = super().put_if_version(key, value, version, ttl)
+        if key.endswith("{key}"):
+            os.kill(os.getpid(), signal.SIGINT)
+        return entry
+
+def make():
+    return Interrupted("locks.db")
+"""
+
+
+@pytest.mark.parametrize("key", ["reached", "shared"])
+def test_an_interrupt_of_its_first_requests_leaves_nothing_behind(key: str, tmp_path: Path) -> None:
+    """Ctrl-C between a put and its answer, while it looks whether it can begin at all."""
+    (tmp_path / "my_store.py").write_text(INTERRUPTED.replace("{key}", key))
+    code, output, errors = verify("--store", "my_store:make", "--seconds", "1", cwd=tmp_path)
+    assert (code, output) == (130, "")
+    assert "nothing is left behind" in errors
+    with closing(connect(f"sqlite:///{tmp_path}/locks.db")) as store:
+        assert isinstance(store, ListingStore)
+        assert list(store.list("")) == []
+
+
+def members(session: int) -> list[int]:
+    """Name the processes of a session."""
+    done = subprocess.run(["ps", "-o", "pid=", "-s", str(session)], capture_output=True, text=True, check=False)
+    return [int(word) for word in done.stdout.split()]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait, within bounds, until a condition is true."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_prefixed_store_touches_no_key_but_its_own() -> None:
+    """Whatever key is asked for lies under the prefix, none is two, and all can be removed."""
+    store, touched = MemoryStore(), set[str]()
+    prefixed = PrefixedStore(store, "prefix:", touched)
+    keys = [
+        "k",
+        "",
+        "k" * 1016,
+        "k" * 1017,
+        "k" * 1016 + "j",
+        "k" * 1024,
+        "k" * 1023 + "j",
+        "../x",
+        "\r\n",
+        "钥匙" * 512,
+    ]
+    for number, key in enumerate(keys):
+        entry = prefixed.put_if_version(key, b"%d" % number, 0, 60)
+        assert entry is not None
+        assert entry.value == b"%d" % number
+    assert len(touched) == len(keys)
+    assert all(name.startswith("prefix:") and len(name) <= 1024 for name in touched)
+    foreign = store.put_if_version("k", b"foreign", 0, 60)
+    assert remove_keys(store, Plan(), touched)
+    assert [prefixed.get(key) for key in keys] == [None] * len(keys)
+    assert store.get("k") == foreign
+
+
+def test_the_library_does_not_import_it() -> None:
+    """`import caslock` brings neither the command line nor the proof kit."""
+    script = "import sys, caslock; print([n for n in sys.modules if n.startswith(('caslock.cli', 'caslock.testing'))])"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

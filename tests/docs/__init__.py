@@ -1,0 +1,1 @@
+"""The pages, the examples and the package."""

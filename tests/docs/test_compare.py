@@ -1,0 +1,89 @@
+"""What `docs/compare.md` says of other locks that its table of faults does not have: of filelock and PostgreSQL."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.servers import Server
+
+PROGRAM = """
+import sys, time, filelock
+with filelock.FileLock(sys.argv[1], timeout=float(sys.argv[2])):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[3]))
+"""
+
+
+def test_a_file_lock_is_free_when_its_process_has_ended_and_not_before(tmp_path: Path) -> None:
+    """A holder that is stopped keeps it; one that was killed does not."""
+
+    def program(timeout: float, work: float) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "job.lock"), str(timeout), str(work)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    with program(5, 60) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        holder.send_signal(signal.SIGSTOP)
+        assert "filelock._error.Timeout" in program(0.2, 0).communicate()[1]
+        holder.kill()
+        assert program(5, 0).communicate()[0] == "held\n"
+
+
+def test_an_advisory_lock_ends_with_its_session_or_transaction(postgresql_server: Server) -> None:
+    """It is counted; a killed backend frees it; one of a transaction ends with a rollback, too."""
+    key, url = time.time_ns(), postgresql_server.url
+    with psycopg.connect(url, autocommit=True) as other:
+
+        def free() -> bool:
+            row = other.execute("SELECT pg_try_advisory_lock(%s)", [key]).fetchone()
+            if row == (True,):
+                other.execute("SELECT pg_advisory_unlock(%s)", [key])
+            return row == (True,)
+
+        holder = psycopg.connect(url, autocommit=True)
+        holder.execute("SELECT pg_advisory_lock(%s), pg_advisory_lock(%s)", [key, key])
+        holder.execute("SELECT pg_advisory_unlock(%s)", [key])
+        assert not free()
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", [holder.info.backend_pid])
+        assert free()
+        holder.close()
+        with psycopg.connect(url) as transaction:
+            transaction.execute("SELECT pg_advisory_xact_lock(%s)", [key])
+            assert not free()
+            transaction.rollback()
+            assert free()
+
+
+def test_the_server_ends_a_deadlock_of_advisory_locks(postgresql_server: Server) -> None:
+    """One of two sessions that wait for each other gets an error."""
+    one, two = time.time_ns(), time.time_ns() + 1
+    url = postgresql_server.url
+    with psycopg.connect(url, autocommit=True) as first, psycopg.connect(url, autocommit=True) as second:
+        first.execute("SELECT pg_advisory_lock(%s)", [one])
+        second.execute("SELECT pg_advisory_lock(%s)", [two])
+        errors = []
+
+        def wait(session: psycopg.Connection, key: int) -> None:
+            try:
+                session.execute("SELECT pg_advisory_lock(%s)", [key])
+            except psycopg.errors.DeadlockDetected as error:
+                errors.append(error)
+                session.execute("SELECT pg_advisory_unlock_all()")
+
+        threads = [threading.Thread(target=wait, args=each) for each in ((first, two), (second, one))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(errors) == 1

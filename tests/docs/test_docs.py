@@ -1,0 +1,51 @@
+"""The documents agree with the tests and with the tree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.proof.mutants.table import MUTANTS
+from tests.proof.test_mutants import CAUGHT
+
+ROOT = Path(__file__).parents[2]
+PROOF = ROOT / "docs" / "proof.md"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_table_of_planted_bugs_is_that_of_the_tests() -> None:
+    """`docs/proof.md` has a row for each planted bug, with the layers that catch it, and their number."""
+    section = PROOF.read_text(encoding="utf-8").partition("## Planted bugs\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section, re.MULTILINE)
+    assert rows[0] == ("bug", "caught by")
+    assert dict(rows[1:]) == CAUGHT
+    assert len(rows) == 1 + len(CAUGHT)
+    assert {mutant.name for mutant in MUTANTS} == set(CAUGHT)
+    assert f"{len(CAUGHT)} of {len(MUTANTS)} are caught:" in section
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A link inside the project leads to a file that exists, and to a heading of it if it names one."""
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("https://"):
+            name, _, heading = target.partition("#")
+            file = page.parent / name if name else page
+            assert file.exists(), target
+            assert not heading or heading in headings(file), target
+
+
+def headings(page: Path) -> set[str]:
+    """Return what links call the headings of a page."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in found}
+
+
+def test_the_index_names_every_page() -> None:
+    """No page is left out of the index, and the README leads to it."""
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert {name for name in pages if f"({name}" not in index} == set()
+    assert "(docs/index.md)" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""What searches for faults, and what shows that it finds them."""

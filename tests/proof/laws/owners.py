@@ -1,0 +1,131 @@
+"""Re-entry depends on the identity of the Lock, the thread or the task, never on a name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock.errors import NotHeld
+from caslock.testing.drive import done
+from tests.proof.laws.scene import TTL, Scene, attempt, scenario, take
+
+if TYPE_CHECKING:
+    from tests.proof.laws.scene import AnyHold, AnyLock
+
+
+class Owners:
+    """The laws of re-entry."""
+
+    @scenario
+    async def test_a_name_that_is_used_again_is_nobody(self, scene: Scene) -> None:
+        """A new thread or task with the name, or number, of one that is gone does not hold what that one holds."""
+        for _ in range(5):
+            lock = scene.lock()
+
+            async def leave(lock: AnyLock = lock) -> None:
+                await done(lock.release())
+
+            hold = await scene.play.elsewhere(take(lock), "worker")
+            for name in ("worker", "another"):
+                assert await scene.play.elsewhere(attempt(lock), name) is None
+                with pytest.raises(NotHeld):
+                    await scene.play.elsewhere(leave(), name)
+            hold.ensure_held()
+            await done(hold.release())
+
+    @scenario
+    async def test_the_uncontended_path_is_two_requests(self, scene: Scene) -> None:
+        """Acquire and release are one request each where nobody contends; to enter again, and to fail, cost no more."""
+        faulty = scene.faulty()
+        lock = scene.lock(faulty, ttl=TTL)
+        for _ in range(3):
+            faulty.calls.clear()
+            outer = await take(lock)
+            assert faulty.calls == {"put_if_version": 1}
+            inner = [await take(lock) for _ in range(3)]
+            assert {hold._attempt.lease.fence for hold in inner} == {outer._attempt.lease.fence}
+            for _ in inner:
+                await done(lock.release())
+            assert faulty.calls == {"put_if_version": 1}
+            assert await attempt(scene.rival()) is None, "the key is free after the last release only"
+            await done(lock.release())
+            assert faulty.calls == {"put_if_version": 1, "invalidate": 1}
+            assert await scene.holder() is None
+            with pytest.raises(NotHeld):
+                await done(lock.release())
+        theirs = await take(scene.rival())
+        faulty.calls.clear()
+        assert await attempt(lock) is None
+        assert faulty.calls == {"put_if_version": 1}
+        await done(theirs.release())
+
+    @pytest.mark.parametrize("caslock_order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+    @scenario
+    async def test_an_owner_enters_from_anywhere(self, scene: Scene, order: tuple[int, ...]) -> None:
+        """Locks with one explicit owner share a tenure: one fence, and free after the last release in any order."""
+        stores = (scene.store, scene.another, scene.store)
+        holds = [await take(scene.lock(store, owner="the same", ttl=TTL)) for store in stores]
+        assert len({hold._attempt.lease.fence for hold in holds}) == 1
+        for hold in holds:
+            await done(hold.extend())
+        assert len({hold._attempt.lease.fence for hold in holds}) == 1
+
+        for number in order:
+            assert await attempt(scene.rival()) is None
+            holds[number].ensure_held()
+            await done(holds[number].release())
+        later = await take(scene.rival())
+        assert later._attempt.lease.fence > holds[0]._attempt.lease.fence or not scene.traits.fences
+        await done(later.release())
+
+    @pytest.mark.parametrize("caslock_then", ["leaves", "renews", "leaves, and another comes"])
+    @scenario
+    async def test_the_record_may_change_between_two_steps(self, scene: Scene, then: str) -> None:
+        """Between the two requests of a re-entry the other hold may be renewed or released, or another may come."""
+        faulty = scene.faulty()
+        first, second = (scene.lock(store, ttl=TTL, owner="the same") for store in (scene.another, faulty))
+        outer = await take(first)
+        others: list[AnyHold] = []
+
+        async def move() -> None:
+            await done(outer.extend() if then == "renews" else outer.release())
+            if then == "leaves, and another comes":
+                others.append(await take(scene.rival()))
+
+        faulty.before("put_if_version", 2, scene.play.hook(move))
+        inner = await attempt(second)
+
+        holder = await scene.holder()
+        assert holder is not None
+        if others:
+            assert inner is None
+            others[0].ensure_held()
+            await done(others[0].release())
+        else:
+            assert inner is not None
+            assert inner._attempt.hold_id in holder.holds
+            assert (inner._attempt.lease.fence == outer._attempt.lease.fence) == (then == "renews")
+            await done(inner.release())
+            if then == "renews":
+                await done(outer.release())
+        assert await scene.holder() is None
+
+    @scenario
+    async def test_a_holder_may_be_renewed_while_it_releases(self, scene: Scene) -> None:
+        """A release whose version has moved on, through a re-entry elsewhere, leaves the other hold as it is."""
+        faulty = scene.faulty()
+        first, second = (scene.lock(store, ttl=TTL, owner="the same") for store in (faulty, scene.another))
+        outer = await take(first)
+        inner: list[AnyHold] = []
+
+        async def enter() -> None:
+            inner.append(await take(second))
+
+        faulty.before("invalidate", 1, scene.play.hook(enter))
+        await done(outer.release())
+
+        assert await attempt(scene.rival()) is None
+        assert inner[0]._attempt.lease.fence == outer._attempt.lease.fence
+        await done(inner[0].release())
+        assert await scene.holder() is None

@@ -1,0 +1,238 @@
+"""The layers of tests, and how each of them catches a planted bug.
+
+A check passes without the mutant, and catches it by failing for the right reason: an assertion of the layer, a rule
+that the simulator names, or an outcome of the lock that the scenario does not allow.  A TypeError, an `assert` in the
+protocol or in a mutant, and a test that hangs, are no such reason; they are raised.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import re
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import pytest
+
+from caslock import testing
+from caslock.errors import CaslockError
+from caslock.stores.memory import MemoryStore
+from caslock.testing import StoreContract, steps
+from caslock.testing.life_contract import LifeContract
+from caslock.testing.server_contract import ServerContract
+from tests.proof.simulator import Violation
+from tests.proof.simulator.chance import simulate
+from tests.proof.simulator.explore import Bounds, explore
+from tests.proof.simulator.scenes import SCENES
+from tests.proof.test_contract_bites import meets
+from tests.proof.test_faults_bite import play
+from tests.support.locations import opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Patches: TypeAlias = tuple[tuple[object, str, object], ...]
+"""What is replaced: owner, name, value."""
+
+LAYERS: Final = ("contract", "laws", "simulator", "torture", "directed")
+"""In the order in which they are tried."""
+
+SEEDS: Final = 1_500
+"""So many seeds are run at the most; nearly every mutant is caught within a hundred."""
+
+PATIENCE: Final = 20.0
+"""Seconds within which a check has to end."""
+
+_JUDGES: Final = (Path(testing.__file__).parent, Path(__file__).parents[2])
+_CORE: Final = _JUDGES[0].parent
+_CULPRITS: Final = frozenset({"seeded.py", "test_contract_bites.py", "test_faults_bite.py", "test_simulate_bites.py"})
+"""Where mutants live: an error raised in these files is no verdict."""
+
+
+class Mutant(NamedTuple):
+    """One bug."""
+
+    name: str
+    wrong: str
+    """What is wrong, in a sentence."""
+    checks: tuple[Check, ...]
+    """What is to catch it, in the order of the layers."""
+    patches: Patches = ()
+    """What is replaced in the protocol or in a store."""
+    make: Callable[[], MemoryStore] = MemoryStore
+    """Makes the store, where that is what is broken."""
+    control: Patches = ()
+    """What is replaced without the mutant too."""
+
+
+class Contract(NamedTuple):
+    """All of `StoreContract` that needs no server and no other process, the nastiest first, until one goes red."""
+
+    location: str = "memory"
+    layer: str = "contract"
+
+    def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> str:
+        """Return the sentence."""
+        for sentence in in_order(StoreContract):
+            meet = partial(self._meet, sentence, request)
+            green(self, sentence, run=partial(meet, MemoryStore))
+            with patched(mutant.patches):
+                if red(partial(meet, mutant.make)):
+                    return words(sentence)
+        return ""
+
+    def _meet(self, sentence: str, request: pytest.FixtureRequest, make: Callable[[], MemoryStore]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(steps, "PATIENT", 1.0)  # with a broken store these waits never succeed
+            with contextlib.ExitStack() as stack:
+                store = (
+                    make() if self.location == "memory" else stack.enter_context(opened(self.location, request)).store()
+                )
+                with contextlib.suppress(pytest.skip.Exception):  # what a store does not have catches no mutant
+                    meets(store, sentence)
+
+
+class Law(NamedTuple):
+    """A scenario of `LockContract`: it goes red with each API."""
+
+    scenario: str
+    arguments: tuple[tuple[str, object], ...] = ()
+    layer: str = "laws"
+
+    def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> str:
+        """Return the scenario."""
+        del request
+        for api in ("blocking", "asyncio"):
+            with patched(mutant.control):
+                green(self, api, mutant.control, run=partial(self._play, api, MemoryStore))
+                with patched(mutant.patches):
+                    if not red(partial(self._play, api, mutant.make)):
+                        return ""
+        return ", ".join([words(self.scenario), *(value for _, value in self.arguments if isinstance(value, str))])
+
+    def _play(self, api: str, make: Callable[[], MemoryStore]) -> None:
+        play(api, make(), self.scenario, dict(self.arguments))
+
+
+class Seeds(NamedTuple):
+    """Seeds of the simulator, until one breaks a law that speaks of `word`."""
+
+    word: str = ""
+    layer: str = "simulator"
+
+    def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> str:
+        """Return the law."""
+        del request
+        with patched(mutant.control):
+            green("seeds", mutant.control, run=partial(self._first, range(SEEDS)))
+            with patched(mutant.patches):
+                return self._first(range(SEEDS))
+
+    def _first(self, seeds: range) -> str:
+        for seed in seeds:
+            said = red(partial(simulate, seed), patience=2 * PATIENCE)
+            if said and self.word in said:
+                return nameless(said)
+        return ""
+
+
+class Search(NamedTuple):
+    """A scene of the simulator, searched under so many faults at the most, until a law is broken that has `word`."""
+
+    scene: str
+    faults: int = 1
+    word: str = ""
+    layer: str = "simulator"
+
+    def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> str:
+        """Return the law, and the scene."""
+        del request
+        search = partial(explore, SCENES[self.scene], Bounds(self.faults, states=20_000))
+        with patched(mutant.control):
+            green(self, mutant.control, run=partial(red, search, patience=2 * PATIENCE))
+            with patched(mutant.patches):
+                said = red(search, patience=2 * PATIENCE)
+                return f"{nameless(said)} ({self.scene})" if said and self.word in said else ""
+
+
+class Directed(NamedTuple):
+    """A test of the suite, or a scene, for just this bug."""
+
+    name: str
+    scene: Callable[[pytest.FixtureRequest], None]
+    layer: str = "directed"
+
+    def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> str:
+        """Return its name."""
+        scene = partial(self.scene, request)
+        with patched(mutant.control):
+            green(self, mutant.control, run=scene)
+            with patched(mutant.patches):
+                patience = 10 * PATIENCE if self.layer == "torture" else PATIENCE  # torture ends when all clients have
+                return words(self.name) if red(scene, patience) else ""
+
+
+Check: TypeAlias = Contract | Law | Seeds | Search | Directed
+
+_green: set[tuple[object, ...]] = set()
+
+
+def green(*check: object, run: Callable[[], object]) -> None:
+    """Check once for all mutants that a check passes without any."""
+    if check not in _green:
+        assert not run(), "a check that is red without a mutant catches nothing"
+        _green.add(check)
+
+
+def red(check: Callable[[], object], patience: float = PATIENCE) -> str:
+    """Return what a check says, "" if it is green; raises errors that are no verdict."""
+    began = time.monotonic()
+    try:
+        check()
+    except (AssertionError, pytest.fail.Exception, CaslockError) as error:
+        if not is_judgement(error) or time.monotonic() - began > patience:
+            raise
+        return error.law if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+    return ""
+
+
+def is_judgement(error: BaseException) -> bool:
+    """Whether a layer has raised that, and not the mutant by accident."""
+    if isinstance(error, Violation):
+        return " raises " not in error.law  # else it reports an unexpected error
+    if isinstance(error, CaslockError):  # out of a lock or a store, through a check that does not allow it
+        return True
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [file for file in files if any(location in file.parents for location in (*_JUDGES, _CORE))]
+    raised_in = ours[-1]
+    judged = any(location in raised_in.parents for location in _JUDGES) and raised_in.name not in _CULPRITS
+    return judged and not str(error).startswith("Timeout")  # that is pytest-timeout's
+
+
+@contextlib.contextmanager
+def patched(patches: Patches) -> Iterator[None]:
+    """Replace attributes for a while; a module may mask a builtin."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, value in patches:
+            patch.setattr(owner, name, value, raising=not hasattr(builtins, name))
+        yield
+
+
+def in_order(contract: type) -> list[str]:
+    """Name the tests of a contract as pytest runs them: from the last of its classes on."""
+    verbs = [part for part in reversed(contract.__mro__) if part not in (ServerContract, LifeContract)]
+    return [name for part in verbs for name in vars(part) if name.startswith("test_")]
+
+
+def nameless(law: str) -> str:
+    """Write a law that was broken, whoever broke it."""
+    return re.sub(r"\d+", "n", re.sub(r"\b[A-L]2?[kl]\.\d+\b", "a hold", law))
+
+
+def words(name: str) -> str:
+    """Write the name of a test as words."""
+    return name.removeprefix("test_").replace("_", " ")

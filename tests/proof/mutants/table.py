@@ -1,0 +1,566 @@
+"""The table of planted bugs: what is wrong with each, and which layers have to catch it."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from pymemcache.client.base import Client
+
+from caslock import Lock, MultiLock, aio
+from caslock.local import multi
+from caslock.local.hold import Holding
+from caslock.local.holds import Holds
+from caslock.local.lock_state import LockState
+from caslock.local.multi import _MultiAcquire
+from caslock.local.queue import LocalQueue
+from caslock.local.tasks import TaskRuntime
+from caslock.local.threads import ThreadRuntime
+from caslock.protocol import exchange as request
+from caslock.protocol import lease as lease_module
+from caslock.protocol.attempt import Attempt
+from caslock.protocol.lease import Lease
+from caslock.protocol.sightings import Sightings
+from caslock.protocol.writes import Writes
+from caslock.stores.memcached import MemcachedStore
+from caslock.stores.memcached import requests as memcached_requests
+from caslock.stores.memory import MemoryStore
+from caslock.stores.redis.sockets import Sockets
+from caslock.testing.faults import FaultyStore, lose_request
+from tests.api import test_fork_and_signals as forks
+from tests.api import test_multilock as multilocks
+from tests.api import test_queue as queues
+from tests.proof import test_contract_bites as bad_stores
+from tests.proof import test_faults_bite as faults_bite
+from tests.proof import test_simulate_bites as simulate_bites
+from tests.proof import test_torture as tortures
+from tests.proof.mutants import seeded
+from tests.proof.mutants.layers import Contract, Directed, Law, Mutant, Search, Seeds
+from tests.rules import test_interleavings as interleavings
+from tests.stores import test_memcached as memcacheds
+from tests.support import protocol_functions as protocol
+from tests.support.locations import fresh, observed, opened
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.conftest import NewServer
+    from tests.support.servers import Server
+
+
+def an_entry_lives_its_ttl(request: pytest.FixtureRequest) -> None:
+    """Watch entries of a real memcached, begun at all phases of its clock."""
+    with opened("memcached", request) as location:
+        store = location.store()
+        assert isinstance(store, MemcachedStore)
+        memcacheds.test_an_entry_lives_its_ttl(store, fresh())
+
+
+def a_restart(request: pytest.FixtureRequest) -> None:
+    """Restart a real memcached, whose cas ids begin again."""
+    new: NewServer = request.getfixturevalue("new_memcached")
+
+    def client(server: Server) -> Client:
+        return Client((server.host, server.port), timeout=5, default_noreply=False)
+
+    memcacheds.test_a_restart_never_repeats_a_version(new, client, MemcachedStore.from_url)
+
+
+def a_child_leaves(request: pytest.FixtureRequest) -> None:
+    """Fork inside a block that the child leaves first."""
+    with opened("sqlite", request) as location:
+        forks.test_a_child_that_leaves_the_block_frees_nothing(location, "the end")
+
+
+def an_interrupt(kind: str, request: pytest.FixtureRequest) -> None:
+    """Interrupt a request at each moment, and ask others of which the answers are known."""
+    with opened(kind, request) as location:
+        forks.test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply(location, "get")
+
+
+def a_reply_is_slow(request: pytest.FixtureRequest) -> None:
+    """Answer a put when a quarter of its lease is over."""
+    del request
+    store = FaultyStore(MemoryStore())
+    store.after("put_if_version", 1, lambda: time.sleep(0.5))
+    hold = Lock(store, fresh(), ttl=2.0, auto_renew=False).acquire(timeout=0)
+    assert hold is not None
+    assert hold.remaining() < 1.5, "a lease is counted from its reply"
+    hold.release()
+
+
+def a_batch_is_lost(request: pytest.FixtureRequest) -> None:
+    """Lose the one request that releases several keys, whose acquire was clean."""
+    del request
+    store, keys = FaultyStore(MemoryStore()), [fresh(), fresh()]
+    holds = MultiLock(store, keys, auto_renew=False).acquire(timeout=0)
+    assert holds is not None
+    store.on("invalidate_many", 1, lose_request)
+    holds.release()
+    assert store.calls["invalidate_many"] == 1
+    assert not any(observed(store, key) for key in keys), "a release that was lost is reported as done"
+
+
+def nobody_is_left(request: pytest.FixtureRequest) -> None:
+    """Cancel the successor while the releaser waits for a renewal."""
+    del request
+    queues.test_nothing_is_handed_over_to_one_that_has_gone_before()
+
+
+def any_order(request: pytest.FixtureRequest) -> None:
+    """Pass the keys of a MultiLock in any order."""
+    with opened("memory", request) as location:
+        multilocks.test_any_order_and_duplicates_are_one_lock(location)
+
+
+def a_lease_ends(request: pytest.FixtureRequest) -> None:
+    """Wait with long pauses for the end of a dead holder's lease."""
+    del request
+    for queueing in (False, True):
+        interleavings.test_a_wait_ends_with_the_lease_it_saw(queueing=queueing)
+
+
+def undone_while_renewed(request: pytest.FixtureRequest) -> None:
+    """Undo an acquire whose hold is being renewed."""
+    del request
+    interleavings.test_a_clean_up_waits_for_the_renewal_under_way()
+
+
+def nobody_is_stuck(request: pytest.FixtureRequest) -> None:
+    """Torture MultiLocks in several processes, with the mutant in them if it is planted here."""
+    planted = _MultiAcquire.acquire is simulate_bites.take_every_turn_first
+    tortures.torture_who_waits(request.getfixturevalue("tmp_path"), planted=planted)
+
+
+def law(scenario: str, **arguments: object) -> Law:
+    """Name a scenario and its case."""
+    return Law(scenario, tuple(arguments.items()))
+
+
+CONTRACT: Final = Contract()
+SEEDS: Final = Seeds()
+
+MUTANTS: Final = (
+    Mutant(
+        "unconditional invalidate",
+        "A removal takes whatever is there, not the version that it names.",
+        (CONTRACT, law("test_release_is_right", kind="late request", clean=True)),
+        make=bad_stores.DeletesUnseen,
+    ),
+    Mutant(
+        "get-then-delete",
+        "A release reads the entry and removes it, without checking whose it is.",
+        (law("test_a_stale_holder_can_do_nothing", loss="another has it"), Seeds("has removed")),
+        ((protocol, "withdraw", faults_bite.get_then_delete), (protocol, "_leave", faults_bite.leave_the_long_way)),
+    ),
+    Mutant(
+        "get-then-delete in a store",
+        "A removal compares and deletes in two steps.",
+        (CONTRACT,),
+        make=seeded.LooksBeforeItRemoves,
+    ),
+    Mutant(
+        "a miss taken as a win",
+        "After a write that got no answer, nothing there is read as ours.",
+        (law("test_a_miss_after_a_refusal_is_not_a_win", answer="lost", then="it stays free"), SEEDS),
+        ((protocol, "write_surely", faults_bite.miss_after_no_answer_is_ours),),
+        control=faults_bite.LONG_WAY,
+    ),
+    Mutant(
+        "hold id shared over attempts",
+        "All acquires of a Lock object have one hold id, so a late request of an earlier one is taken for the new one.",
+        (Seeds("has a record"),),
+        ((LockState, "_attempt", seeded.share_the_id),),
+    ),
+    Mutant(
+        "owner name as identity",
+        "A record with our owner's name is taken as proof that this attempt holds.",
+        (SEEDS,),
+        ((Attempt, "is_in", simulate_bites.is_in_any),),
+    ),
+    Mutant(
+        "deadline from the reply",
+        "A lease is counted from when the answer came, not from before the request.",
+        (Seeds("believes"), Directed("a reply is slow", a_reply_is_slow)),
+        ((Lease, "believe", seeded.count_from_the_reply),),
+        control=faults_bite.LONG_WAY,
+    ),
+    Mutant(
+        "extend that shortens late",
+        "A shorter lease is believed once it is answered, not from when it is sent.",
+        (law("test_a_shorter_lease_is_believed_when_it_is_sent"), Search("two processes, extending", 2, "believes")),
+        ((protocol, "renew", faults_bite.believe_the_old_lease),),
+    ),
+    Mutant(
+        "extend that ends the renewals",
+        "A shorter lease that was asked for, and got no answer, is not renewed any more.",
+        (Seeds("nothing kept it from being renewed"),),
+        ((Lease, "ask", seeded.ask_for_the_last),),
+    ),
+    Mutant(
+        "extend that re-creates",
+        "A renewal that finds nothing writes the record again.",
+        (law("test_a_stale_holder_can_do_nothing", loss="it vanished"), SEEDS),
+        ((protocol, "renew", seeded.renew_or_create),),
+    ),
+    Mutant(
+        "release without version",
+        "memcached is sent `md` without the cas id.",
+        (Contract("memcached"),),
+        ((MemcachedStore, "invalidate", seeded.remove_any_version),),
+    ),
+    Mutant(
+        "versions that restart",
+        "The count of versions begins again with each new entry of a key.",
+        (CONTRACT, law("test_fences_only_grow")),
+        make=bad_stores.ForgetsVersions,
+    ),
+    Mutant(
+        "memcached versions that restart",
+        "The cas id alone is the version: a restart begins again.",
+        (Directed("test_a_restart_never_repeats_a_version", a_restart),),
+        ((MemcachedStore, "_open", seeded.origin_of_zero),),
+    ),
+    Mutant(
+        "ttl missing on renewal",
+        "What is written over an entry never ends.",
+        (CONTRACT,),
+        make=seeded.RenewsForEver,
+    ),
+    Mutant(
+        "ttl missing on renewal in the protocol",
+        "A renewal is written without a ttl.",
+        (law("test_extend_is_right", kind="lost reply"), Seeds("without a ttl")),
+        ((Attempt, "next_record", seeded.renew_for_ever),),
+    ),
+    Mutant(
+        "retry that counts twice",
+        "A retry that finds its own record re-enters it, so one release is not enough.",
+        (law("test_acquire_is_right", kind="lost reply"), SEEDS),
+        ((protocol, "write_surely", seeded.enter_again), (Attempt, "others", faults_bite.every_hold_lives)),
+        control=faults_bite.LONG_WAY,
+    ),
+    Mutant(
+        "retry beyond its bound",
+        "What got no answer is sent once more than asked.",
+        (law("test_reads_and_writes_are_repeated_a_bounded_number_of_times"),),
+        ((request, "_retry", faults_bite.once_more),),
+    ),
+    Mutant(
+        "timeout taken as 'not acquired'",
+        "No answer to an acquire is reported as held by somebody else.",
+        (law("test_three_outcomes_are_never_mixed"), SEEDS),
+        ((protocol, "write_surely", faults_bite.no_answer_is_busy),),
+        control=faults_bite.LONG_WAY,
+    ),
+    Mutant(
+        "timeout taken as 'released'",
+        "No answer to a release is reported as released.",
+        (law("test_release_is_right", kind="lost request", clean=True), Seeds("has released")),
+        ((protocol, "settle", seeded.silence_is_release),),
+    ),
+    Mutant(
+        "hold forgotten before the answer",
+        "A release that got no answer can't be called again.",
+        (law("test_release_is_right", kind="lost request", clean=True), SEEDS),
+        ((protocol, "release", seeded.forget_at_release),),
+    ),
+    Mutant(
+        "fork keeps ownership",
+        "A forked child believes in the holds of its parent, and releases them.",
+        (Directed("test_a_child_that_leaves_the_block_frees_nothing", a_child_leaves),),
+        (
+            (Holding, "_inherited", property(seeded.nothing_is_inherited)),
+            (LockState, "_begin", seeded.never_forked),
+        ),
+    ),
+    Mutant(
+        "connection kept after BaseException",
+        "A memcached connection whose request was interrupted serves the next one.",
+        (Directed("test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply", partial(an_interrupt, "memcached")),),
+        ((MemcachedStore, "_open", seeded.open_and_keep),),
+    ),
+    Mutant(
+        "connection kept after BaseException by Redis",
+        "The same with a Redis connection.",
+        (Directed("test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply", partial(an_interrupt, "redis")),),
+        ((Sockets, "give_up", seeded.give_back_interrupted),),
+    ),
+    Mutant(
+        "hand-over without a new fence",
+        "A key that is handed over in a process keeps the fence of the last tenure.",
+        (law("test_one_process_serves_all_its_waiters"), Seeds("fence")),
+        ((protocol, "hand_over", faults_bite.hand_over_the_fence),),
+    ),
+    Mutant(
+        "MultiLock unsorted",
+        "Several keys are taken in the order in which they are given.",
+        (
+            law("test_several_keys_are_all_or_nothing"),
+            Seeds("wait for each other"),
+            Directed("test_any_order_and_duplicates_are_one_lock", any_order),
+        ),
+        ((multi, "sorted", list),),
+    ),
+    Mutant(
+        "MultiLock that queues for every key first",
+        "A MultiLock waits for its turn in the local queues of all its keys, and keeps them while it waits for one.",
+        (Seeds("wait for each other"), Directed("who waits is not stuck", nobody_is_stuck, layer="torture")),
+        ((_MultiAcquire, "acquire", simulate_bites.take_every_turn_first),),
+    ),
+    Mutant(
+        "next one in the local queue not woken",
+        "An attempt that leaves the local queue lets the next one in, and does not wake it.",
+        (Seeds("which nobody keeps from it"),),
+        ((LocalQueue, "leave", simulate_bites.leave_in_silence),),
+    ),
+    Mutant(
+        "MultiLock that leaks on the k-th failure",
+        "When a later one of several keys can't be had, the first is not given back.",
+        (law("test_several_keys_are_all_or_nothing"), Seeds("told to have failed")),
+        ((multi, "_roll_back", seeded.roll_back_but_one),),
+    ),
+    Mutant(
+        "MultiLock that stops at the first failed release",
+        "The release of several keys ends where one fails.",
+        (law("test_several_keys_are_released_though_one_fails"), SEEDS),
+        ((Holds, "_released", faults_bite.until_one_fails),),
+    ),
+    Mutant(
+        "random fence",
+        "A tenure's fence is drawn by chance.",
+        (law("test_fences_only_grow"), Seeds("fence")),
+        ((Attempt, "next_record", seeded.fence_by_chance),),
+    ),
+    Mutant(
+        "new fence at each renewal",
+        "Renewals and re-entries leave the fence out, so it grows within a tenure.",
+        (law("test_an_owner_enters_from_anywhere", order=(0, 1, 2)), Seeds("fence")),
+        ((Attempt, "next_record", faults_bite.new_fence_at_each_write),),
+    ),
+    Mutant(
+        "memcached ttl without margin",
+        "The exptime is the ttl, rounded up, though the server's clock lags and leaps.",
+        (Directed("test_an_entry_lives_its_ttl", an_entry_lives_its_ttl),),
+        ((memcached_requests, "math", seeded.TTL_AS_ASKED),),
+    ),
+    Mutant(
+        "free record treated as held",
+        "An attempt that finds a record without holds waits for its end.",
+        (law("test_force_release_is_right", kind="lost reply"), Seeds("although all is well")),
+        ((Attempt, "may_take", seeded.free_is_held),),
+    ),
+    Mutant(
+        "held record treated as free",
+        "Another owner's record is overwritten.",
+        (law("test_busy_is_reported_as_busy", kind="lost request"), Seeds("believes")),
+        ((Attempt, "may_take", faults_bite.take_anybodys),),
+    ),
+    Mutant(
+        "foreign value treated as free",
+        "What caslock did not write is overwritten.",
+        (law("test_what_caslock_did_not_write_is_never_overwritten"),),
+        ((request, "decode", faults_bite.unreadable_is_free),),
+    ),
+    Mutant(
+        "thread name as identity",
+        "A thread or task is known by its name, which is used again.",
+        (law("test_a_name_that_is_used_again_is_nobody"),),
+        (
+            (ThreadRuntime, "me", faults_bite.thread_name),
+            (TaskRuntime, "me", faults_bite.task_name),
+            (aio, "calling_task", faults_bite.nobody),
+        ),
+    ),
+    Mutant(
+        "no drift margin",
+        "A lease is believed for longer than the store keeps it.",
+        (law("test_extend_is_right", kind="lost request"), Seeds("believes")),
+        ((lease_module, "margin", simulate_bites.no_margin),),
+    ),
+    Mutant(
+        "failed acquire not made definite",
+        "An acquire that ends in an error leaves what may be there, or land later.",
+        (law("test_giving_up_is_for_certain"), Seeds("told to have failed")),
+        ((protocol, "give_up", simulate_bites.give_up_without_looking),),
+    ),
+    Mutant(
+        "removal while a lost put may land",
+        "A hold whose acquire left a request unanswered is released into nothing.",
+        (law("test_acquire_is_right", kind="late request"), SEEDS),
+        ((Attempt, "remainder", simulate_bites.leave_nothing),),
+        control=faults_bite.LONG_WAY,
+    ),
+    Mutant(
+        "late request forgotten",
+        "What got no answer is taken for lost.",
+        (law("test_acquire_is_right", kind="late request"), SEEDS),
+        ((Writes, "may_land", simulate_bites.forget_what_was_sent),),
+        control=faults_bite.LONG_WAY,
+    ),
+    Mutant(
+        "re-entry that drops the other holds",
+        "A re-entry elsewhere takes its owner's other holds for its own.",
+        (law("test_an_owner_enters_from_anywhere", order=(0, 1, 2)), Seeds("has removed")),
+        ((Attempt, "others", simulate_bites.drop_others),),
+    ),
+    Mutant(
+        "renewal that revives",
+        "A renewal whose answer comes after the deadline makes a lost hold held again.",
+        (Seeds("believes"),),
+        ((protocol, "renew", simulate_bites.check_before_only),),
+    ),
+    Mutant(
+        "renewal accepted under another fence",
+        "A renewal that finds its own hold id in a later tenure goes on as if nothing had happened.",
+        (law("test_a_late_request_does_not_revive_a_lost_hold"),),
+        ((protocol, "_renewed", seeded.altered(protocol._renewed, " or observed.fence != attempt.lease.fence", "")),),
+    ),
+    Mutant(
+        "clean-up beside a renewal",
+        "An acquire is undone without waiting for the renewal of its hold that is under way.",
+        (Directed("test_a_clean_up_waits_for_the_renewal_under_way", undone_while_renewed),),
+        ((protocol, "_withdraw_all", seeded.altered(protocol._withdraw_all, "async with attempt.mutex:", "if True:")),),
+    ),
+    Mutant(
+        "wait past the end of a lease",
+        "A waiter sleeps on when the lease that it saw is over.",
+        (Directed("test_a_wait_ends_with_the_lease_it_saw", a_lease_ends),),
+        ((protocol, "_wait", seeded.altered(protocol._wait, "limit if over else min(limit, ends)", "limit")),),
+    ),
+    Mutant(
+        "loss not reported",
+        "A loss that is noticed is not reported.",
+        (law("test_loss_is_reported_to_the_block"), Seeds("was not told")),
+        ((Lease, "tell", seeded.tell_nobody),),
+    ),
+    Mutant(
+        "successor promised and forgotten",
+        "A waiter of the process is promised the key, and never learns the outcome.",
+        (Seeds("promised"),),
+        ((LocalQueue, "name_successor", simulate_bites.forget_the_successor),),
+    ),
+    Mutant(
+        "successor told too early",
+        "A hand-over that got no answer is reported to the successor as done.",
+        (SEEDS,),
+        ((protocol, "hand_over", simulate_bites.hand_over_at_no_answer),),
+    ),
+    Mutant(
+        "releaser told too early",
+        "A hand-over that was refused is reported to the releaser as done.",
+        (SEEDS,),
+        ((protocol, "hand_over", simulate_bites.hand_over_and_believe),),
+    ),
+    Mutant(
+        "key handed to a waiter that has gone",
+        "The releaser hands over without checking that its successor still waits.",
+        (
+            Search("two tasks, extending aside", word="told to have failed"),
+            Directed("test_nothing_is_handed_over_to_one_that_has_gone_before", nobody_is_left),
+        ),
+        ((protocol, "hand_over", simulate_bites.hand_over_unseen),),
+    ),
+    Mutant(
+        "no second look as the key is handed over",
+        "The releaser checks its successor before it notes what it sends, and not after.",
+        (Search("two threads, racing", word="told to have failed"),),
+        ((protocol, "hand_over", simulate_bites.write_and_not_look),),
+    ),
+    Mutant(
+        "next one let in before the last has left",
+        "The attempt after a successor that has gone is let in before the releaser has left.",
+        (Search("three tasks of two Locks", word="which it had not"),),
+        ((LocalQueue, "name_successor", simulate_bites.let_follow_at_once),),
+    ),
+    Mutant(
+        "successor named beside others that leave",
+        "The hold of another Lock object of the same owner that is being released is not waited for.",
+        (Search("three tasks of one owner", 0, "which it had not"),),
+        ((LocalQueue, "name_successor", simulate_bites.name_successor_beside_others),),
+    ),
+    Mutant(
+        "hold id read after another thread has drawn one",
+        "Two threads of one Lock object acquire at the same moment, and get one hold id.",
+        (Search("two threads of one Lock, racing"),),
+        ((LockState, "_attempt", simulate_bites.read_the_id_again),),
+    ),
+    Mutant(
+        "extension by a loop that is gone",
+        "A hold whose event loop was closed in an extension is renewed by the next loop for ever.",
+        (Search("two tasks, extending aside", word="does not end"),),
+        ((LockState, "renew", simulate_bites.watch_the_dead),),
+    ),
+    Mutant(
+        "force_release of the next holder",
+        "A `force_release` goes on until nobody holds the key.",
+        (Search("two processes, breaking", 0, "who came after"),),
+        ((protocol, "force_release", simulate_bites.break_whoever_comes),),
+    ),
+    Mutant(
+        "inner release that frees the key",
+        "One release is enough for all levels of re-entry.",
+        (Search("two of one owner, again", 0, "believes"),),
+        ((LockState, "release", simulate_bites.leave_for_all),),
+    ),
+    Mutant(
+        "local queue never left",
+        "An attempt that is over stays in the queue of its process.",
+        (SEEDS,),
+        ((LocalQueue, "leave", simulate_bites.never_leave),),
+    ),
+    Mutant(
+        "batch of puts without an answer forgotten",
+        "The puts of a MultiLock that travelled together and got no answer are taken for lost.",
+        (Search("two processes, two keys", word="has released"),),
+        ((protocol, "put_together", simulate_bites.put_at_no_answer),),
+    ),
+    Mutant(
+        "batch of puts repeated key by key",
+        "A MultiLock that meets free records writes them one by one, as if nothing were known of the others.",
+        (Seeds("keys that nobody holds"),),
+        ((protocol, "put_together", simulate_bites.put_at_absence_only),),
+    ),
+    Mutant(
+        "quarantine that begins anew",
+        "A quarantine is counted from the last record with it, so it never ends on a key in use.",
+        (Seeds("made longer"),),
+        ((Sightings, "see", simulate_bites.begin_quarantines_anew),),
+    ),
+    Mutant(
+        "batch of releases without an answer taken as released",
+        "The releases of a MultiLock that travelled together and got no answer are taken for done.",
+        (
+            law("test_one_request_for_several_keys_without_an_answer"),
+            SEEDS,
+            Directed("a batch is lost", a_batch_is_lost),
+        ),
+        ((protocol, "remove_together", seeded.leave_at_no_answer),),
+    ),
+    Mutant(
+        "interrupted clean-up forgotten",
+        "An acquire whose clean-up was interrupted is forgotten, with its record.",
+        (Seeds("has a record"),),
+        ((LockState, "undo", simulate_bites.forget_at_undo),),
+    ),
+    Mutant(
+        "min_hold forgotten",
+        "A release within `min_hold` removes the record.",
+        (Seeds("min_hold"),),
+        ((Attempt, "remainder", simulate_bites.keep_nothing),),
+    ),
+    Mutant(
+        "kept key taken by who has released it",
+        "A record that is kept after its release is re-entered by its owner.",
+        (Seeds("min_hold"),),
+        ((Attempt, "may_take", simulate_bites.take_what_is_kept),),
+    ),
+    Mutant(
+        "loser not told",
+        "A refused put answers with nothing instead of with the entry that is there.",
+        (CONTRACT, law("test_acquire_is_right", kind="request that arrives twice")),
+        make=bad_stores.RefusesSilently,
+    ),
+)
+"""First the well-known bugs of distributed locks, then what the protections of this protocol keep out."""

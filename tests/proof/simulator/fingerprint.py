@@ -1,0 +1,316 @@
+"""Fingerprints of states: two runs with the same one cannot be told apart by anything that happens next.
+
+A fingerprint contains everything that the protocol, the programs, the store or the rules may look at again: the place
+of each coroutine and its live local variables, along all that it awaits; attempts, local queues, entries, and requests
+in flight.  Moments are relative to now, and versions are numbered by their order.  A value of an unknown kind is an
+error, so that nothing is left out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from functools import partial
+from types import CoroutineType, FunctionType, GeneratorType, MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+from tenacity import RetryCallState
+from tenacity.asyncio import AsyncRetrying
+from tenacity.wait import wait_base
+
+from caslock.errors import with_notes
+from caslock.local.hold import Holding
+from caslock.local.holds import Holds
+from caslock.local.multi import MultiState, _MultiAcquire
+from caslock.protocol.attempt import Attempt, Turn
+from caslock.protocol.contention import Contention
+from caslock.protocol.hand_over import HandOver
+from caslock.protocol.lease import Lease
+from caslock.protocol.observation import ObservingStore
+from caslock.protocol.record import Record
+from caslock.protocol.writes import Writes
+from tests.proof.simulator.client import Client, NamedLockState
+from tests.proof.simulator.laws import Judge
+from tests.proof.simulator.liveness import live
+from tests.proof.simulator.run import Run
+from tests.proof.simulator.runtime import Event, Flow, Mutex, Runtime
+from tests.proof.simulator.store import FIRST_VERSION, read
+from tests.proof.simulator.waits import NEVER, START, Answered, Asking, Lined, Listening, Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from caslock.protocol.sightings import Sightings
+
+_MOMENTS: Final = START / 2
+
+_CONSTANT: Final = frozenset({
+    "__weakref__", "_crowd", "_pause", "_poll", "auto_renew", "by", "key", "max_hold", "mutex", "on_loss",
+    "owner", "retry", "shared", "stamps", "terms", "scheduled",
+})  # fmt: skip
+"""Attributes of an attempt that come from its plan, or have no effect; its mutex is added elsewhere."""
+
+_QUEUE: Final = frozenset({"__weakref__", "_guard"})
+"""Attributes of a local queue that have no effect."""
+
+
+def fingerprint(run: Run) -> int:
+    """Return the state of a run."""
+    print_ = _Print(run)
+    print_.run(run)
+    return hash(repr(print_.canonical()))  # of the text: to `hash` the numbers -1 and -2 are one
+
+
+class _Print:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._now = run.now
+        self._out: list[object] = []
+        self._attempts: dict[Attempt, None] = {}
+
+    def canonical(self) -> list[object]:
+        """Number versions by their order."""
+        versions = sorted({item for item in self._out if type(item) is int and item >= FIRST_VERSION})
+        order = {version: -1 - n for n, version in enumerate(versions)}
+        return [order.get(item, item) if type(item) is int else item for item in self._out]
+
+    def run(self, run: Run) -> None:
+        """Add everything."""
+        self.stored(run)
+        self.queued(run)
+        for process in run.processes:
+            self.of((process.alive, max(process.stopped_until, run.now)))
+            if isinstance(process.store, ObservingStore):
+                self.sightings(process.store._seen, process.now())
+            self.sightings(process.quarantines, process.now())
+        for client in run.clients:
+            self.of((client.alive, client.holding, client.attempts))
+        for flow in run.flows.values():
+            self.flow(flow)
+        done = 0
+        while done < len(self._attempts):
+            for attempt in list(self._attempts)[done:]:
+                done += 1
+                self.an_attempt(attempt)
+        self.judge(run.judge)
+
+    def stored(self, run: Run) -> None:
+        """Add what is at the store, who waits there, and what may land yet."""
+        lined = {id(flow.waits.waiter): name for name, flow in run.flows.items() if isinstance(flow.waits, Lined)}
+        for key, lease in sorted(run.store.leases.items()):
+            if lease.ends > run.now:
+                self.of((key, lease.entry.version, lease.ends, lease.record))
+                self.of(run.judge.fences.get(key, {}).get(lease.tenure))
+        for key, lease in sorted(run.store.remains.items()):
+            self.of((key, lease.entry.version, lease.record))
+            self.of(run.judge.fences.get(key, {}).get(lease.tenure))
+        for key, line in run.store.lines.items():
+            self.of([key, *((lined.get(id(waiter), "dead"), waiter.woken) for waiter in line)])
+        self.of(max(run.store.full_until, run.now))
+        for late in run.late:
+            self.of((late.name, late.request, late.dies))
+
+    def queued(self, run: Run) -> None:
+        """Add what Lock objects know, and who is in their local queues."""
+        local_queues = {}
+        for state in run.states:
+            self.of((state.newest, list(state.attempts.values()), state.unsettled))
+            local_queues[id(state.local_queue)] = state.local_queue
+        for local_queue in local_queues.values():
+            self.of(run.judge.releases.get(local_queue, 0))
+            known = {name: getattr(local_queue, name) for name in local_queue.__slots__ if name not in _QUEUE}
+            if not known["_hand_overs"]:
+                del known["_hand_overs_began"]  # it is set again at the first of several hand-overs
+            for moment in ("_yields_until", "_others_until"):
+                known[moment] = max(known[moment], run.now)
+            self.of(known)
+
+    def of(self, value: object) -> None:
+        """Add a value."""
+        kind = type(value)
+        if value is None or kind in _PLAIN:
+            self._out.append(value)
+        elif kind is float:
+            assert isinstance(value, float)
+            self._out.append(round(value - self._now, 6) if _MOMENTS < value < NEVER else value)
+        else:
+            write = _KINDS.get(kind) or _kind_of(value)
+            write(self, value)
+
+    def several(self, values: Iterable[object]) -> None:
+        values = list(values)
+        self._out += (_SEVERAL, len(values))
+        for value in values:
+            self.of(value)
+
+    def mapping(self, values: Mapping[object, object]) -> None:
+        self.several([part for item in values.items() for part in item])
+
+    def sightings(self, sightings: Sightings, now: float) -> None:
+        self.of({place: (mark, max(over, now)) for place, (mark, over) in sightings._seen.items()})
+
+    def reference(self, attempt: Attempt) -> None:
+        self._attempts[attempt] = None
+        self._out.append(attempt.hold_id)
+
+    def weakly(self, reference: weakref.ref[Attempt]) -> None:
+        self.of(reference())
+
+    def record(self, record: Record) -> None:
+        self.several((record.owner, record.holds, record.ttl, record.write, record.fence, record.quarantine))
+        self.of(record.quarantine_id)
+
+    def bytes(self, value: bytes) -> None:
+        if value:
+            self.record(read(value))
+
+    def hold(self, hold: Holding) -> None:
+        self.reference(hold._attempt)
+
+    def several_keys(self, attempt: _MultiAcquire[Holding]) -> None:
+        limit = None if attempt._timeout is None else attempt._began + attempt._timeout
+        self.several((attempt.attempts, attempt._holds, limit))
+
+    def name(self, named: Client | Flow | NamedLockState | Runtime) -> None:
+        self._out.append(named.name)
+
+    def error(self, error: BaseException) -> None:
+        self._out += (type(error).__name__, getattr(error, "sent", None), hasattr(error, "__notes__"))
+        self._out.append("was lost" in with_notes(error))
+
+    def function(self, function: FunctionType | MethodType) -> None:
+        self._out.append(function.__qualname__)
+
+    def partial(self, function: partial[object]) -> None:
+        self.several((function.func, *function.args))
+
+    def attempt(self, state: RetryCallState) -> None:
+        self._out.append(state.attempt_number)
+
+    def event(self, event: Event) -> None:
+        self._out.append(event.flag)
+
+    def nothing(self, value: object) -> None:
+        """Leave out what does not change, or is added elsewhere."""
+
+    def an_attempt(self, attempt: Attempt) -> None:
+        self._out += (attempt.hold_id, isinstance(attempt.mutex, Mutex) and attempt.mutex.taken)
+        self.fields(attempt)
+
+    def fields(self, value: Attempt | Lease | Writes | Contention | HandOver) -> None:
+        for name in value.__slots__:
+            if name not in _CONSTANT:
+                self._out.append(name)
+                self.of(getattr(value, name))
+
+    def judge(self, judge: Judge) -> None:
+        # What it knows of holds that nothing else refers to has no effect on what happens next.
+        known = {item for item in self._out if type(item) is str}
+        self.several(
+            (sorted(known & judge.settled.keys()), sorted(known & judge.excused), sorted(known & judge.unsure))
+        )
+        self.several(
+            (
+                sorted(known & judge.succeeded),
+                [(hold, judge.broken[hold]) for hold in sorted(known & judge.broken.keys())],
+                [(hold, judge.extended[hold]) for hold in sorted(known & judge.extended.keys())],
+            )
+        )
+        for key, (hold, until) in sorted(judge.least.items()):
+            if until > self._run.now:
+                self.several((key, hold, until))
+        self.several((sorted(known & self._run.store.expired), sorted(known & judge.breaks.keys())))
+        self.several([max(fences.values()) for fences in judge.fences.values()])
+        for client, (silent, before) in judge.leaving.items():
+            self.several((client, silent == client.silent))
+            for lost, lease in before:
+                self.several((lost, lease and (lease.entry.version, lease.record.holds)))
+
+    def flow(self, flow: Flow) -> None:
+        self._out += (flow.name, flow.shielded, flow.cancelled, flow.deferred, flow.blind, flow.ended, flow.doomed)
+        self._out += (flow.struck, flow.spoiled)
+        self.wait(flow.waits)
+        awaited: object = flow.coroutine
+        while awaited is not None:
+            if isinstance(awaited, CoroutineType):
+                frame, following = awaited.cr_frame, awaited.cr_await
+            elif isinstance(awaited, GeneratorType):
+                frame, following = awaited.gi_frame, awaited.gi_yieldfrom
+            else:
+                message = f"the fingerprint can't look into {awaited!r}"
+                raise TypeError(message)
+            assert frame is not None
+            code = frame.f_code
+            self._out += (code.co_qualname, frame.f_lasti)
+            names = live(code, frame.f_lasti)
+            if names:
+                values = frame.f_locals
+                for name in names:
+                    if name in values and name != "self":
+                        self._out.append(name)
+                        self.of(values[name])
+            awaited = following
+
+    def wait(self, waits: Wait) -> None:
+        self._out.append(type(waits).__name__)
+        self.of(waits.until)
+        if isinstance(waits, Asking):
+            self.of(waits.request)
+        if isinstance(waits, Answered):
+            self.of(waits.answer)
+        elif isinstance(waits, Lined):
+            self.of(waits.waiter.woken)
+        elif isinstance(waits, Listening):
+            self.of(waits.event.flag)
+
+
+_SEVERAL: Final = "several"
+_PLAIN: Final = frozenset({bool, int, str})
+_KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
+    _MultiAcquire: _Print.several_keys,
+    AsyncRetrying: _Print.nothing,
+    Client: _Print.name,
+    Attempt: _Print.reference,
+    Contention: _Print.fields,
+    Event: _Print.event,
+    Flow: _Print.name,
+    FunctionType: _Print.function,
+    HandOver: _Print.fields,
+    Holding: _Print.hold,
+    Holds: _Print.several,
+    Judge: _Print.nothing,
+    Lease: _Print.fields,
+    MethodType: _Print.function,
+    MultiState: _Print.nothing,
+    Mutex: _Print.nothing,
+    NamedLockState: _Print.name,
+    ObservingStore: _Print.nothing,
+    Record: _Print.record,
+    RetryCallState: _Print.attempt,
+    Run: _Print.nothing,
+    Runtime: _Print.name,
+    Turn: _Print.fields,
+    Writes: _Print.fields,
+    bytes: _Print.bytes,
+    deque: _Print.several,
+    dict: _Print.mapping,
+    list: _Print.several,
+    partial: _Print.partial,
+    tuple: _Print.several,
+    type: _Print.nothing,
+    weakref.ref: _Print.weakly,
+}
+
+
+def _kind_of(value: object) -> Callable[[_Print, Any], None]:
+    for kind, write in (
+        (BaseException, _Print.error),
+        (wait_base, _Print.nothing),
+        (tuple, _Print.several),
+        (Wait, _Print.wait),
+    ):
+        if isinstance(value, kind):
+            _KINDS[type(value)] = write
+            return write
+    message = f"the fingerprint does not know what a {type(value).__name__} is"
+    raise TypeError(message)

@@ -1,0 +1,254 @@
+"""QuorumLocks in the simulator: several stores, each of which fails by itself, and the rule of majorities.
+
+The stores share one virtual store, in which the keys of each have a name of their own.  What happens at one store is
+what happens to a Lock there, by the same code; so of the laws (see `laws`) only these are different:
+
+1. Of different owners no more than one believes, and it has most of the leases.  (Only while clocks are within the
+   margin.)
+7. Whoever is told of a loss at a release has lost the lock, or may have; it was also told to `on_lost`.
+9. After the faults, every process can have the key.
+
+Entries are not forgotten: with two leases of three stores, one of which forgets, another owner may have a majority.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+from caslock.errors import LockLost
+from caslock.local.quorum import QuorumState
+from caslock.protocol.attempt import LockSettings, Retry
+from caslock.store import Traits
+from tests.proof.simulator.chance import by_chance
+from tests.proof.simulator.client import NamedLockState
+from tests.proof.simulator.laws import Judge
+from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, Round, Stay
+from tests.proof.simulator.run import Run
+from tests.proof.simulator.runtime import Flow, Runtime
+from tests.proof.simulator.waits import NEVER, Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from tenacity.wait import WaitBaseT
+
+    from caslock.local.hold import Holding
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.runtime import Runtime as ProtocolRuntime
+    from caslock.store import Entry
+    from tests.proof.simulator.client import Client
+
+STORES: Final = 3
+
+KEY: Final = "k"
+
+
+class Node(Runtime):
+    """One of the stores, as one process sees it."""
+
+    def __init__(self, process: Runtime, number: int, plan: Plan) -> None:
+        """Share the clock and the fate of `process`."""
+        super().__init__(process.run, 0, threads=process.threads, rate=process.rate, plan=plan)
+        self.name = f"{process.name}, store {number}"
+        self.traits = Traits(f"simulated://{number}")
+        self._number = number
+
+    async def get(self, key: str) -> Entry | None:
+        """See `caslock.store.Store`."""
+        return await super().get(self._own(key))
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `caslock.store.Store`."""
+        return await super().put_if_version(self._own(key), value, version, ttl)
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `caslock.store.Store`."""
+        return await super().invalidate(self._own(key), version)
+
+    def watch(self, attempt: Attempt) -> None:
+        """Renew the lease when it is due, and report its end."""
+        client = self.run.current.client
+        due = min(attempt.lease.due, attempt.lease.deadline)
+        flow = self.renewers.get(attempt)
+        if flow is None or flow.name not in self.run.flows:
+            flow = Flow(client.next_name(), client, self.visits(attempt, due), Wait(), interruptible=False)
+            self.renewers[attempt] = self.run.start(flow)
+        elif type(flow.waits) is Wait:  # else it is visiting, and looks itself
+            flow.waits.until = due
+
+    def _own(self, key: str) -> str:
+        return f"{key}@{self._number}"
+
+
+class NamedQuorumState(NamedLockState, QuorumState):
+    """The real one, but for its name, which chance would make."""
+
+    def __init__(
+        self, name: str, process: Runtime, plan: ClientPlan, nodes: Sequence[Node], poll: WaitBaseT | None
+    ) -> None:
+        """Make the state of the QuorumLock object `name`."""
+        self.name = name
+        self.process = process
+        self._breaking = False
+        settings = LockSettings(
+            ttl=plan.ttl,
+            auto_renew=plan.auto_renew,
+            max_hold=NEVER if plan.max_hold is None else plan.max_hold,
+            retry=Retry(*plan.retry),
+            poll=poll,
+        )
+        QuorumState.__init__(self, process, KEY, settings, nodes, _start)
+        self.begun()
+
+
+def _start(node: ProtocolRuntime, work: Callable[[], Coroutine[object, object, None]]) -> None:
+    """Run it beside the caller."""
+    assert isinstance(node, Node)
+    run = node.run
+    client = run.current.client
+
+    async def go() -> None:
+        await Wait(node.now())
+        await work()
+
+    run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False))
+
+
+class QuorumJudge(Judge):
+    """Watches a run of QuorumLocks."""
+
+    def beliefs(self) -> None:
+        """Check that not two owners believe."""
+        if not self._trusts:
+            return
+        believers = [
+            hold
+            for client in self._run.clients
+            for hold in client.holding
+            if client.process.alive and not hold.lost and client.process.now() < hold._attempt.lease.deadline
+        ]
+        if len({hold._attempt.owner for hold in believers}) > 1:
+            names = " and ".join(sorted(hold._attempt.hold_id for hold in believers))
+            self._run.violate(f"{names} believe that they hold the lock")
+        there = [self._run.store.observed(f"{KEY}@{number}", self._run.now) for number in range(STORES)]
+        owners = [lease.record.owner for lease in there if lease is not None and lease.record.holds]
+        for hold in believers:
+            if owners.count(hold._attempt.owner) <= STORES // 2:
+                self._run.violate(
+                    f"{hold._attempt.hold_id} believes with the leases of {', '.join(owners) or 'nobody'}"
+                )
+
+    def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
+        """Note a success."""
+        for hold in holds:
+            self._run.tell(client.name, "holds the lock", hold)
+            self.succeeded.add(hold._attempt.hold_id)
+
+    def failed(self, client: Client, error: BaseException) -> None:
+        """Note a failure."""
+        self._run.tell(client.name, type(error).__name__)
+
+    def leaves(self, client: Client, holds: Sequence[Holding]) -> None:
+        """Note that a release begins."""
+        self._run.tell(client.name, "releases", *holds)
+
+    def left(
+        self, client: Client, holds: Sequence[Holding], error: BaseException | None, *, again: bool = False
+    ) -> None:
+        """Check the end of a release."""
+        del again
+        self._run.tell(client.name, f"{type(error).__name__} at the release" if error else "has released")
+        for hold in holds:
+            if isinstance(error, LockLost) and not hold._attempt.lease.reported:
+                self._run.violate(
+                    f"the loss of {hold._attempt.hold_id} was told to who has released it, and to nobody else"
+                )
+
+    def misses(self, client: Client, error: BaseException) -> None:
+        """Note what a block was told."""
+        self._run.tell(client.name, f"{type(error).__name__} in the block")
+
+
+class QuorumRun(Run):
+    """One simulated run of QuorumLocks."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Start every client's program."""
+        self._nodes: dict[Runtime, list[Node]] = {}
+        super().__init__(plan)
+
+    def _judge(self) -> Judge:
+        return QuorumJudge(self)
+
+    def _lock(self, plan: ClientPlan, process: Runtime, lock: str, key: str) -> NamedLockState:
+        name = (plan.process, lock, key)
+        if name not in self._locks:
+            if process not in self._nodes:
+                self._nodes[process] = [Node(process, number, self.plan) for number in range(STORES)]
+            self._locks[name] = NamedQuorumState(lock, process, plan, self._nodes[process], self._poll)
+        return self._locks[name]
+
+    def do(self, who: str, what: str) -> None:
+        """Take one step; raises `Violation`."""
+        super().do(who, what)
+        for nodes in self._nodes.values():
+            for node in nodes:
+                node.forget_ending()
+
+
+def drawn(seed: int) -> Plan:
+    """Draw a plan: 2 to 4 clients in 1 to 3 processes, 2 to 4 rounds each."""
+    chance = random.Random(f"quorum {seed}")
+    count = chance.choice((2, 2, 3, 4))
+    processes = chance.choice((1, 2, 2, 3))
+    clients = tuple(
+        ClientPlan(
+            name,
+            number % processes,
+            lock=name,
+            keys=(KEY,),
+            ttl=chance.choice((1.0, 3.0, 10.0)),
+            owner=None,
+            rounds=tuple(_round(chance) for _ in range(chance.randint(2, 4))),
+            retry=chance.choice(((1, 1), (0, 0))),
+            auto_renew=chance.random() < 0.7,
+            max_hold=chance.choice((None, None, 4.0)),
+        )
+        for number, name in enumerate("ABCD"[:count])
+    )
+    some = sorted(FAULTS - {"forget", "full", "woken for nothing"})
+    return Plan(
+        clients,
+        tuple(chance.random() < 0.4 for _ in range(processes)),
+        tuple(chance.choice((1.0, 1.0, 0.996, 1.004)) for _ in range(processes)),
+        queueing=False,
+        batching=False,
+        early=chance.choice((0.0, 0.5)),
+        poll=chance.choice((None, 0.5)),
+        seed=seed,
+        share=chance.choice((0.02, 0.1, 0.3)),
+        faults=frozenset(chance.sample(some, chance.randint(1, 5)) if chance.random() < 0.6 else some),
+    )
+
+
+def _round(chance: random.Random) -> Round:
+    body = tuple(
+        Stay(
+            chance.choice((0.0, 0.3, 1.0, 5.0)),
+            chance.choice(("", "", "extend", "enter", "leave")),
+            chance.choice((None, 0.5, 2.0, 20.0)),
+        )
+        for _ in range(chance.choice((0, 1, 2)))
+    )
+    return Round(chance.choice((0.0, 0.1, 1.0)), chance.choice((0.0, 0.5, 5.0, 40.0)), body)
+
+
+def simulate(seed: int) -> int:
+    """Run one seed; returns the number of steps, raises `Violation` with the story."""
+    run = QuorumRun(drawn(seed))
+    try:
+        by_chance(run, random.Random(~seed))
+    finally:
+        run.close()
+    return len(run.choices)

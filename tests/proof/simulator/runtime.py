@@ -1,0 +1,279 @@
+"""The runtime of the simulator: the scheduler sees everything that the protocol awaits, and answers when it chooses.
+
+Clients of one process share its store object, and so its local queues.  Each process has a clock of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+from caslock.local.shared import Shared
+from caslock.protocol.clean_up import CleanUp, run_clean_ups
+from caslock.protocol.observation import ObservingStore
+from caslock.protocol.sightings import Sightings
+from caslock.store import ABSENT, Put, Traits
+from tests.proof.simulator.store import Request
+from tests.proof.simulator.waits import NEVER, START, Asking, Blocked, Cancelled, Listening, Wait
+from tests.support import protocol_functions as protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from caslock.protocol.attempt import Attempt
+    from caslock.store import AsyncStore, Entry
+    from tests.proof.simulator.client import Client
+    from tests.proof.simulator.plan import Plan
+    from tests.proof.simulator.run import Run
+
+
+LOOKS: Final = 0.05
+"""Seconds after which a store that watches an entry looks again."""
+
+
+class Mutex:
+    """A mutex whose waiting the scheduler sees."""
+
+    def __init__(self) -> None:
+        """Begin as free."""
+        self.taken = False
+
+    def acquire(self, *, blocking: Literal[False]) -> bool:
+        """Take it, if nobody has it."""
+        del blocking
+        free, self.taken = not self.taken, True
+        return free
+
+    def release(self) -> None:
+        """Give it back."""
+        self.taken = False
+
+    async def __aenter__(self) -> None:
+        """Wait."""
+        while self.taken:
+            await Blocked(self)
+        self.taken = True
+
+    async def __aexit__(self, *error: object) -> None:
+        """Give it back."""
+        self.taken = False
+
+
+class Event:
+    """What a client waits for in a local queue."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Begin as not set."""
+        self._runtime = runtime
+        self._client = runtime.run.current.client
+        self.flag = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the event loop of its waiter still runs."""
+        return self._client.alive
+
+    async def wait(self, timeout: float | None) -> None:
+        """Stop until it is set, or for `timeout` seconds."""
+        await Listening(self, NEVER if timeout is None else self._runtime.now() + timeout)
+        self.flag = False
+
+    def set(self) -> None:
+        """Wake the waiter."""
+        self.flag = True
+
+
+@dataclass(eq=False)
+class Flow:
+    """One coroutine of a client: its program, or the visits of its renewer."""
+
+    name: str
+    client: Client
+    coroutine: Coroutine[Wait, object, object]
+    waits: Wait
+    interruptible: bool = True
+    shielded: int = 0  # levels of `finish` that it is in
+    cancelled: bool = False  # meanwhile
+    deferred: bool = False  # it was, in this call, so its error may say less than there is to say
+    blind: bool = False  # a request in there got no answer
+    ended: bool = False  # its event loop has, in this call
+    doomed: int = 0  # levels of `finish` that this has cancelled, too
+    struck: int = 0  # how often a thread was interrupted in this call
+    spoiled: int = 0  # and how often in a clean-up
+    row: int = 0  # of the story, where it went on last
+
+    def begin(self) -> None:
+        """Begin a call of the library."""
+        self.deferred = self.blind = self.ended = False
+        self.doomed = self.struck = self.spoiled = 0
+
+
+class Runtime:
+    """What the protocol needs, as one process sees it."""
+
+    def __init__(self, run: Run, number: int, *, threads: bool, rate: float, plan: Plan) -> None:
+        """Share the run's store and clock, which runs at `rate` here."""
+        self.run = run
+        self.name = f"process {number}"
+        self.threads = threads
+        self.rate = rate
+        self.alive = True
+        self.stopped_until = 0.0
+        self.home: object = self
+        self.renewing = self
+        self.shared = Shared(self)
+        self.store: AsyncStore = self
+        self.queueing = self if plan.queueing else None
+        self.watching = self if plan.watching else None
+        self.batching = self if plan.batching else None
+        self.traits = Traits("simulated://", expires=plan.expires)
+        if not plan.expires:
+            self.store = ObservingStore(self, self.now, Sightings())
+        self.quarantines = Sightings()
+        self.patience = self.traits.request_timeout
+        self.renewers: dict[Attempt, Flow] = {}
+
+    def now(self) -> float:
+        """Seconds on the clock of this process."""
+        now = self.run.now
+        return now if self.rate == 1 else START + (now - START) * self.rate
+
+    def real(self, moment: float) -> float:
+        """When, on the store's clock, it is `moment` on that of this process, or just after."""
+        return moment if self.rate == 1 else START + (moment - START) / self.rate + 1e-8
+
+    async def get(self, key: str) -> Entry | None:
+        """See `caslock.store.Store`."""
+        return (await _ask("get", Put(key, b"", ABSENT, 0.0)))[0]
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `caslock.store.Store`."""
+        put = Put(key, value, version, ttl)
+        self.run.judge.puts([put])
+        return (await _ask("put", put))[0]
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `caslock.store.Store`."""
+        return (await _ask("remove", Put(key, b"", version, 0.0)))[0]
+
+    async def put_many(self, puts: Sequence[Put]) -> list[Entry | None]:
+        """See `caslock.store.BatchingStore`."""
+        self.run.judge.puts(puts)
+        return await _ask("put", *puts)
+
+    async def invalidate_many(self, removals: Sequence[tuple[str, int]]) -> list[Entry | None]:
+        """See `caslock.store.BatchingStore`."""
+        return await _ask("remove", *(Put(key, b"", version, 0.0) for key, version in removals))
+
+    async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        """See `caslock.store.QueueingStore`."""
+        return (await _ask("wait", Put(key, value, ABSENT, ttl), timeout=timeout))[0]
+
+    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """See `caslock.store.WatchingStore`: it ends within `LOOKS` after a change."""
+        ends = self.now() + timeout
+        while (entry := await self.get(key)) is not None and entry.version == version and self.now() < ends:
+            await Wait(min(ends, self.now() + LOOKS))
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for a moment; a jitter is no choice, so the shortest sleeps are all alike."""
+        await Wait(self.now() + (seconds if seconds > 0.02 else 0.01))
+
+    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` to its end: a task is cancelled afterwards, a thread is interrupted here as well.
+
+        The end of a task's loop strikes `work` too: then it is run once more.
+        """
+        flow = self.run.current
+        flow.shielded += 1
+        try:
+            await work()
+        except Cancelled:
+            if self.threads:
+                raise
+            await work()
+        finally:
+            flow.shielded -= 1
+        if 0 < flow.shielded <= flow.doomed:
+            flow.doomed = flow.shielded - 1
+            raise Cancelled
+        if flow.cancelled and not flow.shielded:
+            flow.cancelled = False
+            raise Cancelled
+
+    def in_background(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+        """Run it as a flow of its own."""
+        client = self.run.current.client
+
+        async def go() -> None:
+            await Wait(self.now())
+            await run_clean_ups(self, deque([CleanUp(settle, self.now() + seconds)]))
+
+        self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False))
+
+    def me(self) -> object:
+        """Return the client that runs."""
+        return self.run.current.client
+
+    def mutex(self) -> Mutex:
+        """Make a mutex for one attempt."""
+        return Mutex()
+
+    def event(self) -> Event:
+        """Make an event for an attempt that waits in a local queue."""
+        return Event(self)
+
+    def ended(self, attempt: Attempt) -> bool:
+        """Whether the event loop of an attempt's client was closed."""
+        return not cast("Client", attempt.caller).alive
+
+    def watch(self, attempt: Attempt) -> None:
+        """Renew the lease when it is due, and report its end."""
+        lease, renews = attempt.lease, attempt.terms.settings.auto_renew
+        due = min(lease.due, lease.deadline) if renews else lease.deadline
+        flow = self.renewers.get(attempt)
+        if flow is None or flow.name not in self.run.flows:
+            self.renewers[attempt] = self.run.keep(attempt, due)
+        elif type(flow.waits) is Wait:  # else it is visiting, and looks itself
+            flow.waits.until = due
+
+    def forget_ending(self) -> None:
+        """Stop renewing what is being released, as the renewer of each API does when it looks again."""
+        for attempt, flow in list(self.renewers.items()):
+            if attempt.ending:
+                del self.renewers[attempt]
+                if type(flow.waits) is Wait:
+                    self.run.drop(flow)
+
+    def report_loss(self, attempt: Attempt) -> None:
+        """Report a loss, once."""
+        if not attempt.lease.reported:
+            self.run.judge.lost(attempt)
+        for call in attempt.lease.tell() or ():
+            call()
+
+    async def visits(self, attempt: Attempt, due: float | None) -> None:
+        """Look after an attempt, as the renewer of each API does."""
+        while due is not None:
+            await Wait(due)
+            if attempt.ending:
+                return
+            due = await self._visit(attempt)
+        self.run.judge.kept(attempt)
+
+    async def _visit(self, attempt: Attempt) -> float | None:
+        """Notice the end of the lease, or renew it together with all that is due; returns when to look again."""
+        now = self.now()
+        if now >= attempt.lease.deadline:
+            attempt.lose(attempt.lease.end("renewed"))
+        elif now >= attempt.lease.due and not attempt.lease.lost:
+            others = [other for other in self.renewers if other.caller is attempt.caller and other.lease.due <= now]
+            ready = [other for other in others if other is not attempt and not (other.ending or other.lease.lost)]
+            for alone in await protocol.renew_due(self, [attempt, *ready]):
+                await protocol.renew_due(self, [alone])
+        return None if attempt.lease.lost else min(attempt.lease.due, attempt.lease.deadline)
+
+
+async def _ask(verb: str, *parts: Put, timeout: float = 0.0) -> list[Entry | None]:
+    return cast("list[Entry | None]", await Asking(Request(verb, parts, timeout)))

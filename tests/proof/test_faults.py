@@ -1,0 +1,357 @@
+"""`FaultyStore` and `AsyncFaultyStore` do what was planned, when it was planned, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock.errors import StoreUnavailable
+from caslock.store import (
+    ABSENT,
+    WOKEN,
+    AsyncBatchingStore,
+    AsyncQueueingStore,
+    AsyncStore,
+    BatchingStore,
+    Entry,
+    Put,
+    QueueingStore,
+    Removal,
+    Store,
+    Traits,
+    WatchingStore,
+)
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.testing import (
+    AsyncFaultyStore,
+    FaultyStore,
+    duplicate,
+    echo,
+    late,
+    lose_reply,
+    lose_request,
+    on_loop,
+    raising,
+    read_again,
+    unsent,
+)
+from caslock.testing.drive import driven
+from caslock.testing.faults import lose_wake_up, wake_early
+from caslock.testing.stopwatch import Stopwatch
+from tests.support.watching import AsyncWatchingMemory, WatchingMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caslock.testing import Fault
+
+LONG = 60.0
+
+
+class Tried:
+    """A faulty store over a memory, for either API, and the verbs to call."""
+
+    def __init__(self, *, native: bool) -> None:
+        """Begin without faults."""
+        self.memory = MemoryStore()
+        self.faulty = AsyncFaultyStore(AsyncMemoryStore(self.memory)) if native else FaultyStore(self.memory)
+        self.store = driven(self.faulty)
+        assert isinstance(self.store, QueueingStore)
+        assert isinstance(self.store, BatchingStore)
+        self.queueing: QueueingStore = self.store
+        self.batching: BatchingStore = self.store
+
+    def put(self, value: bytes, version: int = ABSENT) -> Entry | None:
+        """Put a value under the key."""
+        return self.store.put_if_version("key", value, version, LONG)
+
+    def deliver(self) -> int:
+        """Let arrive what is late."""
+        return on_loop(self.faulty.deliver()) if isinstance(self.faulty, AsyncFaultyStore) else self.faulty.deliver()
+
+    @property
+    def observed(self) -> bytes | None:
+        """What is under the key."""
+        entry = self.memory.get("key")
+        return entry and entry.value
+
+
+@pytest.fixture(params=[False, True], ids=["blocking", "asyncio"])
+def tried(request: pytest.FixtureRequest) -> Tried:
+    """Set one up for each API."""
+    return Tried(native=request.param)
+
+
+def test_a_store_with_faults_is_a_store() -> None:
+    """Each can be handed to whatever takes a store."""
+    for kind in (Store, QueueingStore, BatchingStore):
+        assert isinstance(FaultyStore(MemoryStore()), kind)
+    for async_kind in (AsyncStore, AsyncQueueingStore, AsyncBatchingStore):
+        assert isinstance(AsyncFaultyStore(AsyncMemoryStore()), async_kind)
+
+
+class Plain:
+    """A store of the three verbs alone."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryStore()
+        self.traits: Traits = self._memory.traits
+
+    def get(self, key: str) -> Entry | None:
+        """Read."""
+        return self._memory.get(key)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        return self._memory.put_if_version(key, value, version, ttl)
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove."""
+        return self._memory.invalidate(key, version)
+
+
+class AsyncPlain:
+    """The same for asyncio."""
+
+    def __init__(self) -> None:
+        self._plain = Plain()
+        self.traits: Traits = self._plain.traits
+
+    async def get(self, key: str) -> Entry | None:
+        """Read."""
+        return self._plain.get(key)
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        return self._plain.put_if_version(key, value, version, ttl)
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove."""
+        return self._plain.invalidate(key, version)
+
+
+def test_faults_add_nothing_to_what_a_store_can_do() -> None:
+    """What the store can't do, its faulty one can't either, nor the one that drives it; the three verbs do."""
+    plain = FaultyStore(Plain()), AsyncFaultyStore(AsyncPlain())
+    for store in (*plain, driven(plain[1])):
+        for verb in ("wait_while", "put_when_absent", "put_many", "invalidate_many"):
+            assert not hasattr(store, verb)
+        assert (entry := driven(store).put_if_version("key", b"", ABSENT, LONG)) is not None
+        assert driven(store).get("key") == entry
+
+
+@pytest.mark.parametrize(
+    ("fault", "applied"), [(lose_request, False), (unsent, False), (late(), False), (lose_reply, True)]
+)
+def test_no_answer_is_unavailable(tried: Tried, fault: Fault, applied: bool) -> None:  # noqa: FBT001 - a parameter
+    """A lost, late or unsent request is not applied, one whose reply is lost is: the caller can't tell."""
+    tried.faulty.on("put_if_version", 2, fault)
+    assert tried.put(b"first")
+    with pytest.raises(StoreUnavailable) as failure:
+        tried.store.put_if_version("other", b"second", ABSENT, LONG)
+    assert failure.value.sent == (fault is not unsent)
+    assert (tried.memory.get("other") is not None) == applied
+    assert tried.store.put_if_version("third", b"third", ABSENT, LONG), "it was planned for one call"
+    assert tried.faulty.calls == {"put_if_version": 3}
+    assert [request.key for request in tried.faulty.log] == ["key", "other", "third"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [
+        (late(before=1), [b"late", b"late", b"late"]),
+        (late(before=2), [None, b"late", b"late"]),
+        (late(after=2), [None, None, b"late"]),
+        (late(before=9), [None, None, None]),
+    ],
+)
+def test_what_is_late_arrives_when_it_was_planned(tried: Tried, fault: Fault, seen: list[bytes | None]) -> None:
+    """A late request arrives right before or right after a later call of any verb, or when the test says so."""
+    tried.faulty.on("put_if_version", 1, fault)
+    with pytest.raises(StoreUnavailable):
+        tried.put(b"late")
+    for value in seen:
+        entry = tried.store.get("key")
+        assert (entry and entry.value) == value
+    assert [request.value for request in tried.faulty.late] == ([] if seen[-1] else [b"late"])
+    assert tried.deliver() == (0 if seen[-1] else 1)
+    assert tried.observed == b"late"
+
+
+def test_what_arrives_twice_is_answered_twice(tried: Tried) -> None:
+    """Of a doubled request the second answer counts; of `echo` the first, and a copy arrives later."""
+    tried.faulty.on("put_if_version", 1, duplicate)
+    tried.faulty.on("put_if_version", 2, echo())
+    first = tried.put(b"first")
+    assert first == tried.memory.get("key")
+    second = tried.put(b"second", first.version if first else 0)
+    assert second
+    assert tried.memory.invalidate("key", second.version) is None
+    assert tried.deliver() == 1
+    assert tried.observed is None, "it expected a version that has gone"
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_call_may_be_cut_off(tried: Tried, applied: bool) -> None:  # noqa: FBT001 - a parameter
+    """Any exception can be raised before or after the request is applied."""
+
+    class CutOff(BaseException):
+        """An exception that nobody catches by accident."""
+
+    tried.faulty.on("any", 1, raising(CutOff, applied=applied))
+    with pytest.raises(CutOff):
+        tried.put(b"mine")
+    assert tried.observed == (b"mine" if applied else None)
+
+
+@pytest.mark.parametrize(
+    ("where", "answer"), [("before", b"theirs"), ("after", b"mine"), ("after, and read again", b"theirs")]
+)
+def test_another_client_may_move_between(tried: Tried, where: str, answer: bytes) -> None:
+    """A hook runs when a request is sent and has not arrived, or when it has arrived and is not answered."""
+
+    def move() -> None:
+        observed = tried.memory.get("key")
+        tried.memory.put_if_version("key", b"theirs", observed.version if observed else ABSENT, LONG)
+
+    plan: Callable[..., None] = tried.faulty.before if where == "before" else tried.faulty.after
+    plan("put_if_version", 1, move)
+    if where.endswith("again"):
+        tried.faulty.on("put_if_version", 1, read_again)
+
+    entry = tried.put(b"mine")
+
+    assert entry
+    assert entry.value == answer
+    assert tried.observed == b"theirs"
+
+
+def test_an_outage_ends(tried: Tried) -> None:
+    """Everything is lost until the store is healed."""
+    tried.faulty.down()
+    verbs: list[Callable[[], object]] = [
+        lambda: tried.put(b"mine"),
+        lambda: tried.store.get("key"),
+        lambda: tried.store.invalidate("key", 1),
+    ]
+    for verb in verbs:
+        with pytest.raises(StoreUnavailable):
+            verb()
+    tried.faulty.heal()
+    assert tried.put(b"mine")
+    assert tried.faulty.calls == {"put_if_version": 2, "get": 1, "invalidate": 1}
+
+
+def several(value: bytes) -> list[Put]:
+    """Put the value under three keys."""
+    return [Put(key, value, ABSENT, LONG) for key in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "applied"), [(lose_request, False), (unsent, False), (late(), False), (lose_reply, True)]
+)
+def test_several_requests_fail_as_one(tried: Tried, fault: Fault, applied: bool) -> None:  # noqa: FBT001 - a parameter
+    """What is put or removed together is lost together, or applied and not answered; and arrives late as a whole."""
+    tried.faulty.on("put_many", 1, fault)
+    with pytest.raises(StoreUnavailable) as failure:
+        tried.batching.put_many(several(b"mine"))
+    assert failure.value.sent == (fault is not unsent)
+    assert [tried.memory.get(key) is not None for key in "abc"] == [applied] * 3
+    arrives = int(fault.kept)
+    assert tried.deliver() == arrives
+    assert [tried.memory.get(key) is not None for key in "abc"] == [applied or fault.kept] * 3
+
+    observed = tried.batching.put_many(several(b"again"))
+    assert observed is not None
+    removals = [Removal(key, entry.version) for key, entry in zip("abc", observed, strict=True) if entry]
+    tried.faulty.on("invalidate_many", 1, fault)
+    with pytest.raises(StoreUnavailable):
+        tried.batching.invalidate_many(removals)
+    assert [tried.memory.get(key) is None for key in "abc"] == [applied] * 3
+    assert tried.deliver() == arrives
+    assert [tried.memory.get(key) is None for key in "abc"] == [applied or fault.kept] * 3
+    assert tried.faulty.calls == {"put_many": 2, "invalidate_many": 1}
+    assert [request.puts for request in tried.faulty.log] == [tuple(several(b"mine")), tuple(several(b"again")), ()]
+    assert tried.faulty.log[-1].removals == tuple(removals)
+
+
+def test_a_wait_without_an_answer(tried: Tried) -> None:
+    """A wait can be lost, unsent, or answered in vain; late it arrives as the put that it comes to."""
+    for fault, applied in ((lose_request, False), (unsent, False), (late(), False), (lose_reply, True)):
+        tried.faulty.on("put_when_absent", 1, fault)
+        with pytest.raises(StoreUnavailable) as failure:
+            tried.queueing.put_when_absent("key", b"mine", LONG, 20)
+        assert failure.value.sent == (fault is not unsent)
+        assert tried.observed == (b"mine" if applied else None)
+        assert tried.deliver() == (1 if fault.kept else 0)
+        assert tried.observed == (b"mine" if applied or fault.kept else None)
+        if entry := tried.memory.get("key"):
+            tried.memory.invalidate("key", entry.version)
+    assert tried.faulty.calls == {"put_when_absent": 4}
+    assert tried.faulty.log[0] == ("put_when_absent", "key", ABSENT, b"mine", LONG, 20, (), ())
+
+
+def test_a_wake_up_may_be_lost(tried: Tried) -> None:
+    """A waiter that is not woken puts at its timeout, though the key was free long before."""
+    tried.faulty.on("put_when_absent", 1, lose_wake_up)
+    begun = time.monotonic()
+    answer = tried.queueing.put_when_absent("key", b"mine", LONG, 0.2)
+    assert time.monotonic() - begun >= 0.2
+    assert answer == tried.memory.get("key")
+    assert tried.observed == b"mine"
+
+
+def test_a_wait_may_end_for_no_reason(tried: Tried) -> None:
+    """A waiter that is woken early puts at once, and is shown who holds the key."""
+    observed = tried.put(b"theirs")
+    assert observed is not None
+    tried.faulty.on("put_when_absent", 1, wake_early)
+    with Stopwatch() as watch:
+        assert tried.queueing.put_when_absent("key", b"mine", LONG, 20) == observed
+    assert watch.seconds < 10
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["blocking", "asyncio"])
+def test_a_watch_can_fail_in_every_way(native: bool) -> None:  # noqa: FBT001 - a parameter
+    """A `wait_while` gets no answer, ends early or not before its timeout as planned, and else when the entry goes."""
+    faulty = AsyncFaultyStore(AsyncWatchingMemory()) if native else FaultyStore(WatchingMemory())
+    store = driven(faulty)
+    assert isinstance(store, WatchingStore)
+    for fault in (lose_request, unsent, lose_reply):
+        faulty.on("wait_while", 1, fault)
+        with pytest.raises(StoreUnavailable):
+            store.wait_while("key", 1, 0.01)
+    entry = store.put_if_version("key", b"theirs", ABSENT, LONG)
+    assert entry is not None
+    faulty.on("wait_while", 1, wake_early)
+    with Stopwatch() as watch:
+        store.wait_while("key", entry.version, 20)
+    assert watch.seconds < 10
+
+    faulty.on("wait_while", 1, lose_wake_up)
+    begun = time.monotonic()
+    store.wait_while("key", entry.version + 1, 0.2)
+    assert time.monotonic() - begun >= 0.2
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(store.wait_while, "key", entry.version, 20)
+        store.invalidate("key", entry.version)
+        waiting.result(50)
+    assert faulty.log[0] == ("wait_while", "key", 1, b"", 0.0, 0.01, (), ())
+
+
+def test_without_a_fault_a_wait_is_a_wait(tried: Tried) -> None:
+    """With nothing planned, a removal lets the waiter in."""
+    observed = tried.put(b"theirs")
+    assert observed is not None
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(tried.queueing.put_when_absent, "key", b"mine", LONG, 20)
+        while not tried.memory._lines:
+            time.sleep(0.001)
+        assert tried.store.invalidate("key", observed.version) == WOKEN
+        answer = waiting.result(50)
+    assert answer is not None
+    assert answer.value == b"mine"

@@ -1,0 +1,265 @@
+"""The fault proxy loses, delays and doubles what was planned, nothing else, and no stream gets out of step."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from caslock import ABSENT, Lock, StoreUnavailable, connect
+from caslock.testing.proxy import FAULTS, PASS, FaultProxy, Kind, Passage, chance, refused_port, unreachable_port
+from caslock.testing.stopwatch import Stopwatch
+from tests.support.locations import fresh, observed, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from caslock import Store
+    from tests.support.servers import Server
+
+URLS = {
+    "redis": "redis://127.0.0.1:{}/0?socket_timeout=0.6&socket_connect_timeout=20",
+    "memcached": "memcached://127.0.0.1:{}?timeout=0.6",
+}
+
+
+class Proxied:
+    """A server behind a proxy, a store that goes through it, and one that does not."""
+
+    def __init__(self, server: Server, proxy: FaultProxy) -> None:
+        self.proxy = proxy
+        self.store: Store = connect(URLS[server.kind.name].format(proxy.port))
+        self.direct: Store = connect(server.url)
+
+    def once(self, passage: Passage, when: Callable[[bytes], bool] = lambda _: True) -> None:
+        """Let this happen to the next request that `when` says, and nothing to the others."""
+        left = [passage]
+
+        def decide(request: bytes) -> Passage:
+            return left.pop() if left and when(request) else PASS
+
+        self.proxy.decide = decide
+
+    def put(self, key: str, version: int = ABSENT, value: bytes = b"mine") -> None:
+        """Put, and be sure that it succeeded."""
+        entry = self.store.put_if_version(key, value, version, 20)
+        assert entry is not None
+        assert entry.value == value
+
+
+@pytest.fixture(params=["redis", "memcached"])
+def proxied(request: pytest.FixtureRequest) -> Iterator[Proxied]:
+    """Return each kind of server behind a proxy; the connection is open and has said who it is."""
+    server: Server = request.getfixturevalue(f"{request.param}_server")
+    with FaultProxy(server.host, server.port) as proxy:
+        proxied = Proxied(server, proxy)
+        proxied.direct.get(fresh())  # waits for a memcached that has only just started
+        proxied.put(fresh())
+        yield proxied
+        for store in (proxied.store, proxied.direct):
+            store.close()  # type: ignore[attr-defined] # both stores have it
+
+
+def unanswered(proxied: Proxied, key: str) -> None:
+    """Put, and get no answer."""
+    with pytest.raises(StoreUnavailable):
+        proxied.store.put_if_version(key, b"mine", ABSENT, 20)
+
+
+def test_without_faults_everything_passes(proxied: Proxied) -> None:
+    """A lock works through the proxy as without it, and the requests are counted."""
+    before = proxied.proxy.requests
+    for _ in range(20):
+        with Lock(proxied.store, fresh(), timeout=50):
+            pass
+    assert proxied.proxy.requests - before >= 40
+    assert proxied.proxy.faults == 0
+
+
+@pytest.mark.parametrize("kind", ["drop request", "cut before"])
+def test_a_lost_request_is_not_applied(proxied: Proxied, kind: Kind) -> None:
+    """The caller gets no answer, nothing is there, and the next request is served."""
+    key = fresh()
+    proxied.once(Passage(kind))
+    unanswered(proxied, key)
+    assert proxied.direct.get(key) is None
+    proxied.put(key)
+
+
+@pytest.mark.parametrize("kind", ["drop reply", "cut after"])
+def test_a_lost_reply_is_of_a_request_that_was_applied(proxied: Proxied, kind: Kind) -> None:
+    """The caller gets no answer, and yet its value is written."""
+    key = fresh()
+    proxied.once(Passage(kind))
+    unanswered(proxied, key)
+    assert (entry := proxied.direct.get(key)) is not None
+    assert entry.value == b"mine"
+    assert proxied.store.get(key) == entry
+
+
+def test_a_held_request_arrives_after_its_sender_has_gone(proxied: Proxied) -> None:
+    """A request that is held for longer than its sender waits is applied all the same, later."""
+    key = fresh()
+    proxied.once(Passage("hold request", 1.2))
+    unanswered(proxied, key)
+    assert proxied.direct.get(key) is None or proxied.proxy.settle(0)
+    assert until(lambda: proxied.direct.get(key) is not None)
+
+
+def test_a_held_reply_comes_late(proxied: Proxied) -> None:
+    """A reply that is held for less than the caller waits is the answer, so much later."""
+    key = fresh()
+    proxied.once(Passage("hold reply", 0.15))
+    with Stopwatch() as watch:
+        proxied.put(key)
+    assert watch.elapsed >= 0.15
+    assert watch.seconds < 0.3
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_a_duplicate_is_applied_and_its_reply_is_nobodys(proxied: Proxied, seconds: float) -> None:
+    """A removal that is doubled removes what is there, and its second copy, at once or later, garbles no reply."""
+    key = fresh()
+    proxied.put(key)
+    entry = proxied.direct.get(key)
+    assert entry is not None
+    proxied.once(Passage("duplicate", seconds))
+    assert not any(proxied.store.invalidate(key, entry.version) or ())
+    for _ in range(20):
+        proxied.put(other := fresh())
+        found = proxied.store.get(other)
+        assert found is not None
+        assert found.value == b"mine"
+    assert proxied.proxy.settle(50)
+
+
+def test_a_duplicate_does_land(proxied: Proxied) -> None:
+    """A put that is doubled, and removed in between, is there again when its copy arrives: the server applies both."""
+    key, version = "", ABSENT
+    for seconds in (0.3, 3, 30):  # so that it is removed before the copy arrives
+        key = fresh()
+        proxied.once(Passage("duplicate", seconds))
+        proxied.put(key)
+        entry = proxied.direct.get(key)
+        assert entry is not None
+        version = entry.version
+        proxied.direct.invalidate(key, version)
+        if proxied.direct.get(key) is None and not proxied.proxy.settle(0):
+            break
+    assert until(lambda: proxied.direct.get(key) is not None)
+    assert (again := proxied.direct.get(key)) is not None
+    assert again.version > version
+
+
+def test_a_duplicate_introduces_itself_to_redis(new_redis: Callable[..., Server]) -> None:
+    """The copy goes to the database, and by the password, of the connection that it copies."""
+    server = new_redis("--requirepass", "secret")
+    key = fresh()
+    with FaultProxy(server.host, server.port) as proxy:
+        client = redis.Redis(port=proxy.port, password="secret", db=3, socket_timeout=20)  # noqa: S106 - of a test
+        client.ping()
+        proxy.decide = lambda _: Passage("duplicate")
+        client.incr(key)
+        assert proxy.settle(50)
+        proxy.decide = lambda _: PASS
+        assert client.get(key) == b"2"
+        client.close()
+
+
+def test_a_held_lock_survives_what_the_network_does(proxied: Proxied) -> None:
+    """A lock that is renewed through all kinds of faults stays held, and leaves nothing behind."""
+    key = fresh()
+    proxied.proxy.decide = chance("seed", 0.2)
+    with Lock(proxied.store, key, ttl=60, timeout=50) as hold:
+        for _ in range(10):
+            try:
+                hold.extend(60)
+            except StoreUnavailable:
+                continue
+        assert not hold.lost
+    proxied.proxy.decide = lambda _: PASS
+    assert proxied.proxy.settle(50)
+    assert until(lambda: observed(proxied.direct, key) is None)
+
+
+def test_dice_fall_as_the_seed_says() -> None:
+    """The same seed decides the same; each fault comes about as often as it should; nothing is held for too long."""
+    first, second = ([decide(b"") for _ in range(20_000)] for decide in (chance(7, 0.5), chance(7, 0.5)))
+    assert first == second
+    for kind, odds in FAULTS.items():
+        times = sum(passage.kind == kind for passage in first)
+        assert 0.5 * odds < times / len(first) < 2 * odds, kind
+    assert max(passage.seconds for passage in first) <= 0.5
+
+
+def test_only_the_loopback_address_is_listened_on() -> None:
+    """Nobody else comes in through a fault proxy."""
+    with FaultProxy("example.invalid", 1, listen="::1") as proxy:
+        assert proxy.port
+    for address in ("0.0.0.0", "::", "192.0.2.1"):  # noqa: S104 - that is the point
+        with pytest.raises(ValueError, match="loopback"):
+            FaultProxy("127.0.0.1", 1, listen=address)
+
+
+def test_a_server_that_is_not_there_is_a_closed_connection() -> None:
+    """Where nobody listens behind it, the proxy hangs up."""
+    with FaultProxy("127.0.0.1", 1) as proxy, socket.create_connection(("127.0.0.1", proxy.port), 5) as client:
+        assert client.recv(1) == b""
+
+
+def test_nothing_is_left_of_a_proxy(redis_server: Server) -> None:
+    """At its end all its connections are closed, even those with something held, and its port is free."""
+    with FaultProxy(redis_server.host, redis_server.port, lambda _: Passage("hold request", 60)) as proxy:
+        client = socket.create_connection(("127.0.0.1", proxy.port), 5)
+        client.sendall(b"PING\r\n")
+        while not proxy.counts["hold request"]:
+            time.sleep(0.01)
+    with client, contextlib.suppress(ConnectionResetError):
+        assert client.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", proxy.port), 1)
+
+
+def test_a_proxy_that_refuses_accepts_again(proxied: Proxied) -> None:
+    """Meanwhile every connection is cut and none accepted; afterwards the same port leads to the server."""
+    key = fresh()
+    with proxied.proxy.refusing():
+        assert proxied.proxy.connections == 0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", proxied.proxy.port), 5)
+        with pytest.raises(StoreUnavailable):
+            proxied.put(key)
+    with contextlib.suppress(StoreUnavailable):  # the connection that was cut
+        proxied.store.get(key)
+    proxied.put(key)
+    assert proxied.proxy.connections == 1
+
+
+def test_a_reply_may_break_off(proxied: Proxied) -> None:
+    """Half of it arrives, and then the end: nothing is believed, and the next request has its own answer."""
+    key = fresh()
+    proxied.once(Passage("cut reply"))
+    with pytest.raises(StoreUnavailable):
+        proxied.put(key)
+    assert standing_value(proxied, key) == b"mine"
+    entry = proxied.store.get(key)
+    assert entry is not None
+    assert entry.value == b"mine"
+
+
+def standing_value(proxied: Proxied, key: str) -> bytes | None:
+    """Return what is at the server."""
+    entry = proxied.direct.get(key)
+    return entry and entry.value
+
+
+def test_a_port_can_refuse_and_swallow_connections() -> None:
+    """One port refuses at once; the other answers nothing until the client's timeout is over."""
+    with refused_port() as port, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+    with unreachable_port() as port, pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.1", port), 0.3)

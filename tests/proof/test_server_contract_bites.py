@@ -1,0 +1,590 @@
+"""The kit finds stores that fail badly when their server does: each wrong in one way, over a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from uuid import uuid4
+
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.retry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from caslock.errors import StoreUnavailable
+from caslock.store import ABSENT, Entry, Traits
+from caslock.testing import StoreContract, StoreServer, life_contract, server_contract, trial
+from caslock.testing.drive import driven
+from caslock.testing.life_contract import LifeContract
+from caslock.testing.server_contract import ServerContract
+from caslock.testing.steps import Clients, in_a_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from caslock.store import AsyncStore, Store
+    from tests.support.servers import Server
+
+pytestmark = pytest.mark.long
+
+QUICK = 1.0
+"""Seconds that a request may take."""
+
+SCRIPT = """
+local key, verb, value, version, ttl = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local standing = redis.call('HGET', key, 'version') or '0'
+if verb == 'put' and standing == version then
+  local new = string.format('%d', redis.call('INCR', 'contract:last-version'))
+  redis.call('HSET', key, 'value', value, 'version', new)
+  redis.call('PEXPIRE', key, ttl)
+elseif verb == 'remove' and standing == version then
+  redis.call('DEL', key)
+end
+return redis.call('HMGET', key, 'value', 'version')
+"""
+
+
+class HasNoWith:
+    """Can't be used by `with`."""
+
+    timeout: float | None = QUICK
+
+    def __init__(self, host: str, port: int) -> None:
+        self.traits = Traits(f"redis://{host}:{port}/0")
+        self._pid, self._mutex = os.getpid(), threading.Lock()
+        self._address = host, port
+        self._connection = self.connection(host, port)
+
+    def connection(self, host: str, port: int) -> Any:  # noqa: ANN401 - redis-py leaves it without types
+        """Make a connection, which does not retry."""
+        make: Any = redis.Connection
+        return make(
+            host=host, port=port, socket_timeout=self.timeout, socket_connect_timeout=self.timeout,
+            retry=Retry(NoBackoff(), 0),
+        )  # fmt: skip
+
+    def get(self, key: str) -> Entry | None:
+        """Read."""
+        return self.ask(key, "get")
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        return self.ask(key, "put", value, version, int(1000 * ttl))
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove."""
+        return self.ask(key, "remove", b"", version) if version != ABSENT else self.get(key)
+
+    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Send a request, and read its reply."""
+        with self._mutex:
+            sent = False
+            try:
+                self.know_the_process()
+                self._connection.connect()
+                sent = True
+                return self.reply(key, *arguments)
+            except (redis.RedisError, OSError) as error:
+                self._connection.disconnect()
+                raise StoreUnavailable(f"no answer: {error}", sent=sent) from error
+            except BaseException:
+                self._connection.disconnect()
+                raise
+
+    def know_the_process(self) -> None:
+        """Have another connection in a forked child; that of the parent is closed, and nothing is said over it."""
+        if self._pid != os.getpid():
+            self._pid, self._connection = os.getpid(), self.connection(*self._address)
+
+    def reply(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Return what the server has answered."""
+        self._connection.send_command("EVAL", SCRIPT, 1, key, *arguments)
+        value, version = self._connection.read_response()
+        return None if version is None else Entry(value, int(version))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.disconnect()
+
+
+class Plain(HasNoWith):
+    """A store that does all that the contract of a server asks for, over one connection of redis-py."""
+
+    def __enter__(self) -> Self:
+        """Return the store."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the connection."""
+        self.close()
+
+
+class Watcher(Plain):
+    """It can also be watched and listed, by asking again and again."""
+
+    def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """Poll."""
+        end = time.monotonic() + timeout
+        while (entry := self.get(key)) and entry.version == version and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """List the one key that these tests know of."""
+        if entry := self.get(prefix):
+            yield prefix, entry
+
+
+class ConnectsEachTime:
+    """A right store that has no connection between its requests, and so nothing to close."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.traits = Traits(f"redis://{host}:{port}/0")
+        self._address = host, port
+
+    def get(self, key: str) -> Entry | None:
+        """Read."""
+        with contextlib.closing(self.connected()) as store:
+            return store.get(key)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        with contextlib.closing(self.connected()) as store:
+            return store.put_if_version(key, value, version, ttl)
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove."""
+        with contextlib.closing(self.connected()) as store:
+            return store.invalidate(key, version)
+
+    def connected(self) -> Plain:
+        """Make a store for one request."""
+        return Plain(*self._address)
+
+
+class CannotBeClosed(ConnectsEachTime):
+    """Keeps its connections, and has no `close`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(host, port)
+        self.kept = list[Plain]()
+
+    def get(self, key: str) -> Entry | None:
+        """Read, and keep the connection."""
+        self.kept = [*self.kept[-2:], self.connected()]
+        return self.kept[-1].get(key)
+
+
+class LeaksClientErrors(Plain):
+    """Lets the errors of its client escape."""
+
+    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Translate nothing."""
+        try:
+            return super().ask(key, *arguments)
+        except StoreUnavailable as error:
+            raise error.__cause__ or error from None
+
+
+class RetriesByItself(Plain):
+    """Has a client that sends a request up to three times."""
+
+    def reply(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Try again after no answer."""
+        for _ in range(2):
+            try:
+                return super().reply(key, *arguments)
+            except (redis.RedisError, OSError):
+                self._connection.disconnect()
+        return super().reply(key, *arguments)
+
+
+class HasNoTimeout(Plain):
+    """Waits for an answer for as long as it takes."""
+
+    timeout = None
+
+
+class NeverSaysUnsent(Plain):
+    """Takes a refused connection for an unknown outcome."""
+
+    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Forget whether anything was sent."""
+        try:
+            return super().ask(key, *arguments)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(str(error)) from error
+
+
+class AlwaysSaysUnsent(Plain):
+    """Takes a request without an answer for one that was not sent."""
+
+    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Claim that nothing was sent."""
+        try:
+            return super().ask(key, *arguments)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(str(error), sent=False) from error
+
+
+class KeepsConnections(Plain):
+    """Uses a connection again that was interrupted."""
+
+    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Disconnect for nothing but errors of the connection."""
+        with self._mutex:
+            try:
+                self._connection.connect()
+                self._connection.send_command("EVAL", SCRIPT, 1, key, *arguments)
+                value, version = self._connection.read_response(disconnect_on_error=False)
+            except (redis.RedisError, OSError) as error:
+                self._connection.disconnect()
+                raise StoreUnavailable(f"no answer: {error}") from error
+            return None if version is None else Entry(value, int(version))
+
+
+class SwallowsInterrupts(Plain):
+    """Takes Ctrl-C for one more error of its client."""
+
+    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Catch too much."""
+        try:
+            return super().ask(key, *arguments)
+        except StoreUnavailable:
+            raise
+        except BaseException:  # noqa: BLE001 - that is what is wrong with it
+            return None
+
+
+class SharesWithItsChildren(Plain):
+    """Goes on with its parent's connection after a fork."""
+
+    def know_the_process(self) -> None:
+        """Do nothing."""
+
+
+class ClosesOnce(Plain):
+    """Can't be closed twice."""
+
+    def close(self) -> None:
+        """Close, and forget what was closed."""
+        super().close()
+        del self._connection
+
+
+class NeverCloses(Plain):
+    """Leaves its connection open."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class StaysOpen(Plain):
+    """Can be closed, but not by `with`."""
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing."""
+
+
+class WatchesForEver(Watcher):
+    """Listens to its server without a timeout."""
+
+    def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """Poll on, whatever comes."""
+        while True:
+            try:
+                return super().wait_while(key, version, timeout)
+            except StoreUnavailable:
+                time.sleep(0.02)
+
+
+class LeaksWhatItsListMeets(Watcher):
+    """Lets the errors of its client escape from a list."""
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """Translate nothing."""
+        try:
+            yield from super().list(prefix)
+        except StoreUnavailable as error:
+            raise error.__cause__ or error from None
+
+
+class StaysAway(Plain):
+    """Does not connect again after a fault."""
+
+    broken = False
+
+    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Refuse for ever after the first failure."""
+        if self.broken:
+            raise StoreUnavailable("broken", sent=False)
+        try:
+            return super().ask(key, *arguments)
+        except StoreUnavailable:
+            self.broken = True
+            raise
+
+
+class TakesAnEndForAnAnswer(Plain):
+    """Takes a reply that breaks off for an empty one."""
+
+    def reply(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Find nothing where there was no answer."""
+        try:
+            return super().reply(key, *arguments)
+        except redis.ConnectionError:
+            self._connection.disconnect()
+            return None
+
+
+class AsyncPlain:
+    """The same for asyncio."""
+
+    timeout: float | None = QUICK
+
+    def __init__(self, host: str, port: int) -> None:
+        self.traits = Traits(f"redis://{host}:{port}/0")
+        self._turn = asyncio.Lock()
+        make: Any = redis.asyncio.Connection
+        self._connection = make(
+            host=host, port=port, socket_timeout=self.timeout, socket_connect_timeout=self.timeout,
+            retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
+        )  # fmt: skip
+
+    async def get(self, key: str) -> Entry | None:
+        """Read."""
+        return await self.ask(key, "get")
+
+    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        return await self.ask(key, "put", value, version, int(1000 * ttl))
+
+    async def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove."""
+        return await self.ask(key, "remove" if version != ABSENT else "get", b"", version)
+
+    async def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Send a request, and read its reply."""
+        async with self._turn:
+            sent = False
+            try:
+                await self._connection.connect()
+                sent = True
+                return await self.reply(key, *arguments)
+            except (redis.RedisError, OSError) as error:
+                await self._connection.disconnect(nowait=True)
+                raise StoreUnavailable(f"no answer: {error}", sent=sent) from error
+            except asyncio.CancelledError:
+                await self.cancelled()
+                raise
+
+    async def reply(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Return what the server has answered."""
+        await self._connection.send_command("EVAL", SCRIPT, 1, key, *arguments)
+        value, version = await self._connection.read_response(disconnect_on_error=False)
+        return None if version is None else Entry(value, int(version))
+
+    async def cancelled(self) -> None:
+        """End a connection that may have a reply under way."""
+        await self._connection.disconnect(nowait=True)
+
+    async def aclose(self) -> None:
+        """End the connection."""
+        await self._connection.disconnect()
+
+    async def __aenter__(self) -> Self:
+        """Return the store."""
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """End the connection."""
+        await self.aclose()
+
+
+class AsyncHasNoTimeout(AsyncPlain):
+    """Waits for an answer for as long as it takes."""
+
+    timeout = None
+
+
+class AsyncRetriesByItself(AsyncPlain):
+    """Sends a request once more."""
+
+    async def reply(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Try again after no answer."""
+        try:
+            return await super().reply(key, *arguments)
+        except (redis.RedisError, OSError):
+            await self._connection.disconnect(nowait=True)
+            return await super().reply(key, *arguments)
+
+
+class AsyncLeaksClientErrors(AsyncPlain):
+    """Lets the errors of its client escape."""
+
+    async def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Translate nothing."""
+        try:
+            return await super().ask(key, *arguments)
+        except StoreUnavailable as error:
+            raise error.__cause__ or error from None
+
+
+class AsyncNeverSaysUnsent(AsyncPlain):
+    """Takes a refused connection for an unknown outcome."""
+
+    async def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        """Forget whether anything was sent."""
+        try:
+            return await super().ask(key, *arguments)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(str(error)) from error
+
+
+class AsyncKeepsConnections(AsyncPlain):
+    """Uses a connection again over which a request was cancelled."""
+
+    async def cancelled(self) -> None:
+        """Do nothing."""
+
+
+class WrongStore(NamedTuple):
+    """A store that fails badly, and the tests that see it."""
+
+    make: Callable[[str, int], Store | AsyncStore]
+    tests: set[str]
+
+
+REFUSED = "test_a_refused_connection_is_not_sent"
+GONE = "test_a_server_that_went_away_is_not_sent_to"
+UNREACHABLE = "test_an_unreachable_server_is_given_up_in_time"
+FROZEN = "test_a_request_without_an_answer_is_given_up_in_time"
+FROZEN_BEFORE = "test_a_server_that_never_speaks_is_given_up_in_time"
+CUT = "test_a_cut_connection_is_not_retried"
+STRANGE = "test_another_protocol_is_an_error"
+INTERRUPTED = "test_an_interrupted_request_leaves_no_reply_behind"
+CLOSED = "test_a_closed_store_has_no_connection"
+FORKED = "test_a_forked_child_has_connections_of_its_own"
+TWICE = "test_a_store_is_closed_by_with_and_may_be_closed_again"
+ALL = {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE, INTERRUPTED, CLOSED, FORKED, TWICE}
+
+WRONG_STORES = [
+    WrongStore(LeaksClientErrors, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE}),
+    WrongStore(RetriesByItself, {FROZEN, CUT}),
+    WrongStore(HasNoTimeout, {UNREACHABLE, FROZEN, FROZEN_BEFORE}),
+    WrongStore(NeverSaysUnsent, {REFUSED, GONE, UNREACHABLE}),
+    WrongStore(AlwaysSaysUnsent, {FROZEN, CUT}),
+    WrongStore(KeepsConnections, {REFUSED, GONE, UNREACHABLE, INTERRUPTED, FORKED}),
+    WrongStore(SwallowsInterrupts, {INTERRUPTED}),
+    WrongStore(NeverCloses, {CLOSED}),
+    WrongStore(StaysOpen, {CLOSED}),
+    WrongStore(HasNoWith, {TWICE}),
+    WrongStore(WatchesForEver, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, STRANGE}),
+    WrongStore(LeaksWhatItsListMeets, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE}),
+    WrongStore(SharesWithItsChildren, {FORKED}),
+    WrongStore(ClosesOnce, {CLOSED, TWICE}),
+    WrongStore(CannotBeClosed, {CLOSED}),
+    WrongStore(StaysAway, {GONE, FROZEN, FROZEN_BEFORE, CUT}),
+    WrongStore(TakesAnEndForAnAnswer, {CUT}),
+    WrongStore(AsyncHasNoTimeout, {UNREACHABLE, FROZEN, FROZEN_BEFORE}),
+    WrongStore(AsyncRetriesByItself, {FROZEN, CUT}),
+    WrongStore(AsyncLeaksClientErrors, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE}),
+    WrongStore(AsyncNeverSaysUnsent, {REFUSED, GONE, UNREACHABLE}),
+    WrongStore(AsyncKeepsConnections, {INTERRUPTED}),
+]
+
+SKIPPED = "skipped: "
+
+
+def verdict(make: Callable[[str, int], Store | AsyncStore], server: Server, test: str) -> str:
+    """Run one test of the contract; give why it is red or was skipped, or nothing."""
+    method, store = getattr(StoreContract(), test), make(server.host, server.port)
+    given = {
+        "caslock_server": StoreServer(server.host, server.port, make, QUICK),
+        "caslock_clients": Clients(driven(store), driven(store), f"key:{uuid4().hex}"),
+        "store": store,
+    }
+    try:
+        method(**{name: given[name] for name in inspect.signature(method).parameters})
+    except (AssertionError, AttributeError, TypeError, StoreUnavailable, redis.RedisError) as error:
+        return f"{error!r} {getattr(error, '__notes__', '')}"
+    except pytest.skip.Exception as reason:
+        return f"{SKIPPED}{reason}"
+    finally:
+        with contextlib.suppress(AttributeError):  # which ClosesOnce raises
+            server_contract._close(store)
+    return ""
+
+
+@pytest.mark.parametrize("make", [Plain, AsyncPlain, Watcher, ConnectsEachTime])
+@pytest.mark.parametrize("test", sorted(ALL))
+def test_a_store_that_fails_well_passes(
+    test: str, make: Callable[[str, int], Store | AsyncStore], redis_server: Server
+) -> None:
+    """Without a fault of its own the same store passes; not tested are the fork of an asyncio store, and no `close`."""
+    said = verdict(make, redis_server, test)
+    skipped = (make, test) in {(AsyncPlain, FORKED), (ConnectsEachTime, TWICE)}
+    assert said.startswith(SKIPPED) if skipped else said == ""
+
+
+@pytest.mark.parametrize("wrong", WRONG_STORES, ids=lambda wrong: wrong.make.__name__)
+def test_a_store_that_fails_badly_is_found_out(
+    wrong: WrongStore, redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each turns exactly those tests red that ask for what it does wrong."""
+    monkeypatch.setattr(trial, "RECONNECT", 4.0)
+    why = {test: verdict(wrong.make, redis_server, test) for test in ALL}
+    assert red(why) == wrong.tests, why
+
+
+def red(why: dict[str, str]) -> set[str]:
+    """Name the tests that were red."""
+    return {test for test in why if why[test] and not why[test].startswith(SKIPPED)}
+
+
+class AsksForEach(Plain):
+    """A store whose list is many requests."""
+
+    asked = 0
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        """Ask for each of the keys that there may be."""
+        for name in (f"{prefix}{number or ''}" for number in range(40)):
+            AsksForEach.asked += 1
+            entry = self.get(name)
+            if entry is not None:
+                yield name, entry
+
+
+def test_a_list_of_many_requests_takes_no_longer(redis_server: Server) -> None:
+    """The first and the last of its requests have faults, and not each of them."""
+    assert verdict(AsksForEach, redis_server, "test_a_cut_connection_is_not_retried") == ""
+    assert AsksForEach.asked < 1000
+
+
+def test_a_parent_that_comes_late_still_asks_at_the_same_time_as_its_child(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a child could have its answers before its parent asks at all, and would share unseen."""
+
+    def late(act: Callable[[], None]) -> Future[None]:
+        time.sleep(0.5)
+        return in_a_thread(act)
+
+    monkeypatch.setattr(life_contract, "in_a_thread", late)
+    assert verdict(Plain, redis_server, FORKED) == ""
+    assert verdict(SharesWithItsChildren, redis_server, FORKED) != ""
+
+
+def test_all_of_the_contract_of_a_server_is_on_trial() -> None:
+    """No test of it is left out above, and each has been seen red."""
+    names = {*dir(ServerContract), *dir(LifeContract)}
+    assert {name for name in names if name.startswith("test_")} == ALL
+    assert set().union(*(wrong.tests for wrong in WRONG_STORES)) == ALL

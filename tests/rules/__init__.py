@@ -1,0 +1,1 @@
+"""The rules of locking, step by step, in scripted or virtual time."""

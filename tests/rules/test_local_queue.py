@@ -1,0 +1,577 @@
+"""Single steps of a local queue: who is let in, who waits and for how long, and who is to pause first."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from caslock.local import queue as queues
+from caslock.local.queue import LocalQueue
+from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
+from caslock.protocol.contention import LONGEST_PAUSE, Contention
+from caslock.protocol.lease import NEVER
+from caslock.protocol.record import Observed, Record, opening
+from tests.support.scripted import PATIENCE, STAMP, START, TTL, Mutex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from caslock.protocol.runtime import Runtime
+
+SOON = START + 10
+
+
+@types.coroutine
+def suspended(seconds: float | None) -> Generator[float | None, None, None]:
+    """Stop here, and say for how long at the most."""
+    yield seconds
+
+
+class Bell:
+    """An event; it counts how often it was set."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.rung = 0
+
+    async def wait(self, timeout: float | None) -> None:
+        await suspended(timeout)
+
+    def set(self) -> None:
+        self.rung += 1
+
+
+class Line:
+    """A queue, and the runtime of those who stand in it."""
+
+    def __init__(self) -> None:
+        self.clock = START
+        self.queue = LocalQueue()
+        self.patience = PATIENCE
+        self.queueing: object = None
+        self.watching: object = None
+        self.gone: list[Attempt] = []
+        self.known: list[Attempt] = []  # as its threads refer to them
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def now(self) -> float:
+        act, self.meanwhile = self.meanwhile, lambda: None
+        act()
+        return self.clock
+
+    def event(self) -> Bell:
+        return Bell()
+
+    def ended(self, attempt: Attempt) -> bool:
+        assert self.queue._guard._is_owned()  # type: ignore[attr-defined] # whoever looks at the attempts is alone
+        return attempt in self.gone
+
+    def comes(self, name: str, owner: str = "", *, ttl: float = TTL) -> Attempt:
+        """Begin an attempt of the Lock object with that name; `owner`: one that several of these share."""
+        terms = Terms(cast("Runtime", self), "key", owner or name, LockSettings(ttl, owner or None))
+        first = FirstRecord(STAMP, opening(owner, ttl, STAMP))
+        attempt = Attempt(terms, f"{name}.{len(self.known)}", lambda: first, Mutex(), caller=None)
+        self.known.append(attempt)
+        return attempt
+
+    def enters(self, attempt: Attempt) -> bool:
+        return self.queue.enter(attempt, self.clock)
+
+    def holds(self, name: str, owner: str = "", *, until: float = START + TTL) -> Attempt:
+        """Let one in that holds the key until then."""
+        attempt = self.comes(name, owner)
+        assert self.enters(attempt)
+        attempt.lease.began, attempt.lease.deadline = self.clock, until
+        attempt.levels.append(name)
+        return attempt
+
+    def leaves(self, attempt: Attempt) -> None:
+        self.queue.leave(attempt, self.clock)
+
+    @property
+    def inside(self) -> list[Attempt]:
+        return self.queue.inside(self.clock)
+
+    def has_key(self, lasts: float, *, seen: bool = False, after: float = 0.0) -> float:
+        """Have one come after a while, hold the key for some time and leave; returns for how long it was to pause."""
+        self.clock += after
+        attempt = self.holds("one", until=NEVER)
+        if seen:
+            see(attempt)
+        self.clock += lasts
+        self.leaves(attempt)
+        return attempt.turn.yields
+
+
+class Turn:
+    """The wait of one attempt."""
+
+    def __init__(self, line: Line, attempt: Attempt, limit: float = NEVER) -> None:
+        """Wait until `limit`."""
+        self.attempt = attempt
+        self._coroutine = line.queue.turn(attempt, cast("Runtime", line), limit)
+
+    def goes_on(self) -> float | str | None:
+        """Look again; returns the seconds until the next look at the latest, or "in", or "out of time"."""
+        try:
+            return cast("float | None", self._coroutine.send(None))
+        except StopIteration as end:
+            return "in" if end.value else "out of time"
+
+    @property
+    def rung(self) -> int:
+        return cast("Bell", self.attempt.turn.event).rung
+
+
+def see(attempt: Attempt) -> None:
+    """Have it meet another process at the store."""
+    attempt.contention = Contention(None)
+    attempt.contention.meet(Observed(3, Record("them", ("theirs.1",), TTL, "theirs.1.1", None)), START)
+
+
+@pytest.fixture
+def line() -> Line:
+    """Return an empty queue."""
+    return Line()
+
+
+def waits(line: Line, name: str, owner: str = "", limit: float = NEVER) -> Turn:
+    """Have another one wait."""
+    turn = Turn(line, line.comes(name, owner), limit)
+    assert isinstance(turn.goes_on(), float)
+    return turn
+
+
+def test_one_is_inside_and_the_next_one_is_woken(line: Line) -> None:
+    """First come, first served; who is inside is not woken again."""
+    first = line.holds("first")
+    assert not line.enters(line.comes("refused"))
+    second, third = waits(line, "second"), waits(line, "third")
+    assert (second.rung, third.rung) == (0, 0)
+    line.leaves(first)
+    assert line.inside == [second.attempt]
+    assert (second.rung > 0, third.rung) == (True, 0)
+    assert second.goes_on() == "in"
+    assert not line.enters(line.comes("refused"))
+    assert isinstance(third.goes_on(), float)
+    assert second.attempt.turn.event is None
+    line.leaves(second.attempt)
+    assert third.goes_on() == "in"
+    line.leaves(third.attempt)
+    assert (line.inside, line.queue.waiting) == ([], [])
+    assert line.enters(first)
+
+
+def test_nobody_overtakes_one_that_begins_to_wait(line: Line) -> None:
+    """Even if the key is free by then: it came first."""
+    late = line.comes("late")
+    line.meanwhile = lambda: entered.append(line.enters(late))
+    entered: list[bool] = []
+    assert Turn(line, line.comes("early")).goes_on() == "in"
+    assert entered == [False]
+    assert len(line.inside) == 1
+
+
+def test_one_that_gives_up_is_not_let_in(line: Line) -> None:
+    """Nor one whose event loop was closed while it waited."""
+    first = line.holds("first")
+    second, third, fourth = (waits(line, name) for name in ("second", "third", "fourth"))
+    line.leaves(second.attempt)
+    assert line.inside == [first]
+    cast("Bell", third.attempt.turn.event).alive = False
+    line.leaves(first)
+    assert line.inside == [fourth.attempt]
+    assert line.queue.waiting == []
+
+
+@pytest.mark.parametrize("how", ["its lease ended", "it was lost", "its loop was closed", "nothing refers to it"])
+def test_an_attempt_that_is_over_keeps_nobody_out(line: Line, how: str) -> None:
+    """Whoever waits gets in at once, and otherwise whoever comes."""
+    for waiting in (False, True):
+        holder = [line.holds("holder", until=line.clock + 10)]
+        next_one = waits(line, "next") if waiting else None
+        assert not line.enters(line.comes("early"))
+        if how == "its lease ended":
+            line.clock += 9.9
+            assert line.inside == holder
+            line.clock += 0.1
+        elif how == "it was lost":
+            holder[0].lease.lost = "as the test says"
+        elif how == "its loop was closed":
+            line.gone.append(holder[0])
+        else:
+            holder.clear()
+            line.known.clear()
+        late = line.comes("late")
+        assert line.enters(late) is not waiting
+        assert line.inside == [next_one.attempt if next_one else late]
+        assert len(line.queue._inside) == 1
+        for attempt in (late, *line.inside, *holder):
+            line.leaves(attempt)
+        assert not line.inside
+
+
+def test_a_lease_counts_only_once_there_is_one(line: Line) -> None:
+    """Whoever has not acquired yet is inside until it leaves."""
+    acquiring = line.comes("acquiring")
+    assert line.enters(acquiring)
+    line.clock += 1000
+    assert not line.enters(line.comes("another"))
+    assert line.inside == [acquiring]
+
+
+def test_a_waiter_looks_again_when_a_lease_may_have_ended(line: Line) -> None:
+    """At the end of the first lease of those inside, after the ttl of one that acquires, or when its time is over."""
+    line.holds("holder", "we", until=START + 20)
+    line.holds("another", "we", until=START + 10)
+    assert Turn(line, line.comes("patient")).goes_on() == 10
+    impatient = Turn(line, line.comes("impatient"), START + 4)
+    assert impatient.goes_on() == 4
+    line.clock += 3.5
+    assert impatient.goes_on() == 0.5
+    line.clock += 0.5
+    assert impatient.goes_on() == "out of time"
+    other = Line()
+    assert other.enters(acquiring := other.comes("acquiring", ttl=7))
+    assert Turn(other, other.comes("patient")).goes_on() == 7
+    assert other.inside == [acquiring]
+
+
+def test_a_shared_owner_re_enters_through_other_lock_objects(line: Line) -> None:
+    """Neither through the same one, nor as another owner, nor as a private one; past all who wait."""
+    first = line.holds("first")
+    ours = waits(line, "a", "we")
+    stranger, also_ours = waits(line, "stranger", "they"), waits(line, "b", "we")
+    line.leaves(first)
+    assert line.inside == [ours.attempt, also_ours.attempt]
+    assert line.queue.waiting == [stranger.attempt]
+    assert ours.goes_on() == also_ours.goes_on() == "in"
+    assert [line.enters(line.comes(*who)) for who in (("c",), ("c", "they"), ("a", "we"), ("b", "we"))] == [False] * 4
+    third = line.comes("c", "we")
+    assert line.enters(third)
+    assert len(line.inside) == 3
+    for attempt in (ours.attempt, also_ours.attempt):
+        line.leaves(attempt)
+        assert stranger.rung == 0
+    line.leaves(third)
+    assert stranger.goes_on() == "in"
+
+
+def test_a_waiter_of_the_same_owner_joins_one_that_came_without_waiting(line: Line) -> None:
+    """Each look lets in who may join those that are inside by now."""
+    stranger = line.holds("stranger", until=SOON)
+    ours = waits(line, "a", "we")
+    stranger.lease.deadline = START
+    also_ours = line.comes("b", "we")
+    assert line.enters(also_ours)
+    assert line.inside == [ours.attempt, also_ours]
+    assert ours.goes_on() == "in"
+
+
+def test_of_one_lock_object_one_waiter_joins_its_owner(line: Line) -> None:
+    """Threads that share a Lock object exclude each other, though another Lock object lets its owner in."""
+    stranger = line.holds("stranger")
+    others, ours, same = (waits(line, name, "we") for name in ("a", "b", "b"))
+    line.leaves(stranger)
+    assert line.inside == [others.attempt, ours.attempt]
+    assert line.queue.waiting == [same.attempt]
+
+
+def test_the_first_in_line_is_the_successor(line: Line) -> None:
+    """One at a time; both are inside until both have left, and the successor waits for its predecessor."""
+    first = line.holds("first")
+    line.queue.name_successor(first, START)
+    assert first.turn.outgoing is None
+    second, third = waits(line, "second"), waits(line, "third")
+    line.queue.name_successor(first, START)
+    outgoing = first.turn.outgoing
+    assert outgoing is not None
+    assert outgoing is second.attempt.turn.incoming
+    assert outgoing.successor is second.attempt
+    assert line.queue.waiting == [third.attempt]
+    assert line.inside == [first, second.attempt]
+    line.queue.name_successor(first, START)
+    assert first.turn.outgoing is outgoing
+    assert isinstance(second.goes_on(), float)
+    assert second.rung == 0
+    outgoing.settle()
+    assert second.goes_on() == "in"
+    line.leaves(first)
+    assert not outgoing.pending
+    assert isinstance(third.goes_on(), float)
+    line.leaves(second.attempt)
+    assert third.goes_on() == "in"
+
+
+def test_nobody_succeeds_one_of_several_holders(line: Line) -> None:
+    """While an owner has other holds, the record stays; one that is only being released does not count."""
+    first, also_ours = line.holds("a", "we"), line.holds("b", "we")
+    waiting = waits(line, "stranger")
+    line.queue.name_successor(first, START)
+    also_ours.ending = True
+    line.queue.name_successor(first, START)
+    assert first.turn.outgoing is None
+    line.leaves(also_ours)
+    line.queue.name_successor(also_ours, START)
+    assert also_ours.turn.outgoing is None
+    line.queue.name_successor(first, START)
+    assert first.turn.outgoing is not None
+    waiting.attempt.ending = first.ending = True
+    last = waits(line, "last")
+    line.queue.name_successor(waiting.attempt, START)
+    assert waiting.attempt.turn.outgoing is None  # a shared owner's record has other holds
+    line.leaves(first)
+    line.queue.name_successor(waiting.attempt, START)
+    assert waiting.attempt.turn.outgoing is last.attempt.turn.incoming is not None
+
+
+def test_a_predecessor_that_is_being_released_does_not_stop_a_hand_over(line: Line) -> None:
+    """It has passed the key on, and waits for an answer; one that is not being released has not."""
+    first = line.holds("first")
+    second, third = waits(line, "second"), waits(line, "third")
+    line.queue.name_successor(first, START)
+    line.queue.name_successor(second.attempt, START)
+    assert second.attempt.turn.outgoing is None
+    first.ending = True
+    line.queue.name_successor(second.attempt, START)
+    assert second.attempt.turn.outgoing is third.attempt.turn.incoming is not None
+
+
+def test_a_successor_withdraws_at_its_deadline(line: Line) -> None:
+    """Unless its predecessor sends its put at that moment: then it waits for the answer, and goes on without it."""
+    for sends in (False, True):
+        first = line.holds("first", until=NEVER)
+        began = line.clock
+        second = Turn(line, line.comes("second"), began + 20)
+        assert second.goes_on() == 20
+        line.queue.name_successor(first, began)
+        assert second.goes_on() == 20
+        line.clock = began + 1
+        assert second.goes_on() == 19  # woken for no reason
+        if sends:
+            assert first.turn.outgoing is not None
+            assert first.turn.outgoing.take()
+        line.clock = began + 20
+        if sends:
+            assert second.goes_on() == PATIENCE
+            line.clock += PATIENCE - 1
+            assert second.goes_on() == 1
+            line.clock += 1
+        assert second.goes_on() == ("in" if sends else "out of time")
+        assert not second.attempt.turn.awaits_hand_over
+        for attempt in (first, second.attempt):
+            line.leaves(attempt)
+        assert not line.inside
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [(NEVER, TTL), (START + 40, TTL), (START + 26, 26)])
+def test_a_successor_does_not_wait_longer_than_its_lease_would_last(line: Line, limit: float, seconds: float) -> None:
+    """The put in its name counts from before it was sent; a predecessor whose loop was closed sends none."""
+    first = line.holds("first", until=NEVER)
+    second = Turn(line, line.comes("second"), limit)
+    second.goes_on()
+    line.queue.name_successor(first, START)
+    assert second.goes_on() == seconds
+    line.clock += 20
+    assert second.goes_on() == seconds - 20
+    if limit != START + 26:
+        line.clock = START + TTL
+        assert second.goes_on() == "in"
+        assert not second.attempt.turn.awaits_hand_over
+
+
+def test_a_hand_over_of_before_does_not_matter(line: Line) -> None:
+    """An attempt of a MultiLock that has stepped back, and waits again, awaits nothing."""
+    first = line.holds("first", until=START + 100)
+    second = waits(line, "second")
+    line.queue.name_successor(first, START)
+    line.leaves(second.attempt)
+    again = Turn(line, second.attempt)
+    assert again.goes_on() == 100
+    third = waits(line, "third")
+    outgoing = first.turn.outgoing
+    line.queue.name_successor(first, START)  # its release got no answer, and is called again
+    assert first.turn.outgoing is outgoing
+    assert third.attempt.turn.incoming is None
+
+
+def test_a_successor_that_has_waited_too_long_withdraws_at_once(line: Line) -> None:
+    """Its deadline was over before it was named."""
+    first = line.holds("first", until=NEVER)
+    second = Turn(line, line.comes("second"), START + 1)
+    second.goes_on()
+    line.clock += 2
+    line.queue.name_successor(first, line.clock)
+    assert first.turn.outgoing is not None
+    assert first.turn.outgoing.take()
+    assert second.goes_on() == PATIENCE
+
+
+def test_one_that_leaves_sends_nothing_for_its_successor_and_awaits_nothing(line: Line) -> None:
+    """Whatever was agreed, and not begun, is over."""
+    first = line.holds("first")
+    second, third = waits(line, "second"), waits(line, "third")
+    line.queue.name_successor(first, START)
+    incoming = second.attempt.turn.incoming
+    assert incoming is not None
+    line.leaves(first)
+    assert (first.turn.outgoing, incoming.pending) == (None, False)
+    assert second.goes_on() == "in"
+    line.queue.name_successor(second.attempt, START)
+    assert third.attempt.turn.incoming is not None
+    line.leaves(third.attempt)
+    assert not third.attempt.turn.incoming.pending
+    assert line.inside == [second.attempt]
+
+
+def passes_on(
+    line: Line, times: int, *, each: float = 0.0, seen: bool = False, holder: Attempt | None = None
+) -> tuple[int, float]:
+    """Have the key handed over until it is not any more; returns how often, and for how long the next one pauses."""
+    holder = holder or line.holds("first", until=NEVER)
+    if seen:
+        see(holder)
+    for number in range(times):
+        next_one = waits(line, f"number {number}")
+        line.queue.name_successor(holder, line.clock)
+        if holder.turn.outgoing is None:
+            line.leaves(holder)
+            return number, next_one.attempt.turn.yields
+        holder.turn.outgoing.settle()
+        holder.ending = True
+        line.leaves(holder)
+        holder = next_one.attempt
+        assert next_one.goes_on() == "in"
+        holder.levels.append(number)
+        holder.lease.deadline = NEVER
+        line.clock += each
+    return times, -1.0
+
+
+def test_hand_overs_end_after_so_many(line: Line) -> None:
+    """64 without a pause between them; then the next one lets others go first, and the count begins anew."""
+    many = queues.MOST_HAND_OVERS, queues.PAUSE_SECONDS
+    assert passes_on(line, 100) == many
+    (next_one,) = line.inside
+    assert passes_on(line, 100, holder=next_one) == many
+
+
+@pytest.mark.parametrize(
+    ("seen", "each", "times", "pause"),
+    [
+        (False, 0.25, 2, 0.05),  # half a second from the first one: a tenth of that
+        (False, 0.375, 2, 0.075),
+        (False, 20.0, 1, LONGEST_PAUSE),
+        (True, 0.03125, 2, 0.0125),  # another process was seen: 50 ms, and a fifth of that
+        (True, 20.0, 1, LONGEST_PAUSE),
+    ],
+)
+def test_hand_overs_end_after_a_while(line: Line, *, seen: bool, each: float, times: int, pause: float) -> None:
+    """The longer they have lasted, the longer the next one pauses."""
+    if seen:
+        line.has_key(0.0, seen=True)
+    number, found = passes_on(line, 10, each=each, seen=seen)
+    assert number == times
+    assert found == pytest.approx(pause)
+    line.queueing = line
+    (holder,) = line.inside
+    after = waits(line, "after")
+    line.leaves(holder)
+    assert after.attempt.turn.yields == 0  # one pause is made
+
+
+def test_a_pause_grows_with_the_tenure_while_others_want_the_key(line: Line) -> None:
+    """A fifth of it, for those who come within 0.1 s; nothing worth mentioning is nothing, and it is bounded."""
+    assert line.has_key(2.0, seen=True) == 0
+    assert line.has_key(0.5) == pytest.approx(0.4)
+    assert line.has_key(0.001) == pytest.approx(0.1)
+    assert line.has_key(10.0) == 0  # a fifth of a millisecond
+    assert line.has_key(0.1) == LONGEST_PAUSE
+    assert line.has_key(0.1, after=0.09) == pytest.approx(0.02)
+    assert line.has_key(0.1, after=0.125) == 0
+    assert line.has_key(0.1, after=47.0) == 0  # 60 s after it was seen, it wants the key no more
+    line.clock = START + 2.0 + 60.0
+    assert line.has_key(0.1) == 0
+    assert line.has_key(0.1) == 0
+
+
+def test_one_that_waits_here_pauses_as_one_that_comes(line: Line) -> None:
+    """It lets others go first if it follows a tenure at once, and not if that one was lost long ago."""
+    line.has_key(0.0, seen=True)
+    holder = line.holds("holder", until=START + 3)
+    second, third = waits(line, "second"), waits(line, "third")
+    line.clock += 2
+    line.leaves(holder)
+    assert second.attempt.turn.yields == pytest.approx(0.4)
+    second.attempt.levels.append("held")
+    second.attempt.lease.deadline = line.clock = line.clock + 1
+    assert line.inside == [third.attempt]
+    assert third.attempt.turn.yields == 0
+
+
+def test_one_that_saw_the_key_free_has_seen_nobody(line: Line) -> None:
+    """It has asked the store, and nobody had the key: no process is let go first."""
+    holder = line.holds("holder")
+    holder.contention = Contention(None)
+    line.clock += 0.25
+    line.leaves(holder)
+    assert line.has_key(0.0) == 0
+
+
+@pytest.mark.parametrize(("watches", "pause"), [(True, queues.PAUSE_SECONDS), (False, 0.0)])
+def test_those_who_watch_are_let_go_first_at_least_for_a_moment(line: Line, *, watches: bool, pause: float) -> None:
+    """They learn of the release by a message; but only after a tenure that itself had to wait."""
+    line.watching = line if watches else None
+    line.has_key(0.001, seen=True)
+    assert line.has_key(0.001) == pause
+    assert line.has_key(0.001) == 0
+
+
+def test_a_process_that_sees_nobody_pauses_now_and_then(line: Line) -> None:
+    """For a moment after each half second in which it had the key again and again; a gap begins anew."""
+    pauses = [line.has_key(0.125, after=0.0625) for _ in range(9)]
+    some = queues.UNSEEN_PAUSE_SECONDS
+    assert pauses == [0, 0, 0, some, 0, 0, some, 0, 0]
+    assert line.has_key(0.125, after=0.125) == 0
+    pauses = [line.has_key(0.125, after=0.0625) for _ in range(3)]
+    assert pauses == [0, 0, some]
+
+
+def test_a_process_that_has_not_had_the_key_pauses_for_nobody(line: Line) -> None:
+    """A try changes nothing of what comes after the last tenure."""
+    line.has_key(1.0, seen=True)
+    tried = line.comes("tries")
+    assert line.enters(tried)
+    assert tried.turn.yields == pytest.approx(0.2)
+    see(tried)
+    line.clock += 0.05
+    line.leaves(tried)
+    assert line.has_key(0.1) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("queues_there", [True, False])
+def test_a_process_that_has_woken_another_lets_it_go_first(line: Line, *, queues_there: bool) -> None:
+    """For 0.1 s whoever comes queues behind it, however short the tenure was; a store that queues asks nothing else."""
+    line.queueing = line if queues_there else None
+    holder = line.holds("holder")
+    holder.woken = True
+    line.leaves(holder)
+    assert line.has_key(1.0, after=0.09) == queues.PAUSE_SECONDS
+    assert line.has_key(1.0) == pytest.approx(queues.PAUSE_SECONDS * 0 if queues_there else 0.2)
+    assert line.has_key(1.0, after=0.125) == 0
+
+
+def test_a_pause_of_many_hand_overs_is_forgotten_when_nobody_waits(line: Line) -> None:
+    """Whoever finds the key free makes no pause for hand-overs of before, nor does the next one."""
+    assert passes_on(line, 100)[0] == queues.MOST_HAND_OVERS
+    (last,) = line.inside
+    last.turn.yields = 0.0
+    line.queue._pause = 0.3  # as if the next one had gone away
+    line.leaves(last)
+    line.clock += 1
+    first = line.holds("first")
+    second = waits(line, "second")
+    line.leaves(first)
+    assert second.attempt.turn.yields == 0

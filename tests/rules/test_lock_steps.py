@@ -1,0 +1,520 @@
+"""Single steps of the state of a Lock, on a clock of the test: what it waits for, says, and leaves."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import (
+    Hold,
+    Lock,
+    LockEvent,
+    LockLost,
+    NotAcquired,
+    NotHeld,
+    Observer,
+    QuorumLock,
+    StoreError,
+    StoreUnavailable,
+    fork,
+    observe,
+)
+from caslock.blocking import HoldMaker
+from caslock.fork import generation
+from caslock.local import lock_state
+from caslock.local import stamps as stamps_module
+from caslock.local.lock_state import LockState
+from caslock.local.refusals import busy, in_use
+from caslock.local.stamps import Stamps
+from caslock.local.threads import ThreadRuntime
+from caslock.local.workers import run
+from caslock.protocol.contention import Contention
+from caslock.protocol.lease import NEVER
+from caslock.protocol.record import Observed, Record
+from caslock.stores.memory import MemoryStore
+from caslock.testing.faults import FaultyStore
+from tests.rules.test_multilock_steps import Background, Timed, background, store
+from tests.support.locations import until
+
+if TYPE_CHECKING:
+    from caslock.protocol.attempt import Attempt
+
+__all__ = ["background", "store"]  # fixtures
+
+
+def held(lock: Lock, timeout: float | None = None) -> Hold:
+    """Acquire what is free."""
+    hold = lock.acquire(timeout=timeout)
+    assert hold is not None
+    return hold
+
+
+def begun(lock: Lock) -> tuple[LockState, Attempt]:
+    """Begin an attempt that asks for nothing."""
+    lock._state.begun()
+    return lock._state, lock._state.begin()
+
+
+def test_a_hold_says_what_has_become_of_it(store: Timed) -> None:
+    """Its repr, the seconds that are left, and the error of who uses it later."""
+    hold = held(Lock(store, "k", ttl=100))
+    assert repr(hold).endswith("s remaining>")
+    assert hold.remaining() == pytest.approx(98.998, abs=1)
+    store.passed += 98.5
+    assert 0 < hold.remaining() < 0.9
+    hold._attempt.ending = True
+    assert hold.remaining() == 0
+    with pytest.raises(NotHeld, match="this hold of 'k' is being released"):
+        hold.extend()
+    hold._attempt.ending = False
+    hold.release()
+    assert (hold.remaining(), repr(hold).endswith("released>")) == (0, True)
+    with pytest.raises(NotHeld, match="this hold of 'k' has already been released"):
+        hold.extend()
+    lost = held(Lock(store, "k", ttl=100))
+    store.passed += 1000
+    assert repr(lost).endswith("lost>")
+
+
+def test_no_lease_is_longer_than_max_hold(store: Timed) -> None:
+    """The record says so, too."""
+    lock = Lock(store, "k", ttl=100, max_hold=40)
+    hold = held(lock)
+    assert hold.remaining() <= 40
+    record = lock.holder()
+    assert record is not None
+    assert record.ttl == 40
+    assert lock._state.settings.ttl == 40
+
+
+@pytest.mark.parametrize(("timeout", "passes", "left"), [(None, 2.0, None), (5.0, 2.0, 3.0), (5.0, 7.0, 0.0)])
+def test_what_is_left_of_the_timeout_is_for_the_store(
+    store: Timed, timeout: float | None, passes: float, left: float | None
+) -> None:
+    """After the turn in this process has come."""
+    state, attempt = begun(Lock(store, "k"))
+    limits: list[float] = []
+
+    async def turn(_attempt: Attempt, _runtime: object, limit: float) -> bool:
+        limits.append(limit)
+        store.passed += passes
+        return True
+
+    state._queue = SimpleNamespace(turn=turn, inside=lambda _now: [])  # type: ignore[assignment] # of a test
+    began = state.runtime.now()
+    assert run(state._turn(attempt, began, timeout, None)) == (None if left is None else pytest.approx(left, abs=0.2))
+    assert limits == [NEVER if timeout is None else began + timeout]
+    with pytest.raises(NotAcquired, match="another thread or task of this process is waiting for lock 'k'"):
+        run(state._turn(attempt, began, 0, None))
+    assert len(limits) == 1
+
+
+def test_an_attempt_knows_its_deadline(store: Timed) -> None:
+    """That of its own acquire call."""
+    now = ThreadRuntime.now()
+    assert held(Lock(store, "a"), 5.0)._attempt.limit == pytest.approx(now + 5.0, abs=0.5)
+    assert held(Lock(store, "b"))._attempt.limit == NEVER
+
+
+def test_the_error_says_who_has_the_key(store: Timed) -> None:
+    """At the store or in this process; or that it was never seen held by the same one."""
+    state, attempt = begun(Lock(store, "k"))
+
+    def inside() -> list[Attempt]:
+        return state._queue.inside(ThreadRuntime.now())
+
+    assert busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
+    attempt.contention = Contention(None)
+    assert busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
+    free = Record("me", (), 5.0, "me.1.1", None)
+    attempt.contention.meet(Observed(3, free), 0.0)
+    assert busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
+    attempt.contention.meet(Observed(4, free._replace(owner="them", holds=("them.1",))), 0.0)
+    assert "is held by them" in busy(attempt, "(w)")
+    assert in_use(attempt, inside(), "(w)") == "another thread or task of this process is waiting for lock 'k' (w)"
+    hold = held(Lock(store, "k"))
+    assert "by this thread or task through another Lock object" in in_use(attempt, inside(), "(w)")
+    attempt.caller = object()
+    assert "in another thread or task of this process" in in_use(attempt, inside(), "(w)")
+    assert in_use(hold._attempt, inside(), "(w)").startswith("another thread")
+    assert in_use(hold._attempt, [], "(w)").startswith("another thread")
+    assert in_use(hold._attempt, [attempt], "(w)").startswith("another thread")
+
+
+def test_a_release_after_the_lease_that_gets_no_answer_is_a_loss(store: Timed, background: Background) -> None:
+    """It is released in the background, and cannot be released again; the lock can be had again."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    store.silent = lambda _verb, _key: True
+    store.passed += 1000
+    with pytest.raises(LockLost):
+        hold.release()
+    assert background.left == 1
+    assert not hold._is_open
+    assert hold._attempt.ending
+    assert not lock._state._attempts
+    with pytest.raises(NotHeld):
+        lock.release()
+
+
+def test_a_release_without_an_answer_is_called_again_at_the_lock(store: Timed) -> None:
+    """By any thread; what was released belongs to nobody."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    store.silent = lambda _verb, _key: True
+    with pytest.raises(StoreUnavailable):
+        hold.release()
+    assert lock._state.newest_hold() is hold
+    store.silent = lambda _verb, _key: False
+    lock.release()
+    with pytest.raises(NotHeld, match="lock 'k' is not held by this thread or task"):
+        lock.release()
+    again = held(lock)
+    told: list[str] = []
+
+    def release() -> None:
+        try:
+            lock.release()
+        except NotHeld as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    thread.join()
+    assert told == ["lock 'k' is held by another thread or task: call release() on its Hold instead"]
+    again.release()
+
+
+def test_only_a_shorter_lease_is_watched_anew(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is asked for, as it ends earlier from then on; the look at a longer one comes too early, which shows."""
+    watched: list[float] = []
+    monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(lambda attempt: watched.append(attempt.lease.due)))
+    hold = held(Lock(store, "k", ttl=100))
+    now = ThreadRuntime.now()
+    hold.extend(200)
+    hold.extend(50)
+    assert watched == [pytest.approx(now + due, abs=0.5) for due in (100 / 3, 50 / 3)]
+
+
+def test_a_failed_acquire_is_remembered_until_it_is_settled(
+    store: Timed, background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its late requests are its own until then, for whoever takes back what an interrupt has left."""
+    store.silent = lambda _verb, _key: True
+    lock = Lock(store, "k", ttl=100)
+    with pytest.raises(StoreUnavailable):
+        lock.acquire(timeout=0)
+    assert background.left == 1
+    store.silent = lambda _verb, _key: False
+    state, attempt = begun(Lock(store, "other"))
+    assert list(state._attempts.values()) == [attempt]
+    attempt.levels.append("half done")
+    run(state.undo(attempt, NotAcquired("as the test says")))
+    assert (attempt.levels, state._attempts) == ([], {})
+    attempt = state.begin()
+
+    def interrupted(_state: LockState, _attempt: Attempt, _error: BaseException) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LockState, "_withdraw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(state.undo(attempt, NotAcquired("as the test says")))
+    assert list(state._attempts.values()) == [attempt]
+
+
+def test_what_an_interrupt_has_left_is_taken_back(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this thread: what has no hold yet, or is being released; a hold stays, and so does what others do."""
+    lock = Lock(store, "k")
+    run(lock._state.take_back(KeyboardInterrupt()))  # it was never used
+    state, acquiring = begun(lock)
+    others = state.begin()
+    others.caller = object()
+    releasing, keeping = state.begin(), state.begin()
+    for attempt in (releasing, keeping):
+        attempt.levels.append("held")
+    releasing.ending = True
+    undone: list[Attempt] = []
+
+    undo = LockState.undo
+
+    async def undoing(state: LockState, attempt: Attempt, error: BaseException) -> None:
+        undone.append(attempt)
+        await undo(state, attempt, error)
+
+    monkeypatch.setattr(LockState, "undo", undoing)
+    run(state.take_back(KeyboardInterrupt()))
+    assert undone == [acquiring, releasing]
+    assert list(state._attempts.values()) == [others, keeping]
+
+
+def test_force_release_is_told_to_the_holder_of_that_time_only(store: Timed) -> None:
+    """One that acquires, or has another tenure, has lost nothing."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    other = held(Lock(Timed(), "k", ttl=100))
+    fence = hold._attempt.lease.fence
+    hold._attempt.lease.fence = fence + 1
+    assert lock.force_release() is not None
+    assert not hold.lost
+    assert not other.lost
+    assert lock.force_release() is None
+
+
+def test_a_key_that_others_wait_for_is_not_released_with_others(store: Timed) -> None:
+    """Nor one whose release writes a record; the release of the last level removes it."""
+    lock = Lock(store, "k", ttl=100)
+    outer = held(lock)
+    assert lock._state.leaves_key(outer)
+    inner = held(lock)
+    assert not lock._state.leaves_key(outer)
+    inner.release()
+    lock._state._queue.waiting.append(outer._attempt)
+    assert not lock._state.leaves_key(outer)
+    lock._state._queue.waiting.clear()
+    kept = Lock(store, "kept", ttl=100, min_hold=50)
+    hold = held(kept)
+    assert not kept._state.leaves_key(hold)
+
+
+def test_a_stamp_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of one second share it; those of a lease of another length have their own."""
+    moment = [1000.25]
+    monkeypatch.setattr(stamps_module, "time", SimpleNamespace(**{**vars(time), "time": lambda: moment[0]}))
+    stamps = Stamps("me", 5.0, "host", "note")
+    first = stamps()
+    moment[0] = 1000.75
+    assert stamps() is first
+    moment[0] = 1001.0
+    second = stamps()
+    assert (first.stamp.since_iso, second.stamp.since_iso) == ("1970-01-01T00:16:40Z", "1970-01-01T00:16:41Z")
+    assert stamps() is second
+    longer = stamps.with_ttl(7.0)()
+    assert longer.stamp == second.stamp
+    assert longer.opening != second.opening
+
+
+def test_a_hold_of_an_event_loop_that_has_ended_is_lost_to_who_comes_next(
+    store: Timed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not re-entered: its loss is told, and it leaves the local queue."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    state, attempt = lock._state, hold._attempt
+    attempt.caller = object()
+    monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, which: which is attempt)
+    assert state.re_enter(HoldMaker()) is None
+    assert attempt.lease.lost == "its event loop has ended"
+    assert (state._attempts, state._queue._inside) == ({}, [])
+
+
+def test_a_lock_is_begun_re_entered_and_left_by_one_at_a_time(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two first uses waits for the first; a re-entry and a release wait for another thread's step."""
+    lock = Lock(store, "k", ttl=100)
+    held(lock)
+    inner = held(lock)
+    state, new = lock._state, Lock(store, "new")._state
+    begins: list[LockState] = []
+    monkeypatch.setattr(ThreadRuntime, "me", lambda _runtime: inner._attempt.caller)
+    monkeypatch.setattr(LockState, "_begin", begins.append)
+    with ThreadPoolExecutor(3) as pool:
+        with state._guard, lock_state._begin_guard:
+            steps = [pool.submit(step) for step in (lambda: state.re_enter(HoldMaker()), new.begun, inner.release)]
+            for step in steps:
+                with pytest.raises(TimeoutError):
+                    step.result(0.1)
+            new.generation = generation()
+        assert all(step.exception(5) is None for step in steps)
+    assert begins == []
+
+
+def test_a_release_that_has_begun_is_not_re_entered(store: Timed) -> None:
+    """From the moment at which it is known to be that of the last level."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    assert lock._state._ends(hold)
+    assert hold._attempt.ending
+    assert lock._state.re_enter(HoldMaker()) is None
+
+
+def test_a_child_releases_its_copies_and_frees_nothing(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holds of its parent, the newest first; then it has none, and may acquire as an owner of its own."""
+    lock = Lock(store, "k", ttl=100)
+    outer, inner = held(lock), held(lock)
+    owner, attempt = lock.owner, outer._attempt
+    store.log.clear()
+    monkeypatch.setattr(fork, "_generation", generation() + 1)
+    with pytest.raises(NotHeld, match="belongs to the parent process"):
+        outer.ensure_held()
+    assert lock._state.newest_hold() is inner
+    assert not lock._state.leaves_key(outer)
+    lock.release()
+    assert attempt.levels == [outer]
+    assert not lock._state.leaves_key(outer)
+    lock.release()
+    assert attempt.levels == []
+    with pytest.raises(NotHeld):
+        lock.release()
+    assert store.log == []
+    assert store.memory.get("k") is not None
+    assert lock.acquire(timeout=0) is None
+    assert lock.owner != owner
+
+
+@pytest.mark.usefixtures("background")
+def test_a_hold_whose_release_got_no_answer_is_not_that_of_a_later_acquire(store: Timed) -> None:
+    """Another thread that calls `Lock.release` is told so."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    store.silent = lambda _verb, _key: True
+    with pytest.raises(StoreUnavailable):
+        hold.release()
+    store.silent = lambda _verb, _key: False
+    again = held(lock)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(NotHeld, match="by another thread or task"):
+        pool.submit(lock.release).result(5)
+    hold._attempt.levels.clear()
+    lock._state._unsettled = hold
+    with ThreadPoolExecutor(1) as pool, pytest.raises(NotHeld, match="by another thread or task"):
+        pool.submit(lock.release).result(5)
+    again.release()
+
+
+def test_a_waiter_keeps_no_abandoned_hold_alive(store: Timed) -> None:
+    """Which nobody can release any more, and which is renewed as long as it lives."""
+    lock = Lock(store, "k", ttl=100)
+    abandoned = weakref.ref(held(lock)._attempt)
+    with ThreadPoolExecutor(1) as pool:
+        queue = lock._state._queue
+        waiting = pool.submit(Lock(store, "k", ttl=100).acquire, timeout=1000)
+        assert until(lambda: queue.waiting)
+        del lock
+        gc.collect()
+        assert abandoned() is None
+        entry = store.memory.get("k")
+        assert entry is not None
+        store.memory.invalidate("k", entry.version)
+        queue.inside(ThreadRuntime.now())
+        hold = waiting.result(5)
+        assert hold is not None
+        hold.release()
+
+
+def test_who_has_no_hold_is_not_waited_for_in_vain(store: Timed, caplog: pytest.LogCaptureFixture) -> None:
+    """A thread is warned when it waits for its own hold, not for its own attempt that has none."""
+    state, attempt = begun(Lock(store, "k"))
+    others = [SimpleNamespace(caller=attempt.caller, levels=[])]
+
+    async def turn(*_: object) -> bool:
+        return True
+
+    state._queue = SimpleNamespace(turn=turn, inside=lambda _now: others)  # type: ignore[assignment] # of a test
+    run(state._turn(attempt, state.runtime.now(), 5.0, None))
+    assert caplog.messages == []
+    others[0].levels.append("held")
+    run(state._turn(attempt, state.runtime.now(), 5.0, None))
+    assert "waits for itself" in caplog.text
+
+
+def test_an_interrupt_that_is_taken_back_lets_the_next_one_in(store: Timed) -> None:
+    """Whoever it was that the interrupt has kept from waking it."""
+    state, attempt = begun(Lock(store, "k"))
+    attempt.turn.event = state.runtime.event()
+    attempt.caller = object()  # so that it is not taken back itself
+    state._queue.waiting.append(attempt)
+    run(state.take_back(KeyboardInterrupt()))
+    assert state._queue.waiting == []
+    assert state._queue.inside(ThreadRuntime.now()) == [attempt]
+
+
+def test_what_caslock_did_not_write_has_no_fence(store: Timed) -> None:
+    """Its version is none of ours."""
+    store.memory.put_if_version("k", b"another program's", 0, 100)
+    record = Lock(store, "k").holder()
+    assert record is not None
+    assert (record.foreign, record.fence) == (True, None)
+
+
+def test_an_inner_hold_that_was_released_is_not_held(store: Timed) -> None:
+    """Though the outer one is."""
+    lock = Lock(store, "k", ttl=100)
+    outer, inner = held(lock), held(lock)
+    inner.release()
+    assert inner.remaining() == 0
+    with pytest.raises(NotHeld, match="has already been released"):
+        inner.ensure_held()
+    outer.ensure_held()
+
+
+def test_an_acquire_that_is_under_way_is_no_hold(store: Timed) -> None:
+    """It can't be released at the lock, and `force_release` takes nothing from it."""
+    state, attempt = begun(Lock(store, "k"))
+    with pytest.raises(NotHeld, match="lock 'k' is not held by this thread or task"):
+        state.newest_hold()
+    assert state.enter_at_once(attempt)
+    holder = held(Lock(FaultyStore(store), "k", ttl=100))  # in another process
+    attempt.lease.fence, attempt.lease.deadline = holder.fence, NEVER
+    assert run(state.force_release()) is not None
+    assert attempt.lease.lost == ""
+
+
+def test_force_release_lets_the_next_one_of_this_process_in(store: Timed) -> None:
+    """At once: it need not wait until the holder has learned of its loss."""
+    hold = held(Lock(store, "k", ttl=100))
+    queue = hold._state._queue
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(Lock(store, "k", ttl=100).acquire, timeout=1000)
+        assert until(lambda: queue.waiting)
+        assert Lock(store, "k").force_release() is not None
+        assert waiting.result(5) is not None
+
+
+def test_a_child_does_not_wait_for_threads_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may have had the guard of the first use at the fork."""
+    before = lock_state._begin_guard
+    monkeypatch.setattr(lock_state, "_begin_guard", before)  # to be given back
+    lock_state._free_begin_guard()
+    assert lock_state._begin_guard is not before
+
+
+def test_the_key_of_a_quorum_lock_is_checked() -> None:
+    """Before anything is sent."""
+    with pytest.raises(ValueError, match="key"):
+        QuorumLock([MemoryStore() for _ in range(3)], "")
+
+
+@pytest.mark.usefixtures("background")
+def test_what_is_released_in_the_background_is_not_renewed(store: Timed) -> None:
+    """Its release has begun."""
+    lock = Lock(store, "k", ttl=100)
+    hold = held(lock)
+    lock._state.release_later(hold)
+    assert hold._attempt.ending
+
+
+def test_an_acquire_that_is_refused_is_told_to_nobody_as_busy(store: Timed) -> None:
+    """Nobody has the key."""
+    told: list[str] = []
+
+    class Teller(Observer):
+        """Notes each acquire that was busy."""
+
+        def busy(self, event: LockEvent) -> None:
+            told.append(event.key)
+
+    forget = observe(Teller())
+    key = f"refused:{store.traits.location}"
+    store.refused = lambda verb, _key: verb == "put"
+    with pytest.raises(StoreError, match="refused"):
+        Lock(store, key).acquire(timeout=0)
+    store.refused = lambda _verb, _key: False
+    held(Lock(store, key))
+    assert Lock(FaultyStore(store), key).acquire(timeout=0) is None
+    forget()
+    assert [each for each in told if each == key] == [key]

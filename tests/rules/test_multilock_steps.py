@@ -1,0 +1,564 @@
+"""Single steps of a MultiLock, on a clock of the test: what it asks, in which order, and until when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import (
+    AsyncLock,
+    Hold,
+    Lock,
+    LockLost,
+    MultiHold,
+    MultiLock,
+    NotAcquired,
+    OutcomeUnknown,
+    StoreError,
+    StoreUnavailable,
+)
+from caslock.local import clock
+from caslock.local.holds import _worse
+from caslock.local.shared import shared_of
+from caslock.local.threads import ThreadRuntime
+from caslock.protocol.lease import NEVER
+from caslock.protocol.record import Record, decode, encode
+from caslock.store import ABSENT
+from caslock.stores.memory import MemoryStore
+from caslock.testing.faults import FaultyStore, late, lose_request
+from tests.support.locations import observed, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import ThreadPoolExecutor
+
+    from caslock import Entry, Put
+
+TIMEOUT = 5.0
+"""Seconds of a request without an answer."""
+
+
+class Timed:
+    """A store without batches whose requests take time, on the clock of the test, while it does not answer."""
+
+    def __init__(self, location: str = "") -> None:
+        self.memory = MemoryStore()
+        traits = self.memory.traits._replace(request_timeout=TIMEOUT)
+        self.traits = traits._replace(location=location) if location else traits
+        self.log: list[tuple[str, str]] = []
+        self.silent: Callable[[str, str], bool] = lambda _verb, _key: False
+        self.refused: Callable[[str, str], bool] = lambda _verb, _key: False
+        self.slow = False
+        self.passed = 0.0
+
+    def get(self, key: str) -> Entry | None:
+        self._ask("get", key)
+        return self.memory.get(key)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        self._ask("put", key)
+        return self.memory.put_if_version(key, value, version, ttl)
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        self._ask("invalidate", key)
+        return self.memory.invalidate(key, version)
+
+    def _ask(self, verb: str, key: str) -> None:
+        self.log.append((verb, key))
+        if self.refused(verb, key):
+            raise StoreError("refused")
+        if self.slow:
+            self.passed += TIMEOUT
+        if self.silent(verb, key):
+            self.passed += TIMEOUT
+            raise StoreUnavailable("no answer")
+
+
+class Background:
+    """What was left to the background, which does nothing here."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+
+def acquired(lock: MultiLock) -> MultiHold:
+    """Acquire what is free, and forget what was asked for that."""
+    holds = lock.acquire()
+    assert holds is not None
+    for hold in holds:
+        log = getattr(hold._state.runtime.home, "log", [])
+        log.clear()
+    return holds
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    """Return a store; the clock of all threads is its own, and a sleep is over at once."""
+    store = Timed()
+
+    async def sleep(_runtime: ThreadRuntime, seconds: float) -> None:
+        store.passed += seconds
+
+    began = clock.now()
+    monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: began + store.passed))
+    monkeypatch.setattr(ThreadRuntime, "sleep", sleep)
+    return store
+
+
+@pytest.fixture
+def background(monkeypatch: pytest.MonkeyPatch) -> Background:
+    """Return what counts the clean-ups that are left to the background."""
+    background = Background()
+
+    def in_background(_runtime: ThreadRuntime, _settle: object, _seconds: float) -> None:
+        background.left += 1
+
+    monkeypatch.setattr(ThreadRuntime, "in_background", in_background)
+    return background
+
+
+def test_the_release_of_many_keys_without_an_answer_has_one_bound(store: Timed, background: Background) -> None:
+    """No request begins after two request timeouts: the keys that are left are released in the background."""
+    holds = acquired(MultiLock(store, list("abcdef"), ttl=300))
+    store.silent = lambda _verb, _key: True
+    with pytest.raises(StoreUnavailable) as caught:
+        holds.release()
+    assert store.log == [("invalidate", "f"), ("get", "f")]
+    assert background.left == 5
+    assert [f"'{key}'" in note for key, note in zip("fedcba", caught.value.__notes__, strict=True)] == [True] * 6
+
+
+def test_a_store_that_is_slow_is_asked_for_all_keys(store: Timed, background: Background) -> None:
+    """There is no bound while it answers."""
+    holds = acquired(MultiLock(store, list("abcdef"), ttl=300))
+    store.slow = True
+    holds.release()
+    assert store.log == [("invalidate", key) for key in "fedcba"]
+    assert background.left == 0
+
+
+def test_a_key_that_was_held_before_is_not_released_in_the_background(store: Timed, background: Background) -> None:
+    """A MultiLock that re-enters a lock leaves it held, though the other keys of it get no answer."""
+    first, second = Lock(store, "a", ttl=300), Lock(store, "b", ttl=300)
+    outer = first.acquire()
+    assert outer is not None
+    holds = acquired(MultiLock([first, second]))
+    store.silent = lambda _verb, _key: True
+    with pytest.raises(StoreUnavailable):
+        holds.release()
+    assert {key for _, key in store.log} == {"b"}
+    assert background.left == 0
+    outer.ensure_held()
+
+
+def test_several_waits_have_one_deadline_for_their_retries(store: Timed) -> None:
+    """An acquire without an answer ends soon after its timeout, however often it may be tried again."""
+    store.silent = lambda _verb, _key: True
+    began = store.passed
+    with pytest.raises(StoreUnavailable):
+        MultiLock(store, ["a", "b"], timeout=7.0, retry=(50, 50)).acquire()
+    assert store.passed - began <= 7.0 + 4 * TIMEOUT
+
+
+def test_a_lost_key_is_no_reason_for_doubt(store: Timed) -> None:
+    """One that another owner has by now needs no release: the acquire has failed for certain."""
+    theirs = Timed()
+    theirs.memory = store.memory
+    Lock(theirs, "b", ttl=300).acquire()
+
+    def take(verb: str, key: str) -> bool:
+        if (verb, key) == ("put", "b"):
+            entry = store.memory.get("a")
+            assert entry is not None
+            store.memory.invalidate("a", entry.version)
+            assert Lock(theirs, "a", ttl=300).acquire(timeout=0) is not None
+        return False
+
+    store.silent = take
+    assert MultiLock(store, ["a", "b"], ttl=300, timeout=0).acquire() is None
+
+
+def test_a_refusal_stays_one_though_a_key_could_not_be_given_back(store: Timed, background: Background) -> None:
+    """Nobody is told that the outcome is unknown where the store has refused a key."""
+    store.refused = lambda verb, key: (verb, key) == ("put", "b")
+    store.silent = lambda verb, _key: verb in ("invalidate", "get")
+    with pytest.raises(StoreError, match="refused") as caught:
+        MultiLock(store, ["a", "b"], ttl=300).acquire()
+    assert type(caught.value) is StoreError
+    assert background.left > 0
+
+
+@pytest.mark.parametrize(("keys", "waited"), [("a", r"\(waited [^ ]+ s\)"), ("ab", r"\(waited [^ ]+ s for all keys")])
+def test_the_error_says_for_what_it_has_waited(store: Timed, keys: str, waited: str) -> None:
+    """For one key, or for several."""
+    Lock(store.memory, keys[-1]).acquire()
+    with pytest.raises(NotAcquired, match=waited):
+        MultiLock(store, list(keys), timeout=0).__enter__()
+    assert keys == "a" or observed(store.memory, "a") is None
+
+
+def test_one_key_is_no_batch_and_two_are(memory: MemoryStore) -> None:
+    """What is sent for one key is what a Lock sends."""
+    store = FaultyStore(memory)
+    for keys, verbs in (
+        ("a", {"put_if_version": 1, "invalidate": 1}),
+        ("ab", {"put_many": 1, "invalidate_many": 1}),
+    ):
+        store.calls.clear()
+        with MultiLock(store, list(keys)):
+            pass
+        assert store.calls == verbs
+    held, other = Lock(store, "a"), Lock(store, "b")
+    with held:
+        store.calls.clear()
+        with MultiLock([held, other]):
+            pass
+        assert store.calls == {"put_if_version": 1, "invalidate": 1}
+
+
+def test_a_key_that_is_not_held_is_a_key_error(memory: MemoryStore) -> None:
+    """As of a dict: the error is the key, and says more only if several stores have it."""
+    holds = acquired(MultiLock(memory, ["a", "b"]))
+    with pytest.raises(KeyError) as caught:
+        holds["c"]
+    assert caught.value.args == ("c",)
+    holds.release()
+
+
+def test_several_stores_are_locked_in_the_order_of_their_servers(store: Timed) -> None:
+    """Not of their locations, which are names that a process gives them; one store is not asked for its server."""
+    log: list[tuple[str, str]] = []
+    first, second = (Named(location, server, log) for location, server in (("memory://a", "z"), ("memory://b", "y")))
+    acquired(MultiLock([Lock(first, "k"), Lock(second, "k")])).release()
+    assert log == [
+        ("identify", "z"),  # the first time without an answer
+        ("identify", "z"),
+        ("identify", "y"),
+        ("identify", "y"),
+        *[(verb, server) for verb, servers in (("put", "yz"), ("invalidate", "zy")) for server in servers],
+    ]
+    log.clear()
+    acquired(MultiLock(first, ["a", "b"])).release()
+    assert "identify" not in {verb for verb, _ in log}
+    del store
+
+
+class Named(Timed):
+    """A store that says which server it is, but not the first time; its log has that name in place of keys."""
+
+    def __init__(self, location: str, server: str, log: list[tuple[str, str]]) -> None:
+        super().__init__(location)
+        self.server, self.all, self.asked = server, log, False
+
+    def identify(self) -> str:
+        self._ask("identify", "")
+        first, self.asked = not self.asked, True
+        if first:
+            raise StoreUnavailable("no answer")
+        return self.server
+
+    def _ask(self, verb: str, key: str) -> None:
+        del key
+        self.all.append((verb, self.server))
+
+
+def test_whoever_waits_after_a_lost_batch_is_in_the_local_queue(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """Another process has had the first key meanwhile; nobody of this one asks the store beside the one who waits."""
+    store, rival = FaultyStore(memory), Lock(FaultyStore(memory), "a")
+    store.on("put_many", 1, lose_request)
+    taken: list[Hold | None] = []
+    store.after("put_many", 1, lambda: taken.append(rival.acquire(timeout=0)))
+    waiting = pool.submit(MultiLock(store, ["a", "b"]).acquire, timeout=20)
+    assert until(lambda: store.calls["put_when_absent"])
+    (theirs,) = taken
+    assert theirs is not None
+    assert shared_of(store).queue("a").inside(clock.now())
+    assert not shared_of(store).queue("b").inside(clock.now())
+    theirs.release()
+    holds = waiting.result(20)
+    assert holds is not None
+    holds.release()
+
+
+def test_a_late_put_of_an_attempt_that_stepped_back_is_kept_out(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """It goes on as the same attempt, and so knows what may still arrive: nothing is left after the release."""
+    store, keys = FaultyStore(memory), ["a", "b", "c"]
+    before = Lock(FaultyStore(memory), "a").acquire()
+    assert before is not None
+    store.on("put_many", 2, late())  # of "b" and "c"
+    taken: list[Hold | None] = []
+    rivals = [Lock(FaultyStore(memory), key) for key in "bc"]
+    store.after("put_many", 2, lambda: taken.extend(rival.acquire(timeout=0) for rival in rivals))
+    lock = MultiLock(store, keys)
+    waiting = pool.submit(lock.acquire, timeout=20)
+    assert until(lambda: store.calls["put_when_absent"])
+    before.release()
+    assert until(lambda: store.calls["put_when_absent"] > 1)
+    for theirs in taken:
+        assert theirs is not None
+        theirs.release()
+    holds = waiting.result(20)
+    assert holds is not None
+    assert [len(state._attempts) for state in lock._state.states] == [1, 1, 1]
+    holds.release()
+    assert [len(state._attempts) for state in lock._state.states] == [0, 0, 0]
+    store.deliver()
+    left = [entry for key in keys if (entry := memory.get(key)) is not None]
+    assert all(decode(entry.value).free for entry in left)
+
+
+def test_a_key_that_is_yielded_to_others_is_not_queued_for(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """While it waits for the first key, another thread gets the second one, which this process was to yield."""
+    store = FaultyStore(memory)
+    theirs = Lock(FaultyStore(memory), "a").acquire()
+    assert theirs is not None
+    shared = shared_of(store)
+    queue = shared.queue("b")
+    queue._yields, queue._yields_until = 0.001, NEVER
+    waiting = pool.submit(MultiLock(store, ["a", "b"]).acquire, timeout=20)
+    assert until(lambda: store.calls["put_when_absent"])
+    assert not queue.inside(clock.now())
+    with Lock(store, "b", timeout=0):
+        theirs.release()
+    holds = waiting.result(20)
+    assert holds is not None
+    holds.release()
+
+
+def test_holds_that_are_released_one_by_one_are_forgotten(memory: MemoryStore) -> None:
+    """Nothing grows, though `MultiLock.release` is never called; and all are extended together."""
+    lock = MultiLock(memory, ["a", "b"])
+    for _ in range(10):
+        holds = acquired(lock)
+        holds.extend(300)
+        assert holds.remaining() > 200
+        for hold in holds:
+            hold.release()
+    assert len(lock._state._held) == 1
+
+
+def test_keys_are_taken_in_the_order_of_their_stored_names(store: Timed) -> None:
+    """Two keys of a store may be stored under names of another order, which all processes see."""
+    reverse: Callable[[str], str] = lambda key: key[::-1]  # noqa: E731 - typed
+    store.stored_name = reverse  # type: ignore[attr-defined] # an optional verb
+    holds = MultiLock(store, ["ab", "ba"]).acquire()
+    assert holds is not None
+    assert [hold.key for hold in holds] == ["ba", "ab"]
+    holds.release()
+
+
+def test_the_first_interrupt_and_the_worst_error_are_raised() -> None:
+    """An interrupt before any error, a loss before no answer; the other one is its note."""
+    loss, silence, refusal = LockLost("lost"), StoreUnavailable("no answer"), NotAcquired("busy")
+    first, second = KeyboardInterrupt("first"), SystemExit("second")
+    worst = (
+        (None, refusal, refusal),
+        (first, second, first),
+        (silence, second, second),
+        (first, loss, first),
+        (silence, loss, loss),
+        (loss, silence, loss),
+        (refusal, loss, refusal),
+    )
+    for failure, error, raised in worst:
+        assert _worse(failure, error) is raised
+    assert first.__notes__ == ["second", "lost"] or len(first.__notes__) == 2
+
+
+def test_an_interrupt_gives_back_within_one_request_timeout(store: Timed, background: Background) -> None:
+    """However many keys are held: what a silent store does not take back is left to the background."""
+
+    def interrupted(verb: str, key: str) -> bool:
+        if (verb, key) == ("put", "d"):
+            raise KeyboardInterrupt
+        return verb != "put"
+
+    store.silent = interrupted
+    before = store.passed
+    with pytest.raises(KeyboardInterrupt) as caught:
+        MultiLock(store, list("abcde"), ttl=300).acquire()
+    assert store.passed - before <= 2 * TIMEOUT
+    assert {key for verb, key in store.log[4:]} == {"c", "d"}
+    assert background.left >= 4
+    assert "'d'" in caught.value.__notes__[0]
+
+
+def test_a_failed_multi_lock_leaves_what_was_held_before(store: Timed, background: Background) -> None:
+    """It has re-entered a lock, and gets no answer for another key in time: the outer hold is still held."""
+    first, second = Lock(store, "a", ttl=300), Lock(store, "b", ttl=300)
+    outer = first.acquire()
+    assert outer is not None
+    store.silent = lambda _verb, key: key == "b"
+    with pytest.raises(StoreUnavailable):
+        MultiLock([first, second]).acquire(timeout=0)
+    outer.ensure_held()
+    assert background.left == 1  # what may arrive of "b"
+    outer.release()
+    assert store.memory.get("a") is None
+
+
+def test_a_key_that_a_failed_multi_lock_holds_is_not_asked_for_too_late(store: Timed, background: Background) -> None:
+    """Another key got no answer, and the time for requests is over: it is released in the background, and told."""
+    store.silent = lambda _verb, key: key == "b"
+    with pytest.raises(StoreUnavailable) as caught:
+        MultiLock(store, ["a", "b"], ttl=300).acquire(timeout=0)
+    assert [verb for verb, key in store.log if key == "a"] == ["put"]
+    assert background.left == 2
+    (note,) = [note for note in caught.value.__notes__ if "'a'" in note]
+    assert "stopped answering: lock 'a' is released in the background, and expires within 300 s" in note
+
+
+def test_a_slow_store_is_asked_to_take_back_what_was_had(store: Timed, background: Background) -> None:
+    """However late it is: it does answer."""
+    Lock(store.memory, "b").acquire()
+    store.slow = True
+    assert MultiLock(store, ["a", "b"], ttl=300).acquire(timeout=0) is None
+    assert store.memory.get("a") is None
+    assert background.left == 0
+
+
+class TimedBatches(Timed):
+    """The same, on the clock of another, and it can put several at once."""
+
+    def __init__(self, other: Timed) -> None:
+        self._other = other
+        super().__init__()
+
+    @property
+    def passed(self) -> float:
+        """The clock."""
+        return self._other.passed
+
+    @passed.setter
+    def passed(self, value: float) -> None:
+        self._other.passed = value
+
+    def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
+        """Put."""
+        self._ask("put_many", "")
+        return self.memory.put_many(puts)
+
+
+def leave_free_record(store: Timed, key: str) -> None:
+    """Do what another process does after a lost reply, or by `force_release`."""
+    quarantine_id = f"of another process, for {key}"
+    record = Record("other", (), 60.0, quarantine_id, quarantine=60.0, quarantine_id=quarantine_id)
+    assert store.memory.put_if_version(key, encode(record), ABSENT, 60.0)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2, None])
+@pytest.mark.parametrize("free", ["all", "one"])
+def test_keys_with_free_records_are_had_by_two_requests(store: Timed, timeout: float | None, free: str) -> None:
+    """The answer to the first request has told the versions of all."""
+    together, keys = TimedBatches(store), [f"key {number}" for number in range(50)]
+    for key in keys if free == "all" else keys[30:31]:
+        leave_free_record(together, key)
+    holds = MultiLock(together, keys).acquire(timeout=timeout)
+    assert holds
+    assert together.log == [("put_many", ""), ("put_many", "")]
+    assert store.passed == 0
+
+
+def test_a_key_that_is_held_among_free_records_is_waited_for_alone(store: Timed) -> None:
+    """The keys before it are held, those behind it are left to others."""
+    together, keys = TimedBatches(store), list("abcdef")
+    together.memory.put_if_version("d", b"of another program", ABSENT, 1000.0)
+    for key in "abcef":
+        leave_free_record(together, key)
+    assert MultiLock(together, keys).acquire(timeout=0.2) is None
+    assert together.log[:4] == [("put_many", ""), ("put_many", ""), ("put_many", ""), ("put", "d")]
+    assert {key for verb, key in together.log[4:]} == set("abcd")
+
+
+def test_a_quarantine_ends_on_a_key_in_use(store: Timed) -> None:
+    """A minute after it was met, however often the key was acquired and released meanwhile."""
+    leave_free_record(store, "a")
+
+    def stays() -> bool:
+        with Lock(store, "a"):
+            pass
+        return store.memory.get("a") is not None
+
+    for _ in range(800):
+        store.passed += 0.05
+        assert stays()
+    store.passed += 20.0
+    assert not stays()
+
+
+@pytest.mark.parametrize(("interrupted", "timeout"), [(True, 0), (True, 1000), (False, 0)])
+def test_several_puts_without_an_answer_are_given_up_together(
+    store: Timed, background: Background, *, interrupted: bool, timeout: float
+) -> None:
+    """Under one bound: one key is asked for, and of each it is said what may still arrive.
+
+    After an interrupt that bound is that of one request, whatever the timeout was.
+    """
+
+    def act(verb: str, _key: str) -> bool:
+        if verb == "put_many" and interrupted:
+            raise KeyboardInterrupt
+        return True
+
+    batches = TimedBatches(store)
+    batches.silent = act
+    kind, keys = (KeyboardInterrupt, "dcba") if interrupted else (OutcomeUnknown, "dcb")
+    with pytest.raises(kind) as caught:
+        MultiLock(batches, list("abcd"), ttl=300, timeout=timeout).acquire()
+    assert batches.log == [("put_many", ""), ("get", "d" if interrupted else "a")]
+    assert background.left == 4
+    assert [f"'{key}'" in note for key, note in zip(keys, caught.value.__notes__, strict=True)] == [True] * len(keys)
+    assert interrupted or "'a'" in str(caught.value)
+
+
+def test_holds_that_another_thread_has_forgotten_are_forgotten(store: Timed) -> None:
+    """Two threads may find at one moment that the same holds were released."""
+
+    class Faster(list[MultiHold]):
+        """Another thread removes everything first."""
+
+        def remove(self, held: MultiHold) -> None:
+            super().remove(held)
+            super().remove(held)
+
+    lock = MultiLock(store, ["a", "b"], ttl=300)
+    acquired(lock).release()
+    lock._state._held = Faster(lock._state._held)
+    acquired(lock).release()
+
+
+def test_what_is_no_lock_is_named_as_it_is() -> None:
+    """Only of locks it is said which class locks several of them."""
+    with pytest.raises(TypeError, match=r"expected a store and keys, or Lock objects, not \[1\]"):
+        MultiLock([1])  # type: ignore[list-item] # that is wrong
+    with pytest.raises(TypeError, match="expected Lock objects; use AsyncMultiLock for AsyncLock objects"):
+        MultiLock([AsyncLock(MemoryStore(), "k")])  # type: ignore[list-item] # as above
+
+
+def test_keys_of_which_nothing_is_left_are_not_named(store: Timed, background: Background) -> None:
+    """The error is about the key that may have been acquired."""
+    batches = TimedBatches(store)
+    batches.silent = lambda verb, key: verb == "put_many" or key == "a"
+    with pytest.raises(OutcomeUnknown, match="'a'") as caught:
+        MultiLock(batches, list("abc"), ttl=300, timeout=1000).acquire()
+    assert {key for verb, key in batches.log if verb == "get"} == {"a", "b", "c"}
+    assert background.left == 1
+    assert getattr(caught.value, "__notes__", []) == []
+
+
+def test_after_an_interrupt_no_key_is_asked_for_too_late(store: Timed, background: Background) -> None:
+    """Not even at another store, which has answered: its key is released in the background."""
+
+    def act(verb: str, _key: str) -> bool:
+        if verb == "put_many":
+            raise KeyboardInterrupt
+        return True
+
+    first, second = Timed("a://"), TimedBatches(store)
+    second.silent = act
+    with pytest.raises(KeyboardInterrupt):
+        MultiLock([Lock(first, "a"), Lock(second, "b"), Lock(second, "c")]).acquire()
+    assert first.log == [("put", "a")]
+    assert second.log == [("put_many", ""), ("get", "c")]
+    assert background.left == 3

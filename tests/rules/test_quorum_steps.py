@@ -1,0 +1,781 @@
+"""Single steps of a QuorumLock, on a clock of the test, with stores that are asked one after the other."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from caslock import (
+    Hold,
+    Lock,
+    LockEvent,
+    LockLost,
+    Observer,
+    OutcomeUnknown,
+    QuorumLock,
+    StoreError,
+    StoreUnavailable,
+    observe,
+)
+from caslock.local import clock
+from caslock.local.quorum import GRACE, place_of
+from caslock.local.several import check_stores
+from caslock.local.threads import ThreadRuntime, thread_runtime
+from caslock.local.workers import run
+from caslock.protocol.quorum import Ballot
+from tests.rules.test_multilock_steps import TIMEOUT, Timed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from functools import partial
+
+    from caslock.local.lock_state import LockState
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.quorum import Vote
+    from caslock.protocol.runtime import Runtime
+
+
+class Enough(Exception):  # noqa: N818 - ends a test
+    """So many pauses are enough."""
+
+
+class Scene:
+    """Three stores whose requests are made at once, in the thread of the test, and take time on its clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed = 0.0
+        self.pauses: list[float] = []
+        self.most = 1000
+        self.waits: list[float] = []
+        self.step = 1e9  # the longest part of a wait that passes before somebody looks again
+        self.rung = 0  # how often those who wait were woken
+        self.silent: set[object] = set()  # stores that no thread is free for
+        self.hung: list[Member] = []  # stores whose first request gets no answer
+        self.votes: list[tuple[Ballot, Vote]] = []  # of these
+        self.unsent: list[Callable[[], Coroutine[object, object, None]]] = []
+        self.watched: list[Attempt] = []
+        self.lost: list[Attempt] = []  # whose loss was reported
+        self.ended: list[Attempt] = []  # whose event loop has ended
+        self.meanwhile: Callable[[], object] = lambda: None  # as time passes
+        self.later: list[float] = []
+        self.stores = [Member(self, f"memory://{number}") for number in range(3)]
+        began = clock.now()
+        monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: began + self.passed))
+        monkeypatch.setattr(ThreadRuntime, "sleep", lambda _runtime, seconds: self._sleep(seconds))
+        monkeypatch.setattr(ThreadRuntime, "event", lambda _runtime: Pause(self))
+        monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(self.watched.append))
+        monkeypatch.setattr(ThreadRuntime, "report_loss", staticmethod(self.lost.append))
+        monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, attempt: attempt in self.ended)
+        monkeypatch.setattr(
+            ThreadRuntime, "in_background", lambda _runtime, _settle, seconds: self.later.append(seconds)
+        )
+        monkeypatch.setattr(random, "uniform", lambda low, high: high + 1000 * low)  # the longest pause
+
+    def lock(self, **settings: object) -> QuorumLock:
+        """Make a lock of the three."""
+        lock = QuorumLock(self.stores, "k", **settings)  # type: ignore[arg-type] # of several types
+        lock._state._start = self._start
+        return lock
+
+    def _start(self, runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        if runtime.home in self.silent:
+            self.unsent.append(work)
+        elif any(runtime.home is store for store in self.hung):
+            self.hung.remove(cast("Member", runtime.home))
+            _, ballot, vote, _ = cast("partial[Coroutine[object, object, None]]", work).args
+            assert ballot.begin(vote)
+            self.votes.append((ballot, vote))
+        else:
+            run(work())
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.passed += seconds
+        if len(self.pauses) == self.most:
+            raise Enough
+
+
+class Member(Timed):
+    """One of the stores."""
+
+    def __init__(self, scene: Scene, location: str) -> None:
+        self._scene = scene
+        super().__init__(location)
+
+    @property
+    def passed(self) -> float:
+        """The clock is that of all."""
+        return self._scene.passed
+
+    @passed.setter
+    def passed(self, value: float) -> None:
+        self._scene.passed = value
+
+    def other(self, key: str = "k") -> None:
+        """Have another process hold the key here."""
+        assert Lock(self.memory, key, ttl=10_000).acquire(timeout=0) is not None
+
+
+class Pause:
+    """An event for which time passes, as nothing else happens."""
+
+    alive = True
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    async def wait(self, timeout: float | None) -> None:
+        """Wait in vain."""
+        assert timeout is not None
+        self._scene.waits.append(timeout)
+        self._scene.passed += min(timeout, self._scene.step)
+        self._scene.meanwhile()
+
+    def set(self) -> None:
+        """Count."""
+        self._scene.rung += 1
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Return three stores."""
+    return Scene(monkeypatch)
+
+
+def test_contenders_that_split_the_votes_stay_away_longer_each_time(scene: Scene) -> None:
+    """By the time that a round takes, and twice as long after each: up to 64 times as long."""
+    for store in scene.stores[:2]:
+        store.other()
+    for store in scene.stores:
+        store.slow = True
+    scene.most = 8
+    with pytest.raises(Enough):
+        scene.lock().acquire()
+    taken = 4 * TIMEOUT  # three puts, and what was granted is given back
+    assert scene.pauses == pytest.approx([taken * 2 ** min(number, 6) for number in range(1, 9)], abs=0.6)
+
+
+def test_no_vote_is_no_split(scene: Scene) -> None:
+    """Where others have all stores, it looks again as a Lock does; and with the user's own pauses in any case."""
+    for store in scene.stores:
+        store.other()
+        store.slow = True
+    scene.most = 8
+    with pytest.raises(Enough):
+        scene.lock().acquire()
+    assert max(scene.pauses) == scene.pauses[-1] == 0.5
+    entry = scene.stores[2].memory.get("k")
+    assert entry is not None
+    scene.stores[2].memory.invalidate("k", entry.version)
+    scene.pauses.clear()
+    with pytest.raises(Enough):
+        scene.lock(poll=lambda _state: 0.25).acquire()
+    assert scene.pauses == [0.25] * 8
+
+
+def test_the_last_pause_ends_with_the_timeout(scene: Scene) -> None:
+    """It is not longer than what is left, and not less than nothing."""
+    for store in scene.stores[:2]:
+        store.other()
+    assert scene.lock(poll=lambda _state: 0.75).acquire(timeout=2.0) is None
+    assert scene.pauses == pytest.approx([0.75, 0.75, 0.5], abs=0.2)
+    assert scene.passed == pytest.approx(2.0, abs=0.3)
+
+
+def test_stores_that_no_thread_is_free_for_are_given_up(scene: Scene) -> None:
+    """After one request timeout; nothing has been sent, and nothing is sent later."""
+    scene.silent = set(scene.stores[:2])
+    with pytest.raises(StoreUnavailable, match="earlier requests have not been answered") as caught:
+        scene.lock().acquire()
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert scene.waits[0] == pytest.approx(TIMEOUT, abs=0.5)
+    assert scene.stores[2].memory.get("k") is None
+    for work in scene.unsent:
+        run(work())
+    assert [store.log for store in scene.stores[:2]] == [[], []]
+
+
+def test_a_hold_lasts_as_long_as_two_of_three_leases(scene: Scene) -> None:
+    """Each is watched by itself; after an extension too, which a minority can't stop, nor a release."""
+    lock = scene.lock(ttl=100, max_hold=250)
+    hold = lock.acquire()
+    assert hold is not None
+    assert [attempt.runtime.home for attempt in scene.watched] == scene.stores
+    assert hold.remaining() == pytest.approx(100, abs=2)
+    scene.stores[0].silent = lambda _verb, _key: True
+    hold.extend(200)
+    assert hold.remaining() > 150
+    scene.stores[1].silent = lambda _verb, _key: True
+    before = hold.remaining()
+    with pytest.raises(
+        StoreUnavailable, match="could not extend lock 'k', because 2 of 3 stores did not answer"
+    ) as caught:
+        hold.extend(220)
+    assert "The hold lasts no longer than before" in str(caught.value)
+    assert hold.remaining() <= before
+    with pytest.raises(StoreUnavailable, match="could not release lock 'k', because 2 of 3"):
+        hold.release()
+    assert len(scene.later) == 2
+    scene.stores[1].silent = lambda _verb, _key: False
+    hold.release()
+    assert not hold._is_open
+    assert [store.memory.get("k") is None for store in scene.stores] == [False, True, True]
+
+
+def test_a_lease_that_is_won_back_ends_with_max_hold(scene: Scene) -> None:
+    """It is asked for what is left of it, and for nothing when nothing is left."""
+    hold = scene.lock(ttl=100, max_hold=150).acquire()
+    assert hold is not None
+    state, attempt = hold._state, hold._attempt
+    for passed, asked in ((60.0, 90.0), (100.0, 50.0)):
+        scene.passed = passed
+        entry = scene.stores[0].memory.get("k")
+        assert entry is not None
+        part = state._part(thread_runtime(scene.stores[0]), "nonce.1", attempt)  # type: ignore[attr-defined] # of a QuorumState
+        assert part.lease.ttl == pytest.approx(asked, abs=1)
+        assert part.lease.max_hold == pytest.approx(asked, abs=1)
+    scene.passed = 200.0
+    part = state._part(thread_runtime(scene.stores[0]), "nonce.1", attempt)  # type: ignore[attr-defined] # as above
+    assert part.lease.ttl == 0
+    assert part.limit <= thread_runtime(scene.stores[0]).now()
+
+
+def test_a_quorum_is_a_place_that_keeps_nothing(scene: Scene) -> None:
+    """It has the location of all, the longest request timeout, and no fences; the same stores are one place."""
+    scene.stores[1].traits = scene.stores[1].traits._replace(request_timeout=7.0)
+    nodes = [thread_runtime(store) for store in scene.stores]
+    place = place_of(nodes)
+    assert place is place_of(nodes[::-1])
+    assert place.traits.location == "a quorum of memory://0, memory://1, memory://2"
+    assert (place.traits.fences, place.traits.request_timeout) == (False, 7.0)
+    for verb in (place.get, place.put_if_version, place.invalidate):
+        with pytest.raises(StoreError, match="keeps no entries: ask one of its stores"):
+            verb("k")
+
+
+def test_stores_at_one_location_are_not_independent(scene: Scene) -> None:
+    """Though they are several objects."""
+    again = Member(scene, "memory://0")
+    stores = [*scene.stores, again]
+    with pytest.raises(ValueError, match="must be independent, but two of them are memory://0"):
+        check_stores(stores, cast("Callable[[object], Runtime]", thread_runtime))
+    assert len(check_stores(scene.stores, cast("Callable[[object], Runtime]", thread_runtime))) == 3
+
+
+def test_stores_that_do_not_answer_leave_the_outcome_open(scene: Scene) -> None:
+    """After three request timeouts; the error says which they are, and until when a request may be applied."""
+    scene.hung = list(scene.stores[:2])
+    lock = scene.lock(ttl=50)
+    with pytest.raises(OutcomeUnknown) as caught:
+        lock.acquire()
+    assert str(caught.value) == (
+        "could not acquire lock 'k', because 2 of 3 stores did not answer: memory://0: no answer in time; "
+        "memory://1: no answer in time. A request that may still be applied expires within 50 s after that"
+    )
+    # The last one is for what has to be given back, and is not repeated when the acquire is undone.
+    assert scene.waits == pytest.approx([TIMEOUT, 2 * TIMEOUT, GRACE], abs=0.5)
+    assert lock._state._events == []
+    assert scene.stores[2].memory.get("k") is None
+
+
+def test_a_store_that_has_not_answered_is_asked_again_once_it_has(scene: Scene) -> None:
+    """For the hold of that time; if there is none, not at all."""
+    lock = scene.lock()
+    scene.hung = list(scene.stores[:1])
+    first = lock.acquire()
+    assert first is not None
+    ((_, vote),) = scene.votes
+    first.release()
+    second = lock.acquire()
+    assert second is not None
+    assert scene.stores[0].log == []  # it waits for the first answer
+    second.release()
+    scene.votes[0][0].end(vote, None)
+    lock._state._go_on(vote)
+    assert scene.stores[0].log == []
+    scene.hung = list(scene.stores[:1])
+    third = lock.acquire()
+    assert third is not None
+    third.release()
+    fourth = lock.acquire()
+    ballot, vote = scene.votes[1]
+    ballot.end(vote, None)
+    lock._state._go_on(vote)
+    assert [verb for verb, _ in scene.stores[0].log] == ["put"]
+    assert fourth is not None
+    fourth.release()
+    assert [store.memory.get("k") for store in scene.stores] == [None] * 3
+
+
+@pytest.mark.parametrize(("silent", "text"), [(False, "refused"), (True, "did not answer")])
+def test_the_error_says_what_each_store_has_said(scene: Scene, text: str, *, silent: bool) -> None:
+    """In the words of the store, with its location once; a refusal is a refusal only if no store was silent."""
+    scene.stores[0].refused = lambda _verb, _key: True
+    if silent:
+        scene.stores[1].silent = lambda _verb, _key: True
+    else:
+        scene.stores[1].refused = lambda _verb, _key: True
+    with pytest.raises(StoreError) as caught:
+        scene.lock().acquire()
+    assert isinstance(caught.value, StoreUnavailable) is silent
+    message = str(caught.value)
+    assert message.startswith(
+        f"could not acquire lock 'k', because 2 of 3 stores {text}: memory://0: refused; memory://1"
+    )
+    assert isinstance(caught.value.__cause__, StoreError)
+
+
+def test_an_error_that_names_its_store_is_told_as_it_is(scene: Scene) -> None:
+    """The location is said once."""
+    failures = [StoreError(f"{store.traits.location} is read-only") for store in scene.stores]
+
+    def fail(number: int) -> bool:
+        raise failures[number]
+
+    for number, store in enumerate(scene.stores):
+        store.silent = lambda _verb, _key, number=number: fail(number)  # type: ignore[misc] # its default
+    with pytest.raises(StoreError, match="refused: memory://0 is read-only; memory://1 is read-only; memory://2 is"):
+        scene.lock().acquire()
+
+
+def test_a_fault_of_a_store_is_raised_as_it_is(scene: Scene) -> None:
+    """What is no error of caslock is not said in its words."""
+
+    def fail(_verb: str, _key: str) -> bool:
+        raise ZeroDivisionError
+
+    for store in scene.stores[:2]:
+        store.silent = fail
+    with pytest.raises(ZeroDivisionError):
+        scene.lock().acquire()
+
+
+def test_the_record_of_a_hold_is_one_of_its_own(scene: Scene) -> None:
+    """Not of a store that another owner has, which is tried once, and not waited for."""
+    scene.stores[0].other()
+    hold = scene.lock().acquire()
+    assert hold is not None
+    record = hold._attempt.lease.record
+    assert record is not None
+    assert record.owner == hold.owner
+    assert scene.pauses == []
+    hold.release()
+
+
+def test_a_quorum_that_does_not_answer_is_not_busy(scene: Scene) -> None:
+    """Observers are told that somebody has the key only where somebody has it."""
+    told: list[str] = []
+
+    class Teller(Observer):
+        """Notes each acquire that was busy."""
+
+        def busy(self, event: LockEvent) -> None:
+            told.append(event.location)
+
+    forget = observe(Teller())
+    scene.silent = set(scene.stores)
+    with pytest.raises(StoreUnavailable):
+        scene.lock().acquire(timeout=0)
+    forget()
+    assert [location for location in told if "quorum" in location] == []
+
+
+def acquired(scene: Scene, **settings: object) -> Hold:
+    """Hold all three, and forget what was asked for that."""
+    hold = scene.lock(**settings).acquire()
+    assert hold is not None
+    for store in scene.stores:
+        store.log.clear()
+    scene.waits.clear()
+    return hold
+
+
+def free(scene: Scene) -> list[bool]:
+    """Tell of each store whether nobody has the key there."""
+    return [store.memory.get("k") is None for store in scene.stores]
+
+
+def test_a_release_waits_a_moment_for_a_minority_and_three_timeouts_for_a_majority(scene: Scene) -> None:
+    """Then it says that there was no answer, and what that means."""
+    hold = acquired(scene)
+    scene.silent = {scene.stores[0]}
+    hold.release()
+    assert scene.waits == pytest.approx([GRACE], abs=0.01)
+    assert free(scene) == [False, True, True]
+    run(scene.unsent.pop()())
+    assert free(scene) == [True] * 3
+    scene.silent = set()
+    hold = acquired(scene, ttl=50)
+    scene.silent = set(scene.stores[:2])
+    with pytest.raises(StoreUnavailable) as caught:
+        hold.release()
+    assert str(caught.value) == (
+        "could not release lock 'k', because 2 of 3 stores did not answer: memory://0: no answer in time; "
+        "memory://1: no answer in time. Call release() again; otherwise its leases expire within 50 s"
+    )
+    assert scene.waits == pytest.approx([GRACE, 3 * TIMEOUT - GRACE], abs=0.1)
+    for work in scene.unsent:
+        run(work())
+    hold.release()
+    assert free(scene) == [True] * 3
+
+
+def test_an_extension_waits_a_moment_for_a_minority_and_three_timeouts_for_a_majority(scene: Scene) -> None:
+    """Then the hold lasts as long as before, and what is won back later is asked for as long, too."""
+    hold = acquired(scene, ttl=100)
+    scene.silent = {scene.stores[0]}
+    hold.extend(200)
+    assert scene.waits == pytest.approx([GRACE], abs=0.01)
+    scene.waits.clear()
+    scene.silent = set(scene.stores[:2])
+    with pytest.raises(StoreUnavailable, match="could not extend lock 'k', because 2 of 3") as caught:
+        hold.extend(300)
+    assert "memory://0: no answer in time; memory://1: no answer in time. The hold lasts" in str(caught.value)
+    assert scene.waits == pytest.approx([GRACE, 3 * TIMEOUT - GRACE], abs=0.1)
+    assert hold._attempt.lease.ttl == 200
+    scene.silent = set()
+    hold.extend(200)
+    scene.passed += 1000
+    with pytest.raises(LockLost):
+        hold.extend(300)
+
+
+def test_a_store_without_a_lease_is_asked_again_after_each_renewal_of_another(scene: Scene) -> None:
+    """While the lock is held, and `max_hold` is not over."""
+    scene.stores[0].silent = lambda _verb, _key: True
+    hold = acquired(scene, ttl=100, max_hold=500)
+    scene.stores[0].silent = lambda _verb, _key: False
+    renewed = scene.watched[-1].after_renewal
+    assert renewed is not None
+    scene.later.clear()
+    assert len(scene.watched) == 2
+    renewed()
+    assert [verb for verb, _ in scene.stores[0].log] == ["put"]
+    assert len(scene.watched) == 3
+    renewed()
+    assert len(scene.stores[0].log) == 1
+    hold.release()
+    renewed()
+    assert [verb for verb, _ in scene.stores[0].log] == ["put", "invalidate"]
+    assert free(scene) == [True] * 3
+
+
+@pytest.mark.parametrize("how", ["lost", "over", "max_hold"])
+def test_a_lock_that_is_lost_asks_no_store_again(scene: Scene, how: str) -> None:
+    """Nor one that may be held no longer."""
+    scene.stores[0].silent = lambda _verb, _key: True
+    hold = acquired(scene, ttl=100, max_hold=120 if how == "max_hold" else 500)
+    scene.stores[0].silent = lambda _verb, _key: False
+    if how == "lost":
+        hold._attempt.lease.lost = "as the test says"
+    else:
+        scene.passed += 150
+    if how == "max_hold":
+        for attempt in scene.watched:
+            attempt.lease.deadline += 100
+    renewed = scene.watched[-1].after_renewal
+    assert renewed is not None
+    renewed()
+    assert scene.stores[0].log == []
+
+
+@pytest.mark.parametrize("auto_renew", [True, False])
+def test_one_lost_lease_is_won_back_and_two_are_a_loss(scene: Scene, *, auto_renew: bool) -> None:
+    """It is won back if leases are renewed; after the loss of the lock the others are renewed no more."""
+    hold = acquired(scene, ttl=100, auto_renew=auto_renew)
+    first, second, third = scene.watched
+    forget(scene.stores[0])
+    for part in (first, second):
+        part.lease.lost = "it was taken away"
+        part.lease.on_loss[0]()
+        if part is first:
+            assert not hold.lost
+            assert ("put", "k") in scene.stores[0].log or not auto_renew
+            assert free(scene) == [not auto_renew, False, False]
+            scene.stores[0].refused = lambda _verb, _key: True
+            for vote in scene.watched[3:]:
+                vote.lease.lost = "this one, too"
+            scene.stores[1].refused = lambda _verb, _key: True
+    assert hold.lost
+    assert third.ending
+    assert third.lease.reported
+    with pytest.raises(LockLost):
+        hold.release()
+
+
+def forget(store: Member) -> None:
+    """Remove the entry of the key."""
+    entry = store.memory.get("k")
+    assert entry is not None
+    store.memory.invalidate("k", entry.version)
+
+
+def test_an_interrupted_acquire_says_what_is_released_in_the_background(scene: Scene) -> None:
+    """Of a store that had granted a lease, and does not answer now."""
+
+    def interrupt() -> None:
+        scene.silent = {scene.stores[0]}
+        scene.meanwhile = lambda: None
+        raise KeyboardInterrupt
+
+    scene.hung = list(scene.stores[1:])
+    scene.meanwhile = interrupt
+    lock = scene.lock(ttl=70)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        lock.acquire()
+    assert caught.value.__notes__ == [
+        "The lease of 'k' at memory://0 is released in the background; it expires within 70 s."
+    ]
+    assert not lock._state._attempts
+
+
+def test_a_release_after_the_end_is_a_loss(scene: Scene) -> None:
+    """A majority of the leases was over before it began, though the stores have answered."""
+    hold = acquired(scene, ttl=100, auto_renew=False)
+    scene.passed += 98
+    hold.release()  # in time
+    hold = acquired(scene, ttl=100, auto_renew=False)
+    scene.passed += 101
+    scene.silent = set(scene.stores)
+    with pytest.raises(LockLost):  # even if no store can be asked
+        hold.release()
+    assert hold._attempt.lease.record is None
+    scene.silent.clear()
+    for work in scene.unsent:
+        run(work())
+    for silent in (False, True):  # or if none answers
+        hold = acquired(scene, ttl=100, auto_renew=False)
+        scene.passed += 101
+        for store in scene.stores:
+            store.silent = lambda _verb, _key, silent=silent: silent  # type: ignore[misc] # its default
+        with pytest.raises(LockLost):
+            hold.release()
+        assert hold._attempt.lease.record is None
+        assert not hold._is_open
+
+
+def test_an_acquire_is_woken_by_each_answer(scene: Scene) -> None:
+    """It does not go on looking until its patience is over."""
+    scene.silent = set(scene.stores[:2])
+    scene.step = TIMEOUT / 4
+
+    def answer() -> None:
+        scene.rung = 0
+        while scene.unsent:
+            run(scene.unsent.pop()())
+
+    scene.meanwhile = answer
+    assert scene.lock().acquire() is not None
+    assert scene.waits == [TIMEOUT]
+    assert scene.rung == 2
+
+
+def test_lost_is_lost(scene: Scene) -> None:
+    """Whatever the stores would say: an extension asks none of them, and a release tells it."""
+    hold = acquired(scene, ttl=100)
+    hold._attempt.lease.lost = "as the test says"
+    with pytest.raises(LockLost):
+        hold.extend(200)
+    assert [store.log for store in scene.stores] == [[], [], []]
+    with pytest.raises(LockLost):
+        hold.release()
+    assert free(scene) == [True] * 3
+
+
+def test_an_extension_counts_only_leases_that_there_are(scene: Scene) -> None:
+    """Not a store that has granted none, and is not asked."""
+    scene.stores[0].silent = lambda _verb, _key: True
+    hold = acquired(scene, ttl=100)
+    scene.stores[0].silent = lambda _verb, _key: False
+    scene.stores[1].silent = lambda _verb, _key: True
+    with pytest.raises(StoreUnavailable, match="could not extend lock 'k', because 1 of 3 stores did not answer"):
+        hold.extend(200)
+    assert scene.stores[0].log == []
+
+
+def test_an_extension_ends_with_the_last_answer(scene: Scene) -> None:
+    """It is woken by each, and does not wait longer for a majority that there can't be."""
+    hold = acquired(scene, ttl=100)
+    scene.silent = set(scene.stores[:2])
+    scene.step = TIMEOUT
+    for store in scene.stores[:2]:
+        store.refused = lambda _verb, _key: True
+
+    def answer() -> None:
+        if len(scene.waits) > 1:
+            scene.rung = 0
+            while scene.unsent:
+                run(scene.unsent.pop()())
+
+    scene.meanwhile = answer
+    with pytest.raises(StoreError, match="could not extend lock 'k', because 2 of 3 stores refused"):
+        hold.extend(200)
+    assert len(scene.waits) == 2
+    assert scene.rung == 2
+
+
+@pytest.mark.parametrize("ends", ["while it is asked", "with its event loop"])
+def test_an_earlier_request_may_end_at_any_moment(scene: Scene, ends: str) -> None:
+    """Also just when another acquire is put behind it: that is made at once then."""
+    lock = scene.lock()
+    scene.hung = list(scene.stores[:1])
+    first = lock.acquire()
+    assert first is not None
+    ((ballot, vote),) = scene.votes
+    first.release()
+
+    class Then(list["Callable[[], object]"]):
+        """Its vote ends as soon as somebody waits for it."""
+
+        def __setitem__(self, place: object, value: object) -> None:
+            super().__setitem__(place, value)  # type: ignore[call-overload] # a slice
+            ballot.end(vote, None)
+
+    if ends == "while it is asked":
+        vote.then = Then()
+    else:
+        scene.ended.append(vote.attempt)
+    second = lock.acquire()
+    assert second is not None
+    assert [verb for verb, _ in scene.stores[0].log] == ["put"]
+    second.release()
+    assert free(scene) == [True] * 3
+
+
+def test_a_lease_that_is_lost_as_the_lock_is_released_is_released(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its store was just about to be asked again."""
+    hold = acquired(scene, ttl=100)
+    replace = Ballot.replace
+
+    def released(ballot: Ballot, index: int, part: Attempt) -> Vote | None:
+        monkeypatch.setattr(Ballot, "replace", replace)
+        before = replace(ballot, index, part)
+        hold.release()
+        return before
+
+    monkeypatch.setattr(Ballot, "replace", released)
+    lose(scene.watched[0])
+    assert free(scene) == [True] * 3
+    assert [verb for verb, _ in scene.stores[0].log] == ["invalidate"]
+
+
+def test_a_lost_lease_that_can_not_be_released_is_asked_for_later(scene: Scene) -> None:
+    """After the next renewal of another one; until then its store has no vote."""
+
+    def fail(_verb: str, _key: str) -> bool:
+        raise ZeroDivisionError
+
+    hold = acquired(scene, ttl=100)
+    scene.stores[0].silent = fail
+    lose(scene.watched[0])
+    assert [verb for verb, _ in scene.stores[0].log] == ["invalidate"]
+    assert len(scene.later) == 1
+    scene.stores[0].silent = lambda _verb, _key: False
+    forget(scene.stores[0])
+    renewed = scene.watched[1].after_renewal
+    assert renewed is not None
+    renewed()
+    assert free(scene) == [False] * 3
+    hold.release()
+    assert free(scene) == [True] * 3
+
+
+def test_a_release_that_was_begun_twice_is_made_once(scene: Scene) -> None:
+    """Though the first has failed meanwhile, which is then made in the background."""
+    hold = acquired(scene, ttl=100)
+    scene.silent = set(scene.stores)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            hold.release()
+    for store in scene.stores:
+        store.silent = lambda _verb, _key: True
+    assert len(scene.unsent) == 6
+    for work in scene.unsent:
+        run(work())
+    assert len(scene.later) == 3
+
+
+def test_a_loss_before_there_is_a_hold_is_told_when_there_is_one(scene: Scene) -> None:
+    """Before that, there is nobody to tell; and after a release there is nobody left."""
+    lock = scene.lock(ttl=100, auto_renew=False)
+
+    def made(state: LockState, attempt: Attempt) -> Hold:
+        scene.passed += 1000
+        lose(*scene.watched)
+        assert scene.lost == []
+        return Hold(state, attempt)
+
+    hold = run(lock._state.acquire(made, None))
+    assert scene.lost == [hold._attempt]
+    scene.lost.clear()
+    with pytest.raises(LockLost):
+        hold.release()
+    scene.watched.clear()
+    hold = acquired(scene)
+
+    def lost(_verb: str, _key: str) -> bool:
+        scene.passed += 1000
+        for part in scene.watched:
+            part.lease.on_loss[0]()
+        return False
+
+    scene.stores[2].silent = lost
+    scene.lost.clear()
+    hold.release()
+    lose(*scene.watched)
+    assert scene.lost == []
+
+
+def lose(*parts: Attempt) -> None:
+    """Tell of leases what a renewal would."""
+    for part in parts:
+        part.lease.lost = "it was taken away"
+        part.lease.on_loss[0]()
+
+
+def test_an_interrupt_of_what_undoes_an_acquire_leaves_nothing(scene: Scene) -> None:
+    """A second one comes before the first release has been begun."""
+    lock = scene.lock(ttl=100)
+    start = lock._state._start
+
+    def interrupted(runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        if work.func.__name__ == "_leave":  # type: ignore[attr-defined] # of a partial
+            lock._state._start = start
+            raise KeyboardInterrupt
+        start(runtime, work)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    lock._state._start = interrupted
+    scene.hung = list(scene.stores[1:])
+    scene.meanwhile = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        lock.acquire()
+    assert free(scene) == [True] * 3
+    assert not lock._state._attempts
+
+
+def test_an_interrupt_as_a_lease_is_given_back_says_what_is_left(scene: Scene) -> None:
+    """The acquire had failed already."""
+
+    def interrupt() -> None:
+        if len(scene.waits) == 3:
+            raise KeyboardInterrupt
+
+    def silent(verb: str, _key: str) -> bool:
+        scene.silent = {scene.stores[0]}  # from now on
+        return verb != "put"
+
+    scene.stores[0].silent = silent
+    scene.hung = list(scene.stores[1:])
+    scene.meanwhile = interrupt
+    with pytest.raises(KeyboardInterrupt) as caught:
+        scene.lock(ttl=70).acquire()
+    assert caught.value.__notes__ == [
+        "The lease of 'k' at memory://0 is released in the background; it expires within 70 s."
+    ]

@@ -1,0 +1,841 @@
+"""Single steps of a release, a hand-over and a removal by force, at a store whose answers are written down."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from caslock.errors import LockLost, NotAcquired, StoreError, StoreUnavailable
+from caslock.protocol.attempt import Retry
+from caslock.protocol.batch import put_together, remove_together
+from caslock.protocol.exchange import observed_in, write
+from caslock.protocol.hand_over import HandOver, hand_over
+from caslock.protocol.lease import NEVER
+from caslock.protocol.limits import PASSES
+from caslock.protocol.record import NOTHING, Observed, Record, decode, encode
+from caslock.protocol.release import force_release, leave_surely, release, release_quietly
+from caslock.protocol.withdraw import give_up, step_back, withdraw
+from caslock.protocol.writes import FREE_TTL, InFlight
+from caslock.store import ABSENT, WOKEN, Entry
+from tests.support.scripted import OURS, PATIENCE, START, TTL, Mutex, Scripted, an_attempt, held, lost, run
+
+if TYPE_CHECKING:
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.lease import Lease
+    from caslock.protocol.runtime import Event, Runtime
+
+OTHER = Record("host:other", ("other.1",), TTL, "other.1.1", 4, host="host", pid=8)
+THEIRS = Entry(encode(OTHER), 9)
+FREED = Entry(encode(OTHER._replace(holds=())), 9)
+
+
+def released(script: Scripted, attempt: Attempt, limit: float = float("inf")) -> Lease:
+    """Release it."""
+    run(release(cast("Runtime", script), attempt, limit))
+    return attempt.lease
+
+
+def test_a_release_is_one_removal() -> None:
+    """A second one makes no request, and no renewal begins after it."""
+    script = Scripted(None)
+    attempt = held(script)
+    assert released(script, attempt).record is None
+    assert attempt.ending
+    script.clock = attempt.lease.deadline
+    released(script, attempt)
+    assert script.verbs == ["invalidate"]
+    assert not attempt.woken
+
+
+def test_a_removal_that_woke_another_process_is_noted() -> None:
+    """The store says so by a version of its own."""
+    script = Scripted(WOKEN)
+    attempt = held(script)
+    released(script, attempt)
+    assert attempt.woken
+    assert observed_in(WOKEN) == NOTHING
+
+
+def refused() -> StoreUnavailable:
+    """Refuse the connection."""
+    return StoreUnavailable("connection refused", sent=False)
+
+
+def test_a_release_that_was_never_sent_says_so() -> None:
+    """Its record is still there for certain."""
+    script = Scripted(refused(), refused(), refused())
+    with pytest.raises(StoreUnavailable) as caught:
+        released(script, held(script))
+    assert not caught.value.sent
+
+
+def test_a_release_that_may_have_been_applied_does_not_say_that_it_was_never_sent() -> None:
+    """Its first request gets no answer, and then no connection can be opened: in that call, nor in the next one."""
+    script = Scripted(lost(), *[refused() for _ in range(5)])
+    attempt = held(script)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable) as caught:
+            released(script, attempt)
+        assert caught.value.sent
+
+
+def test_a_release_that_was_sent_after_the_lease_may_have_been_applied() -> None:
+    """It began in time, but then no connection could be opened at first."""
+    script = Scripted(refused(), Entry(OURS, 5), lost(), Entry(OURS, 5))
+    attempt = held(script)
+    assert attempt.lease.record is not None
+    script.written.append(encode(attempt.lease.record))
+    script.clock = attempt.lease.deadline - 1.0
+    with pytest.raises(StoreUnavailable) as caught:
+        released(script, attempt)
+    assert script.verbs == ["invalidate", "get", "invalidate", "get"]
+    assert attempt.timely_releases == 0
+    assert caught.value.sent
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_release_waits_for_the_renewal_under_way(*, gone: bool) -> None:
+    """Unless the event loop of the renewal has ended."""
+    script = Scripted(None)
+    script.gone = gone
+    attempt = held(script)
+    mutex = cast("Mutex", attempt.mutex)
+    mutex.taken = True
+    released(script, attempt)
+    assert mutex.waits == (not gone)
+    assert not mutex.taken
+
+
+def test_a_release_after_the_lease_is_a_loss() -> None:
+    """Another owner may have held the key, though our record was still there."""
+    script = Scripted(None)
+    attempt = held(script)
+    script.clock = attempt.lease.deadline
+    with pytest.raises(LockLost, match="its lease ended before it was released"):
+        released(script, attempt)
+    assert attempt.lease.record is None
+    assert script.losses == 1
+
+
+def test_a_release_says_who_has_the_key() -> None:
+    """While the lease lasts, that is news."""
+    script = Scripted(THEIRS)
+    with pytest.raises(LockLost, match="it is held by host:other"):
+        released(script, held(script))
+
+
+def test_a_release_without_an_answer_can_be_called_again() -> None:
+    """It was sent in time, so whatever is there later, it is released."""
+    script = Scripted(lost(), lost(), lost(), THEIRS)
+    attempt = held(script)
+    with pytest.raises(StoreUnavailable) as raised:
+        released(script, attempt)
+    assert len(raised.value.__notes__) == 1
+    assert attempt.lease.record is not None
+    assert attempt.timely_releases
+    script.clock = attempt.lease.deadline
+    assert released(script, attempt).record is None
+
+
+def test_a_release_that_gets_no_answer_again_is_still_no_loss() -> None:
+    """It may have been applied in time: a loss is not known before the store answers."""
+    script = Scripted(lost(), lost(), lost(), lost())
+    attempt = held(script)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            released(script, attempt)
+        script.clock = attempt.lease.deadline
+    assert script.losses == 0
+
+
+def test_a_first_put_that_may_be_late_is_kept_out_wherever_the_key_is_free() -> None:
+    """The hand-over got no answer, and nothing is there: a free record takes the place of nothing."""
+    script = Scripted(lost(), None, Entry(OURS, 8))
+    attempt = held(script)
+    attempt.writes.sent("mine.1.9", InFlight(ABSENT, START, TTL))
+    attempt.turn.outgoing = HandOver(an_attempt(script))
+    released(script, attempt)
+    assert script.verbs == ["put", "get", "put"]
+    assert decode(script.written[-1]).free
+
+
+def test_a_removal_that_finds_another_hold_beside_ours_leaves_that() -> None:
+    """A co-holder has entered meanwhile: its record is written without our hold."""
+    script = Scripted()
+    attempt = held(script)
+    record = attempt.lease.record
+    assert record is not None
+    both = record._replace(holds=("other.1", *record.holds), write="other.1.1", fence=5)
+    script.answers = [Entry(encode(both), 7), Entry(OURS, 8)]
+    observed = withdrawn(script, attempt, START + 100)
+    assert observed.record is not None
+    assert observed.record.holds == ("other.1",)
+    assert script.verbs == ["invalidate", "put"]
+
+
+def test_a_record_that_keeps_changing_is_written_until_the_limit() -> None:
+    """Many co-holders are leaving at once: each try may be the one."""
+    script = Scripted()
+    attempt = held(script)
+    record = attempt.lease.record
+    assert record is not None
+    both = encode(record._replace(holds=("other.1", *record.holds), write="other.1.1", fence=5))
+    script.answers = [Entry(both, 7 + number) for number in range(99)]
+    with pytest.raises(StoreUnavailable, match="its record kept changing until the deadline"):
+        withdrawn(script, attempt, START + 40)
+    assert len(script.asked) == 20
+
+
+def withdrawn(script: Scripted, attempt: Attempt, limit: float) -> Observed:
+    """Withdraw what is held."""
+    start = Observed(attempt.lease.version, attempt.lease.record)
+    return cast("Observed", run(withdraw(cast("Runtime", script), attempt, start, limit)))
+
+
+def test_a_refused_release_was_not_made_in_time() -> None:
+    """The record was there until its lease ended."""
+    script = Scripted(StoreError("refused"), None)
+    attempt = held(script)
+    with pytest.raises(StoreError, match="refused"):
+        released(script, attempt)
+    script.clock = attempt.lease.deadline
+    with pytest.raises(LockLost):
+        released(script, attempt)
+
+
+def test_a_lost_removal_may_be_the_reason_why_somebody_else_is_there() -> None:
+    """It was applied in time, and then another owner took the key."""
+    script = Scripted(lost(), THEIRS)
+    released(script, held(script))
+    assert script.verbs == ["invalidate", "get"]
+
+
+def test_an_interrupted_release_may_have_been_made_in_time() -> None:
+    """It is finished by another call, which finds nothing, or somebody else."""
+    for answer in (None, THEIRS):
+        script = Scripted(KeyboardInterrupt(), answer)
+        attempt = held(script)
+        with pytest.raises(KeyboardInterrupt):
+            released(script, attempt)
+        script.clock = attempt.lease.deadline
+        released(script, attempt)
+
+
+def test_an_interrupt_after_the_lease_makes_no_release() -> None:
+    """It was too late when it was sent."""
+    script = Scripted(KeyboardInterrupt(), None)
+    attempt = held(script)
+    script.clock = attempt.lease.deadline
+    with pytest.raises(KeyboardInterrupt):
+        released(script, attempt)
+    with pytest.raises(LockLost):
+        released(script, attempt)
+
+
+def test_the_release_of_what_was_lost_is_tried_once() -> None:
+    """Its lease would last: it was taken away, so nobody waits for the answer."""
+    script = Scripted(lost())
+    attempt = held(script)
+    attempt.lease.lost = "it was taken away"
+    with pytest.raises(LockLost, match="it was taken away"):
+        released(script, attempt)
+    assert script.verbs == ["invalidate"]
+
+
+def test_a_release_says_why_it_was_lost() -> None:
+    """By what was there, or by its end, if nothing was there then."""
+    for late, removed, why in (
+        (False, NOTHING, "its record is no longer at scripted"),
+        (True, NOTHING, "its lease ended before it was released"),
+        (True, Observed(9, OTHER), "it is held by host:other"),
+    ):
+        script = Scripted()
+        attempt = held(script)
+        if late:
+            script.clock = attempt.lease.deadline
+        with pytest.raises(LockLost, match=why):
+            run(release(cast("Runtime", script), attempt, removed=removed))
+
+
+def test_a_release_after_the_lease_is_tried_once() -> None:
+    """It is lost, whatever the store would have answered, and its record remains to be released."""
+    script = Scripted(lost())
+    attempt = held(script)
+    script.clock = attempt.lease.deadline
+    with pytest.raises(LockLost, match="ended before it was released"):
+        released(script, attempt)
+    assert attempt.lease.record is not None
+    assert script.verbs == ["invalidate"]
+
+
+@pytest.mark.parametrize(("limit", "asked"), [(float("inf"), 2), (1.0, 1), (100.0, 2)])
+def test_a_release_lasts_two_request_timeouts_longer_than_its_first_request(limit: float, asked: int) -> None:
+    """After a failure no request begins later than that, nor at the caller's limit."""
+    script = Scripted(lost(), lost(), lost(), lost())
+    script.takes = PATIENCE
+    with pytest.raises(StoreUnavailable):
+        released(script, held(script), START + limit)
+    assert len(script.asked) == asked
+
+
+def test_a_release_in_the_background_tells_what_is_left() -> None:
+    """A loss with an answer has released it; one without has to be tried again."""
+    script = Scripted(THEIRS)
+    run(release_quietly(cast("Runtime", script), held(script), START + 100))
+    script = Scripted(lost())
+    attempt = held(script)
+    script.clock = attempt.lease.deadline
+    with pytest.raises(StoreUnavailable, match="scripted://"):
+        run(release_quietly(cast("Runtime", script), attempt, START + 100))
+
+
+def test_an_interrupted_release_is_finished() -> None:
+    """Its interruption says what could not be done; a loss is no trouble."""
+    for answers, notes in (
+        ([None], []),
+        ([THEIRS], []),
+        ([StoreError("refused")], ["could not release lock 'key', which expires within 30 s: refused"]),
+    ):
+        script = Scripted(*answers)
+        interruption = KeyboardInterrupt()
+        run(leave_surely(cast("Runtime", script), held(script), interruption))
+        assert [note.partition("\n")[0] for note in getattr(interruption, "__notes__", [])] == notes
+        assert script.verbs == ["invalidate"]
+
+
+def forced(script: Scripted) -> Record | None:
+    """Take the key away."""
+    return cast("Record | None", run(force_release(cast("Runtime", script), an_attempt(script))))
+
+
+@pytest.mark.parametrize("there", [None, FREED])
+def test_nobody_is_not_released_by_force(there: Entry | None) -> None:
+    """There is nothing to write."""
+    script = Scripted(there)
+    assert forced(script) is None
+    assert script.verbs == ["get"]
+
+
+def test_a_free_record_takes_the_place_of_what_is_released_by_force() -> None:
+    """Whoever held the key is told, with its fence."""
+    script = Scripted(THEIRS, Entry(OURS, 10))
+    assert forced(script) == OTHER
+    written = decode(script.written[0])
+    assert written.free
+    assert written.ttl == FREE_TTL
+    script = Scripted(Entry(encode(OTHER._replace(fence=None)), 9), Entry(OURS, 10))
+    assert forced(script) == OTHER._replace(fence=9)
+
+
+def test_force_is_not_used_twice() -> None:
+    """When a request was lost, the next holder is spared; a renewal of the same one is not."""
+    next_one = Entry(encode(OTHER._replace(fence=12)), 12)
+    script = Scripted(THEIRS, lost(), next_one)
+    assert forced(script) == OTHER
+    assert len(script.written) == 1
+    script = Scripted(THEIRS, lost(), None)
+    assert forced(script) == OTHER
+    script = Scripted(THEIRS, Entry(THEIRS.value, 10), Entry(OURS, 11))
+    assert forced(script) == OTHER
+    assert len(script.written) == 2
+
+
+def test_force_gives_up_in_time() -> None:
+    """No request begins later than two request timeouts after the first."""
+    script = Scripted(lost(), lost(), lost())
+    script.takes = PATIENCE
+    with pytest.raises(StoreUnavailable):
+        run(force_release(cast("Runtime", script), an_attempt(script, Retry(5, 5))))
+    assert script.verbs == ["get", "get"]
+
+
+def test_a_record_that_keeps_changing_is_not_released() -> None:
+    """After as many tries, that is an error."""
+    script = Scripted(*(Entry(THEIRS.value, 9 + number) for number in range(PASSES + 1)))
+    with pytest.raises(StoreUnavailable, match="its record kept changing; gave up after 8 tries"):
+        forced(script)
+
+
+def test_what_caslock_did_not_write_is_not_released() -> None:
+    """It is held by somebody that caslock does not know."""
+    with pytest.raises(StoreError, match="is held by an unknown owner"):
+        forced(Scripted(Entry(b"what is this?", 9)))
+
+
+class Woken:
+    """An event that counts."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def set(self) -> None:
+        self.times += 1
+
+
+class Handing:
+    """A holder, its successor, and the hand-over."""
+
+    def __init__(self, *answers: Entry | BaseException | None) -> None:
+        self.script = Scripted(*answers)
+        self.holder = held(self.script)
+        self.successor = an_attempt(self.script)
+        self.event = Woken()
+        self.successor.turn.event = cast("Event", self.event)
+        self.outgoing = HandOver(self.successor)
+
+    def go(self, limit: float = 100.0) -> Observed:
+        """Hand over."""
+        coroutine = hand_over(cast("Runtime", self.script), self.holder, self.outgoing, START + limit)
+        return cast("Observed", run(coroutine))
+
+    def kept(self) -> bool:
+        """Whether what it returns is the holder's own record, and no request is in flight."""
+        ours = Observed(self.holder.lease.version, self.holder.lease.record)
+        return self.go() == ours and not self.script.asked and not self.successor.writes.in_flight
+
+
+def test_a_hand_over_is_one_put() -> None:
+    """The answer shows the successor's record, whose put is in flight until the successor has seen it."""
+    handing = Handing(Entry(OURS, 6))
+    observed = handing.go()
+    assert observed.version == 6
+    assert handing.successor.is_in(observed.record)
+    assert handing.script.verbs == ["put"]
+    assert handing.successor.writes.may_land(5)
+    assert handing.outgoing.pending
+
+
+def test_a_release_hands_over_once() -> None:
+    """Its successor has the answer, and nothing is left of it."""
+    handing = Handing(Entry(OURS, 6))
+    handing.holder.turn.outgoing = handing.outgoing
+    handing.successor.hold_id = "mine.2"
+    released(handing.script, handing.holder)
+    assert handing.script.verbs == ["put"]
+    assert handing.outgoing.outcome is not None
+    assert handing.outgoing.outcome.version == 6
+    assert handing.holder.turn.outgoing is None
+
+
+def test_a_hand_over_that_leaves_a_quarantine_goes_on_with_it() -> None:
+    """The successor takes over the free record that a release would have left."""
+    handing = Handing(Entry(OURS, 6))
+    lease = handing.holder.lease
+    assert lease.record is not None
+    lease.record = lease.record._replace(quarantine=50.0, quarantine_id="other.1.1")
+    record = handing.go().record
+    assert record is not None
+    assert (record.quarantine, record.ttl, record.fence) == (50.0, TTL, None)
+    assert handing.successor.writes.may_land(5)
+
+
+def test_a_hand_over_that_nobody_waits_for_is_not_sent() -> None:
+    """The successor has withdrawn, or is about to, or others hold the key with us."""
+    handing = Handing()
+    handing.outgoing.pending = False
+    assert handing.kept()
+    assert handing.outgoing.take(), "nothing was taken"
+    handing = Handing()
+    assert handing.outgoing.take()
+    assert not handing.outgoing.take()
+    assert handing.kept()
+    handing = Handing()
+    lease = handing.holder.lease
+    assert lease.record is not None
+    lease.record = lease.record._replace(holds=("other.1", *lease.record.holds))
+    assert handing.kept()
+    assert handing.outgoing.take(), "nothing was taken"
+    handing = Handing()
+    handing.successor.ending = True
+    assert handing.kept()
+
+
+def test_a_successor_that_withdraws_at_this_moment_gets_no_put() -> None:
+    """It says that it has gone before it looks; we note the put before we look."""
+
+    class Late(HandOver):
+        __slots__ = ()
+
+        def take(self) -> bool:
+            self.pending = False
+            return True
+
+    handing = Handing()
+    handing.outgoing = Late(handing.successor)
+    assert handing.kept()
+
+
+def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
+    """The successor reads what has become of it, while we settle our release."""
+    handing = Handing(lost(), THEIRS)
+    assert handing.go().version == 9
+    assert handing.script.verbs == ["put", "get"]
+    assert handing.successor.writes.may_land(5)
+    assert handing.holder.timely_releases == 1
+    assert not handing.outgoing.pending
+    assert handing.event.times == 1
+
+
+def test_a_hand_over_that_was_not_sent_lets_the_successor_withdraw() -> None:
+    """Nothing is in flight."""
+    handing = Handing(StoreUnavailable("not sent", sent=False), THEIRS)
+    handing.go()
+    assert not handing.successor.writes.in_flight
+    assert handing.holder.timely_releases == 0
+    assert handing.outgoing.pending
+    assert handing.outgoing.take()
+    assert handing.event.times == 1
+
+
+def test_a_hand_over_without_an_answer_ends_in_time() -> None:
+    """Nothing is read at or after the limit."""
+    handing = Handing(lost(), THEIRS)
+    with pytest.raises(StoreUnavailable):
+        handing.go(limit=2.0)
+    assert handing.script.verbs == ["put"]
+
+
+def test_a_hand_over_that_is_refused_leaves_the_key_to_be_released() -> None:
+    """The refusal concerns the successor alone, which gets it when it asks."""
+    for error in (StoreError("refused"), ValueError("a ttl that is too long")):
+        handing = Handing(error)
+        assert handing.go().version == 5
+        assert not handing.successor.writes.in_flight
+        assert handing.outgoing.pending
+
+
+def test_a_hand_over_after_the_lease_is_no_release_in_time() -> None:
+    """Whatever has become of it."""
+    for answer in (Entry(OURS, 6), THEIRS, None, StoreError("refused"), lost()):
+        handing = Handing(answer, THEIRS)
+        handing.script.clock = handing.holder.lease.deadline
+        handing.go()
+        assert handing.holder.timely_releases == 0
+
+
+def test_an_interrupted_hand_over_may_land() -> None:
+    """Both have a request without an answer."""
+    handing = Handing(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        handing.go()
+    assert handing.successor.writes.may_land(5)
+    assert handing.holder.timely_releases == 1
+
+
+def test_a_hand_over_is_settled_once() -> None:
+    """What it has shown counts as long as it is pending; the successor is woken each time."""
+    handing = Handing()
+    shown = Observed(6, OTHER)
+    handing.outgoing.settle(shown)
+    handing.outgoing.settle(NOTHING)
+    assert (handing.outgoing.outcome, handing.outgoing.pending, handing.event.times) == (shown, False, 2)
+    handing = Handing()
+    handing.outgoing.outcome = shown
+    handing.outgoing.settle()
+    assert handing.outgoing.outcome == shown
+    handing.successor.turn.event = None
+    handing.outgoing.settle()
+
+
+def a_batch(*answers: Entry | BaseException | None) -> tuple[Scripted, list[Attempt]]:
+    """Hold two keys, whose store takes several requests as one."""
+    script = Scripted(*answers)
+    script.batching = script
+    return script, [held(script), held(script)]
+
+
+def removed(script: Scripted, attempts: list[Attempt]) -> dict[Attempt, Observed]:
+    """Release them."""
+    return cast("dict[Attempt, Observed]", run(remove_together(cast("Runtime", script), attempts)))
+
+
+@pytest.mark.parametrize("record", [None, OTHER._replace(holds=())], ids=["removal", "free"])
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [
+        (lost(), 1),
+        (KeyboardInterrupt(), 1),
+        (StoreError("refused"), 0),
+        (StoreUnavailable("", sent=False), 0),
+        (THEIRS, 0),
+    ],
+    ids=repr,
+)
+def test_what_may_have_left(record: Record | None, answer: Entry | BaseException, left: int) -> None:
+    """A write without our hold id counts unless it was certainly refused; one with it is no release."""
+    script = Scripted(answer)
+    attempt = held(script)
+    with contextlib.suppress(StoreError, KeyboardInterrupt):
+        run(write(cast("Runtime", script), attempt, 5, record))
+    assert attempt.timely_releases == left
+    for own in (lost(), StoreError("refused"), THEIRS, Entry(OURS, 6)):
+        script = Scripted(own)
+        attempt = held(script)
+        with contextlib.suppress(StoreError):
+            run(write(cast("Runtime", script), attempt, 5, attempt.lease.record))
+        assert attempt.timely_releases == 0
+    script = Scripted(Entry(OURS, 6))
+    attempt = held(script)
+    run(write(cast("Runtime", script), attempt, 5, attempt.free_record(START)))
+    assert attempt.timely_releases == 1
+
+
+GONE = Entry(b"", ABSENT)
+
+
+def test_a_batch_of_releases_is_one_request() -> None:
+    """Each has left in time, after its renewal."""
+    script, attempts = a_batch(GONE)
+    for attempt in attempts:
+        cast("Mutex", attempt.mutex).taken = True
+    assert removed(script, attempts) == dict.fromkeys(attempts, NOTHING)
+    assert all(attempt.ending and attempt.timely_releases for attempt in attempts)
+    assert [cast("Mutex", attempt.mutex).waits for attempt in attempts] == [1, 1]
+
+
+def test_no_renewal_begins_while_a_batch_of_releases_waits_for_another() -> None:
+    """All are ending before the first wait, or the waits could add up to one request timeout for each key."""
+    script, attempts = a_batch(GONE)
+    seen: list[list[bool]] = []
+
+    class Seeing(Mutex):
+        async def __aenter__(self) -> None:
+            seen.append([attempt.ending for attempt in attempts])
+            await super().__aenter__()
+
+    attempts[0].mutex = Seeing()
+    removed(script, attempts)
+    assert seen == [[True, True]]
+
+
+def test_a_batch_of_releases_has_only_removals() -> None:
+    """What has to leave a free record is released alone; so is the only one that is left."""
+    script, attempts = a_batch(GONE)
+    attempts[0].writes.sent("mine.1.9", InFlight(ABSENT, START, TTL))
+    assert removed(script, attempts) == {}
+    assert script.asked == []
+    script, attempts = a_batch(GONE)
+    script.batching = None
+    assert removed(script, attempts) == {}
+
+
+@pytest.mark.parametrize("late", ["over", "lost", ""])
+@pytest.mark.parametrize("answer", [lost(), StoreError("refused"), KeyboardInterrupt(), THEIRS, GONE], ids=repr)
+def test_what_a_batch_of_releases_has_shown(answer: Entry | BaseException, late: str) -> None:
+    """A release that was sent in time, and may have been applied, was made in time."""
+    script, attempts = a_batch(answer)
+    if late == "over":
+        script.clock = attempts[0].lease.deadline
+    elif late == "lost":
+        for attempt in attempts:
+            attempt.lease.lost = "it was lost"
+    if isinstance(answer, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            removed(script, attempts)
+    else:
+        assert len(removed(script, attempts)) == (0 if isinstance(answer, Exception) else 2)
+    applied = not late and answer is not THEIRS and type(answer) is not StoreError
+    assert [attempt.timely_releases for attempt in attempts] == [applied, applied]
+
+
+def test_a_batch_of_first_puts() -> None:
+    """All or none; after no answer each may land, and has to ask by itself."""
+    script = Scripted(Entry(OURS, 6))
+    attempts = [an_attempt(script)]
+    assert run(put_together(cast("Runtime", script), attempts, {})) is None
+    assert script.asked == []
+    for answer, in_flight, known in ((lost(), 1, 0), (StoreError("refused"), 0, 0), (None, 0, None), (THEIRS, 0, 1)):
+        script = Scripted(answer)
+        script.batching = script
+        attempts = [an_attempt(script)]
+        answers = cast("dict[Attempt, Observed] | None", run(put_together(cast("Runtime", script), attempts, {})))
+        assert (None if answers is None else len(answers)) == known
+        assert len(attempts[0].writes.in_flight) == in_flight
+    script = Scripted(ValueError("a ttl that is too long"))
+    script.batching = script
+    attempts = [an_attempt(script)]
+    with pytest.raises(ValueError, match="too long"):
+        run(put_together(cast("Runtime", script), attempts, {}))
+    assert not attempts[0].writes.in_flight
+
+
+def test_a_second_batch_is_put_where_the_first_has_seen_free_records() -> None:
+    """Each put expects the version that was seen, and goes on with the quarantine there."""
+    script = Scripted(Entry(OURS, 7))
+    script.batching = script
+    attempt = an_attempt(script)
+    free = Record("other", (), 50.0, "other.1.1", quarantine=50.0, quarantine_id="other.1.1")
+    run(put_together(cast("Runtime", script), [attempt], {attempt: Observed(6, free)}))
+    written = decode(script.written[-1])
+    assert (written.holds, written.quarantine, written.quarantine_id) == (("mine.1",), 50.0, "other.1.1")
+    assert next(iter(attempt.writes.in_flight.values())).expected == 6
+
+
+def given_up(script: Scripted, error: BaseException, *, in_flight: int | None = ABSENT) -> tuple[Attempt, str]:
+    """Give up an attempt with a write in flight, and return what is raised, or else the notes of the error."""
+    attempt = an_attempt(script)
+    if in_flight is not None:
+        attempt.first(START, in_flight)
+    try:
+        run(give_up(cast("Runtime", script), attempt, error))
+    except StoreError as raised:
+        return attempt, f"{type(raised).__name__}: {raised}"
+    return attempt, " ".join(getattr(error, "__notes__", []))
+
+
+def test_what_has_sent_nothing_leaves_nothing() -> None:
+    """The error says so, and keeps its kind."""
+    script = Scripted()
+    for error, said in (
+        (lost(), "StoreUnavailable: could not acquire lock 'key': no answer; nothing was left behind"),
+        (StoreError("refused."), "StoreError: could not acquire lock 'key': refused; nothing was left behind"),
+        (NotAcquired("busy"), ""),
+        (KeyboardInterrupt(), ""),
+    ):
+        assert given_up(script, error, in_flight=None)[1] == said
+    assert script.asked == []
+
+
+def test_a_put_that_may_land_is_kept_out_by_a_free_record() -> None:
+    """Then nothing is left behind."""
+    script = Scripted(None, Entry(OURS, 7))
+    attempt, said = given_up(script, lost())
+    assert said.startswith("StoreUnavailable: could not acquire")
+    assert attempt.settled
+    assert attempt.ending
+    assert decode(script.written[0]).free
+    script = Scripted(THEIRS)
+    assert given_up(script, lost(), in_flight=5)[1].startswith("StoreUnavailable: could not acquire")
+    assert script.verbs == ["get"], "the version that it expects has passed"
+
+
+def test_a_put_that_waits_behind_another_owner_is_told() -> None:
+    """It can't be kept out, so the outcome is unknown; where the key was busy, that is a note."""
+    wording = "could not acquire lock 'key', and a request may still be applied at scripted:// once host:other"
+    attempt, said = given_up(Scripted(THEIRS), lost())
+    assert said.startswith(f"OutcomeUnknown: {wording}")
+    assert said.endswith("within 30 s after that")
+    assert attempt.settled
+    for error in (NotAcquired("busy"), KeyboardInterrupt(), StoreError("refused")):
+        assert given_up(Scripted(THEIRS), error)[1].startswith(wording)
+
+
+def test_a_clean_up_without_an_answer_goes_on_in_the_background() -> None:
+    """For as long as a packet lives."""
+    for error in (lost(), NotAcquired("busy")):
+        script = Scripted(lost(), lost())
+        attempt, said = given_up(script, error)
+        assert said.startswith("OutcomeUnknown: ")
+        assert "in the background" in said
+        assert script.background == [FREE_TTL]
+        assert attempt.settled
+    for other in (KeyboardInterrupt(), StoreError("refused")):
+        said = given_up(Scripted(lost(), lost()), other)[1]
+        assert said.startswith("could not acquire lock 'key', and a request may still be applied")
+        assert "in the background" in said
+
+
+def test_a_clean_up_names_the_place_once_and_what_was_said() -> None:
+    """Also if nothing was said."""
+    at = "could not acquire lock 'key', and a request may still be applied at scripted:// "
+    for error, answers, wording in (
+        (lost(), [lost(), lost()], f"{at}(no answer); caslock keeps trying"),
+        (lost(), [StoreUnavailable("scripted:// hangs")] * 2, f"{at[:-15]}(scripted:// hangs); caslock keeps trying"),
+        (NotAcquired("busy"), [StoreError("no access")], f"{at}and cannot be undone (no access); it"),
+        (
+            NotAcquired("busy"),
+            [StoreError("scripted:// says no")],
+            f"{at[:-15]}and cannot be undone (scripted:// says no)",
+        ),
+    ):
+        assert wording in given_up(Scripted(*answers), error)[1]
+    for interrupt, said in ((KeyboardInterrupt(), "no answer in time"), (KeyboardInterrupt("Ctrl-C"), "Ctrl-C")):
+        script = Scripted()
+        attempt = an_attempt(script)
+        attempt.first(START)
+        attempt.limit = START - 10 * PATIENCE
+        run(give_up(cast("Runtime", script), attempt, interrupt))
+        assert f"{at}({said}); caslock keeps trying" in interrupt.__notes__[0]
+
+
+def test_a_failed_acquire_keeps_no_key() -> None:
+    """Nobody has relied on its `min_hold`, unless its release has begun."""
+    for ending, verb in ((False, "invalidate"), (True, "put")):
+        script = Scripted(None if verb == "invalidate" else Entry(OURS, 7))
+        attempt = held(script)
+        attempt.min_hold, attempt.ending = 60.0, ending
+        run(give_up(cast("Runtime", script), attempt, KeyboardInterrupt()))
+        assert script.verbs == [verb]
+
+
+def test_a_free_record_that_was_not_written_is_written_again() -> None:
+    """Somebody else has been there and gone meanwhile: the late put could still arrive."""
+    script = Scripted(None, None, Entry(OURS, 7))
+    attempt, said = given_up(script, lost())
+    assert script.verbs == ["get", "put", "put"]
+    assert said.endswith("nothing was left behind")
+    assert attempt.settled
+
+
+def test_a_clean_up_that_is_refused_ends_there() -> None:
+    """The lease is all that is left to end it."""
+    for error, refusal in itertools.product(
+        (lost(), NotAcquired("busy")), (StoreError("refused"), ValueError("refused"))
+    ):
+        script = Scripted(refusal)
+        attempt, said = given_up(script, error)
+        assert said.startswith("OutcomeUnknown: ")
+        assert said.endswith("cannot be undone (refused); it expires within 30 s after that")
+        assert script.background == []
+        assert attempt.settled
+
+
+@pytest.mark.parametrize(
+    ("error", "limit", "asked"),
+    [
+        (lost(), START - PATIENCE, 0),
+        (NotAcquired("busy"), START - PATIENCE, 1),
+        (KeyboardInterrupt(), START - PATIENCE, 0),
+        (KeyboardInterrupt(), START + 2 * PATIENCE, 2),
+    ],
+    ids=repr,
+)
+def test_a_clean_up_begins_no_request_too_late(error: BaseException, limit: float, asked: int) -> None:
+    """A hanging store is not asked once more, one that has answered is; the time is over with an interrupt."""
+    script = Scripted(lost(), lost(), lost(), lost())
+    script.takes = PATIENCE / 2
+    attempt = an_attempt(script, Retry(5, 5))
+    attempt.first(START)
+    attempt.limit = limit
+    with contextlib.suppress(StoreError):
+        run(give_up(cast("Runtime", script), attempt, error))
+    assert len(script.asked) == asked
+    assert script.background == [FREE_TTL]
+
+
+def test_a_hold_that_is_given_up_is_removed() -> None:
+    """An interrupt came between its success and the caller: what is known need not be read."""
+    script = Scripted(None)
+    attempt = held(script)
+    run(give_up(cast("Runtime", script), attempt, KeyboardInterrupt()))
+    assert script.verbs == ["invalidate"]
+    assert attempt.lease.record is None
+
+
+def test_an_attempt_that_steps_back_can_try_again() -> None:
+    """Nothing of it is there or may land, and it has to queue like any other."""
+    script = Scripted(None, Entry(OURS, 7))
+    attempt = an_attempt(script)
+    turn = attempt.turn
+    turn.incoming, turn.yields = HandOver(attempt), 1.0
+    attempt.lease.deadline = START
+    run(step_back(cast("Runtime", script), attempt))
+    assert script.asked == []
+    assert [turn.incoming, turn.yields] == [None, 0.0]
+    attempt.first(START)
+    run(step_back(cast("Runtime", script), attempt))
+    assert script.verbs == ["get", "put"]
+    assert attempt.lease.deadline == -NEVER

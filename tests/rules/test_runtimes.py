@@ -1,0 +1,550 @@
+"""The runtimes of threads and of tasks: what they make of a store, and their events, mutexes and clean-ups."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from caslock import ABSENT, Put, Removal, StoreUnavailable
+from caslock.local import in_threads, tasks, threads
+from caslock.local.in_threads import QUEUE_SHARE, InThreads
+from caslock.local.shared import Shared
+from caslock.local.tasks import MOST_ASKING, TaskEvent, TaskMutex, TaskRuntime
+from caslock.local.threads import ThreadEvent, ThreadMutex, ThreadRuntime
+from caslock.local.workers import Workers, run
+from caslock.protocol.observation import ObservingStore
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.testing.faults import FaultyStore
+from tests.support.locations import until
+from tests.support.scripted import Mutex, Scripted, an_attempt
+from tests.support.watching import WatchingMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from caslock.protocol.attempt import Attempt
+
+TIMEOUT = 8.0
+"""Seconds of a request, by the traits of the stores here."""
+
+ENOUGH = 20.0
+
+
+class Everything(WatchingMemory):
+    """A blocking store with each optional verb."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.traits = self.traits._replace(request_timeout=TIMEOUT)
+
+    put_when_absent = put_many = invalidate_many = MemoryStore.put_many  # not called
+
+
+class AsyncEverything(AsyncMemoryStore):
+    """The same for asyncio."""
+
+    def __init__(self) -> None:
+        super().__init__(memory_store())
+
+    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+        """Not used."""
+
+
+def memory_store(*, expires: bool = True) -> MemoryStore:
+    """Return a store; it may say that it does not end leases by itself."""
+    store = MemoryStore()
+    store.traits = store.traits._replace(request_timeout=TIMEOUT, expires=expires)
+    return store
+
+
+def same(first: object, *others: object) -> bool:
+    """Whether all are one object."""
+    return all(each is first for each in others)
+
+
+def plain() -> FaultyStore:
+    """Return a blocking store without any optional verb."""
+    return FaultyStore(MemoryStore(), plain=True)
+
+
+def test_a_store_for_asyncio_is_asked_by_tasks() -> None:
+    """With all that it can do."""
+    store = AsyncEverything()
+    runtime = TaskRuntime(Shared(store))
+    verbs = (runtime.store, runtime.watching, runtime.queueing, runtime.batching, runtime.home)
+    assert all(each is store for each in verbs)
+    assert runtime.renewing is runtime
+    assert runtime.patience == TIMEOUT
+    assert TaskRuntime(Shared(AsyncMemoryStore())).watching is None
+    less = SimpleNamespace(get=store.get, put_if_version=0, invalidate=0, traits=store.traits)
+    runtime = TaskRuntime(Shared(less))
+    assert (runtime.watching, runtime.queueing, runtime.batching) == (None, None, None)
+    assert isinstance(TaskRuntime(Shared(AsyncMemoryStore(memory_store(expires=False)))).store, ObservingStore)
+
+
+def test_a_blocking_store_is_asked_by_threads_of_its_own() -> None:
+    """For requests, for waits and for renewals; it queues no tasks, and a request may have to wait for a thread."""
+    store = Everything()
+    runtime = TaskRuntime(Shared(store))
+    assert (runtime.home, runtime.queueing) == (store, None)
+    assert runtime.patience == TIMEOUT * (1 - QUEUE_SHARE)
+    assert same(runtime.batching, runtime.store)
+    assert runtime.renewing is not runtime
+    assert same(runtime.renewing.batching, runtime.renewing.store)
+    threaded = cast("list[InThreads]", [runtime.store, runtime.watching, runtime.renewing.store])
+    assert [each._purpose for each in threaded] == ["requests", "waits", "task renewals"]
+    runtime = TaskRuntime(Shared(plain()))
+    assert (runtime.watching, runtime.batching, runtime.renewing.batching) == (None, None, None)
+    runtime = TaskRuntime(Shared(memory_store(expires=False)))
+    assert isinstance(runtime.store, ObservingStore)
+    assert not isinstance(runtime.batching, ObservingStore)
+    assert not isinstance(runtime.renewing.store, ObservingStore)
+
+
+def test_a_blocking_store_is_asked_in_the_calling_thread() -> None:
+    """With all that it can do; renewals need nothing else."""
+    runtime = ThreadRuntime(Shared(Everything()))
+    assert same(runtime.store, runtime.watching, runtime.queueing, runtime.batching)
+    assert runtime.renewing is runtime
+    assert runtime.patience == TIMEOUT
+    runtime = ThreadRuntime(Shared(plain()))
+    assert (runtime.watching, runtime.queueing, runtime.batching) == (None, None, None)
+    assert isinstance(ThreadRuntime(Shared(memory_store(expires=False))).store, ObservingStore)
+
+
+def test_what_is_no_store_is_refused() -> None:
+    """By both; and an AsyncStore by that of threads."""
+    with pytest.raises(TypeError, match=r"caslock\.connect\(url\)"):
+        ThreadRuntime(Shared(object()))
+    with pytest.raises(TypeError, match=r"caslock\.connect_async\(url\)"):
+        TaskRuntime(Shared(object()))
+    with pytest.raises(TypeError, match="AsyncMemoryStore is an AsyncStore"):
+        ThreadRuntime(Shared(AsyncMemoryStore()))
+
+
+class Answers:
+    """A blocking store that answers with what it was asked."""
+
+    traits = MemoryStore().traits
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        def answer(*asked: object) -> object:
+            self.asked.append((verb, *asked))
+            return self.asked[-1]
+
+        return answer
+
+
+CALLS: Sequence[tuple[str, tuple[object, ...]]] = (
+    ("get", ("k",)),
+    ("put_if_version", ("k", b"v", ABSENT, 5.0)),
+    ("invalidate", ("k", 3)),
+    ("wait_while", ("k", 3, 1.0)),
+    ("put_many", ([Put("k", b"v", ABSENT, 5.0)],)),
+    ("invalidate_many", ([Removal("k", 3)],)),
+    ("identify", ()),
+)
+
+
+def test_each_verb_is_passed_on() -> None:
+    """With its arguments, and the answer comes back: in the calling thread, or in another one."""
+    store = Answers()
+    immediate = threads._Immediate(store)  # type: ignore[arg-type] # as a store
+    assert immediate.traits is store.traits
+    for verb, asked in (*CALLS, ("put_when_absent", ("k", b"v", 5.0, 1.0))):
+        assert run(getattr(immediate, verb)(*asked)) == (verb, *asked)
+
+    async def main() -> None:
+        elsewhere = InThreads(Shared(store), "requests", 1)
+        for verb, asked in CALLS:
+            answer = await getattr(elsewhere, verb)(*asked)
+            assert answer == ((verb, *asked) if verb != "wait_while" else None)
+            assert store.asked[-1] == (verb, *asked)
+
+    asyncio.run(main())
+
+
+class Jobs:
+    """Workers whose jobs run when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], object]] = []
+
+    def do(self, job: Callable[[], object]) -> None:
+        """Note one."""
+        self.jobs.append(job)
+
+
+class Unhurried:
+    """A store that says what becomes of its requests."""
+
+    def __init__(self) -> None:
+        self.traits = MemoryStore().traits._replace(request_timeout=0.2)
+        self.asked = 0
+        self.error: BaseException | None = None
+
+    def get(self, key: str) -> str:
+        """Count it."""
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return key
+
+
+def test_a_request_that_finds_no_thread_is_dropped_unsent() -> None:
+    """After its share of the request timeout; and one that nobody waits for any more is not sent."""
+
+    async def main() -> None:
+        store, workers = Unhurried(), Jobs()
+        elsewhere = InThreads(Shared(store), "requests", MOST_ASKING)
+        elsewhere._shared.part = lambda _name, _make: workers  # type: ignore[method-assign, assignment, return-value] # of this one
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(StoreUnavailable, match="too many requests are waiting for memory") as caught:
+            await elsewhere.get("k")
+        assert 0.04 < loop.time() - began < 0.2 * 0.9
+        assert caught.value.sent is False
+        cancelled = asyncio.ensure_future(elsewhere.get("k"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.sleep(0)
+        answered = asyncio.ensure_future(elsewhere.get("k"))
+        await asyncio.sleep(0)
+        for job in workers.jobs:
+            job()
+        assert store.asked == 1
+        assert repr(await answered) == "'k'"
+        store.error = SystemExit("of the store")
+        failing = asyncio.ensure_future(elsewhere._ask(store.get, "k"))
+        await asyncio.sleep(0)
+        workers.jobs[-1]()
+        await asyncio.wait([failing])
+        assert failing.exception() is store.error
+
+    asyncio.run(main())
+
+
+def test_a_request_that_a_thread_has_taken_is_not_dropped() -> None:
+    """Nor is one sent that was dropped before; and answers that come too late do no harm."""
+
+    async def main() -> None:
+        loop, store = asyncio.get_running_loop(), Unhurried()
+        future: asyncio.Future[str] = loop.create_future()
+        in_threads._drop(future, [], "memory://")
+        assert not future.done()
+        in_threads._answer(loop, future, [], lambda: store.get("k"))
+        assert store.asked == 0
+        future.cancel()
+        in_threads._drop(future, [None], "memory://")
+        in_threads._resolve(future, "late")
+        in_threads._fail(future, ValueError())
+        assert future.cancelled()
+        other = asyncio.new_event_loop()
+        late: asyncio.Future[str] = other.create_future()
+        other.close()
+        in_threads._answer(other, late, [None], lambda: store.get("k"))
+        assert (store.asked, late.done()) == (1, False)
+
+    asyncio.run(main())
+
+
+def finish(work: Callable[[], Awaitable[None]], *, cancels: int = 0) -> list[str]:
+    """Have a runtime finish `work` in a task that is cancelled so many times; returns how that has ended."""
+    ends: list[str] = []
+
+    async def main() -> None:
+        runtime = TaskRuntime(Shared(AsyncMemoryStore()))
+        task = asyncio.ensure_future(runtime.shielded(work))
+        for number in range(cancels):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel(f"number {number + 1}")
+        await asyncio.wait([task], timeout=ENOUGH)
+        if task.cancelled():
+            try:
+                await task
+            except asyncio.CancelledError as error:
+                ends.append(f"cancelled {error.args}")
+        else:
+            ends.append(repr(task.exception()))
+
+    asyncio.run(main())
+    return ends
+
+
+def test_a_clean_up_runs_to_its_end() -> None:
+    """Then its error is raised, or the newest cancellation of the task that waits for it."""
+    done: list[str] = []
+
+    async def work() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        done.append("done")
+
+    async def fail() -> None:
+        await work()
+        raise KeyError("of the work")
+
+    assert finish(work) == ["None"]
+    assert finish(work, cancels=2) == ["cancelled ('number 2',)"]
+    assert finish(fail) == finish(fail, cancels=1) == ["KeyError('of the work')"]
+    assert done == ["done"] * 4
+
+
+@pytest.mark.parametrize(("ends", "outcome"), [(1, "None"), (2, "cancelled ()"), (3, "cancelled ()")])
+def test_a_clean_up_that_the_end_of_the_loop_cancels_runs_once_more(ends: int, outcome: str) -> None:
+    """Once: the task of the clean-up itself is cancelled by `asyncio.run`."""
+    runs: list[int] = []
+
+    async def work() -> None:
+        runs.append(1)
+        if len(runs) <= ends:
+            raise asyncio.CancelledError
+
+    assert finish(work) == [outcome]
+    assert len(runs) == 2
+
+
+def test_an_attempt_ends_with_its_loop() -> None:
+    """One of a task: the loop of any other has nothing to do with it."""
+    runtime = TaskRuntime(Shared(AsyncMemoryStore()))
+    attempt = an_attempt(Scripted())
+
+    async def main() -> None:
+        assert not runtime.ended(attempt)
+        attempt.caller = asyncio.current_task()
+        assert not runtime.ended(attempt)
+
+    asyncio.run(main())
+    assert runtime.ended(attempt)
+    assert not ThreadRuntime(Shared(MemoryStore())).ended(attempt)
+
+
+def test_a_lease_is_watched_in_the_loop_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if another one extends it, unless its own is closed; one of no task in the loop that runs."""
+    watched: list[tuple[object, Attempt]] = []
+    monkeypatch.setattr(
+        tasks, "renewer_of", lambda loop: SimpleNamespace(watch=lambda attempt: watched.append((loop, attempt)))
+    )
+    runtime = TaskRuntime(Shared(AsyncMemoryStore()))
+    attempt, other = an_attempt(Scripted()), an_attempt(Scripted())
+    loops: list[object] = []
+
+    async def acquire() -> None:
+        loops.append(asyncio.get_running_loop())
+        attempt.caller = asyncio.current_task()
+        runtime.watch(attempt)
+        runtime.watch(other)
+
+    async def extend() -> None:
+        runtime.watch(attempt)
+
+    with asyncio.Runner() as runner:
+        runner.run(acquire())
+        assert watched == [(loops[0], attempt), (loops[0], other)]
+        thread = threading.Thread(target=asyncio.run, args=[extend()])
+        thread.start()
+        thread.join(ENOUGH)
+        assert len(watched) == 2
+        runner.run(asyncio.sleep(0))
+        assert watched[2:] == [(loops[0], attempt)]
+    asyncio.run(extend())
+    assert len(watched) == 3
+
+
+def test_a_mutex_of_tasks_lets_one_in() -> None:
+    """Whoever is cancelled while it waits is forgotten; one that nobody has may be given back."""
+
+    async def main() -> None:
+        mutex, order = TaskMutex(), list[str]()
+
+        async def take(name: str) -> None:
+            async with mutex:
+                order.append(name)
+                await asyncio.sleep(0)
+                order.append(name)
+
+        assert mutex.acquire(blocking=False)
+        assert not mutex.acquire(blocking=False)
+        waiting = [asyncio.ensure_future(take(name)) for name in "abc"]
+        await asyncio.sleep(0)
+        assert len(mutex._waiting) == 3
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        assert len(mutex._waiting) == 2
+        assert order == []
+        mutex.release()
+        await asyncio.wait_for(asyncio.gather(*waiting[1:]), ENOUGH)
+        assert order == [*"bb", *"cc"]
+        assert not mutex._waiting
+        mutex.release()
+        assert mutex.acquire(blocking=False)
+
+    asyncio.run(main())
+
+
+def test_an_event_wakes_its_task_from_anywhere() -> None:
+    """Once for all that has set it; it lives as long as its loop."""
+    events: list[TaskEvent] = []
+
+    async def main() -> None:
+        event = TaskEvent()
+        events.append(event)
+        assert event.alive
+        event.set()
+        event.set()
+        await asyncio.wait_for(event.wait(None), ENOUGH)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await event.wait(0.02)  # it was taken
+        assert loop.time() - began >= 0.01
+        thread = threading.Thread(target=event.set)
+        thread.start()
+        await asyncio.wait_for(event.wait(None), ENOUGH)
+        thread.join()
+
+    asyncio.run(main())
+    assert not events[0].alive
+    events[0].set()
+
+
+def test_an_event_of_threads_is_taken_by_its_waiter() -> None:
+    """Set twice, it wakes once; and no wait is longer than a lock can wait."""
+    event = ThreadEvent()
+    assert event.alive
+    assert event._lock.locked()
+    run(event.wait(-1.0))  # not set, and no time left
+    event.set()
+    event.set()
+    run(event.wait(None))
+    waits: list[float] = []
+
+    def acquire(*, timeout: float) -> None:
+        waits.append(timeout)
+
+    event._lock = SimpleNamespace(acquire=acquire)  # type: ignore[assignment] # notes it
+    for seconds in (None, -1.0, 2.0, 1e30):
+        run(event.wait(seconds))
+    assert waits == [-1, 0.0, 2.0, threading.TIMEOUT_MAX]
+
+    def refuse() -> None:
+        raise RuntimeError("release unlocked lock")
+
+    event._lock = SimpleNamespace(locked=lambda: True, release=refuse)  # type: ignore[assignment] # another was faster
+    event.set()
+
+
+def test_a_mutex_that_an_interrupt_has_left_locked_is_given_back() -> None:
+    """As often as this thread has taken it; that of another thread stays."""
+    mutex = ThreadMutex()
+
+    async def taken() -> None:
+        async with mutex as it:
+            assert it is mutex
+            assert mutex._is_owned()  # type: ignore[attr-defined] # of the class in C
+
+    run(taken())
+    assert not mutex._is_owned()  # type: ignore[attr-defined] # as above
+    for _ in range(3):
+        mutex.acquire()
+    attempt = an_attempt(Scripted())
+    threads.mend(attempt)  # its mutex is of another kind
+    assert isinstance(attempt.mutex, Mutex)
+    attempt.mutex = mutex
+    threads.mend(attempt)
+    assert not mutex._is_owned()  # type: ignore[attr-defined] # as above
+    other = threading.Thread(target=mutex.acquire)
+    other.start()
+    other.join()
+    threads.mend(attempt)
+    assert not mutex.acquire(blocking=False)
+
+
+def test_clean_ups_of_a_store_have_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They last for so many seconds; at the end of the interpreter none begins."""
+    made: list[tuple[str, int]] = []
+    jobs: list[tuple[Callable[[], object], bool]] = []
+
+    def workers(name: str, most: int) -> object:
+        made.append((name, most))
+        return SimpleNamespace(do=lambda job, *, here: jobs.append((job, here)))
+
+    settled: list[list[float]] = []
+
+    async def run_clean_ups(_runtime: object, unsettled: list[SimpleNamespace]) -> None:
+        settled.append([each.ends for each in unsettled])
+
+    monkeypatch.setattr(threads, "Workers", workers)
+    monkeypatch.setattr(threads, "run_clean_ups", run_clean_ups)
+    monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: 100.0))
+    runtime = ThreadRuntime(Shared(MemoryStore()))
+
+    async def work(_limit: float) -> None:
+        """Never called here."""
+
+    runtime.in_background(work, 7.0)
+    runtime.in_background(work, 9.0)
+    assert made == [("caslock-clean-up", 1)]
+    assert [here for _, here in jobs] == [False, False]
+    jobs[0][0]()
+    assert settled == [[107.0, 109.0]]
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+    runtime.in_background(work, 7.0)
+    assert len(jobs) == 2
+
+
+def test_a_thread_sleeps_and_finishes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In itself."""
+    did: list[object] = []
+    monkeypatch.setattr(threads, "time", SimpleNamespace(sleep=did.append))
+    runtime = ThreadRuntime(Shared(MemoryStore()))
+
+    async def work() -> None:
+        did.append(threading.current_thread())
+
+    run(runtime.sleep(3.0))
+    run(runtime.shielded(work))
+    threads.start_thread(runtime, cast("Callable[[], Coroutine[object, object, None]]", work))
+    assert isinstance(runtime.shared.part("votes", lambda: None), Workers)
+    assert until(lambda: len(did) == 3)
+    assert did[:2] == [3.0, threading.current_thread()]
+    here, elsewhere = runtime.me(), list[object]()
+    assert here is runtime.me()
+    other = threading.Thread(target=lambda: elsewhere.append(runtime.me()))
+    other.start()
+    other.join()
+    assert elsewhere != [here]
+    assert None not in (here, *elsewhere)
+
+
+def test_a_lock_for_tasks_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of any there is none, and in none of them is none, either."""
+    with monkeypatch.context() as without:
+        without.delitem(sys.modules, "asyncio")
+        assert threads.running_task() is None
+    assert tasks.calling_task() is None
+    assert threads.running_task() is None
+    told: list[object] = []
+
+    def call() -> None:
+        told.append(tasks.calling_task())
+        try:
+            tasks.this_task()
+        except RuntimeError as error:
+            told.append(str(error))
+
+    async def main() -> None:
+        assert tasks.this_task() is tasks.calling_task() is threads.running_task() is asyncio.current_task()
+        asyncio.get_running_loop().call_soon(call)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert told == [None, "AsyncLock must be used inside an asyncio task"]

@@ -1,0 +1,1 @@
+"""Servers that fail, and how long calls then take."""

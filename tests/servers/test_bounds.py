@@ -1,0 +1,544 @@
+"""An acquire returns within its timeout plus two request timeouts, and a release within three, while the server hangs.
+
+The server is stopped by SIGSTOP: connections stay open, the kernel accepts new ones, and nothing is answered.  The
+SQLite file "hangs" while another connection keeps its write lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pytest
+import redis
+import redis.asyncio
+from pymemcache.client.base import Client
+
+from caslock import (
+    AsyncLock,
+    AsyncMultiLock,
+    CaslockError,
+    Hold,
+    Lock,
+    LockLost,
+    MultiLock,
+    NotHeld,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+from caslock.protocol.record import MAX_HOLDS
+from caslock.stores.memcached import MemcachedStore
+from caslock.stores.memory import MemoryStore
+from caslock.stores.redis import AsyncRedisStore, RedisStore
+from caslock.stores.sqlite import SQLiteStore
+from caslock.testing.faults import FaultyStore
+from caslock.testing.stopwatch import Stopwatch
+from tests.support.locations import close_when_clean, fresh, observed, until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from concurrent.futures import ThreadPoolExecutor
+    from pathlib import Path
+
+    from caslock import AsyncStore, Entry, Store
+    from tests.support.servers import Server
+
+REQUEST: Final = 0.6
+"""Seconds of one request timeout in these tests."""
+
+TTL: Final = 120.0
+"""Seconds: longer than any scene, so that no end of a lease helps."""
+
+
+class Hanging(NamedTuple):
+    """A location whose server can be made to hang."""
+
+    store: Callable[[], Store]
+    async_store: Callable[[], AsyncStore | Store]
+    hang: Callable[[], object]
+    go_on: Callable[[], object]
+
+
+@contextlib.contextmanager
+def _sqlite(path: Path) -> Iterator[Hanging]:
+    stores: list[SQLiteStore] = []
+    blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+    def new() -> SQLiteStore:
+        stores.append(SQLiteStore(path, timeout=REQUEST))
+        return stores[-1]
+
+    try:
+        yield Hanging(new, new, partial(blocker.execute, "BEGIN IMMEDIATE"), partial(blocker.execute, "ROLLBACK"))
+    finally:
+        blocker.close()
+        for store in stores:
+            close_when_clean(store)
+
+
+@contextlib.contextmanager
+def _redis(server: Server) -> Iterator[Hanging]:
+    stores: list[RedisStore] = []
+
+    def new() -> RedisStore:
+        stores.append(RedisStore(redis.Redis(port=server.port, socket_timeout=REQUEST, socket_connect_timeout=REQUEST)))
+        return stores[-1]
+
+    def new_async() -> AsyncRedisStore:
+        return AsyncRedisStore(
+            redis.asyncio.Redis(port=server.port, socket_timeout=REQUEST, socket_connect_timeout=REQUEST)
+        )
+
+    try:
+        yield Hanging(new, new_async, server.pause, server.resume)
+    finally:
+        server.resume()
+        for store in stores:
+            close_when_clean(store)
+
+
+@contextlib.contextmanager
+def _memcached(server: Server) -> Iterator[Hanging]:
+    stores: list[MemcachedStore] = []
+
+    def new() -> MemcachedStore:
+        stores.append(MemcachedStore(Client((server.host, server.port), timeout=REQUEST)))
+        return stores[-1]
+
+    try:
+        yield Hanging(new, new, server.pause, server.resume)
+    finally:
+        server.resume()
+        for store in stores:
+            close_when_clean(store)
+
+
+@pytest.fixture(
+    params=[pytest.param("sqlite", marks=pytest.mark.long), "redis", pytest.param("memcached", marks=pytest.mark.long)]
+)
+def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hanging]:
+    """Return each location in turn."""
+    with (
+        _sqlite(tmp_path / "locks.db")
+        if request.param == "sqlite"
+        else _redis(request.getfixturevalue("spare_redis"))
+        if request.param == "redis"
+        else _memcached(request.getfixturevalue("spare_memcached"))
+    ) as location:
+        yield location
+
+
+class Ended(NamedTuple):
+    """How a call has ended, and how long it took, without what the machine was late by."""
+
+    seconds: float
+    outcome: object
+
+
+def timed(call: Callable[[], object]) -> Ended:
+    """Run a call that may raise an error of caslock."""
+    with Stopwatch() as watch:
+        try:
+            outcome = call()
+        except CaslockError as error:
+            outcome = error
+    return Ended(watch.seconds, outcome)
+
+
+async def timed_await(call: Callable[[], Awaitable[object]]) -> Ended:
+    """Await a call that may raise an error of caslock."""
+    with Stopwatch() as watch:
+        try:
+            outcome = await call()
+        except CaslockError as error:
+            outcome = error
+    return Ended(watch.seconds, outcome)
+
+
+async def background_ends() -> None:
+    """Wait for the clean-ups of this loop; nothing else of the test runs any more."""
+    if background := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(background, timeout=50)
+
+
+def held(hold: Hold | None) -> Hold:
+    """Make sure that there is a hold."""
+    assert hold is not None
+    return hold
+
+
+def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
+    """Given a server that hangs, acquire raises within its timeout plus two request timeouts, connected or not."""
+    cases = [(timeout, hanging.store(), connected) for timeout in (0.0, 0.3, 0.6) for connected in (False, True)]
+    for _, store, connected in cases:
+        if connected:
+            held(Lock(store, fresh()).acquire()).release()
+    hanging.hang()
+    acquiring = [
+        (timeout, pool.submit(timed, partial(Lock(store, fresh(), ttl=TTL).acquire, timeout=timeout)))
+        for timeout, store, _ in cases
+    ]
+    ends = [(timeout, acquired.result()) for timeout, acquired in acquiring]
+    hanging.go_on()
+    for timeout, ended in ends:
+        assert isinstance(ended.outcome, StoreUnavailable)
+        assert ended.seconds <= timeout + 2 * REQUEST
+
+
+def test_questions_are_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
+    """Given a server that hangs, locked() and holder() raise within two request timeouts."""
+    lock = Lock(hanging.store(), fresh(), ttl=TTL)
+    held(lock.acquire()).release()
+    hanging.hang()
+    ended = list(pool.map(timed, (lock.locked, lock.holder)))
+    hanging.go_on()
+    for each in ended:
+        if isinstance(each.outcome, StoreUnavailable):
+            assert each.seconds <= 2 * REQUEST
+        else:  # a reader of SQLite waits for no writer
+            assert not each.outcome
+            assert each.seconds < REQUEST
+
+
+def test_a_forced_release_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given a server that hangs before or after the first answer, force_release() ends within four request timeouts."""
+    store, key = hanging.store(), fresh()
+    hold = held(Lock(store, key, ttl=TTL).acquire())
+    asked = FaultyStore(store)
+    asked.after("get", 1, hanging.hang)
+    ended = timed(Lock(asked, key, retry=(100, 100)).force_release)
+    hanging.go_on()
+    assert isinstance(ended.outcome, StoreUnavailable)
+    assert ended.seconds <= 4 * REQUEST
+    with contextlib.suppress(CaslockError):
+        hold.release()
+
+
+def test_a_cancelled_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given a server that hangs, an acquire that is cancelled cleans up within two request timeouts."""
+
+    async def scene() -> float:
+        store = hanging.async_store()
+        hanging.hang()
+        acquiring = asyncio.create_task(AsyncLock(store, fresh(), ttl=TTL).acquire())
+        await asyncio.sleep(REQUEST / 4)
+        acquiring.cancel()
+        try:
+            with Stopwatch() as watch, pytest.raises(asyncio.CancelledError):
+                await acquiring
+            return watch.seconds
+        finally:
+            hanging.go_on()
+            await background_ends()
+            if isinstance(store, AsyncRedisStore):
+                await store.aclose()
+
+    assert asyncio.run(scene()) <= 2 * REQUEST
+
+
+def test_a_cancelled_multi_lock_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given ten keys, some of them held by then, a cancelled acquire cleans up in the time that one key may take."""
+
+    async def scene(keys: list[str]) -> float:
+        store = hanging.async_store()
+        try:
+            other = await AsyncLock(store, keys[5], ttl=TTL).acquire()
+            acquiring = asyncio.create_task(AsyncMultiLock(store, keys, ttl=TTL).acquire())
+            await _happens(lambda: observed(hanging.store(), keys[4]) is not None)
+            hanging.hang()
+            acquiring.cancel()
+            with Stopwatch() as watch, pytest.raises(asyncio.CancelledError):
+                await acquiring
+            return watch.seconds
+        finally:
+            hanging.go_on()
+            assert other is not None
+            await other.release()
+            await background_ends()
+            if isinstance(store, AsyncRedisStore):
+                await store.aclose()
+
+    prefix = fresh()
+    keys = [f"{prefix}{number}" for number in range(10)]
+    assert asyncio.run(scene(keys)) <= 2 * REQUEST
+    assert until(lambda: all(_free(hanging.store(), key) for key in keys))
+
+
+def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given a server that hangs, AsyncLock.acquire raises within its timeout plus two request timeouts."""
+    cases = [(timeout, connected) for timeout in (0.0, 0.6) for connected in (False, True)]
+
+    async def scene() -> list[Ended]:
+        stores = [hanging.async_store() for _ in cases]
+        for store, (_, connected) in zip(stores, cases, strict=True):
+            if connected:
+                hold = await AsyncLock(store, fresh()).acquire()
+                assert hold is not None
+                await hold.release()
+        hanging.hang()
+        try:
+            locks = [AsyncLock(store, fresh(), ttl=TTL) for store in stores]
+            acquiring = zip(locks, cases, strict=True)
+            return await asyncio.gather(
+                *(timed_await(partial(lock.acquire, timeout=timeout)) for lock, (timeout, _) in acquiring)
+            )
+        finally:
+            hanging.go_on()
+            await background_ends()
+            for store in stores:
+                if isinstance(store, AsyncRedisStore):
+                    await store.aclose()
+
+    for (timeout, _), ended in zip(cases, asyncio.run(scene()), strict=True):
+        assert isinstance(ended.outcome, StoreUnavailable)
+        assert ended.seconds <= timeout + 2 * REQUEST
+
+
+class Stuck(MemoryStore):
+    """A blocking store that can hang: each request then takes all of its time."""
+
+    def __init__(self) -> None:
+        """Answer at first."""
+        super().__init__()
+        self.traits = self.traits._replace(request_timeout=1.0)
+        self.answers = threading.Event()
+
+    def get(self, key: str) -> Entry | None:
+        """Read."""
+        self._wait()
+        return super().get(key)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write."""
+        self._wait()
+        return super().put_if_version(key, value, version, ttl)
+
+    def _wait(self) -> None:
+        if not self.answers.wait(self.traits.request_timeout):
+            raise StoreUnavailable("no answer")
+
+
+@pytest.mark.long
+def test_many_tasks_at_a_blocking_store_that_hangs_are_bounded() -> None:
+    """Given so many that they wait for threads, each is as late as one alone."""
+    store = Stuck()
+
+    async def acquired(delay: float) -> Ended:
+        await asyncio.sleep(delay)
+        return await timed_await(partial(AsyncLock(store, fresh(), ttl=TTL).acquire, timeout=0.5))
+
+    async def scene() -> list[Ended]:
+        try:
+            return await asyncio.gather(*(acquired(number / 50) for number in range(100)))
+        finally:
+            store.answers.set()
+            await background_ends()
+
+    ends = asyncio.run(scene())
+    assert all(isinstance(ended.outcome, StoreUnavailable) for ended in ends)
+    assert max(ended.seconds for ended in ends) <= 2.5
+
+
+@pytest.mark.long
+def test_a_wait_at_the_store_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
+    """Given a contender that waits at the store for another process's key, the server's hang does not prolong it."""
+    key, timeout = fresh(), 2.5 * REQUEST  # so that what hangs is over before
+    theirs, ours = Lock(hanging.store(), key, ttl=TTL, auto_renew=False), Lock(hanging.store(), key, ttl=TTL)
+    hold = held(theirs.acquire())
+    assert ours.acquire(timeout=0) is None
+    waiting = pool.submit(timed, lambda: ours.acquire(timeout=timeout))
+    assert until(lambda: any(attempt.contention for attempt in ours._state._attempts.values()))
+    hanging.hang()
+    ended = waiting.result()
+    hanging.go_on()
+    assert ended.seconds <= timeout + 2 * REQUEST
+    assert ended.outcome is None or isinstance(ended.outcome, StoreUnavailable)
+    hold.release()
+
+
+@pytest.mark.long
+def test_a_hand_over_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
+    """Given a waiter in the local queue whose first put is sent by the releaser, both return within their bounds."""
+    key, timeout, store = fresh(), 2.5 * REQUEST, hanging.store()
+    hold = held(Lock(store, key, ttl=TTL).acquire())
+    waiter = Lock(store, key, ttl=TTL)
+    waiting = pool.submit(timed, lambda: waiter.acquire(timeout=timeout))
+    assert until(lambda: hold._state._queue.waiting)
+    hanging.hang()
+    releasing = pool.submit(timed, hold.release)
+    acquired, released = waiting.result(), releasing.result()
+    hanging.go_on()
+    assert acquired.seconds <= timeout + 2 * REQUEST
+    assert released.seconds <= 3 * REQUEST
+    assert isinstance(acquired.outcome, StoreUnavailable)
+
+
+@pytest.mark.parametrize("renewing", [False, True])
+def test_a_release_is_bounded_when_the_server_hangs(hanging: Hanging, renewing: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Given a server that hangs, release raises within three request timeouts, during a renewal as well."""
+    hold = held(Lock(hanging.store(), fresh(), ttl=TTL).acquire())
+    hanging.hang()
+    if renewing:
+        threading.Thread(target=timed, args=(hold.extend,), daemon=True).start()
+        assert until(lambda: hold._attempt.writes.in_flight)
+    ended = timed(hold.release)
+    assert isinstance(ended.outcome, StoreUnavailable)
+    assert ended.seconds <= 3 * REQUEST
+    hanging.go_on()
+    hold.release()  # it can be called again
+
+
+@pytest.mark.long
+def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given tasks that release, renew and wait while the server hangs, all return within their bounds."""
+    timeout = 2.5 * REQUEST  # so that what hangs is over before
+
+    async def scene() -> tuple[Ended, Ended, Ended]:
+        store, key = hanging.async_store(), fresh()
+        first, renewed = AsyncLock(store, key, ttl=TTL), AsyncLock(store, fresh(), ttl=TTL)
+        hold, other = await first.acquire(), await renewed.acquire()
+        assert hold is not None
+        assert other is not None
+        waiter = AsyncLock(store, key, ttl=TTL)
+        waiting = asyncio.create_task(timed_await(lambda: waiter.acquire(timeout=timeout)))
+        await _happens(lambda: hold._state._queue.waiting)
+        hanging.hang()
+        extending = asyncio.create_task(timed_await(other.extend))
+        await _happens(lambda: other._attempt.writes.in_flight)
+        try:
+            ends = await asyncio.gather(waiting, timed_await(hold.release), timed_await(other.release))
+            await extending
+            return ends[0], ends[1], ends[2]
+        finally:
+            hanging.go_on()
+            await background_ends()
+            if isinstance(store, AsyncRedisStore):
+                await store.aclose()
+
+    acquired, *released = asyncio.run(scene())
+    assert acquired.seconds <= timeout + 2 * REQUEST
+    assert max(ended.seconds for ended in released) <= 3 * REQUEST
+    assert all(isinstance(ended.outcome, StoreUnavailable) for ended in (acquired, *released))
+
+
+@pytest.mark.long
+def test_several_keys_are_bounded_together_when_the_server_hangs(hanging: Hanging) -> None:
+    """Given ten keys, MultiLock has the bounds of one: its release, its acquire, and giving back what it had."""
+    store, keys, timeout = hanging.store(), [fresh(f"key{number}") for number in range(10)], 2.5 * REQUEST
+    held(Lock(store, fresh()).acquire()).release()
+    holds = MultiLock(store, keys, ttl=TTL).acquire()
+    assert holds is not None
+    others = [fresh() for _ in keys]
+    hanging.hang()
+    released = timed(holds.release)
+    acquired = timed(lambda: MultiLock(store, others, ttl=TTL).acquire(timeout=timeout))
+    hanging.go_on()
+    assert released.seconds <= 3 * REQUEST
+    assert acquired.seconds <= timeout + 2 * REQUEST
+    assert isinstance(released.outcome, StoreUnavailable)
+    assert isinstance(acquired.outcome, StoreUnavailable)
+    holds.release()  # it can be called again
+    assert until(lambda: all(_free(store, key) for key in [*keys, *others]))
+
+
+@pytest.mark.long
+def test_what_a_multi_lock_could_not_give_back_is_released_in_the_background(
+    hanging: Hanging, pool: ThreadPoolExecutor
+) -> None:
+    """Given a MultiLock that has one key and waits for the other, a hang leaves the one key only for a while."""
+    store, free, taken = hanging.store(), fresh("a"), fresh("b")
+    theirs = held(Lock(hanging.store(), taken, ttl=TTL).acquire())
+    waiting = pool.submit(timed, lambda: MultiLock(store, [free, taken], ttl=TTL).acquire(timeout=2.5 * REQUEST))
+    assert until(lambda: Lock(store, free).locked())
+    hanging.hang()
+    ended = waiting.result()
+    hanging.go_on()
+    assert ended.seconds <= 4.5 * REQUEST
+    assert isinstance(ended.outcome, StoreUnavailable)
+    assert until(lambda: _free(store, free))
+    theirs.release()
+
+
+def test_a_lease_that_ended_while_the_server_hung_is_reported_as_lost(hanging: Hanging) -> None:
+    """Given a lease that is over, its release raises LockLost though the server gives no answer, once and for all."""
+    told: list[Hold] = []
+    store, key = hanging.store(), fresh()
+    hold = held(Lock(store, key, ttl=0.5, auto_renew=False, on_lost=told.append).acquire())
+    hanging.hang()
+    assert until(lambda: hold.lost)
+    ended = timed(hold.release)
+    hanging.go_on()
+    assert isinstance(ended.outcome, LockLost)
+    assert "auto_renew is off" in str(ended.outcome)
+    assert ended.seconds <= 3 * REQUEST
+    assert until(lambda: told == [hold])
+    with pytest.raises(NotHeld):
+        hold.release()
+    assert until(lambda: _free(store, key))
+
+
+def test_keys_that_a_hang_kept_from_being_released_are_not_renewed(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
+    """Given waiters for each key of a MultiLock whose release meets a hang, every key is free soon afterwards."""
+    store, keys = hanging.store(), [fresh(f"key{number}") for number in range(3)]
+    holds = MultiLock(store, keys, ttl=TTL).acquire()
+    assert holds is not None
+    waiting = [pool.submit(timed, partial(Lock(store, key, ttl=TTL).acquire, timeout=0.5)) for key in keys]
+    assert until(lambda: all(hold._state._queue.waiting for hold in holds))
+    hanging.hang()
+    ended = timed(holds.release)
+    for each in waiting:
+        each.result()
+    hanging.go_on()
+    assert isinstance(ended.outcome, StoreUnavailable)
+    for hold in holds:  # the one that was tried can be released again, the others are released in the background
+        with contextlib.suppress(NotHeld):
+            hold.release()
+    assert until(lambda: all(_free(store, key) for key in keys))
+
+
+def test_many_co_holders_of_one_owner_leave_at_once(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """Given many holds of one owner in one record, all releases at the same moment end well, and the key is free."""
+    key = fresh()
+    for _ in range(20):
+        holds = [held(Lock(memory, key, owner="shared", ttl=TTL).acquire()) for _ in range(MAX_HOLDS)]
+        barrier = threading.Barrier(4)
+
+        def leave(part: list[Hold], barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            for hold in part:
+                hold.release()
+
+        for done in [pool.submit(leave, holds[number::4]) for number in range(4)]:
+            done.result()
+        assert not Lock(memory, key).locked()
+
+
+def test_what_a_hanging_server_left_unsettled_is_withdrawn_in_the_background(hanging: Hanging) -> None:
+    """Given a put that landed while its server hung, nothing of it is left soon after the server goes on."""
+    store, key = hanging.store(), fresh()
+    held(Lock(store, fresh()).acquire()).release()
+    hanging.hang()
+    ended = timed(lambda: Lock(store, key, ttl=TTL).acquire(timeout=0))
+    assert isinstance(ended.outcome, StoreUnavailable)
+    if isinstance(ended.outcome, OutcomeUnknown):
+        assert "in the background" in str(ended.outcome)
+    hanging.go_on()
+    assert until(lambda: Lock(store, key).holder() is None and _free(store, key))
+
+
+async def _happens(what: Callable[[], object]) -> None:
+    """Let the other tasks of the loop run until something has happened."""
+    async with asyncio.timeout(50):
+        while not what():  # noqa: ASYNC110 - of what happens no event tells
+            await asyncio.sleep(0)
+
+
+def _free(store: Store, key: str) -> bool:
+    hold = Lock(store, key).acquire(timeout=0)
+    if hold:
+        hold.release()
+    return hold is not None

@@ -1,0 +1,1 @@
+"""What the tests share: servers, stores and clocks for tests."""

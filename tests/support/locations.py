@@ -1,0 +1,196 @@
+"""The stores that a test runs on: a test of every store asks for a `location`, and runs once on each.
+
+To leave a store out of a test, remove its name from the list of kinds of that test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+import redis
+import redis.asyncio
+from pymemcache.client.base import Client
+
+from caslock import StoreUnavailable
+from caslock.local.shared import shared_of
+from caslock.protocol import record
+from caslock.stores.memcached import MemcachedStore
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.stores.redis import AsyncRedisStore, RedisStore
+from caslock.stores.sqlite import SQLiteStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    import pytest
+
+    from caslock import AsyncStore, Entry, Record, Store
+    from caslock.local.workers import Workers
+    from tests.support.servers import Server
+
+KINDS: Final = ("memory", "sqlite", "redis", "memcached")
+"""All stores."""
+
+SHARED: Final = ("sqlite", "redis", "memcached")
+"""Those that several processes can share."""
+
+PROMPT: Final = ("memory", "sqlite", "redis")
+"""Those whose entries end when their ttl does; memcached's may last 3 s longer, which costs a test that much."""
+
+EVERY: Final = (
+    "memory",
+    "sqlite",
+    "redis",
+    "memcached",
+    "postgresql",
+    "mysql",
+    "zookeeper",
+    "etcd",
+    "nats",
+    "hazelcast",
+    "dynamodb",
+)
+"""The stores of a test that needs no more than a URL: see `url_of`."""
+
+
+class Address(NamedTuple):
+    """How to reach a location from any process."""
+
+    kind: str
+    url: str
+
+    def open(self) -> Store:
+        """Make a new store object for it."""
+        if self.kind == "sqlite":
+            return SQLiteStore(self.url)
+        if self.kind == "redis":
+            return RedisStore(redis.Redis.from_url(self.url))
+        host, _, port = self.url.removeprefix("memcached://").partition(":")
+        return MemcachedStore(Client((host, int(port)), timeout=5))
+
+
+class Place:
+    """Where the locks of one test live."""
+
+    def __init__(self, address: Address) -> None:
+        """Begin with nothing opened."""
+        self.address = address
+        self._memory = MemoryStore()
+        self._opened: list[Store] = []
+
+    @property
+    def kind(self) -> str:
+        """Which store it is."""
+        return self.address.kind
+
+    def store(self) -> Store:
+        """Make a further store object for this location (of a memory there is only one); it is closed with the test."""
+        store = self._memory if self.kind == "memory" else self.address.open()
+        self._opened.append(store)
+        return store
+
+    @contextlib.asynccontextmanager
+    async def async_store(self) -> AsyncIterator[AsyncStore | Store]:
+        """Open the native asyncio store where there is one, else a plain one, which serves from worker threads."""
+        if self.kind == "memory":
+            yield AsyncMemoryStore(self._memory)
+        elif self.kind == "redis":
+            native = AsyncRedisStore(redis.asyncio.Redis.from_url(self.address.url))
+            try:
+                yield native
+            finally:
+                await native.aclose()
+        else:
+            yield self.store()
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for store in self._opened:
+            close_when_clean(store)
+
+
+@contextlib.contextmanager
+def opened(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Return the location of that kind for one test."""
+    url = ""
+    if kind == "sqlite":
+        url = str(request.getfixturevalue("tmp_path") / "locks.db")
+    elif kind != "memory":
+        server: Server = request.getfixturevalue(f"{kind}_server")
+        url = server.url
+    location = Place(Address(kind, url))
+    try:
+        yield location
+    finally:
+        location.close()
+
+
+def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """Give the URL of a store for one test; skips a test whose server is not installed."""
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{folder / 'locks.db'}"}
+    return urls.get(kind) or str(request.getfixturevalue(f"{kind}_server").url)
+
+
+def fresh(name: str = "key") -> str:
+    """Make a key that no other test uses."""
+    return f"{name}:{uuid.uuid4().hex}"
+
+
+def observed(store: Store, key: str) -> Record | None:
+    """Read the record under the key; None when nobody holds it."""
+    entry = store.get(key)
+    found = None if entry is None else record.decode(entry.value)
+    return None if found is None or found.free else found
+
+
+def until(happened: Callable[[], object], seconds: float = 50.0) -> bool:
+    """Poll until something has happened, or the deadline is over; tell which."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def close_when_clean(store: object) -> None:
+    """Close a blocking store once nothing is left to clean up in the background: that would open a connection again."""
+    workers = cast("Workers | None", shared_of(store)._parts.get("clean-ups"))
+    assert workers is None or until(lambda: not workers._jobs and workers._idle == len(workers._threads))
+    getattr(store, "close", lambda: None)()
+
+
+class Watched:
+    """A store that notes every request before it passes it on, and loses those that `lose` says."""
+
+    def __init__(self, store: Store) -> None:
+        """Begin with nothing noted and nothing lost."""
+        self._store = store
+        self.traits = store.traits
+        self.requests: list[tuple[str, str]] = []
+        self.lose: Callable[[str, str], bool] = lambda _verb, _key: False
+
+    def get(self, key: str) -> Entry | None:
+        """See `Store.get`."""
+        self._pass("get", key)
+        return self._store.get(key)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """See `Store.put_if_version`."""
+        self._pass("put", key)
+        return self._store.put_if_version(key, value, version, ttl)
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """See `Store.invalidate`."""
+        self._pass("invalidate", key)
+        return self._store.invalidate(key, version)
+
+    def _pass(self, verb: str, key: str) -> None:
+        self.requests.append((verb, key))
+        if self.lose(verb, key):
+            message = "the network is down"
+            raise StoreUnavailable(message, sent=False)
