@@ -15,6 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
+from caslock.options import has_control_characters
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -174,9 +176,13 @@ def _make(target: Any, settings: dict[str, Any], *groups: str) -> Any:  # noqa: 
     if own:
         _refuse(settings, own, f"{scheme}://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    if own and scheme != "sqlite" and has_control_characters(unquote(rest.rpartition("@")[2])):
+        raise ValueError(f"{scheme}:// URLs must not contain control characters, percent-encoded or not")
     if own and own.clients and "@" in rest[len(authority) :]:
         # Most likely the password has a slash, and the client would take its beginning for a host and show it.
         raise ValueError(f"percent-encode / ? # @ in user name, password and options of a {scheme}:// URL (/ as %2F)")
+    if own and scheme != "sqlite" and "#" in rest:
+        raise ValueError(f"{scheme}:// URLs have no fragment: write # as %23")
     for group in groups:
         factory = _load(scheme, own, group) if own else _plugin(scheme, group)
         if factory is not None:
@@ -242,7 +248,9 @@ def _call(factory: _Factory, url: str, scheme: str) -> Any:  # noqa: ANN401 - se
     try:
         return factory(url)
     except Exception as error:  # of any store or client: its text may show the password
-        if not any(secret in _told(error).casefold() for secret in secrets):
+        told = _told(error).casefold()
+        # As words of their own: the user "postgres" is no part of "postgresql://".
+        if not any(re.search(rf"(?<![a-z0-9]){re.escape(secret)}(?![a-z0-9])", told) for secret in secrets):
             raise
         kind = type(error).__name__
     # Raised outside of the except block, so that the error with the secret is not its context.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast
 from typing import overload as overload_
 
 from caslock.blocking import Lock
@@ -165,12 +165,12 @@ def _blocking(function: Callable[..., Any], name: KeyTemplate, locks: _Locks[Loc
         lock = locks.of(name(args, kwargs))
         if not busy.reacts:
             with lock:
-                return _at_once(function, function(*args, **kwargs))
+                return _over(function, function(*args, **kwargs))
         hold = lock.acquire()
         if hold is None:
             return busy(args, kwargs)
         with hold:
-            return _at_once(function, function(*args, **kwargs))
+            return _over(function, function(*args, **kwargs))
 
     return guarded
 
@@ -183,13 +183,13 @@ def _asynchronous(
         lock = locks.of(name(args, kwargs))
         if not busy.reacts:
             async with lock:
-                return await function(*args, **kwargs)
+                return _over(function, await function(*args, **kwargs))
         hold = await lock.acquire()
         if hold is None:
             result = busy(args, kwargs)
             return await cast("Coroutine[Any, Any, object]", result) if busy.suspends else result
         async with hold:
-            return await function(*args, **kwargs)
+            return _over(function, await function(*args, **kwargs))
 
     return guarded
 
@@ -261,12 +261,16 @@ def _check_function(function: object) -> None:
         raise _too_early(function, "is a generator function")
 
 
-def _at_once(function: Callable[..., object], result: object) -> object:
-    """Refuse a result that only begins to run after the release."""
+_LAZY: Final = (map, filter, zip, enumerate)
+
+
+def _over(function: Callable[..., object], result: object) -> object:
+    """Refuse a result that is known to run, at least in part, after the release."""
     pending = getattr(result, "gen", result)  # of a context manager that is made of a generator function
-    if isinstance(pending, (Coroutine, Generator, AsyncGenerator)):
-        if not isinstance(pending, AsyncGenerator):
-            pending.close()
+    if isinstance(pending, (Coroutine, Generator)):
+        pending.close()
+    lazy = isinstance(pending, _LAZY) or type(pending).__module__ == "itertools"
+    if lazy or isinstance(pending, (Awaitable, Generator, AsyncGenerator)):
         raise _too_early(function, f"returned a {type(result).__name__}")
     return result
 

@@ -23,6 +23,7 @@ LONGEST: Final = 86_400
 """Seconds; the longest timeout of a request."""
 
 _PORTS: Final = range(1, 65_536)
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SEVERAL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^/?#\s]*,[^/?#\s]*)(.*)", re.DOTALL)
 
 
@@ -150,9 +151,16 @@ def seconds_of(text: str, kind: str) -> float:
 
 
 def check_prefix(prefix: object) -> None:
-    """Raise TypeError for a prefix that is no str."""
+    """Raise TypeError for a prefix that is no str, ValueError for one with control characters."""
     if not isinstance(prefix, str):
         raise TypeError(f"prefix must be a str, not {type(prefix).__name__}")
+    if has_control_characters(prefix):
+        raise ValueError(f"prefix must not contain control characters, as {prefix!r} does")
+
+
+def has_control_characters(text: str) -> bool:
+    """Tell whether a text has any, such as a line break: it would garble the log, or end a name early."""
+    return _CONTROL.search(text) is not None
 
 
 def check_replicas(replicas: object) -> None:

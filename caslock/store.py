@@ -247,8 +247,9 @@ class ListingStore(Protocol):
         """Yield each key that begins with `prefix`, and its entry, in any order; every key if `prefix` is empty.
 
         The keys are those that `Store.get` takes, and each comes at most once.  What `Store.get` would not return, such
-        as a removed or an expired entry or another program's data, is left out.  An entry that exists throughout the
-        iteration is included; one that comes or goes meanwhile may be.
+        as a removed or an expired entry, is left out; what it would return is included, also a value that caslock did
+        not write, because it keeps others from the key.  An entry that exists throughout the iteration is included; one
+        that comes or goes meanwhile may be.
 
         Each step raises what `Store.get` raises.
         """

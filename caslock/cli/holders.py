@@ -27,7 +27,7 @@ def holders(store: Store, prefix: str) -> Iterator[tuple[str, int, Record]]:
     for key, entry in sorted(store.list(prefix)):
         record = decode(entry.value)
         if not record.free:
-            fence = fence_of(record, entry.version) if store.traits.fences else None
+            fence = fence_of(record, entry.version) if store.traits.fences and not record.foreign else None
             yield key, entry.version, record._replace(fence=fence)
 
 

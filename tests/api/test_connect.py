@@ -142,6 +142,55 @@ def test_no_error_shows_a_secret(make: Callable[[str], object], url: str) -> Non
     assert [piece for piece in ("hunter2", "ter2", "hun", "gast") if piece in told] == []
 
 
+@BOTH
+@pytest.mark.parametrize("user", ["postgres", "user:postgres", "me:timeou"])
+def test_a_secret_that_is_a_part_of_a_word_hides_no_reason(make: Callable[[str], object], user: str) -> None:
+    """The user "postgres" is no part of "postgresql"."""
+    with pytest.raises(ValueError, match="there is no option nosuch"):
+        make(f"postgresql://{user}@localhost/db?nosuch=1")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("option", "match"),
+    [
+        ("postgresql://h/db?connect_timeout=abc", "connect_timeout .* must be a whole number"),
+        ("postgresql://h/db?keepalives_idle=-1", "keepalives_idle .* must be a whole number"),
+        ("mysql://h/db?connect_timeout=abc", "connect_timeout .* must be a whole number"),
+        ("postgresql://h/db?sslmode=yes", "sslmode .* must be one of disable, allow"),
+        ("redis://h?socket_timeout=abc", "check the option socket_timeout"),
+        ("zookeeper://h?timeout=abc", "must be a number of seconds"),
+    ],
+)
+def test_the_value_of_an_option_is_checked(make: Callable[[str], object], option: str, match: str) -> None:
+    """When the store is made: a request would say that the server is unavailable."""
+    with pytest.raises(ValueError, match=match):
+        make(option)
+
+
+SERVERS = ("redis", "tair", "memcached", "postgresql", "mysql", "zookeeper", "etcd", "nats", "hazelcast", "dynamodb")
+
+
+@BOTH
+@pytest.mark.parametrize("scheme", SERVERS)
+def test_a_fragment_is_refused(make: Callable[[str], object], scheme: str) -> None:
+    """Else what follows the # would be dropped in silence."""
+    with pytest.raises(ValueError, match="write # as %23"):
+        make(f"{scheme}://host/name#more")
+
+
+@BOTH
+@pytest.mark.parametrize("scheme", SERVERS)
+@pytest.mark.parametrize("sign", ["%00", "%0A", "%7f", "%1B"])
+def test_a_control_character_is_refused_however_it_is_written(
+    make: Callable[[str], object], scheme: str, sign: str
+) -> None:
+    """It would end up in the location, in errors and in the log."""
+    for rest in (f"host/a{sign}", f"host/a?prefix={sign}a"):
+        with pytest.raises(ValueError, match="must not contain control characters"):
+            make(f"{scheme}://{rest}")
+
+
 @pytest.mark.usefixtures("plugin")
 def test_an_error_without_a_secret_is_shown_as_it_is() -> None:
     """Only what would show a secret is withheld: any other error of a store reaches the caller whole."""

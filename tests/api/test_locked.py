@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import io
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -417,6 +419,8 @@ def test_a_generator_function_is_refused_when_decorating(memory: MemoryStore, fu
         skipped_later,
         contextlib.contextmanager(generator),
         contextlib.asynccontextmanager(async_generator),
+        lambda: map(str, [1]),
+        itertools.count,
     ],
 )
 def test_a_function_that_returns_what_runs_later_is_told(
@@ -431,6 +435,41 @@ def test_a_function_that_returns_what_runs_later_is_told(
     with pytest.raises(TypeError, match=r"act returned a \w+, which runs after the lock would have been released"):
         act()
     assert not list(memory.list(""))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: map(str, [1]),
+        lambda: filter(None, [1]),
+        lambda: zip([1], [2], strict=True),
+        lambda: enumerate([1]),
+        lambda: itertools.chain([1], [2]),
+        lambda: itertools.islice([1], 1),
+        async_generator,
+        generator,
+        lambda: asyncio.get_running_loop().create_future(),
+        lambda: asyncio.ensure_future(asyncio.sleep(0)),
+    ],
+)
+def test_a_coroutine_function_that_returns_what_runs_later_is_told(
+    memory: MemoryStore, make: Callable[[], object]
+) -> None:
+    """Also lazy iterators, tasks and futures."""
+
+    @locked(memory, "k")
+    async def act() -> object:
+        return make()
+
+    with pytest.raises(TypeError, match=r"act returned a \w+, which runs after the lock would have been released"):
+        asyncio.run(act())
+    assert not list(memory.list(""))
+
+
+@pytest.mark.parametrize("result", [[1], iter([1]), io.StringIO(), range(2), {1: 2}.items()])
+def test_a_result_that_is_there_is_returned(memory: MemoryStore, result: object) -> None:
+    """A list, its iterator, an open file: nothing of the function is left to run."""
+    assert locked(memory, "k")(lambda: result)() is result
 
 
 @pytest.mark.parametrize("wrong", [staticmethod(skipped), classmethod(skipped), Invoice, None, 5])

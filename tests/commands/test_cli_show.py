@@ -9,9 +9,11 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from caslock import Lock, LockLost, connect
 from tests.support.command_line import CASLOCK, AtTerminal, caslock, environment, finished, line, start
+from tests.support.locations import fresh
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +72,18 @@ def test_list_has_the_held_keys_of_a_prefix(url: str, store: ClosableStore) -> N
         assert [row.split()[0] for row in rows] == ["room:1", "user:3"]
         told = json.loads(caslock("list", "room:", "--json", store=url)[1])
         assert told == [json.loads(caslock("show", "room:1", "--json", store=url)[1])]
+
+
+@pytest.mark.parametrize("value", [b"a plain text", b"99999999999999999999:{}"], ids=["text", "version too large"])
+def test_list_has_what_another_program_has_written(redis_server: Server, value: bytes) -> None:
+    """It keeps everybody from the key, as `show` says."""
+    key = fresh()
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.set(key, value, px=60_000)
+        (told,) = json.loads(caslock("list", key, "--json", store=redis_server.url)[1])
+        assert told == json.loads(caslock("show", key, "--json", store=redis_server.url)[1])
+        assert (told["key"], told["owner"], told["held"]) == (key, "unknown", True)
+        client.delete(key)
 
 
 def test_a_store_that_can_not_list_says_so(memcached_server: Server) -> None:

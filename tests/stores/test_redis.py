@@ -868,7 +868,7 @@ def test_a_server_that_names_the_user_does_not_betray_it(api: Api) -> None:
 
 
 def test_a_list_has_what_there_is_under_a_prefix(api: Api, redis_server: Server, admin: redis.Redis) -> None:
-    """Keys without the store's prefix that begin as asked for, with entries that exist at this moment."""
+    """Keys without the store's prefix that begin as asked for, with entries that exist now, also those of others."""
     admin.flushall()
     keys = ["a:1", "a:", "a:*", "a?", "[a]", "A:1", "b\\", "\0", "schlüssel", "🔒", "k" * 1024]
     for prefix in ("", "locks:", "l*[k]\\"):
@@ -884,6 +884,9 @@ def test_a_list_has_what_there_is_under_a_prefix(api: Api, redis_server: Server,
         admin.set(prefix.encode() + b"a:\xff", b"5:x")
         admin.set(prefix.encode() + b"a:" + b"k" * 1024, b"5:x")
         admin.set("other", b"hello")
+        entries["a:foreign"] = Entry(b"hello", FOREIGN)
+        if not prefix:
+            entries["other"] = Entry(b"hello", FOREIGN)
         for begin in ("", "a", "a:", "a:*", "a?", "*", "?", "[", "[a]", "b\\", "\\", "🔒", "k", "nothing", *keys):
             expected = {key: entry for key, entry in entries.items() if key.startswith(begin)}
             listed = list(store.list(begin))

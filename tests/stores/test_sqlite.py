@@ -90,6 +90,27 @@ def run(script: str, *args: object) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, timeout=55, stdout=subprocess.PIPE, text=True).stdout
 
 
+@pytest.mark.parametrize("kind", ["device", "pipe", "directory", "text"])
+def test_a_path_that_can_be_no_database_is_refused(tmp_path: Path, kind: str) -> None:
+    """At the first use, and not as a store that may answer later."""
+    path = Path(os.devnull) if kind == "device" else tmp_path / kind
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("not a database " * 100)
+    with SQLiteStore(path) as store:
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: store.get("k"),
+            lambda: store.put_if_version("k", b"", ABSENT, 30),
+        )
+        for call in calls:
+            with pytest.raises(StoreError, match=r"regular file|directory|database") as caught:
+                call()
+            assert not isinstance(caught.value, StoreUnavailable)
+
+
 def test_a_stale_version_neither_removes_nor_overwrites(store: SQLiteStore) -> None:
     """A client that returns with the version of an earlier tenure changes nothing, and is shown who holds the key."""
     stale = put(store)

@@ -18,7 +18,7 @@ from caslock.loop_end import ConnectionsPerLoop
 from caslock.stores.redis.async_connections import Pipelines, SharedPipeline
 from caslock.stores.redis.cluster import Cluster, connections_to
 from caslock.stores.redis.failures import REDIS, Dialect
-from caslock.stores.redis.requests import FOREIGN, Requests
+from caslock.stores.redis.requests import Requests
 from caslock.stores.redis.server import Server
 from caslock.stores.redis.sockets import Sockets
 from caslock.stores.redis.url import open_url
@@ -210,6 +210,6 @@ async def _entries(
             cursor, keys = await node.ask(requests.scan(prefix, cursor))
             for key in keys - seen:
                 found = await connections.ask(requests.get(key))
-                if found and found.version != FOREIGN:
+                if found:
                     yield key, found
             seen |= keys

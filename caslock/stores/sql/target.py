@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from inspect import signature
 from typing import Final, NamedTuple
@@ -18,6 +19,18 @@ _DRIVERS: Final = {
 }
 _WHOSE: Final = {"psycopg": "libpq", "pymysql": "PyMySQL"}
 _OF_SQLALCHEMY: Final = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_check_hostname", "ssl_cipher", "ssl_key")
+_NUMBERS: Final = frozenset(
+    {
+        *("connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"),
+        *("tcp_user_timeout", "read_timeout", "write_timeout", "max_allowed_packet"),
+    }
+)
+_CHOICES: Final = {  # of libpq
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "channel_binding": ("disable", "prefer", "require"),
+    "gssencmode": ("disable", "prefer", "require"),
+    "target_session_attrs": ("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
+}
 _PORTS: Final = {"postgresql": 5432, "mysql": 3306}
 
 
@@ -74,6 +87,7 @@ def target_of(target: str | URL | Engine | AsyncEngine, timeout: float | None, *
         url = url.set(drivername=f"{backend}+{known}")
         usage = f"the options of a {backend}:// URL are ?timeout= and those of {_WHOSE.get(known, known)}"
         no_other_options(url.query, _options_of(known), usage)
+        _check_values(url)
     return Target(url, backend, check_timeout("timeout", TIMEOUT if timeout is None else timeout), given)
 
 
@@ -84,6 +98,17 @@ def _read(target: str | URL) -> URL:
         raise ValueError(
             "this URL of a database can't be read: percent-encode what is reserved in a password, and check the port"
         ) from None
+
+
+def _check_values(url: URL) -> None:
+    """Raise ValueError for what the driver would refuse only when it connects."""
+    for name in _NUMBERS & url.query.keys():
+        value = url.query[name]
+        if not (isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value)):
+            raise ValueError(f"the option {name} of a database URL must be a whole number")
+    for name in _CHOICES.keys() & url.query.keys():
+        if url.query[name] not in _CHOICES[name]:
+            raise ValueError(f"the option {name} of a database URL must be one of {', '.join(_CHOICES[name])}")
 
 
 def _options_of(driver: str) -> list[str]:

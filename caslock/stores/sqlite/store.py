@@ -189,9 +189,11 @@ class SQLiteStore(Closing):
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if is_locked(error):
             return StoreUnavailable(f"{self._path} stayed locked for {self._timeout:g} s: {error}", sent=False)
-        if code == sqlite3.SQLITE_IOERR:
+        is_other = self._path.exists() and not self._path.is_file()
+        if code == sqlite3.SQLITE_IOERR and not is_other:
             return StoreUnavailable(f"{self._path} can't be read or written: {error}")
-        why = "it is a directory; name a file" if self._path.is_dir() else _REASONS.get(code)
+        kind = "a directory" if self._path.is_dir() else "no regular file"
+        why = f"it is {kind}; name a file" if is_other else _REASONS.get(code)
         return StoreError(f"{self._path}: {error}" + (f" ({why})" if why else ""))
 
 
