@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from caslock.local.lock import Settings
-    from caslock.store import AsyncStore, Store
+    from caslock.store import AsyncStore, Store, Traits
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -87,6 +87,18 @@ class Play(Protocol):
         ...
 
 
+class _FaultyStore(FaultyStore):
+    @property
+    def traits(self) -> Traits:
+        return super().traits._replace(request_timeout=LONG)
+
+
+class _AsyncFaultyStore(AsyncFaultyStore):
+    @property
+    def traits(self) -> Traits:
+        return super().traits._replace(request_timeout=LONG)
+
+
 class Blocking:
     """Threads, and calls that block: a coroutine of a scenario never suspends."""
 
@@ -98,7 +110,7 @@ class Blocking:
 
     def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
         """See `Play.faulty`."""
-        return FaultyStore(cast("Store", store), plain=plain)
+        return _FaultyStore(cast("Store", store), plain=plain)
 
     def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
         """See `Play.lock`."""
@@ -153,8 +165,8 @@ class Asyncio:
     def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
         """See `Play.faulty`."""
         if is_async(store):
-            return AsyncFaultyStore(cast("AsyncStore", store), plain=plain)
-        return FaultyStore(cast("Store", store), plain=plain)
+            return _AsyncFaultyStore(cast("AsyncStore", store), plain=plain)
+        return _FaultyStore(cast("Store", store), plain=plain)
 
     def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
         """See `Play.lock`."""
