@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -493,6 +495,25 @@ def test_two_names_of_one_database_have_one_identity(database: Database, store: 
     assert one.traits.location != two.traits.location
     assert one.identify() == two.identify()
     assert (one.identify() is None) is database.is_mysql
+
+
+def test_a_cancellation_while_it_connects_leaves_no_connection_open(postgresql_server: Server) -> None:
+    """At whatever moment: psycopg would warn of a connection that nobody has closed, which is an error here."""
+
+    async def cancel(after: float) -> bool:
+        async with AsyncSQLStore.from_url(f"{postgresql_server.url}?timeout=50") as store:
+            task = asyncio.create_task(store.get("k"))
+            await asyncio.sleep(after)
+            task.cancel()
+            return isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+
+    with pytest.MonkeyPatch.context() as patch:
+        left = list[object]()
+        patch.setattr(sys, "unraisablehook", left.append)
+        cancelled = [asyncio.run(cancel(number * 0.001)) for number in range(50)]
+        gc.collect()
+    assert True in cancelled
+    assert left == []
 
 
 def test_a_cancellation_while_it_connects_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,8 +97,9 @@ def _open(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
         timeouts = {"read_timeout": target.timeout, "write_timeout": target.timeout}
         connection = _connection_of_pymysql()(**timeouts | _options(target))
     if target.backend == "postgresql":
-        connection.autocommit = True
-        _settle(connection, connection.execute(_settings(connection, target)).fetchone())
+        with on_failure(connection.pgconn.finish):
+            connection.autocommit = True
+            _settle(connection, connection.execute(_settings(connection, target)).fetchone())
     else:
         with connection.cursor() as cursor:
             cursor.execute(_settings(connection, target))
@@ -117,10 +118,11 @@ async def _open_async(target: Target) -> Any:  # noqa: ANN401 - a connection of 
         connection._connect_timeout = None  # noqa: SLF001 - its constructor takes a number only
         await connection.connect()
     if target.backend == "postgresql":
-        _never_cancel_first(connection)
-        await connection.set_autocommit(True)
-        cursor = await connection.execute(_settings(connection, target))
-        _settle(connection, await cursor.fetchone())
+        with on_failure(connection.pgconn.finish):
+            _never_cancel_first(connection)
+            await connection.set_autocommit(True)
+            cursor = await connection.execute(_settings(connection, target))
+            _settle(connection, await cursor.fetchone())
     else:
         async with connection.cursor() as cursor:
             await cursor.execute(_settings(connection, target))
