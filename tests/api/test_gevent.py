@@ -105,11 +105,13 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_release_waits_for_a_renewal_under_way() -> None:
     """As it does in a thread: else that renewal would find the key released, and report a loss."""
     assert run(A_RELEASE_MEETS_A_RENEWAL) == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", EVERY)
 def test_greenlets_exclude_each_other(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """One Lock shared by all of them, and MultiLocks that overlap: two are never inside, and nothing is left."""

@@ -414,6 +414,7 @@ def fence_of(address: Address, key: str, owner: str | None) -> int | None:
     return fence
 
 
+@pytest.mark.long
 def test_an_explicit_owner_re_enters_from_another_process(shared_location: Place) -> None:
     """Another process with the same explicit owner re-enters, with the same fence; another owner does not."""
     key = fresh()
@@ -663,6 +664,7 @@ def test_a_failing_on_lost_ends_no_other_renewals(memory: MemoryStore, caplog: p
     other.release()
 
 
+@pytest.mark.long
 def test_a_short_lease_is_kept_alive(request: pytest.FixtureRequest) -> None:
     """On every store, a lease is renewed in the background: after more than two it is held, with the same fence."""
     with contextlib.ExitStack() as stack:
@@ -731,6 +733,7 @@ def test_extend_replaces_the_lease(location: Place) -> None:
     hold.release()
 
 
+@pytest.mark.long
 def test_renewals_that_fail_for_most_of_a_lease_lose_nothing(memory: MemoryStore) -> None:
     """A store that is down until 0.85 of a lease is over, and then is back, loses no lock."""
     store, ttl = Watched(memory), 1.6
@@ -766,6 +769,7 @@ def renewers(before: set[threading.Thread]) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if "renewer" in thread.name and thread not in before]
 
 
+@pytest.mark.long
 def test_the_renewer_comes_with_the_first_hold_and_goes_after_the_last() -> None:
     """One thread watches all leases of the process; it is gone a third of a lease and a second after the last one."""
     for left in [each for each in gc.get_objects() if type(each) is Attempt]:

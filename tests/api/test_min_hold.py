@@ -49,6 +49,7 @@ def is_free(store: Store, key: str) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_the_key_is_taken_until_min_hold_is_over(location: Place) -> None:
     """Released at once, the key is had by nobody before its time, and by somebody then; the release does not wait."""
     store, key = location.store(), fresh()
@@ -285,6 +286,7 @@ def test_without_renewal_the_key_is_kept_if_it_is_released_in_time(memory: Memor
     assert is_free(memory, key)
 
 
+@pytest.mark.long
 def test_tasks_keep_the_key(location: Place) -> None:
     """The same with asyncio, for one key and for several; a cancelled acquire keeps nothing."""
 
@@ -340,6 +342,7 @@ def job(address: Address, key: str, ran: str, at: float) -> None:
             marks.write("x")
 
 
+@pytest.mark.long
 def test_the_key_is_kept_by_a_process_that_has_ended(shared_location: Place, tmp_path: Path) -> None:
     """Four processes begin the same short job shortly after each other, and each ends at once: it is done once."""
     ran, key = tmp_path / "ran", fresh()

@@ -352,6 +352,7 @@ def count(address: Address, keys: list[str], folder: str, rounds: int) -> int:
     return rounds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_users_in_opposite_order_never_wait_for_each_other(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -258,6 +258,7 @@ def test_an_attempt_that_polls_stays_away_the_longer_the_longer_its_process_had_
     assert asleep == [pytest.approx(longest, rel=0.2)]
 
 
+@pytest.mark.long
 def test_a_pause_that_nobody_has_taken_is_forgotten(
     memory: MemoryStore, pool: ThreadPoolExecutor, passed: list[float]
 ) -> None:

@@ -282,6 +282,7 @@ def test_an_outage_says_what_may_be_left(faults: tuple[Fault, Fault], error: typ
 # Loss
 
 
+@pytest.mark.long
 def test_the_loss_of_a_minority_is_no_loss_and_is_won_back() -> None:
     """A store that comes back empty is asked again with the next renewal."""
     three, key, lost = stores(), fresh(), list[Hold]()

@@ -256,6 +256,7 @@ def keep_together(fault: Fault | None, lost: int | None = None) -> Kept:
     return Kept(told, holds, store)
 
 
+@pytest.mark.long
 def test_a_batch_without_an_answer_loses_nothing(pool: ThreadPoolExecutor) -> None:
     """Whatever becomes of the request and its reply, all leases are renewed, and can be released."""
     faults = (None, lose_request, lose_reply, unsent, duplicate, late(after=2))
@@ -267,6 +268,7 @@ def test_a_batch_without_an_answer_loses_nothing(pool: ThreadPoolExecutor) -> No
             hold.release()
 
 
+@pytest.mark.long
 def test_one_loss_in_a_batch_is_that_one_alone(pool: ThreadPoolExecutor) -> None:
     """The lease of a key that was force-released is reported lost, once; the others of its batch are renewed."""
     cases = [(fault, lost) for fault in (None, lose_request, lose_reply) for lost in range(3)]
@@ -282,6 +284,7 @@ def test_one_loss_in_a_batch_is_that_one_alone(pool: ThreadPoolExecutor) -> None
         assert len(told) == 1, fault
 
 
+@pytest.mark.long
 def test_a_refusal_in_a_batch_concerns_one_alone(pool: ThreadPoolExecutor) -> None:
     """Where the store refuses a batch for one of its keys, the others are renewed."""
 
@@ -403,6 +406,7 @@ def close(store: object) -> None:
     getattr(store, "close", lambda: None)()
 
 
+@pytest.mark.long
 def test_a_loss_is_reported_at_the_deadline_while_the_server_is_stopped(server: Server) -> None:
     """The same for real servers that stop (SIGSTOP) while locks are held, with threads."""
     store, told = connect(server.url), Told()
@@ -417,6 +421,7 @@ def test_a_loss_is_reported_at_the_deadline_while_the_server_is_stopped(server: 
         close(store)
 
 
+@pytest.mark.long
 def test_an_async_loss_is_reported_at_the_deadline_while_the_server_is_stopped(server: Server) -> None:
     """The same for asyncio: Redis has a store for that, memcached one that blocks."""
     store = connect_async(server.url)
@@ -477,6 +482,7 @@ def test_an_excepthook_that_raises_ends_nothing(monkeypatch: pytest.MonkeyPatch)
     kept.release()
 
 
+@pytest.mark.long
 def test_a_store_that_hangs_takes_no_other_stores_leases() -> None:
     """40 acquires hang on one blocking store: AsyncLocks on another, and on the same one, are renewed."""
 

@@ -307,6 +307,7 @@ def test_an_unavailable_store_for_asyncio(caslock_async_store: AsyncStoreForTest
 # As pytest brings it.
 
 
+@pytest.mark.long
 def test_a_project_gets_the_fixtures_by_one_line(pytester: pytest.Pytester) -> None:
     """One line in the topmost conftest.py.  Each test begins with an empty store; what it leaves busy is released."""
     pytester.makeconftest('pytest_plugins = ["caslock.testing.plugin"]')
@@ -393,6 +394,7 @@ def test_the_stores_need_no_pytest() -> None:
 # The contract.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("word", ["", "async "])
 def test_what_is_no_store_is_said_once(word: str, pytester: pytest.Pytester) -> None:
     """A store without all that each store has fails the first test by a sentence; the others are skipped with it."""

@@ -83,6 +83,7 @@ def test_what_is_wrong_with_a_redis_is_found(options: tuple[str, ...], new_redis
     assert [each for told, each in found.items() if what in told] == [severity]
 
 
+@pytest.mark.long
 def test_replicas_that_nobody_waits_for_are_found(new_redis: NewServer) -> None:
     """With a replica, a failover may forget locks, unless writes wait for it."""
     primary = new_redis("--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0")
@@ -120,6 +121,7 @@ def test_the_primaries_of_a_cluster_and_of_sentinels_are_looked_at(
         assert full[0].startswith(f"on {one.host}:{one.port}: ") == (kind is SixNodes)
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_a_memcached_is_found(memcached_server: Server, new_memcached: NewServer) -> None:
     """Eviction is a warning, -M has none, and -C is danger."""
     code, found = findings(f"{memcached_server.url}?timeout=20")
@@ -141,6 +143,7 @@ def test_what_has_refused_is_not_said_to_answer(tmp_path: Path) -> None:
     assert (code, json.loads(output)["round_trip"]) == (3, None)
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_an_etcd_is_found(new_etcd: NewServer) -> None:
     """A single member is no more than a note; one that is full takes no lock."""
     server = new_etcd("--quota-backend-bytes=150000")
@@ -152,6 +155,7 @@ def test_what_is_wrong_with_an_etcd_is_found(new_etcd: NewServer) -> None:
     assert findings(server.url) == (3, {"it is full": "danger", "it has one member": "note"})
 
 
+@pytest.mark.long
 def test_members_that_a_url_does_not_name_are_found(tmp_path: Path) -> None:
     """With three members, all of them should be named."""
     with closing(Cluster(tmp_path)) as cluster:
@@ -159,6 +163,7 @@ def test_members_that_a_url_does_not_name_are_found(tmp_path: Path) -> None:
         assert findings(cluster.members[0].url) == (0, {"the URL names 1 of 3 members": "note"})
 
 
+@pytest.mark.long
 def test_what_a_bucket_of_nats_lacks_is_found(nats_server: Server) -> None:
     """Files on one server are no more than a note; memory loses leases, and without republishing waiters poll."""
     name = fresh("doctor").replace(":", "-")
@@ -178,12 +183,14 @@ def test_every_store_that_processes_share_is_looked_at() -> None:
     assert schemes == set(_SCHEMES)
 
 
+@pytest.mark.long
 def test_a_hazelcast_is_looked_at(hazelcast_server: Server) -> None:
     """One member alone keeps no lock when it ends."""
     code, found = findings(hazelcast_server.url)
     assert (code, found) == (1, {"Hazelcast keeps nothing on disk": "note", "it has one member": "warning"})
 
 
+@pytest.mark.long
 def test_a_table_of_dynamodb_is_looked_at(dynamodb_server: Server) -> None:
     """A table that `create_table` has made is well; a global one is not, if the last of two writes wins there."""
     assert findings(dynamodb_server.url) == (0, {})
@@ -244,6 +251,7 @@ def test_the_store_is_named_as_in_the_other_commands(tmp_path: Path) -> None:
     assert "name one store, by URL or by --store" in errors
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_a_tair_is_found(tair_server: Server, new_redis: NewServer, tmp_path: Path) -> None:
     """What is true of a Redis is, here too; a server without TairString, or with less of it, takes no locks."""
     code, found = findings(tair_server.url)
@@ -256,6 +264,7 @@ def test_what_is_wrong_with_a_tair_is_found(tair_server: Server, new_redis: NewS
     assert (code, found["its EXCAS takes no PX"]) == (3, "danger")
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_a_zookeeper_is_found(zookeeper_server: Server, tmp_path: Path) -> None:
     """One server is no more than a note; two that know nothing of each other would give each lock twice."""
     assert findings(zookeeper_server.url) == (0, {"it has one server": "note"})

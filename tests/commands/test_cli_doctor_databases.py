@@ -98,6 +98,7 @@ def test_servers_that_are_too_old_are_found(role: Role, mysql_server: Server, mo
         assert [severity for what, severity in found(url).items() if what.startswith("version ")] == ["danger"]
 
 
+@pytest.mark.long
 def test_doctor_does_not_make_the_table(role: Role) -> None:
     """It says whether there is one, and whether the user may make it and write to it; to look does not make it."""
     there = "there is no table caslock yet"
@@ -175,6 +176,7 @@ def administered(server: Server) -> Iterator[Connection]:
         engine.dispose()
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_a_mariadb_is_found(mysql: Connection, mysql_server: Server) -> None:
     """How it writes to its disk, whether it only reads, and whether it is a replica."""
     url = str(make_url(mysql_server.url).set(database="doctor"))

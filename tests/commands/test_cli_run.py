@@ -82,6 +82,7 @@ def test_the_status_is_that_of_the_command(command: list[str], status: int, url:
     assert not Lock(store, "key").locked()
 
 
+@pytest.mark.long
 def test_the_key_is_held_while_the_command_runs(url: str, store: ClosableStore) -> None:
     """The record has the note and the owner; with the same owner another one holds it, too; else it is busy."""
     with start("run", "key", "--note", "nightly", "--owner", "me", "--", "sh", "-c", READY, store=url) as process:
@@ -206,6 +207,7 @@ def assert_waits(store: ClosableStore, process: subprocess.Popen[str]) -> None:
     raise AssertionError("it does not listen to signals")
 
 
+@pytest.mark.long
 def test_a_lost_lock_ends_the_command(url: str, store: ClosableStore) -> None:
     """SIGTERM first; a group that ignores it is killed after a while, and the status is of its own."""
     script = f"trap 'echo asked' TERM; (trap '' TERM; exec sleep 100) & echo $!; {READY}"
@@ -241,6 +243,7 @@ def test_kill_minus_nine_leaves_at_most_one_lease(url: str, store: ClosableStore
         os.kill(command, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_store_that_goes_away_does_not_change_the_status(new_redis: NewServer) -> None:
     """When the release gets no answer, the status is still that of the command; before, it is 125."""
     server = new_redis()

@@ -60,6 +60,7 @@ def test_a_key_that_is_kept_by_min_hold_is_not_held(url: str, store: ClosableSto
     assert [told] == json.loads(caslock("list", "--json", store=url)[1])
 
 
+@pytest.mark.long
 def test_list_has_the_held_keys_of_a_prefix(url: str, store: ClosableStore) -> None:
     """Free keys are left out; the JSON is what `show` has of each."""
     assert caslock("list", store=url) == (0, "", "")

@@ -97,6 +97,7 @@ def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_pat
     assert "torture: 4 s" in errors
 
 
+@pytest.mark.long
 def test_a_short_run_ends_when_it_has_said_and_leaves_no_key(new_redis: Callable[..., Server], tmp_path: Path) -> None:
     """It takes no longer than it has announced; the server holds what it held before; the report is for people too."""
     server = new_redis()
@@ -211,6 +212,7 @@ def test_a_server_without_memory_is_not_tried(new_redis: Callable[..., Server], 
     assert len(errors.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_full_memcached_is_not_tried(new_memcached: Callable[..., Server], tmp_path: Path) -> None:
     """It may have room for a small entry yet, but not for what locks are: exit 2, and one line."""
     server = new_memcached("-M", "-m", "2")
@@ -367,6 +369,7 @@ def one_in_this_process():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "told"),
     [

@@ -104,6 +104,7 @@ def test_booking_draws_a_picture(booked: tuple[str, ET.Element]) -> None:
     assert {"Data centre eu:", "Data centre us:", "eu-1", "us-1", "eu-2", "room 1", "room 4"} <= labels
 
 
+@pytest.mark.long
 def test_booking_takes_any_store(tmp_path: Path, redis_server: Server) -> None:
     """The locks may live on a server."""
     done = run(tmp_path, "booking.py", *SMALL, f"--url={redis_server.url}")
@@ -132,6 +133,7 @@ def from_url(url):
 """
 
 
+@pytest.mark.long
 def test_booking_finds_out_a_lock_that_fails(tmp_path: Path) -> None:
     """A lock that lets everybody in sells rooms twice, and the exit status says so."""
     plugin = tmp_path / "plugin"
@@ -160,6 +162,7 @@ def test_booking_refuses_a_store_that_processes_can_not_share(tmp_path: Path, ur
     assert "argument --url" in done.stderr
 
 
+@pytest.mark.long
 def test_booking_stops_at_ctrl_c(tmp_path: Path) -> None:
     """At Ctrl-C all processes end, no traceback is printed, and no temporary file stays."""
     # Tests in the background may have been told to ignore it, and what they start would ignore it too.
@@ -215,6 +218,7 @@ def test_retry_after_timeout_finds_its_own_identity(tmp_path: Path) -> None:
     assert "locked: False" in late
 
 
+@pytest.mark.long
 def test_own_store_passes_the_contract(tmp_path: Path) -> None:
     """A store of 40 lines passes every test of the kit but those of what it does not have, which are skipped."""
     done = run(tmp_path, "own_store.py", f"--basetemp={tmp_path / 'contract'}")

@@ -33,6 +33,7 @@ ENVIRONMENT = {
 }
 
 
+@pytest.mark.long
 def test_start_shows_one_process_waiting_for_the_other(tmp_path: Path) -> None:
     """Who saves the first program, and pastes the command below it, sees that the processes take turns."""
     text = (DOCS / "start.md").read_text(encoding="utf-8")
@@ -75,6 +76,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_key_of_an_ended_process_stays_until_its_lease_ends(tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM, too, ends Python without leaving the block; the next one waits for up to the ttl."""
@@ -99,6 +101,7 @@ def test_ctrl_c_releases(tmp_path: Path) -> None:
     assert not caslock.Lock(caslock.connect(f"sqlite:///{tmp_path}/locks.db"), "room:42").locked()
 
 
+@pytest.mark.long
 def test_a_process_paused_for_longer_than_its_lease_sees_the_loss_when_it_continues(tmp_path: Path) -> None:
     """Meanwhile another one has acquired."""
     process = holder(tmp_path)

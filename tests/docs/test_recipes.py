@@ -80,6 +80,7 @@ def test_no_answer(client):
 """
 
 
+@pytest.mark.long
 def test_fastapi(folder: Folder) -> None:
     """The test on the page passes; a loss is status 500 also at the end of the endpoint, no answer is 503."""
     folder.write("booking.py")
@@ -144,6 +145,7 @@ assert (busy.getvalue(), free.getvalue()) == ("", "the nightly job runs\\n")
 """
 
 
+@pytest.mark.long
 def test_django(folder: Folder) -> None:
     """A view commits before it releases, also with ATOMIC_REQUESTS; the command runs on one machine at a time."""
     for name in ("hotel/locks.py", "hotel/models.py", "hotel/views.py", "hotel/management/commands/nightly.py"):
@@ -200,6 +202,7 @@ def charge_account(account):
 """
 
 
+@pytest.mark.long
 def test_celery(folder: Folder, new_redis: NewServer) -> None:
     """Of two workers, one makes the report and the other skips it; an account is charged as often as it was asked."""
     folder.write("tasks.py", redis=new_redis().url)
@@ -242,6 +245,7 @@ def test_cron(folder: Folder) -> None:
     assert (folder.path / "done.txt").read_text() == "done\n"
 
 
+@pytest.mark.long
 def test_apscheduler(folder: Folder) -> None:
     """Two schedulers start the job several times within a minute: it runs once."""
     folder.write("schedule.py", often='second="*"')
@@ -252,6 +256,7 @@ def test_apscheduler(folder: Folder) -> None:
         assert (one.output + two.output).count("report by") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "stop"), [("leader.py", signal.SIGTERM), ("async_leader.py", signal.SIGINT)])
 def test_leader(folder: Folder, name: str, stop: signal.Signals) -> None:
     """A leader that was paused for longer than its lease stops and queues; one that is told to end hands over."""

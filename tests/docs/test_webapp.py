@@ -117,24 +117,28 @@ def check(running: Service) -> None:
     assert len(running.rows(ROOM_TWICE)) == 1
 
 
+@pytest.mark.long
 def test_sqlite(tmp_path: Path, sqlite: str) -> None:
     """Without any server: with the lock one row for a room and night, without it several."""
     with service(tmp_path, sqlite, f"sqlite:///{tmp_path}/locks.db") as running:
         check(running)
 
 
+@pytest.mark.long
 def test_redis(tmp_path: Path, sqlite: str, new_redis: NewServer) -> None:
     """The same with the locks in Redis."""
     with service(tmp_path, sqlite, new_redis().url) as running:
         check(running)
 
 
+@pytest.mark.long
 def test_postgresql(tmp_path: Path, postgresql: str, new_redis: NewServer) -> None:
     """The same with the locks in Redis, and the bookings in PostgreSQL."""
     with service(tmp_path, postgresql, new_redis().url) as running:
         check(running)
 
 
+@pytest.mark.long
 def test_page(tmp_path: Path, sqlite: str) -> None:
     """Chromium shows who holds a room and who waits for it, of whatever process, and the booking that follows."""
     store = f"sqlite:///{tmp_path}/locks.db"

@@ -419,6 +419,7 @@ def test_one_without_processes_to_share_it_is_refused() -> None:
         torture(Plan(url="memory://"))
 
 
+@pytest.mark.long
 @unix
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stopped worker outlives a killed parent")
 def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
@@ -1056,6 +1057,7 @@ def test_a_plan_travels_as_json() -> None:
 SERVERS = ("redis", "memcached", "postgresql", "mysql", "etcd", "zookeeper", "hazelcast", "nats", "dynamodb")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_fault_is_that_of_a_hold(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Whatever a store makes of a record in its requests, a late one is known as that of its hold."""
@@ -1146,6 +1148,7 @@ def test_a_stopped_server_goes_on_after_an_interrupt(tmp_path: Path) -> None:
     assert calls == ["pause", "resume"]
 
 
+@pytest.mark.long
 @unix
 def test_a_server_that_is_not_installed_is_asked_for(tmp_path: Path) -> None:
     """Exit 2, and a line that says what to install."""
@@ -1186,6 +1189,7 @@ def test_the_command_line_prints_the_report(tmp_path: Path) -> None:
     assert report["seed"] == 5
 
 
+@pytest.mark.long
 @unix
 def test_the_command_line_cleans_up_when_it_is_ended(tmp_path: Path) -> None:
     """After SIGTERM there is no process, no folder, and the exit code says which signal it was."""

@@ -241,6 +241,7 @@ with Lock(Lasting(SQLiteStore(sys.argv[1])), "key", ttl=1.0):
 """
 
 
+@pytest.mark.long
 def test_the_key_of_a_killed_process_is_had(tmp_path: Path) -> None:
     """It renews its lease until it is killed; then a waiter has the key within a lease, and not before."""
     path = tmp_path / "locks.db"
@@ -275,6 +276,7 @@ class Batching(Lasting):
         return cast("MemoryStore", self._below)
 
 
+@pytest.mark.long
 def test_several_keys_at_once_are_taken_over_too() -> None:
     """By a store that writes them in one request, from a holder of one of them, with both APIs."""
 

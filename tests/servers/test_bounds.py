@@ -171,6 +171,7 @@ def held(hold: Hold | None) -> Hold:
     return hold
 
 
+@pytest.mark.long
 def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a server that hangs, acquire raises within its timeout plus two request timeouts, connected or not."""
     cases = [(timeout, hanging.store(), connected) for timeout in (0.0, 0.3, 0.6) for connected in (False, True)]
@@ -189,6 +190,7 @@ def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: Thr
         assert ended.seconds <= timeout + 2 * REQUEST
 
 
+@pytest.mark.long
 def test_questions_are_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a server that hangs, locked() and holder() raise within two request timeouts."""
     lock = Lock(hanging.store(), fresh(), ttl=TTL)
@@ -268,6 +270,7 @@ def test_a_cancelled_multi_lock_is_bounded_when_the_server_hangs(hanging: Hangin
     assert until(lambda: all(_free(hanging.store(), key) for key in keys))
 
 
+@pytest.mark.long
 def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
     """Given a server that hangs, AsyncLock.acquire raises within its timeout plus two request timeouts."""
     cases = [(timeout, connected) for timeout in (0.0, 0.6) for connected in (False, True)]

@@ -336,6 +336,7 @@ def test_threads_behind_a_locked_file(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.long
 def test_a_shortened_wait_does_not_stay_short(tmp_path: Path) -> None:
     """A verb that got less than the timeout, for it had waited for another thread, leaves the next one all of it."""
     path = tmp_path / "locks.db"

@@ -140,6 +140,7 @@ def test_a_removal_is_one_although_the_key_is_taken_at_once(api: Opening, store:
     assert set(removed) == {None}
 
 
+@pytest.mark.long
 def test_a_packet_that_comes_twice_is_applied_once(api: Opening, etcd_server: Server) -> None:
     """Whichever copy is first, the put has succeeded, and its version is the one that is there."""
     with FaultProxy(etcd_server.host, etcd_server.port) as proxy:
@@ -348,6 +349,7 @@ def test_a_wrong_password_is_a_refusal_that_shows_none(api: Opening, new_etcd: N
     assert waiting.result(50)[0] < 15
 
 
+@pytest.mark.long
 def test_a_forgotten_token_is_renewed(api: Opening, new_etcd: NewServer) -> None:
     """Etcd forgets its tokens when it restarts: the store names its user again, and the put is applied once."""
     server = secured(new_etcd)
@@ -427,6 +429,7 @@ def listens(port: int) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_frozen_server_hangs_nobody(api: Opening, new_etcd: NewServer) -> None:
     """While the server is stopped, verbs and waits on open and on new connections end in time; then all go on."""
     server = new_etcd()

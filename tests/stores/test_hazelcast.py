@@ -210,6 +210,7 @@ def test_a_list_has_no_leases(store: Store) -> None:
     assert all(name.startswith("") for name, _ in listing.list(f"{key}:1"))
 
 
+@pytest.mark.long
 def test_a_map_that_ends_entries_by_itself_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A time-to-live or a max-idle of the map would end leases early; how it keeps values makes no difference."""
     elements = """

@@ -70,6 +70,7 @@ def test_one_file_says_the_same_by_all_its_names(tmp_path: Path) -> None:
         assert said(one) == said(two) is not None
 
 
+@pytest.mark.long
 def test_other_servers_say_something_else(
     tmp_path: Path, redis_server: Server, memcached_server: Server, new_redis: NewServer, new_memcached: NewServer
 ) -> None:

@@ -254,6 +254,7 @@ def test_versions_only_grow(store: MemcachedStore, key: str) -> None:
         assert store.invalidate(key, stale) == Entry(b"ours", versions[-1])
 
 
+@pytest.mark.long
 def test_an_entry_lives_its_ttl(store: MemcachedStore, key: str) -> None:
     """An entry lives at least its ttl, whatever the phase of the server's clock, and little more than it may."""
     put(store, key)
@@ -515,6 +516,7 @@ def on_a_socket(path: Path, *options: str) -> Iterator[str]:
             server.kill()
 
 
+@pytest.mark.long
 def test_unix_sockets(tmp_path: Path, open_store: OpenStore) -> None:
     """A store speaks over a unix socket, by URL and by client."""
     path = tmp_path / "m.sock"
@@ -526,6 +528,7 @@ def test_unix_sockets(tmp_path: Path, open_store: OpenStore) -> None:
 # Servers that are not fit
 
 
+@pytest.mark.long
 def test_a_server_without_cas(new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore) -> None:
     """A server with cas switched off is a StoreError at first use, before anything is written."""
     server = new_memcached("-C")
@@ -578,6 +581,7 @@ def test_a_server_with_no_connection_left(new_memcached: NewServer, open_store: 
     assert not caught.value.sent
 
 
+@pytest.mark.long
 def test_a_server_that_has_just_started(
     new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore
 ) -> None:
@@ -590,6 +594,7 @@ def test_a_server_that_has_just_started(
     assert open_client(server).stats()[b"uptime"] >= 4
 
 
+@pytest.mark.long
 def test_an_earlier_start(
     new_memcached: NewServer, memcached_server: Server, key: str, open_store: OpenStore, start_proxy: StartProxy
 ) -> None:
@@ -611,6 +616,7 @@ def test_an_earlier_start(
 # Restarts and outages
 
 
+@pytest.mark.long
 def test_a_restart_never_repeats_a_version(
     new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore
 ) -> None:
@@ -635,6 +641,7 @@ def test_a_restart_never_repeats_a_version(
     assert said.rstrip() == b"HD", "the raw id does remove it"
 
 
+@pytest.mark.long
 def test_a_restart_costs_one_request(
     new_memcached: NewServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -798,6 +805,7 @@ def test_a_reply_of_one_line_is_read_when_it_is_whole(verdict: bytes) -> None:
             line_of(broken, 100)
 
 
+@pytest.mark.long
 def test_replies_in_pieces(proxy: Proxy, key: str, open_store: OpenStore) -> None:
     """Every verb, successful or not, answers the same when its reply arrives byte by byte."""
     store = open_store(proxy)
@@ -897,6 +905,7 @@ def test_a_reply_without_an_end_is_not_read_for_ever(
     assert through.get(key) == entry
 
 
+@pytest.mark.long
 def test_a_full_server(new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore) -> None:
     """On a full server a put is refused for certain, what is there stays, rivals see it, and release works."""
     server = new_memcached("-m", "2", "-M")

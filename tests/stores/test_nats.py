@@ -204,6 +204,7 @@ def test_every_key_is_a_name_that_tools_for_buckets_take(store: Store) -> None:
     assert dict(cast("ListingStore", store).list(salt)) == entries
 
 
+@pytest.mark.long
 def test_an_entry_lives_for_its_ttl_and_little_longer(nats_server: Server) -> None:
     """A ttl is rounded up to whole seconds; an entry never ends before it."""
     with NatsStore(nats_server.url, timeout=20) as store:
@@ -443,6 +444,7 @@ def test_a_full_bucket_refuses_puts_and_still_releases(api: Opening, nats_server
     assert store.get("k") is None
 
 
+@pytest.mark.long
 def test_a_restart_keeps_entries_and_versions(new_nats: NewServer) -> None:
     """After a kill, leases go on where they were, and no version comes again, even if nothing is left."""
     server = new_nats()
@@ -651,6 +653,7 @@ def test_a_server_that_waits_for_its_client_is_given_up(api: Opening, redis_serv
     assert not caught.value.sent
 
 
+@pytest.mark.long
 def test_a_frozen_server_hangs_nobody(api: Opening, new_nats: NewServer) -> None:
     """While the server is stopped, verbs and waits on open and on new connections end in time; then all go on."""
     server = new_nats()

@@ -1080,6 +1080,7 @@ def test_clients_that_cannot_be_served_are_refused(api: Api) -> None:
         api.on(sentinel.slave_for("main"))
 
 
+@pytest.mark.long
 def test_replicas_must_acknowledge(api: Api, new_redis: NewServer) -> None:
     """With replicas=1 an answer counts only when a replica has it; the write is on the primary all the same."""
     server = new_redis("--repl-diskless-sync-delay", "0")

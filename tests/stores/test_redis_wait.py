@@ -279,6 +279,7 @@ def test_tickets_that_have_ended_wake_nobody(here: Waiting) -> None:
     assert here.keys() == set()
 
 
+@pytest.mark.long
 def test_tickets_do_not_pile_up(here: Waiting) -> None:
     """While a key is held for hours, many wait and give up: one that takes a ticket drops those that have ended."""
     store = here.open()

@@ -320,6 +320,7 @@ def test_a_read_only_server_is_a_refusal(database: Database) -> None:
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_frozen_server_hangs_nobody(database: Database, tmp_path_factory: pytest.TempPathFactory) -> None:
     """While the server is stopped, verbs on open and on new connections end in time; then both go on."""
     with _to_freeze(database, tmp_path_factory) as server:
@@ -356,6 +357,7 @@ MYSQL_WAITS = "SELECT COUNT(*) FROM information_schema.processlist WHERE state L
 POSTGRESQL_WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
 
+@pytest.mark.long
 def test_a_statement_that_was_given_up_does_not_land_late(database: Database, store: Store) -> None:
     """A put that waits for a locked table is given up by the server too: it does not come when the table is free.
 

@@ -194,6 +194,7 @@ def test_a_terminated_session_ends_its_waits_and_the_next_one_is_served(postgres
     assert again.result(LONG)[0] < SOON
 
 
+@pytest.mark.long
 def test_a_frozen_server_holds_no_waiter(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A wait ends at its timeout, and the next ones within a request timeout; all is well when the server goes on."""
     with private(POSTGRESQL, tmp_path_factory.mktemp("frozen")) as server:
@@ -436,6 +437,7 @@ def test_a_forked_child_waits_on_a_connection_of_its_own(postgresql_server: Serv
         assert child.exitcode == 0
 
 
+@pytest.mark.long
 def test_a_release_wakes_a_lock_of_another_process(postgresql_server: Server) -> None:
     """A lock that was held for long is passed on by a notification: no wait for it lasts until its timeout."""
     key, context = fresh(), multiprocessing.get_context("spawn")

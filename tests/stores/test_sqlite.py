@@ -301,6 +301,7 @@ while taken < 300:
 """
 
 
+@pytest.mark.long
 def test_8_processes_exclude_each_other(path: Path) -> None:
     """Over 2,400 tenures of one key no two overlap, and no two have the same version."""
     processes = [python(EXCLUDE, path) for _ in range(8)]
@@ -418,6 +419,7 @@ assert interrupted > 500, interrupted
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
 def test_an_interrupt_leaves_the_store_usable(path: Path) -> None:
     """KeyboardInterrupt at any moment of a verb or an opening leaves no lock, and each put is applied whole or not."""
@@ -602,6 +604,7 @@ def test_what_has_expired_does_not_pile_up(path: Path, store: SQLiteStore) -> No
     assert len(entries(path)) <= 2 * 300 + 64
 
 
+@pytest.mark.long
 def test_what_has_expired_goes_also_with_those_who_come_once(path: Path) -> None:
     """The position of the sweep is in the file: it goes on where another process's put has left it."""
     for number in range(600):

@@ -466,6 +466,7 @@ def test_replicas_are_waited_for(api: Api, new_tair: NewServer) -> None:
         api.open(server.url, replicas=1).put_if_version("k", b"a", ABSENT, 30)
 
 
+@pytest.mark.long
 def test_a_cluster_serves_too(new_tair: NewServer) -> None:
     """A RedisCluster leads to the node that has the key, with either API."""
     server = new_tair("--cluster-enabled", "yes", "--cluster-announce-ip", HOST, "--cluster-port", str(free_port()))
@@ -529,6 +530,7 @@ def test_an_unreachable_server_is_named_as_a_tair(api: Api) -> None:
     assert not caught.value.sent
 
 
+@pytest.mark.long
 def test_tls_hints_are_those_of_a_tair(tair_server: Server, api: Api) -> None:
     """A port without TLS is said to need tair://."""
     with pytest.raises(StoreUnavailable, match=r"tair://") as caught:

@@ -226,6 +226,7 @@ def test_missing_servers_skip_on_a_desk(tmp_path: Path) -> None:
     assert "no memcached server: `make servers` installs one, CASLOCK_TEST_MEMCACHED=URL names one" in output
 
 
+@pytest.mark.long
 def test_missing_servers_fail_in_ci(tmp_path: Path) -> None:
     """With CI=true the same run fails: nobody takes a skipped test for a passed one."""
     code, output = run_pytest(tmp_path, NEED_BOTH, PATH="", DOCKER_HOST=CLOSED, CI="true")
