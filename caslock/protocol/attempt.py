@@ -255,7 +255,8 @@ class Attempt:
 
     def _quarantine(self, quarantine_id: str, ends: float, now: float) -> Quarantine:
         """Return what is left of a quarantine that ends at the moment `ends`, or sooner if this process knows it."""
-        ends = self.runtime.quarantines.see((self.key, quarantine_id), quarantine_id, ends, now)
+        place = self.runtime.store.traits.location, quarantine_id  # a QuorumLock has the same ids at all of its stores
+        ends = self.runtime.quarantines.see(place, quarantine_id, ends, now)
         return Quarantine(ends - now, quarantine_id) if ends > now else NO_QUARANTINE
 
     def holds_with(self, record: Record, version: int, now: float) -> None:

@@ -57,4 +57,4 @@ class Sightings:
 
 
 OF_QUARANTINES: Final = Sightings()
-"""The quarantines that this process has met, by their keys and ids (`Record.quarantine_id`)."""
+"""The quarantines that this process has met, by the location of the store and `Record.quarantine_id`."""

@@ -38,7 +38,7 @@ class WatchingContract:
         for number in range(10):
             name = f"{key}:{number}"
             entry = put(theirs, name, b"value")
-            wait = timed(partial(mine.wait_while, name, entry.version, steps.PATIENT))
+            wait = timed(partial(mine.wait_while, name, entry.version, 3 * steps.PATIENT))
             time.sleep(number / 2000)
             remove(theirs, name, entry.version)
             took, _ = wait.result(60)
@@ -56,7 +56,7 @@ class WatchingContract:
         else:
             names.remove(expired)
         for name, version in zip(names, versions, strict=False):
-            took, _ = timed(partial(mine.wait_while, name, version, steps.PATIENT)).result(60)
+            took, _ = timed(partial(mine.wait_while, name, version, 3 * steps.PATIENT)).result(60)
             assert took < steps.PATIENT / 2, f"a wait for {name} took {took:.3f} s"
 
     def test_a_change_ends_every_wait(self, caslock_clients: Clients) -> None:
@@ -66,7 +66,7 @@ class WatchingContract:
             name = f"{key}:{change}"
             version = put(theirs, name, b"1").version
             clients = (mine, theirs, mine, theirs, mine)
-            waits = [timed(partial(client.wait_while, name, version, steps.PATIENT)) for client in clients]
+            waits = [timed(partial(client.wait_while, name, version, 3 * steps.PATIENT)) for client in clients]
             pause()
             if change == "removal":
                 in_a_thread(partial(mine.invalidate, name, version))

@@ -309,7 +309,7 @@ class Oversleeps(MemoryStore):
 
     def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """Wait."""
-        return super().put_when_absent(key, value, ttl, timeout + steps.PATIENT / 2)
+        return super().put_when_absent(key, value, ttl, timeout + 3 * steps.PATIENT)
 
 
 class GivesUp(MemoryStore):
@@ -536,7 +536,7 @@ class OversleepsItsWatch(WatchingMemory):
 
     def wait_while(self, key: str, version: int, timeout: float) -> None:
         """Wait for longer."""
-        super().wait_while(key, version, timeout + steps.PATIENT / 2)
+        super().wait_while(key, version, timeout + 3 * steps.PATIENT)
 
 
 class RewritesWhatItWatches(WatchingMemory):

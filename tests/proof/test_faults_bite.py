@@ -368,7 +368,7 @@ REMOVALS = [
         ((protocol, "_renewed", altered(protocol._renewed, " or observed.fence != attempt.lease.fence", "")),),
     ),
     Removal("test_a_shorter_lease_is_believed_when_it_is_sent", {}, ((protocol, "renew", believe_the_old_lease),)),
-    Removal("test_a_waiter_is_served_when_the_holder_leaves", {}, ((protocol, "LONGEST_WAIT", 0.3),), make=WakesNobody),
+    Removal("test_a_waiter_is_served_when_the_holder_leaves", {}, ((protocol, "LONGEST_WAIT", 2.0),), make=WakesNobody),
     Removal("test_a_wake_up_that_is_lost_costs_a_pause", {}, ((protocol, "_put_when_absent", wait_once),)),
     Removal("test_what_wakes_a_waiter_gets_no_answer", {}, ((protocol, "_put_when_absent", wait_once),)),
     Removal("test_a_waiter_that_is_interrupted_leaves_nothing", {}, ((protocol, "give_up", give_up_without_looking),)),

@@ -116,6 +116,17 @@ def test_a_process_that_has_met_a_quarantine_knows_when_it_ends() -> None:
     assert one.next_record(free._replace(quarantine_id="other.9.1"), 9).quarantine == 50.0
 
 
+def test_a_quarantine_at_one_store_says_nothing_of_another() -> None:
+    """A QuorumLock sends writes of one id to all of its stores."""
+    one, other = attempt(), attempt()
+    here, there = cast("Told", one.runtime), cast("Told", other.runtime)
+    there.quarantines, there.traits = here.quarantines, Traits("elsewhere://")
+    free = record(ttl=50.0, quarantine=50.0)
+    one.next_record(free, 9)
+    there.clock += 20.0
+    assert other.next_record(free, 9).quarantine == 50.0
+
+
 def test_a_lost_put_is_kept_out_from_when_it_was_sent() -> None:
     """It dies a minute after that, and a quarantine that lasts longer covers it."""
     one = attempt()

@@ -170,7 +170,7 @@ def test_environment_wins(new_redis: NewServer, tmp_path: Path) -> None:
 def test_url(redis_server): assert redis_server.url == {ours.url!r}
 def test_stop(redis_server): redis_server.restart()
 """
-    code, output = run_pytest(tmp_path, test, CASLOCK_TEST_REDIS=ours.url)
+    code, output = run_pytest(tmp_path, test, CASLOCK_TEST_REDIS=ours.url, PYTEST_ADDOPTS="-rs")
     assert (code, "1 passed, 1 skipped" in output) == (0, True), output
     assert "not ours to stop" in output
     assert listens(ours.port)

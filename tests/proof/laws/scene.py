@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 C = TypeVar("C")
 
-TTL: Final = 60.0
+TTL: Final = 30.0
 """Seconds of a lease that no test outlives."""
 
-LONG: Final = 50.0
+LONG: Final = 25.0
 """Seconds in which happens what must happen."""
 
 AnyLock: TypeAlias = Lock | AsyncLock
@@ -90,13 +90,13 @@ class Play(Protocol):
 class _FaultyStore(FaultyStore):
     @property
     def traits(self) -> Traits:
-        return super().traits._replace(request_timeout=LONG)
+        return super().traits._replace(request_timeout=TTL)
 
 
 class _AsyncFaultyStore(AsyncFaultyStore):
     @property
     def traits(self) -> Traits:
-        return super().traits._replace(request_timeout=LONG)
+        return super().traits._replace(request_timeout=TTL)
 
 
 class Blocking:

@@ -79,9 +79,11 @@ class Judge:
         self.least: dict[str, tuple[Holding, float]] = {}  # by key: the newest hold, and until when it is kept
         self.asked: Counter[Client] = Counter()  # requests until the first success
         self.holders: set[Client] = set()  # who has succeeded
-        self.made: dict[tuple[Runtime, Record], float] = {}  # when a process has made a record with a quarantine
-        self.quarantined: dict[str, tuple[Runtime, float]] = {}  # by write id: who has sent it, and when it ends there
-        self.quarantines: dict[tuple[Runtime, str], float] = {}  # by process and quarantine id: when it ends there
+        # When a process has made a record with a quarantine for a key; who has sent a write, and when its quarantine is
+        # to end there; and when those of each process and key end, by their ids.
+        self.made: dict[tuple[Runtime, str, Record], float] = {}
+        self.quarantined: dict[tuple[str, str], tuple[Runtime, float]] = {}
+        self.quarantines: dict[tuple[Runtime, str, str], float] = {}
 
     def sent(self, request: Request, client: Client) -> None:
         """Check what is about to be applied."""
@@ -115,8 +117,8 @@ class Judge:
 
     def _ends(self, key: str, record: Record) -> None:
         """Check that a quarantine is not made longer by a process that has written it before."""
-        process, ends = self.quarantined[record.write]
-        known = self.quarantines.setdefault((process, record.quarantine_id), ends)
+        process, ends = self.quarantined[key, record.write]
+        known = self.quarantines.setdefault((process, key, record.quarantine_id), ends)
         if ends > known + 1e-6:
             self._run.violate(f"the quarantine of {key!r} is made longer by {ends - known:.3f} s")
 
@@ -321,8 +323,9 @@ class Judge:
             record = decode(put.value)
             if record.quarantine:
                 # A record that is sent again, after no answer, is the same but for its write id.
-                made = self.made.setdefault((client.process, record._replace(write="")), client.process.now())
-                self.quarantined[record.write] = client.process, made + record.quarantine
+                same = client.process, put.key, record._replace(write="")
+                made = self.made.setdefault(same, client.process.now())
+                self.quarantined[put.key, record.write] = client.process, made + record.quarantine
             hold = record.write.rpartition(".")[0]  # whose renewal it is: a co-holder may not know of the extension yet
             renews = not self._run.current.interruptible and hold in record.holds
             if renews and record.ttl < self.extended.get(hold, 0.0):

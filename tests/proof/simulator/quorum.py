@@ -189,6 +189,10 @@ class QuorumRun(Run):
             self._locks[name] = NamedQuorumState(lock, process, plan, self._nodes[process], self._poll)
         return self._locks[name]
 
+    def _enough(self, keys: tuple[str, ...]) -> int:
+        """Return how many requests may be needed: see `Run`."""
+        return super()._enough(keys) * STORES
+
     def do(self, who: str, what: str) -> None:
         """Take one step; raises `Violation`."""
         super().do(who, what)

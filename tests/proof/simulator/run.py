@@ -266,9 +266,12 @@ class Run:
         self._drain()
         if len(self.judge.succeeded) != before + len(keys):
             self.violate(f"process {number + 1} can't have all keys at once although nobody holds them")
-        together = self.plan.batching and len(keys) > 1
-        if self.judge.asked[client] > (2 if together else 2 * len(keys)):
+        if self.judge.asked[client] > self._enough(keys):
             self.violate(f"process {number + 1} took {self.judge.asked[client]} requests for keys that nobody holds")
+
+    def _enough(self, keys: tuple[str, ...]) -> int:
+        """Return how many requests may be needed for keys that nobody holds: the first tell which records are there."""
+        return 2 if self.plan.batching and len(keys) > 1 else 2 * len(keys)
 
     def check_length(self) -> None:
         """Check that it has not gone on for ever."""
