@@ -260,7 +260,7 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
     assert code == (1 if said else 0), (output.splitlines()[-1], output, errors)
     assert said in output
     assert ("BROKEN contract" in output) == bool(said)
-    assert "hold reply" in output
+    assert re.search("(drop|hold|duplicate) (request|reply)", output), "no fault was made"
     not_tried = [line for line in output.splitlines() if line.startswith("not tried")]
     assert not any("server" in line for line in not_tried), not_tried
     assert any("wakes one waiter;" in line and "(the store has no put_when_absent" in line for line in not_tried)

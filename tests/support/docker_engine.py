@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import struct
@@ -69,6 +70,8 @@ class Contained:
             self.process.send_signal(number)
             if number is signal.SIGKILL:
                 self.process.wait()
+        if number == signal.SIGSTOP and self.process is not None:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)  # Docker answers when it is frozen
 
 
 class Engine(ThreadingHTTPServer):
