@@ -21,11 +21,12 @@ class Sighting(NamedTuple):
 class Sightings:
     """By place.  They are kept for Lock objects that are yet to be made, too."""
 
-    __slots__ = ("_seen",)
+    __slots__ = ("_looked", "_seen")
 
     def __init__(self) -> None:
         """Begin with nothing seen."""
         self._seen: dict[tuple[str, str], Sighting] = {}
+        self._looked = -REMEMBERED  # when it has looked for what can be forgotten
 
     def see(self, place: tuple[str, str], mark: int | str, over: float, now: float) -> float:
         """Note that `mark` is seen and is over at the moment `over` at the latest.
@@ -50,9 +51,11 @@ class Sightings:
         self._seen.pop(place, None)
 
     def _has_room(self, now: float) -> bool:
-        for place, seen in list(self._seen.items()):
-            if seen.over + REMEMBERED <= now:
-                self._seen.pop(place, None)
+        if now >= self._looked + 1.0:  # not for each of many keys: it takes a millisecond
+            self._looked = now
+            for place, seen in list(self._seen.items()):
+                if seen.over + REMEMBERED <= now:
+                    self._seen.pop(place, None)
         return len(self._seen) < MOST
 
 
