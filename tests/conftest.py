@@ -79,13 +79,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Note how the run has ended: `.ci/alone` repeats only tests of one that was not interrupted."""
-    cache = getattr(session.config, "cache", None)
-    if cache is not None and not hasattr(session.config, "workerinput"):
-        cache.set("caslock/status", int(exitstatus))
-
-
 _passed = itertools.count(1)
 
 
