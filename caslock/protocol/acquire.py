@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.protocol.exchange import Unanswered, answered, put_when_absent, read, settle, write_surely
+from caslock.protocol.exchange import answered, put_when_absent, read, settle, write_surely
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start
 from caslock.protocol.record import Observed
@@ -46,14 +46,13 @@ async def acquire(
         observed = await _resume(runtime, attempt, limit, observed)
         now = runtime.now()
     if observed is None:  # one request when nobody contends, with as few function calls as can be
-        record, value = attempt.first(now)
+        write = attempt.first(now)
         try:
-            entry = await runtime.store.put_if_version(attempt.key, value, ABSENT, record.ttl)
+            entry = await runtime.store.put_if_version(attempt.key, write.value, ABSENT, attempt.lease.ttl)
         except (StoreError, ValueError) as error:
-            lost = Unanswered(ABSENT, record, error)
-            observed = await settle(runtime, attempt, lost, last_start(runtime, attempt.limit))
+            observed = await settle(runtime, attempt, write, error, last_start(runtime, attempt.limit))
         else:
-            observed = answered(attempt, record, value, entry)
+            observed = answered(attempt, write, entry)
     while not (_holds(runtime, attempt, observed) or await _try(runtime, attempt, observed)):
         if runtime.now() >= limit:
             return False
@@ -86,7 +85,7 @@ async def _resume(runtime: Runtime, attempt: Attempt, limit: float, observed: Ob
     incoming, turn.incoming = turn.incoming, None
     if observed is None and incoming is not None:
         observed = incoming.outcome
-    if observed is None and attempt.writes.in_flight:  # the put sent for us got no answer, as our own might
+    if observed is None and attempt.writes.takes:  # the put sent for us got no answer, as our own might
         return await read(runtime, attempt, last_start(runtime, attempt.limit))
     if observed is None and turn.yields and runtime.now() < limit:
         # This process has woken another one, or had the key for long: let others go first.

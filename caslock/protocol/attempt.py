@@ -14,7 +14,7 @@ from caslock.errors import LockLost
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Record, Stamp, fence_of
-from caslock.protocol.writes import FREE_TTL, InFlight, Writes
+from caslock.protocol.writes import FREE_TTL, InFlight, Write, Writes
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -118,7 +118,6 @@ class Attempt:
         "shared",
         "stamps",
         "terms",
-        "timely_releases",
         "turn",
         "woken",
         "writes",
@@ -159,8 +158,6 @@ class Attempt:
         self.contention: Contention | None = None  # who holds the key, and how long to pause for that
         self.turn: Turn = Turn()
         self.ending: bool = False  # a release or a withdrawal has begun: no more renewals
-        # Releases that were sent before the deadline and may have been applied; each counts from before it is sent.
-        self.timely_releases: int = 0
         self.woken: bool = False  # our removal woke a waiter of another process
         self.settled: bool = False  # a failed acquire has been undone
         self.scheduled: float = NEVER  # when the renewer looks at it next
@@ -176,25 +173,25 @@ class Attempt:
         """The prefix of the hold ids of the same Lock object."""
         return self.hold_id[: self.hold_id.index(".") + 1]
 
-    def first(self, now: float, expected: int = ABSENT) -> tuple[Record, bytes]:
-        """Return the put that begins a tenure and keeps nothing of what was there: `next_record` and `sent` in one."""
+    def first(self, now: float, expected: int = ABSENT) -> Write:
+        """Send the put that begins a tenure and keeps nothing of what was there: `next_record` and `sent` in one."""
         hold_id, ttl, writes = self.hold_id, self.lease.ttl, self.writes
         writes.count += 1
         write_id = f"{hold_id}.{writes.count}"  # as `next_id` has it
         writes.in_flight[write_id] = _new(InFlight, (expected, now, ttl))
         stamp, (before, between, after) = self.stamps()
         record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *stamp, FORM, ""))
-        return record, f"{before}{hold_id}{between}{write_id}{after}".encode()
+        return _new(Write, (write_id, expected, record, f"{before}{hold_id}{between}{write_id}{after}".encode()))
 
     def contend(self) -> Contention:
         """Return what it has seen of those who hold the key."""
         self.contention = self.contention or Contention(self.terms.settings.poll)
         return self.contention
 
-    def releases_in_time(self, record: Record | None, now: float) -> bool:
-        """Whether to write `record` (None: to remove ours) at this moment is a release in time."""
-        lease = self.lease
-        return now < lease.deadline and not lease.lost and (record is None or self.hold_id not in record.holds)
+    @property
+    def left_in_time(self) -> bool:
+        """Whether a release that was sent before the lease ended, or was lost, may have been applied."""
+        return self.writes.left_before(self.lease.deadline)
 
     def is_in(self, record: Record | None) -> bool:
         """Whether the hold id of this attempt is in `record`."""
@@ -316,7 +313,9 @@ class Attempt:
 
     def lose(self, why: str) -> LockLost:
         """Note a loss, for every level of re-entry: only a new acquire with a new hold id can hold the key again."""
-        self.lease.lost = self.lease.lost or why
+        lease = self.lease
+        lease.lost = lease.lost or why
+        lease.deadline = min(lease.deadline, self.runtime.now())
         self.terms.runtime.report_loss(self)
         return LockLost(self.loss)
 

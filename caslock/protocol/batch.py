@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from caslock.errors import StoreError
-from caslock.protocol.exchange import answered, may_have_landed, sent, unanswered
+from caslock.protocol.exchange import answered, sent, unanswered
 from caslock.protocol.record import NOTHING
-from caslock.store import ABSENT, Put, Removal
+from caslock.store import Put, Removal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,26 +32,27 @@ async def put_together(runtime: Runtime, attempts: Sequence[Attempt], known: Ans
     now = runtime.now()
     seen = [known.get(attempt, NOTHING) for attempt in attempts]
     records = [each.next_record(record, version) for each, (version, record) in zip(attempts, seen, strict=True)]
-    puts = [
-        Put(attempt.key, sent(attempt, version, record, now), version, record.ttl)
+    writes = [
+        sent(attempt, version, record, now)
         for attempt, (version, _), record in zip(attempts, seen, records, strict=True)
+    ]
+    puts = [
+        Put(attempt.key, write.value, write.expected, record.ttl)
+        for attempt, write, record in zip(attempts, writes, records, strict=True)
     ]
     try:
         entries = await runtime.batching.put_many(puts)
     except (StoreError, ValueError) as error:
-        for attempt, record in zip(attempts, records, strict=True):
-            unanswered(attempt, record, error)
+        for attempt, write in zip(attempts, writes, strict=True):
+            unanswered(attempt, write, error)
         if isinstance(error, StoreError):
             return {}
         raise
     if entries is None:
-        for attempt, record in zip(attempts, records, strict=True):
-            attempt.writes.answered(record.write)
+        for attempt, write in zip(attempts, writes, strict=True):
+            attempt.writes.answered(write.id)
         return None
-    return {
-        attempt: answered(attempt, record, put.value, entry)
-        for attempt, record, put, entry in zip(attempts, records, puts, entries, strict=True)
-    }
+    return {each: answered(each, write, entry) for each, write, entry in zip(attempts, writes, entries, strict=True)}
 
 
 async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:
@@ -64,22 +65,19 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
     if runtime.batching is None or len(attempts) < 2:  # noqa: PLR2004 - one alone is no batch
         return {}
     removals = [Removal(each.key, each.lease.version) for each in attempts]
-    timely = [each.releases_in_time(None, runtime.now()) for each in attempts]
-    for attempt, in_time in zip(attempts, timely, strict=True):
-        attempt.timely_releases += in_time
+    now = runtime.now()
+    writes = [sent(each, each.lease.version, None, now) for each in attempts]
     try:
         entries = await runtime.batching.invalidate_many(removals)
     except (StoreError, ValueError) as error:
-        if may_have_landed(error):
-            return {}
-        entries = None
-    if entries is None:
-        for attempt, in_time in zip(attempts, timely, strict=True):
-            attempt.timely_releases -= in_time
+        for attempt, write in zip(attempts, writes, strict=True):
+            unanswered(attempt, write, error)
         return {}
-    for attempt, in_time, entry in zip(attempts, timely, entries, strict=True):
-        attempt.timely_releases -= in_time and entry is not None and entry.version != ABSENT
-    return {each: answered(each, None, b"", entry) for each, entry in zip(attempts, entries, strict=True)}
+    if entries is None:
+        for attempt, write in zip(attempts, writes, strict=True):
+            attempt.writes.answered(write.id)
+        return {}
+    return {each: answered(each, write, entry) for each, write, entry in zip(attempts, writes, entries, strict=True)}
 
 
 async def _end(runtime: Runtime, attempts: Sequence[Attempt]) -> None:

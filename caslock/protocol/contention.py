@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-from caslock.protocol.exchange import load_tenacity
 from caslock.protocol.record import NOTHING, Observed
 from caslock.store import ABSENT
 
@@ -74,9 +73,9 @@ class Contention:
 
     def _users_pause(self, poll: WaitBaseT) -> float:
         if self._polled is None:
-            tenacity = load_tenacity()
+            import tenacity  # noqa: PLC0415 - it is not loaded before it is needed
+
             self._polled = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
-        assert self._polled is not None  # noqa: S101 - for the type checker
         seconds = float(poll(self._polled))
         self._polled.attempt_number += 1
         return seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.protocol.exchange import answered, may_have_landed, read, sent, unanswered
+from caslock.protocol.exchange import answered, read, sent, unanswered
 from caslock.protocol.record import Observed
 
 if TYPE_CHECKING:
@@ -66,24 +66,22 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
     rest = attempt.remainder(lease.record, lease.version, runtime.now())
     if not outgoing.pending or not (rest is None or rest.free) or not outgoing.take():
         return ours
+    now = runtime.now()
     if rest is None:
-        record, value = successor.first(runtime.now(), lease.version)
+        write = successor.first(now, lease.version)
     else:
-        record = successor.next_record(rest, lease.version)
-        value = sent(successor, lease.version, record, runtime.now())
+        write = sent(successor, lease.version, successor.next_record(rest, lease.version), now)
     # Order matters: we record the write, then read `ending`; the successor sets `ending`, then reads the writes.  So at
     # least one of us sees the other.
     if successor.ending or not outgoing.pending:
-        successor.writes.answered(record.write)
+        successor.writes.answered(write.id)
         return ours
-    in_time = attempt.releases_in_time(None, runtime.now())
-    attempt.timely_releases += in_time
+    release = write._replace(id=attempt.writes.leaves(lease.version, now))
     try:
-        entry = await runtime.store.put_if_version(successor.key, value, lease.version, record.ttl)
-        attempt.timely_releases -= in_time and (entry is None or entry.value != value)
+        entry = await runtime.store.put_if_version(successor.key, write.value, lease.version, write.ttl)
     except (StoreError, ValueError) as error:
-        attempt.timely_releases -= in_time and not may_have_landed(error)
-        unanswered(successor, record, error)
+        unanswered(attempt, release, error)
+        unanswered(successor, write, error)
         if not isinstance(error, StoreUnavailable):
             return ours  # the successor gets this error itself when it retries
         if error.sent:
@@ -93,4 +91,6 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
         if runtime.now() >= limit:
             raise
         return await read(runtime, attempt, limit)
-    return answered(successor, record, value, entry)
+    if not release.is_applied(entry):
+        attempt.writes.answered(release.id)
+    return answered(successor, write, entry)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
-from caslock.protocol.exchange import Unanswered, answered, may_have_landed, read, settle, write_surely
+from caslock.protocol.exchange import answered, read, sent, settle, write_surely
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import PASSES, last_start_of_three
-from caslock.protocol.record import Observed, Record
+from caslock.protocol.record import NOTHING, Observed, Record
 from caslock.protocol.renew import who_holds
 from caslock.protocol.withdraw import withdraw
 from caslock.store import ABSENT
@@ -47,14 +47,14 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
         try:
             observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
         except (StoreError, ValueError) as error:
-            if not in_time and not attempt.timely_releases:  # the lease had ended: lost regardless of the answer
+            if not in_time and not attempt.left_in_time:  # the lease had ended: lost regardless of the answer
                 raise attempt.lose(lease.end("released")) from error
             if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
-                error.sent = error.sent or attempt.timely_releases > 0
+                error.sent = error.sent or attempt.left_in_time
             ends = max(lease.ttl, attempt.min_hold)
             error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
             raise
-        if not attempt.timely_releases:
+        if not attempt.left_in_time:
             over = observed.record is None and not in_time
             loss = attempt.lose(lease.end("released") if over else who_holds(runtime, observed.record))
         lease.record = None  # last: a release that is interrupted is made once more, and finds the loss again
@@ -86,20 +86,17 @@ async def _leave(
     elif outgoing is not None:
         observed = await hand_over(runtime, attempt, outgoing, limit)
     elif attempt.releases_by_removal(now):  # one request
-        in_time = attempt.releases_in_time(None, now)
-        attempt.timely_releases += in_time
+        removal = sent(attempt, lease.version, None, now)
         try:
             entry = await runtime.store.invalidate(attempt.key, lease.version)
-            attempt.timely_releases -= in_time and entry is not None and entry.version != ABSENT
         except (StoreError, ValueError) as error:
-            attempt.timely_releases -= in_time and not may_have_landed(error)
-            observed = await settle(runtime, attempt, Unanswered(lease.version, None, error), limit)
+            observed = await settle(runtime, attempt, removal, error, limit)
         else:
-            observed = answered(attempt, None, b"", entry)
+            if entry is None:  # as `releases_by_removal` has looked, no put of ours may land here
+                return NOTHING
+            observed = answered(attempt, removal, entry)
     else:
         observed = Observed(lease.version, lease.record)
-    if observed.record is None and not attempt.writes.in_flight:
-        return observed
     return await withdraw(runtime, attempt, observed, limit)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.protocol.exchange import answered, sent, unanswered, write_surely
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Observed, Record
     from caslock.protocol.runtime import Runtime
+    from caslock.protocol.writes import Write
     from caslock.store import AsyncBatchingStore, Entry
 
 
@@ -118,12 +119,12 @@ async def _renew_together(runtime: Runtime, batching: AsyncBatchingStore, attemp
     for _ in range(PASSES):
         renewals = _renewals(runtime, attempts)
         try:
-            puts = [Put(each.attempt.key, each.value, each.attempt.lease.version, each.record.ttl) for each in renewals]
+            puts = [Put(each.key, write.value, write.expected, write.ttl) for each, write in renewals]
             answers = await batching.put_many(puts) if puts else []
         except (StoreError, ValueError) as error:
-            for each in renewals:
-                unanswered(each.attempt, each.record, error)
-                each.attempt.lease.failure = str(error)
+            for attempt, write in renewals:
+                unanswered(attempt, write, error)
+                attempt.lease.failure = str(error)
             if not isinstance(error, StoreUnavailable):  # one is refused: each alone shows which
                 return attempts
             if not repeats or runtime.now() >= limit:
@@ -131,8 +132,8 @@ async def _renew_together(runtime: Runtime, batching: AsyncBatchingStore, attemp
             repeats -= 1
             continue
         if answers is None:
-            for each in renewals:
-                each.attempt.writes.answered(each.record.write)
+            for attempt, write in renewals:
+                attempt.writes.answered(write.id)
             return attempts
         attempts = _not_renewed(runtime, renewals, answers, before)
         if not attempts:
@@ -140,36 +141,30 @@ async def _renew_together(runtime: Runtime, batching: AsyncBatchingStore, attemp
     return []
 
 
-class Renewal(NamedTuple):
-    """One of several renewals that travel together."""
-
-    attempt: Attempt
-    record: Record
-    value: bytes
-
-
-def _renewals(runtime: Runtime, attempts: list[Attempt]) -> list[Renewal]:
+def _renewals(runtime: Runtime, attempts: list[Attempt]) -> list[tuple[Attempt, Write]]:
     """Return what to write for each that still has to be renewed."""
-    renewals: list[Renewal] = []
+    renewals: list[tuple[Attempt, Write]] = []
     now = runtime.now()
     for attempt in attempts:
         with suppress(LockLost):
             record = _renewal(runtime, attempt, None, now)
             if record is not None:
-                value = sent(attempt, attempt.lease.version, record, now)
-                renewals.append(Renewal(attempt, record, value))
+                renewals.append((attempt, sent(attempt, attempt.lease.version, record, now)))
     return renewals
 
 
 def _not_renewed(
-    runtime: Runtime, renewals: list[Renewal], answers: Sequence[Entry | None], before: dict[Attempt, int]
+    runtime: Runtime,
+    renewals: list[tuple[Attempt, Write]],
+    answers: Sequence[Entry | None],
+    before: dict[Attempt, int],
 ) -> list[Attempt]:
     """Apply the answers, and return the attempts that were not written because another of the request had lost."""
     left: list[Attempt] = []
     now = runtime.now()
-    for (attempt, record, value), entry in zip(renewals, answers, strict=True):
+    for (attempt, write), entry in zip(renewals, answers, strict=True):
         with suppress(LockLost):
-            if not _renewed(runtime, attempt, answered(attempt, record, value, entry), before[attempt], now):
+            if not _renewed(runtime, attempt, answered(attempt, write, entry), before[attempt], now):
                 left.append(attempt)
     return left
 

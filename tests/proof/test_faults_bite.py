@@ -19,7 +19,7 @@ from caslock.protocol import exchange as request
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER
 from caslock.protocol.record import NOTHING, Observed, Record, decode
-from caslock.protocol.writes import Writes
+from caslock.protocol.writes import Write, Writes
 from caslock.store import ABSENT, Put
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.proof.laws.locks import PLAYS, LockContract
@@ -66,7 +66,7 @@ async def again_as_a_stranger(
 ) -> Observed:
     """Repeat with a new identity, and without looking."""
     try:
-        return await request.write(runtime, attempt, expected, record)
+        return await request.write(runtime, attempt, request.sent(attempt, expected, record, runtime.now()))
     except StoreUnavailable:
         attempt.hold_id = attempt.writes.hold_id = f"{attempt.hold_id}0"
         again = record and record._replace(holds=(attempt.hold_id,), write=attempt.writes.next_id())
@@ -92,7 +92,7 @@ async def no_answer_is_busy(
 async def ask_once(runtime: Runtime, attempt: Attempt, expected: int, record: Record | None, limit: float) -> Observed:
     """Neither read nor repeat after no answer."""
     del limit
-    return await request.write(runtime, attempt, expected, record)
+    return await request.write(runtime, attempt, request.sent(attempt, expected, record, runtime.now()))
 
 
 async def look_first(
@@ -118,7 +118,7 @@ async def miss_after_no_answer_is_ours(
 ) -> Observed:
     """Believe that a write has landed because nobody else's has."""
     try:
-        return await request.write(runtime, attempt, expected, record)
+        return await request.write(runtime, attempt, request.sent(attempt, expected, record, runtime.now()))
     except StoreUnavailable:
         observed = await request.read(runtime, attempt, limit)
         return observed if observed.record else Observed(1, record)
@@ -237,10 +237,9 @@ async def until_one_fails(self: Holds[Holding], limit: float = NEVER) -> None:
 ACQUIRE, LEAVE = protocol.acquire, protocol._leave
 
 
-def first_the_long_way(self: Attempt, now: float, expected: int = ABSENT) -> tuple[Record, bytes]:
+def first_the_long_way(self: Attempt, now: float, expected: int = ABSENT) -> Write:
     """Begin as every other write is made."""
-    record = self.next_record(None, ABSENT)
-    return record, request.sent(self, expected, record, now)
+    return request.sent(self, expected, self.next_record(None, ABSENT), now)
 
 
 async def acquire_the_long_way(
@@ -289,7 +288,8 @@ async def hand_over_the_fence(runtime: Runtime, attempt: Attempt, outgoing: Hand
     successor = outgoing.successor
     successor.lease.asked = successor.lease.ttl
     record = successor.next_record(None, ABSENT)._replace(fence=attempt.lease.fence)
-    return await request.write(runtime, successor, attempt.lease.version, record)
+    write = request.sent(successor, attempt.lease.version, record, runtime.now())
+    return await request.write(runtime, successor, write)
 
 
 async def put_for_itself(*args: object) -> Answers | None:
@@ -303,9 +303,9 @@ async def put_once(runtime: Runtime, attempts: list[Attempt], known: Answers) ->
     del known
     assert runtime.batching is not None
     now = runtime.now()
-    values = [request.sent(attempt, ABSENT, attempt.next_record(None, ABSENT), now) for attempt in attempts]
+    writes = [request.sent(attempt, ABSENT, attempt.next_record(None, ABSENT), now) for attempt in attempts]
     await runtime.batching.put_many(
-        [Put(attempt.key, value, 0, 20) for attempt, value in zip(attempts, values, strict=True)]
+        [Put(attempt.key, write.value, 0, 20) for attempt, write in zip(attempts, writes, strict=True)]
     )
     return {}
 

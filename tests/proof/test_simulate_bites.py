@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from caslock.protocol.batch import Answers
     from caslock.protocol.hand_over import HandOver
     from caslock.protocol.record import Record
-    from caslock.protocol.renew import Renewal
     from caslock.protocol.runtime import Runtime
+    from caslock.protocol.writes import Write
     from caslock.store import Entry
 
 pytestmark = pytest.mark.long
@@ -134,7 +134,8 @@ async def hand_over_at_no_answer(runtime: Runtime, attempt: Attempt, outgoing: H
     del limit
     version, successor = attempt.lease.version, outgoing.successor
     try:
-        return await request.write(runtime, successor, version, successor.next_record(None, version))
+        record = successor.next_record(None, version)
+        return await request.write(runtime, successor, request.sent(successor, version, record, runtime.now()))
     except StoreUnavailable:
         record = successor.next_record(None, version)
         successor.writes.sent(record.write, sent_now(runtime, successor))
@@ -155,7 +156,7 @@ async def hand_over_and_believe(runtime: Runtime, attempt: Attempt, outgoing: Ha
 async def leave_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:
     """Take a missing answer to a batch of releases for success."""
     removed = await REMOVE_TOGETHER(runtime, attempts)
-    return {attempt: NOTHING for attempt in attempts if attempt.timely_releases} | removed
+    return {attempt: NOTHING for attempt in attempts if attempt.left_in_time} | removed
 
 
 async def put_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt], known: Answers) -> Answers | None:
@@ -226,12 +227,13 @@ def tell_nobody(self: Lease) -> None:
 
 
 def believe_all(
-    runtime: Runtime, renewals: list[Renewal], answers: Sequence[Entry | None], before: dict[Attempt, int]
+    runtime: Runtime, renewals: list[tuple[Attempt, Write]], answers: Sequence[Entry | None], before: dict[Attempt, int]
 ) -> list[Attempt]:
     """Take a batch of renewals that was refused for one of them as written."""
     del before
-    for (attempt, record, _), entry in zip(renewals, answers, strict=True):
-        attempt.holds_with(record, attempt.lease.version if entry is None else entry.version, runtime.now())
+    for (attempt, write), entry in zip(renewals, answers, strict=True):
+        assert write.record is not None
+        attempt.holds_with(write.record, attempt.lease.version if entry is None else entry.version, runtime.now())
     return []
 
 

@@ -60,9 +60,11 @@ def record(*holds: str, owner: str = OWNER, ttl: float = TTL, quarantine: float 
 def test_the_first_record_is_the_same_as_any_other() -> None:
     """The bytes of a first put are those of its record, and it is in flight under the id in the record."""
     one = attempt()
-    written, value = one.first(NOW, 5)
-    assert value == encode(written)
-    assert decode(value) == written == record("mine.2")._replace(write="mine.2.1")
+    write = one.first(NOW, 5)
+    written = write.record
+    assert written is not None
+    assert write.value == encode(written)
+    assert decode(write.value) == written == record("mine.2")._replace(write="mine.2.1")
     assert one.writes.in_flight == {"mine.2.1": InFlight(5, NOW, TTL)}
     assert one.next_record(None, ABSENT) == written._replace(write="mine.2.2")
 
@@ -168,10 +170,11 @@ def test_only_a_clean_hold_is_removed() -> None:
     """A removal needs that no put of ours may be late, and nobody else holds the key."""
     one = attempt()
     assert not one.releases_by_removal(NOW)
-    first, _ = one.first(NOW)
-    one.lease.believe(first, 9, one.writes.in_flight[first.write], NOW)
+    first = one.first(NOW)
+    assert first.record is not None
+    one.lease.believe(first.record, 9, one.writes.in_flight[first.id], NOW)
     assert not one.releases_by_removal(NOW), "its put may be applied twice"
-    one.writes.answered(first.write)
+    one.writes.answered(first.id)
     assert one.releases_by_removal(NOW)
 
 

@@ -11,7 +11,7 @@ from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.protocol.attempt import Attempt, Retry
 from caslock.protocol.clean_up import FIRST_PAUSE, CleanUp, run_clean_ups
 from caslock.protocol.contention import Contention
-from caslock.protocol.exchange import RETRY_PAUSE, read, write_surely
+from caslock.protocol.exchange import RETRY_PAUSE, read, sent, write_surely
 from caslock.protocol.exchange import write as write_once
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import LONGEST_WAIT
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def a_write(script: Scripted, limit: float, retry: Retry = Retry()) -> tuple[Attempt, Callable[[], object]]:
     """Begin to write the record of an attempt."""
     attempt = an_attempt(script, retry)
-    record, _ = attempt.first(START)
+    record = attempt.first(START).record
     return attempt, lambda: run(write_surely(cast("Runtime", script), attempt, ABSENT, record, START + limit))
 
 
@@ -75,11 +75,11 @@ def test_a_write_without_an_answer_is_read_before_it_is_repeated() -> None:
 def test_a_write_that_may_have_been_applied_does_not_fail_as_one_that_was_never_sent() -> None:
     """It got no answer, and then no connection can be opened."""
     refused = [StoreUnavailable("connection refused", sent=False) for _ in range(3)]
-    for answers, sent in (([lost(), *refused], True), (refused, False)):
+    for answers, was_sent in (([lost(), *refused], True), (refused, False)):
         _, write = a_write(Scripted(*answers), 100.0)
         with pytest.raises(StoreUnavailable) as caught:
             write()
-        assert caught.value.sent == sent
+        assert caught.value.sent == was_sent
 
 
 def test_a_write_that_was_sent_at_last_may_have_been_applied() -> None:
@@ -96,8 +96,8 @@ def test_a_removal_that_woke_another_process_was_applied() -> None:
     for answer, timely in ((None, 1), (WOKEN, 1), (Entry(b"theirs", 9), 0)):
         script = Scripted(answer)
         attempt = held(script)
-        run(write_once(cast("Runtime", script), attempt, attempt.lease.version, None))
-        assert attempt.timely_releases == timely
+        run(write_once(cast("Runtime", script), attempt, sent(attempt, attempt.lease.version, None, START)))
+        assert attempt.left_in_time == timely
 
 
 @pytest.mark.parametrize(("limit", "verbs"), [(1, 1), (2, 2), (3, 3), (4, 4)])
@@ -237,7 +237,8 @@ def test_the_pauses_begin_anew_after_an_answer() -> None:
 
 def test_a_record_that_is_seen_has_the_fence_of_its_tenure() -> None:
     """The first record's version; later ones have it written in; where nothing is, there is none."""
-    record: Record = held(Scripted()).first(START)[0]
+    record = held(Scripted()).first(START).record
+    assert record is not None
     assert Observed(7, record).fence == 7
     assert Observed(9, record._replace(fence=7)).fence == 7
     assert NOTHING.fence == 0

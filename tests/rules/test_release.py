@@ -11,7 +11,7 @@ import pytest
 from caslock.errors import LockLost, NotAcquired, StoreError, StoreUnavailable
 from caslock.protocol.attempt import Retry
 from caslock.protocol.batch import put_together, remove_together
-from caslock.protocol.exchange import observed_in, write
+from caslock.protocol.exchange import observed_in, sent, write
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import PASSES
@@ -92,7 +92,7 @@ def test_a_release_that_was_sent_after_the_lease_may_have_been_applied() -> None
     with pytest.raises(StoreUnavailable) as caught:
         released(script, attempt)
     assert script.verbs == ["invalidate", "get", "invalidate", "get"]
-    assert attempt.timely_releases == 0
+    assert not attempt.left_in_time
     assert caught.value.sent
 
 
@@ -135,7 +135,7 @@ def test_a_release_without_an_answer_can_be_called_again() -> None:
         released(script, attempt)
     assert len(raised.value.__notes__) == 1
     assert attempt.lease.record is not None
-    assert attempt.timely_releases
+    assert attempt.left_in_time
     script.clock = attempt.lease.deadline
     assert released(script, attempt).record is None
 
@@ -239,7 +239,7 @@ def test_the_release_of_what_was_lost_is_tried_once() -> None:
     """Its lease would last: it was taken away, so nobody waits for the answer."""
     script = Scripted(lost())
     attempt = held(script)
-    attempt.lease.lost = "it was taken away"
+    attempt.lose("it was taken away")
     with pytest.raises(LockLost, match="it was taken away"):
         released(script, attempt)
     assert script.verbs == ["invalidate"]
@@ -474,7 +474,7 @@ def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
     assert handing.go().version == 9
     assert handing.script.verbs == ["put", "get"]
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.timely_releases == 1
+    assert handing.holder.left_in_time
     assert not handing.outgoing.pending
     assert handing.event.times == 1
 
@@ -484,7 +484,7 @@ def test_a_hand_over_that_was_not_sent_lets_the_successor_withdraw() -> None:
     handing = Handing(StoreUnavailable("not sent", sent=False), THEIRS)
     handing.go()
     assert not handing.successor.writes.in_flight
-    assert handing.holder.timely_releases == 0
+    assert not handing.holder.left_in_time
     assert handing.outgoing.pending
     assert handing.outgoing.take()
     assert handing.event.times == 1
@@ -513,7 +513,7 @@ def test_a_hand_over_after_the_lease_is_no_release_in_time() -> None:
         handing = Handing(answer, THEIRS)
         handing.script.clock = handing.holder.lease.deadline
         handing.go()
-        assert handing.holder.timely_releases == 0
+        assert not handing.holder.left_in_time
 
 
 def test_an_interrupted_hand_over_may_land() -> None:
@@ -522,7 +522,7 @@ def test_an_interrupted_hand_over_may_land() -> None:
     with pytest.raises(KeyboardInterrupt):
         handing.go()
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.timely_releases == 1
+    assert handing.holder.left_in_time
 
 
 def test_a_hand_over_is_settled_once() -> None:
@@ -569,18 +569,18 @@ def test_what_may_have_left(record: Record | None, answer: Entry | BaseException
     script = Scripted(answer)
     attempt = held(script)
     with contextlib.suppress(StoreError, KeyboardInterrupt):
-        run(write(cast("Runtime", script), attempt, 5, record))
-    assert attempt.timely_releases == left
+        run(write(cast("Runtime", script), attempt, sent(attempt, 5, record, script.now())))
+    assert attempt.left_in_time == left
     for own in (lost(), StoreError("refused"), THEIRS, Entry(OURS, 6)):
         script = Scripted(own)
         attempt = held(script)
         with contextlib.suppress(StoreError):
-            run(write(cast("Runtime", script), attempt, 5, attempt.lease.record))
-        assert attempt.timely_releases == 0
+            run(write(cast("Runtime", script), attempt, sent(attempt, 5, attempt.lease.record, script.now())))
+        assert not attempt.left_in_time
     script = Scripted(Entry(OURS, 6))
     attempt = held(script)
-    run(write(cast("Runtime", script), attempt, 5, attempt.free_record(START)))
-    assert attempt.timely_releases == 1
+    run(write(cast("Runtime", script), attempt, sent(attempt, 5, attempt.free_record(START), script.now())))
+    assert attempt.left_in_time
 
 
 GONE = Entry(b"", ABSENT)
@@ -592,7 +592,7 @@ def test_a_batch_of_releases_is_one_request() -> None:
     for attempt in attempts:
         cast("Mutex", attempt.mutex).taken = True
     assert removed(script, attempts) == dict.fromkeys(attempts, NOTHING)
-    assert all(attempt.ending and attempt.timely_releases for attempt in attempts)
+    assert all(attempt.ending and attempt.left_in_time for attempt in attempts)
     assert [cast("Mutex", attempt.mutex).waits for attempt in attempts] == [1, 1]
 
 
@@ -631,14 +631,14 @@ def test_what_a_batch_of_releases_has_shown(answer: Entry | BaseException, late:
         script.clock = attempts[0].lease.deadline
     elif late == "lost":
         for attempt in attempts:
-            attempt.lease.lost = "it was lost"
+            attempt.lose("it was lost")
     if isinstance(answer, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             removed(script, attempts)
     else:
         assert len(removed(script, attempts)) == (0 if isinstance(answer, Exception) else 2)
     applied = not late and answer is not THEIRS and type(answer) is not StoreError
-    assert [attempt.timely_releases for attempt in attempts] == [applied, applied]
+    assert [attempt.left_in_time for attempt in attempts] == [applied, applied]
 
 
 def test_a_batch_of_first_puts() -> None:

@@ -167,7 +167,8 @@ def lost() -> StoreUnavailable:
 def held(script: Scripted, retry: Retry = Retry(), *, key: str = "key") -> Attempt:
     """Hold the key since the start."""
     attempt = an_attempt(script, retry, key=key)
-    record, value = attempt.first(START)
-    assert value == encode(record)
-    attempt.holds_with(record, 5, START)
+    write = attempt.first(START)
+    assert write.record is not None
+    assert write.value == encode(write.record)
+    attempt.holds_with(write.record, 5, START)
     return attempt

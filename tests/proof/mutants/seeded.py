@@ -14,7 +14,7 @@ import time
 from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING
 
-from caslock.errors import CaslockError, StoreUnavailable
+from caslock.errors import CaslockError, StoreError, StoreUnavailable
 from caslock.local import multi
 from caslock.local.lock_state import LockState
 from caslock.protocol import exchange as request
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from caslock.local.hold import Holding
-    from caslock.protocol.exchange import Unanswered
     from caslock.protocol.record import Record
     from caslock.protocol.runtime import Runtime
-    from caslock.protocol.writes import InFlight
+    from caslock.protocol.writes import InFlight, Write
 
 WRITE_SURELY, ROLL_BACK = request.write_surely, multi._roll_back
 RENEW, RELEASE, REMOVE_TOGETHER, SETTLE = protocol.renew, protocol.release, protocol.remove_together, request.settle
@@ -127,7 +126,7 @@ async def enter_again(
 ) -> Observed:
     """Take the own record, found after no answer, for a hold to re-enter."""
     try:
-        return await request.write(runtime, attempt, expected, record)
+        return await request.write(runtime, attempt, request.sent(attempt, expected, record, runtime.now()))
     except StoreUnavailable:
         observed = await request.read(runtime, attempt, limit)
     if record is None or not attempt.is_in(observed.record):
@@ -137,17 +136,19 @@ async def enter_again(
     return await WRITE_SURELY(runtime, attempt, observed.version, deeper, limit)
 
 
-async def silence_is_release(runtime: Runtime, attempt: Attempt, lost: Unanswered, limit: float) -> Observed:
+async def silence_is_release(
+    runtime: Runtime, attempt: Attempt, lost: Write, failure: StoreError | ValueError, limit: float
+) -> Observed:
     """Take a missing answer to a removal for "it is gone"."""
-    if lost.record is None and isinstance(lost.failure, StoreUnavailable):
+    if lost.record is None and isinstance(failure, StoreUnavailable):
         return NOTHING
-    return await SETTLE(runtime, attempt, lost, limit)
+    return await SETTLE(runtime, attempt, lost, failure, limit)
 
 
 async def leave_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:
     """Take a missing answer to a batch of releases for "all are gone"."""
     removed = await REMOVE_TOGETHER(runtime, attempts)
-    return {attempt: NOTHING for attempt in attempts if attempt.timely_releases} | removed
+    return {attempt: NOTHING for attempt in attempts if attempt.left_in_time} | removed
 
 
 async def forget_at_release(
