@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, StoreError, with_notes
 from caslock.local.hold import Holding
@@ -13,12 +13,12 @@ from caslock.local.holds import Holds
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
 from caslock.local.settings import Own, wait_time
 from caslock.local.tasks import calling_task, start_task, task_runtime, this_task
-from caslock.local.with_blocks import OnlyAsyncWith, WithBlocks
+from caslock.local.with_blocks import WithBlocks
 from caslock.store import AsyncStore, Store
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
-    from types import CoroutineType, TracebackType
+    from types import TracebackType
 
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
@@ -37,13 +37,7 @@ T = TypeVar("T", bound=_Releasable)
 R = TypeVar("R")
 
 
-def _named(name: str, work: Coroutine[object, object, R]) -> Coroutine[object, object, R]:
-    """Name a coroutine after the public call that makes it, for the warning that it was never awaited."""
-    cast("CoroutineType[object, object, R]", work).__qualname__ = name
-    return work
-
-
-class _Releasing(OnlyAsyncWith, ABC):
+class _Releasing(ABC):
     """Makes a hold an asynchronous context manager that releases it."""
 
     __slots__ = ()
@@ -124,7 +118,7 @@ class _State(Protocol[B_co]):
     def newest_hold(self, me: Task | None = None) -> Holding | Holds[AsyncHold]: ...
 
 
-class _Acquired(OnlyAsyncWith, ABC, Generic[B]):
+class _Acquired(ABC, Generic[B]):
     """What `AsyncLock` and `AsyncMultiLock` have in common: to be acquired, and an asynchronous context manager."""
 
     _state: _State[B]
@@ -143,8 +137,7 @@ class _Acquired(OnlyAsyncWith, ABC, Generic[B]):
         The hold belongs to the task that calls this method, even if another task awaits the coroutine, as in
         `asyncio.wait_for` of Python 3.11.
         """
-        work = self._acquire_for(calling_task(), wait_time(self._timeout, timeout, blocking=blocking))
-        return _named(f"{type(self).__name__}.acquire", work)
+        return self._acquire_for(calling_task(), wait_time(self._timeout, timeout, blocking=blocking))
 
     async def _acquire_for(self, caller: Task | None, timeout: float | None) -> B | None:
         try:
@@ -157,12 +150,10 @@ class _Acquired(OnlyAsyncWith, ABC, Generic[B]):
 
     def release(self) -> Coroutine[object, object, None]:
         """Release what the task that makes this call has acquired last; see `Hold.release`."""
-        caller = calling_task()
+        return self._release_for(calling_task())
 
-        async def release() -> None:
-            await self._state.newest_hold(caller)._released()
-
-        return _named(f"{type(self).__name__}.release", release())
+    async def _release_for(self, caller: Task | None) -> None:
+        await self._state.newest_hold(caller)._released()
 
     async def __aenter__(self) -> B:
         """Acquire within the lock's own timeout, or raise `NotAcquired`."""

@@ -20,7 +20,6 @@ from caslock.local.holds import Holds
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
 from caslock.local.settings import Own, wait_time
 from caslock.local.threads import mend, running_task, start_thread, thread_runtime
-from caslock.local.with_blocks import OnlyWith
 from caslock.local.workers import run
 from caslock.store import Store
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     Task = asyncio.Task[object]
 
 
-class _Held(OnlyWith, ABC):
+class _Held(ABC):
     """What `Hold` and `MultiHold` have in common: to be released, extended, and a context manager that releases."""
 
     __slots__ = ()
@@ -202,7 +201,7 @@ class _State(Protocol[B_co]):
     def acquire(self, make: HoldMaker, timeout: float | None) -> Coroutine[object, object, B_co]: ...
 
 
-class _Acquired(OnlyWith, ABC, Generic[B]):
+class _Acquired(ABC, Generic[B]):
     """What all locks have in common: to be acquired, and a context manager."""
 
     _state: _State[B]

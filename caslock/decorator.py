@@ -6,6 +6,7 @@ import inspect
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from functools import wraps
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast
 from typing import overload as overload_
 
@@ -13,7 +14,6 @@ from caslock.blocking import Lock
 from caslock.fork import at_fork
 from caslock.key_template import KeyTemplate, named
 from caslock.local.settings import Own, suspends
-from caslock.mutex import Mutex
 from caslock.store import Traits
 
 if TYPE_CHECKING:
@@ -286,13 +286,13 @@ def _is_coroutine_function(function: Callable[..., object]) -> bool:
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
-_guard = Mutex()
+_guard = RLock()
 
 
 def _free_guard() -> None:
     """In a forked child: another thread of the parent may have held the guard at this moment."""
     global _guard  # noqa: PLW0603 - see above
-    _guard = Mutex()
+    _guard = RLock()
 
 
 at_fork(after_in_child=_free_guard)

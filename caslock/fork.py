@@ -1,8 +1,8 @@
 """Tells a forked child from its parent.
 
 On Linux, the kernel clears a page of memory in every forked child (MADV_WIPEONFORK of madvise(2), Linux 4.14), whoever
-forks it, before anything of the child runs.  To look at that page needs no system call.  Elsewhere the pid is compared.
-Python's hook clears the page as well, because a pid may be used again, and in containers every process may have pid 1.
+forks it, before anything of the child runs.  To look at that page needs no system call.  Elsewhere Python's own hook
+clears it, and a fork that does not run Python's hooks is not seen.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import contextlib
 import mmap
 import os
 import sys
+from threading import RLock
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
-
-from caslock.mutex import Mutex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,9 +34,8 @@ def _memory() -> tuple[mmap.mmap | bytearray, bool]:
 
 _known, _wiped = _memory()
 _known[0] = 1
-_pid = os.getpid()
-_generation = _forking = 1
-_guard = Mutex()  # reentrant: a signal handler may use a lock while its thread is in here
+_generation = 1
+_guard = RLock()  # reentrant: a signal handler may use a lock while its thread is in here
 
 
 def at_fork(**hooks: Callable[[], object]) -> None:
@@ -48,34 +46,27 @@ def at_fork(**hooks: Callable[[], object]) -> None:
 
 def generation() -> int:
     """Return 1 in the process that has imported caslock, and one more in a child than in its parent."""
-    if not _known[0] or not (_wiped or _pid == os.getpid()):
+    if not _known[0]:
         _begin()
     return _generation
 
 
 def _begin() -> None:
-    global _generation, _pid
+    global _generation  # noqa: PLW0603 - it is that of this process
     with _guard:
-        before = _generation
-        if not _known[0] or _pid != os.getpid():
-            _generation, _pid = before + 1, os.getpid()
+        if not _known[0]:  # another thread may have been first
+            _generation += 1
             _known[0] = 1
-
-
-def _before_fork() -> None:
-    global _forking  # noqa: PLW0603 - the hook in the child reads it
-    _forking = _generation
 
 
 def _in_child() -> None:
     global _guard  # noqa: PLW0603 - another thread of the parent may have held it at the fork
-    _guard = Mutex()
-    if _generation == _forking:  # otherwise an earlier hook has used caslock in the child, and it is counted
+    _guard = RLock()
+    if not _wiped:
         _known[0] = 0
-    generation()
 
 
-at_fork(before=_before_fork, after_in_child=_in_child)
+at_fork(after_in_child=_in_child)
 
 
 class PerProcess(Generic[T]):

@@ -309,9 +309,3 @@ class SeveralStores(OneKey, Generic[S, H]):
         )
         runtime = type(self)._runtime(place_of(nodes))
         self._begin(QuorumState(runtime, key, _checked(given), nodes, type(self)._start), timeout)
-
-
-# Python begins with these names what it says of missing and superfluous arguments.
-SingleLock.__init__.__qualname__ = "Lock.__init__"
-SeveralLocks.__init__.__qualname__ = "MultiLock.__init__"
-SeveralStores.__init__.__qualname__ = "QuorumLock.__init__"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from caslock import observer
@@ -19,7 +20,6 @@ from caslock.local.hold import Holding
 from caslock.local.refusals import BY_OURSELVES, busy, in_use, waited
 from caslock.local.reports import call_on_lost, event_of
 from caslock.local.stamps import Stamps, hostname
-from caslock.mutex import Mutex
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt, LockSettings, Terms
 from caslock.protocol.exchange import read
@@ -70,7 +70,7 @@ class LockState:
         self._attempts: dict[str, Attempt] = {}  # by hold id: all that wait, hold or are being released
         self._queue = cast("Shared", self.runtime.shared).queue(self.key)
         # Guards the attempts' levels, as any thread may release a hold; reentrant for signal handlers and `__del__`.
-        self._guard = Mutex()
+        self._guard = RLock()
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
         self._nonce = os.urandom(16).hex()
         self._numbers = itertools.count(1)
@@ -404,12 +404,12 @@ async def _at_once(hold: H) -> H:
     return hold
 
 
-_begin_guard = Mutex()
+_begin_guard = RLock()
 
 
 def _free_begin_guard() -> None:
     global _begin_guard  # noqa: PLW0603 - the parent may have held it at this moment
-    _begin_guard = Mutex()
+    _begin_guard = RLock()
 
 
 at_fork(after_in_child=_free_begin_guard)

@@ -8,9 +8,9 @@ its lease is over, or when nothing refers to it.  Every call can be made again a
 from __future__ import annotations
 
 import weakref
+from threading import RLock
 from typing import TYPE_CHECKING, Final
 
-from caslock.mutex import Mutex
 from caslock.protocol.contention import LONGEST_PAUSE
 from caslock.protocol.hand_over import HandOver
 
@@ -73,7 +73,7 @@ class LocalQueue:
         self._inside: list[weakref.ref[Attempt]] = []
         self.waiting: list[Attempt] = []
         # Held for a few instructions, and never across an await; reentrant for signal handlers and `__del__`.
-        self._guard = Mutex()
+        self._guard = RLock()
         self._hand_overs = 0
         self._hand_overs_began = 0.0
         self._yields_until = 0.0
@@ -184,7 +184,8 @@ class LocalQueue:
     def _admit(self, now: float) -> list[Attempt]:
         """Remove the attempts that are over, let in and wake those that may enter, and return all that are inside."""
         inside = [attempt for other in self._inside if (attempt := other()) is not None and not _is_over(attempt, now)]
-        self._inside = [weakref.ref(attempt) for attempt in inside]
+        if len(inside) < len(self._inside):
+            self._inside = [weakref.ref(attempt) for attempt in inside]
         while self.waiting:
             first = self.waiting[0]
             event = first.turn.event

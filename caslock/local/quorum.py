@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 import weakref
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.guards import failure_of, undoing
 from caslock.local.lock_state import LockState
 from caslock.local.reports import warn_of_missing_vote
-from caslock.mutex import Mutex
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER
@@ -131,7 +131,7 @@ class QuorumState(LockState):
         now = self.runtime.now
         hold = f"{self._nonce}.{next(self._numbers)}"
         parts = [self._part(node, hold, attempt) for node in self._nodes]
-        cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, Mutex(), self._events)
+        cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, RLock(), self._events)
         patience = now() + self.runtime.store.traits.request_timeout
         for index, vote in enumerate(ballot.votes):
             self._begin_vote(index, attempt, ballot, vote)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import heapq
 import weakref
 from itertools import count
+from threading import RLock
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from caslock.local.reports import Renewed
-from caslock.mutex import Mutex
 from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
 
@@ -191,7 +191,7 @@ class Renewals:
         self._start, self._watch = start, watch
         self._together, self._most = (MOST_TOGETHER, MOST_BATCHES) if batches else (1, MOST_RENEWING)
         self._singly = Renewals(start, watch, batches=False) if batches else self
-        self._guard = Mutex()
+        self._guard = RLock()
         self._due: list[tuple[float, int, weakref.ref[Attempt]]] = []
         self._requests = 0
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from threading import RLock
 from typing import TYPE_CHECKING, TypeVar
 
 from caslock.fork import at_fork, generation
 from caslock.local.queue import LocalQueue
-from caslock.mutex import Mutex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ class Shared:
         self._begin()
 
     def _begin(self) -> None:
-        self._guard = Mutex()  # a signal handler may use a lock while its thread is in here
+        self._guard = RLock()  # a signal handler may use a lock while its thread is in here
         self._queues = weakref.WeakValueDictionary[str, LocalQueue]()
         self._parts: dict[str, object] = {}
         self._generation = generation()  # last, because other threads of a child then rely on the rest
@@ -93,14 +93,14 @@ def shared_of(store: object) -> Shared:
     return shared
 
 
-_guard = Mutex()
+_guard = RLock()
 _known: weakref.WeakValueDictionary[_Same, Shared] = weakref.WeakValueDictionary()
 
 
 def _free_guard() -> None:
     """In a forked child: another thread of the parent may have held the guard at this moment."""
     global _guard  # noqa: PLW0603 - see above
-    _guard = Mutex()
+    _guard = RLock()
 
 
 at_fork(after_in_child=_free_guard)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Final, cast
 
 from caslock.fork import at_fork
@@ -17,7 +18,6 @@ from caslock.local import clock
 from caslock.local.reports import warn_of_late_renewals, warn_of_loss
 from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due, Renewals, Schedule, by_store
 from caslock.local.workers import LINGER, Workers, run, run_safely, start
-from caslock.mutex import Mutex
 from caslock.observer import warn
 from caslock.protocol.lease import NEVER
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST_TELLING: Final = 8
 """User callbacks that run at one time for one store."""
 
-_guard = Mutex()  # a signal handler may use a lock while its thread is in here
+_guard = RLock()  # a signal handler may use a lock while its thread is in here
 _renewer: ThreadRenewer | None = None
 
 
@@ -165,7 +165,7 @@ def _renewals(*, batches: bool) -> Renewals:
 def _forget_parent() -> None:
     """A forked child has none of its parent's threads, and keeps none of its holds."""
     global _guard, _renewer  # noqa: PLW0603 - the guard may be locked in the parent at this moment
-    _guard = Mutex()
+    _guard = RLock()
     _renewer = None
 
 

@@ -2,13 +2,11 @@
 
 Leaving a block gives back what entering it took, whatever thread or task it ends in: a generator that is closed
 elsewhere, or a fixture, ends its block in another task than it began.
-
-A block of the other kind is refused: ``async with`` a `Lock`, and ``with`` an `AsyncLock`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from caslock.errors import NotHeld
 
@@ -42,45 +40,3 @@ class WithBlocks(list[tuple[object, T]]):
         for block in tuple(self):
             if block[1] is held:
                 self.remove(block)  # in one step, because another thread may be entering its own
-
-
-class OnlyWith:
-    """What belongs to a blocking lock: ``async with`` says which class has it.  Type checkers do not see it at all."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:
-
-        def __aenter__(self) -> NoReturn:
-            own = _name(self)
-            raise TypeError(f"a {own} is for blocking code: write with; for async with, use Async{_lock(own)}")
-
-        def __aexit__(self, *_error: object) -> None:
-            """Python looks it up before it enters."""
-
-
-class OnlyAsyncWith:
-    """What belongs to a lock for asyncio: ``with`` says which class has it.  Type checkers do not see it at all."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:
-
-        def __enter__(self) -> NoReturn:
-            own = _name(self)
-            raise TypeError(
-                f"an {own} is for asyncio: write async with; for with, use {_lock(own).removeprefix('Async')}"
-            )
-
-        def __exit__(self, *_error: object) -> None:
-            """As above."""
-
-
-def _name(it: object) -> str:
-    """Name the public class of what may be of a subclass."""
-    return next(kind.__name__ for kind in type(it).__mro__ if kind.__module__.startswith("caslock."))
-
-
-def _lock(name: str) -> str:
-    """Name the class of the locks that give such a hold; of locks, the same class."""
-    return name.removesuffix("Hold") + "Lock" if name.endswith("Hold") else name

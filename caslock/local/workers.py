@@ -9,9 +9,8 @@ import contextlib
 import sys
 import threading
 from collections import deque
+from threading import RLock
 from typing import TYPE_CHECKING, Final, TypeVar
-
-from caslock.mutex import Mutex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,7 +28,7 @@ class Workers:
         self._name, self._most = name, most
         # Reentrant: a signal handler may use a lock while its thread is in here.  It is taken directly and not through
         # the condition, whose methods are Python code: an interrupt inside of these would leave it locked.
-        self._guard = Mutex()
+        self._guard = RLock()
         self._more = threading.Condition(self._guard)
         self._jobs = deque["Callable[[], object]"]()
         self._threads = set[threading.Thread]()

@@ -12,6 +12,7 @@ import weakref
 from collections import OrderedDict
 from contextlib import suppress
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from uuid import uuid4
 
@@ -19,7 +20,6 @@ from caslock.closing import AsyncClosing, Closing
 from caslock.errors import StoreUnavailable
 from caslock.fork import at_fork
 from caslock.guards import on_failure
-from caslock.mutex import Mutex
 from caslock.store import ABSENT, WOKEN, Entry, Traits
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class MemoryStore(Closing):
         """Do nothing: there is no connection, and the entries are kept."""
 
     def _begin(self) -> None:
-        self._mutex = Mutex()
+        self._mutex = RLock()
         self._lines: dict[str, OrderedDict[_Waiter, None]] = {}
         self.traits: Traits = Traits(location=f"memory://{uuid4().hex}")
 

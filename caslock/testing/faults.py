@@ -14,11 +14,11 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import RLock
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.local.workers import run
-from caslock.mutex import Mutex
 from caslock.store import ABSENT
 from caslock.testing.drive import done
 
@@ -185,7 +185,7 @@ class Faults:
         self._number = 0
         self._plans: list[_Plan] = []
         self._late: list[_Late] = []
-        self._mutex = Mutex()
+        self._mutex = RLock()
 
     @property
     def traits(self) -> Traits:

@@ -37,7 +37,6 @@ GROUND = (
     "guards",
     "closing",
     "verbs",
-    "mutex",
     "fork",
     "connections",
     "options",
@@ -71,7 +70,7 @@ LADDER = (
 
 MAY_IMPORT = {own: set(LADDER[:rung]) for rung, own in enumerate(LADDER)}
 MAY_IMPORT["stores"] = set()  # the package itself; its stores:
-OF_A_STORE = {"errors", "store", "guards", "closing", "mutex", "fork", "options"}
+OF_A_STORE = {"errors", "store", "guards", "closing", "fork", "options"}
 OF_A_CLIENT = OF_A_STORE | {"connections", "failures"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
 STORES["sql"] = STORES["dynamodb"] = STORES["redis"] | {"verbs"}

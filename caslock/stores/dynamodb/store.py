@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from botocore.exceptions import ClientError
@@ -14,7 +15,6 @@ from caslock.connections import run
 from caslock.errors import StoreError
 from caslock.fork import PerProcess
 from caslock.loop_end import PerLoop, before_the_loop_ends, transports_are_closed
-from caslock.mutex import Mutex
 from caslock.store import Traits
 from caslock.stores.dynamodb.failures import Failures, refusal_of, reply_of
 from caslock.stores.dynamodb.requests import Reply, Request, Verbs
@@ -57,7 +57,7 @@ class DynamoDBStore(BlockingVerbs):
         self._verbs: Verbs = Verbs(self._target.table, self._target.location)
         self._failures = Failures(self._target.location)
         self._clients = PerProcess(self._target.new_client)
-        self._guards = PerProcess(Mutex)  # reentrant: a signal handler may use the store meanwhile
+        self._guards = PerProcess(RLock)  # reentrant: a signal handler may use the store meanwhile
         self._closed = False
         self.traits: Traits = _traits(self._target)
 

@@ -7,12 +7,12 @@ import threading
 import weakref
 from concurrent.futures import Future
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from caslock.fork import PerProcess, generation
 from caslock.guards import on_failure
 from caslock.loop_end import PerLoop
-from caslock.mutex import Mutex
 from caslock.store import Traits
 from caslock.stores.hazelcast.requests import Verbs
 from caslock.stores.hazelcast.session import Session
@@ -55,7 +55,7 @@ class HazelcastStore(BlockingVerbs):
         """
         self._target = target_of(url, timeout)
         self._verbs: Verbs = Verbs(self._target.location)
-        self._guards = PerProcess(Mutex)
+        self._guards = PerProcess(RLock)
         self._threads: dict[int, _Thread] = {}  # by generation: a forked child leaves that of its parent alone
         self._closed = False
         self.traits: Traits = _traits(self._target)

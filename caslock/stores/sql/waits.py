@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
+from threading import RLock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from caslock.connections import is_readable
 from caslock.errors import StoreUnavailable
-from caslock.mutex import Mutex
 from caslock.stores.sql.failures import is_busy
 from caslock.stores.sql.table import name_of
 from caslock.stores.sql.wait import Wait
@@ -44,7 +44,7 @@ class Waits(ABC):
         self._again = 0.0  # when the next connection may be tried
         self._why = ""  # there is none until then
         self._opener: object = None  # stands for the wait that opens one
-        self._guard = Mutex()  # of listeners; reentrant: a signal handler may use a lock
+        self._guard = RLock()  # of listeners; reentrant: a signal handler may use a lock
         self._ended = False
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:

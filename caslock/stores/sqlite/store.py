@@ -12,6 +12,7 @@ import sqlite3
 import time
 import weakref
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 from urllib.parse import unquote
 
@@ -19,7 +20,6 @@ from caslock.closing import Closing
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.fork import at_fork, generation
 from caslock.guards import on_failure
-from caslock.mutex import Mutex
 from caslock.options import check_key, check_timeout, no_other_options, options_of, seconds_of
 from caslock.store import Entry, Traits
 from caslock.stores.sqlite.table import Table, is_locked, opened
@@ -70,7 +70,7 @@ class SQLiteStore(Closing):
         self._patience = timeout or _BRIEF  # with other threads of this process
         self._table: Table | None = None
         # Reentrant, so that a signal handler that interrupts a verb gets an error from `_request`, and no deadlock.
-        self._mutex = Mutex()
+        self._mutex = RLock()
         self._generation = generation()
         location = "sqlite:///" + re.sub(r"[%?\x00-\x1f\x7f]", lambda sign: f"%{ord(sign[0]):02X}", str(self._path))
         self.traits: Traits = Traits(location, request_timeout=self._patience)
@@ -197,12 +197,12 @@ class SQLiteStore(Closing):
         return StoreError(f"{self._path}: {error}" + (f" ({why})" if why else ""))
 
 
-def _is_owned(mutex: Mutex) -> bool:
+def _is_owned(mutex: RLock) -> bool:
     return bool(mutex._is_owned())  # type: ignore[attr-defined] # noqa: SLF001 - `threading.Condition` asks this, too
 
 
 _stores: weakref.WeakSet[SQLiteStore] = weakref.WeakSet()
-_forking = Mutex()  # guards these two; one thread forks at a time
+_forking = RLock()  # guards these two; one thread forks at a time
 _paused: dict[SQLiteStore, bool] = {}  # whether the thread that forks had the mutex before: it has interrupted a verb
 
 
