@@ -22,7 +22,7 @@ TICK: Final = 0.002
 """Seconds between two looks at the clock."""
 
 LOOKS: Final = 10
-"""So many looks at the clock come between two at the threads: what a thread waited for just before its end is not seen."""
+"""Looks at the clock between two at the threads: what a thread waited for just before its end is not seen."""
 
 
 class Stopwatch:
@@ -125,7 +125,7 @@ class _Looker:
 
 
 class _Waits:
-    """How long the threads of this process waited for a processor altogether (man 5 proc: schedstat, the second number)."""
+    """How long the threads of this process waited for a processor: the second number of `schedstat` in proc(5)."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
