@@ -789,16 +789,6 @@ def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
     assert "RuntimeError: of the callback" in caplog.text
 
 
-@pytest.mark.parametrize("verb", ["acquire", "release"])
-@pytest.mark.parametrize("several", [False, True])
-def test_a_call_that_was_not_awaited_is_named(memory: MemoryStore, verb: str, several: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Python's warning that a coroutine was never awaited names the call that the user has written."""
-    store = AsyncMemoryStore(memory)
-    lock = AsyncMultiLock(store, [fresh()]) if several else AsyncLock(store, fresh())
-    with pytest.warns(RuntimeWarning, match=f"'{type(lock).__name__}.{verb}' was never awaited"):
-        getattr(lock, verb)()
-
-
 @pytest.mark.parametrize("notice", ["extend", "ensure_held"])
 def test_loss_that_another_task_notices_first_cancels_the_block(memory: MemoryStore, notice: str) -> None:
     """The block is cancelled, and on_lost called, even when another task's question is the first to find the loss."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
-import tenacity  # noqa: F401 - so that no interrupt strikes in its import, but for the one of a test
+import tenacity  # noqa: F401 - so that no interrupt strikes in its import
 
 from caslock import ABSENT, AsyncLock, CaslockError, Hold, Lock, LockLost, MultiHold, MultiLock, NotHeld, QuorumLock
 from caslock import fork as process
@@ -129,28 +129,6 @@ def test_a_child_that_leaves_the_block_frees_nothing(location: Place, ending: st
             assert (facts["lost"], facts["remaining"]) == (True, 0.0)
             assert (facts["again"], facts["by_another_object"]) == (False, False)
             hold.ensure_held()
-            hold.extend()
-            assert Lock(location.store(), key).acquire(timeout=0) is None
-    assert observed(store, key) is None
-
-
-@pytest.mark.parametrize("told_by", ["the kernel", "Python"])
-def test_a_child_with_the_pid_of_its_parent_is_another_process(
-    location: Place, told_by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a container all may be 1, and a pid comes again; where the kernel does not report a fork, Python does."""
-    store, key = location.store(), fresh()
-    pid = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: pid)
-    if told_by == "Python":
-        monkeypatch.setattr(process, "_known", bytearray(b"\1"))
-        monkeypatch.setattr(process, "_wiped", False)
-    with family() as kin, Lock(store, key, ttl=20) as hold:
-        if kin.fork():
-            kin.tell(lost=hold.lost, remaining=hold.remaining(), same=os.getpid() == os.getppid())
-        else:
-            facts = kin.hear()
-            assert (facts["lost"], facts["remaining"], facts["same"]) == (True, 0.0, True)
             hold.extend()
             assert Lock(location.store(), key).acquire(timeout=0) is None
     assert observed(store, key) is None
@@ -456,7 +434,7 @@ def test_no_orphan_outlives_its_lease_wherever_an_interrupt_strikes(
     moments: list[str] = []
     with opened(kind, request) as location:
         store = location.store()
-        other = held(Lock(store, fresh(), ttl=TTL))  # so that the renewer is there
+        other = held(Lock(store, fresh(), ttl=60))  # so that the renewer is there
 
         def prepare() -> Callable[[], object]:
             lock = Lock(store, fresh(), ttl=TTL)
@@ -1003,35 +981,6 @@ def test_a_del_that_releases_does_not_hang() -> None:
     """A `__del__` that the collector runs in the middle of a verb of the memory store gets an answer: no hang."""
     told = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=False)
     assert (told.stdout.strip(), told.returncode) == ("done", 0), told.stderr
-
-
-INTERRUPTED_IMPORT = """
-import importlib.abc, sys
-import caslock
-from caslock.testing.faults import FaultyStore, lose_reply
-from caslock.stores.memory import MemoryStore
-
-class Interrupt(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.startswith("tenacity.") and "tenacity.stop" in sys.modules:
-            sys.meta_path.remove(self)
-            raise KeyboardInterrupt
-
-store = FaultyStore(MemoryStore())
-sys.meta_path.insert(0, Interrupt())
-for _ in range(2):
-    store.on("any", range(1, 3), lose_reply)
-    try:
-        print(caslock.Lock(store, "key").acquire(timeout=1) is not None)
-    except KeyboardInterrupt:
-        print("interrupted")
-"""
-
-
-def test_an_interrupt_at_the_first_retry_breaks_no_later_one() -> None:
-    """KeyboardInterrupt while the first retry imports what it needs: the next one works."""
-    told = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
-    assert (told.stdout.split(), told.returncode) == (["interrupted", "True"], 0), told.stderr
 
 
 class Interruption(BaseException):

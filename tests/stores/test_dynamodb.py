@@ -463,7 +463,7 @@ def test_the_location_names_region_table_and_endpoint(url: str, location: str) -
         ("dynamodb://localhost:8000/locks", "a DynamoDB URL is"),
         ("dynamodb://key:secret@eu-central-1/locks", "a DynamoDB URL is"),
         ("dynamodb://locks", "locks is no region of AWS, such as eu-central-1: a DynamoDB URL is"),
-        ("dynamodb://eu-central-1/locks#f", "a DynamoDB URL is"),
+        ("dynamodb://eu-central-1/locks#f", "no fragment: write # as %23"),
         ("dynamodb://eu-central-1/locks?prefix=p", "a DynamoDB URL is"),
         ("dynamodb://eu-central-1/lo", "a table of DynamoDB has a name"),
         ("dynamodb://eu-central-1/one/two", "a table of DynamoDB has a name"),

@@ -406,7 +406,7 @@ def test_the_location_names_the_members_the_map_and_no_user(url: str, location: 
         ("hazelcast://a/%00", "a Hazelcast URL is"),
         ("hazelcast://a?prefix=p", "a Hazelcast URL is"),
         ("hazelcast://a?cluster=", "a Hazelcast URL is"),
-        ("hazelcast://a#f", "a Hazelcast URL is"),
+        ("hazelcast://a#f", "no fragment: write # as %23"),
         ("hazelcast://root@a", "a Hazelcast URL is"),
         ("hazelcast://:secret@a", "a Hazelcast URL is"),
         ("hazelcast://a:0", "the port of a Hazelcast URL"),
