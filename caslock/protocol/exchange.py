@@ -123,10 +123,11 @@ async def put_when_absent(runtime: Runtime, attempt: Attempt, seconds: float) ->
 def sent(attempt: Attempt, expected: int, record: Record | None, now: float) -> Write:
     """Note a write that is sent now: it is in flight until an answer shows that it was not applied."""
     write_id = attempt.writes.next_id() if record is None else record.write
+    write = Write(write_id, expected, record, b"" if record is None else encode(record))
     takes = record is not None and attempt.hold_id in record.holds
     # The ttl counts from before the request.
     attempt.writes.sent(write_id, InFlight(expected, now, attempt.lease.asked if takes else 0.0))
-    return Write(write_id, expected, record, b"" if record is None else encode(record))
+    return write
 
 
 def answered(attempt: Attempt, write: Write, entry: Entry | None) -> Observed:

@@ -11,9 +11,8 @@ import re
 import socket
 import threading
 import unicodedata
-from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import redis

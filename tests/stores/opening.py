@@ -11,11 +11,14 @@ import pytest
 from caslock import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry
 from caslock.testing.drive import driven, on_loop
+from caslock.testing.steps import timed
+from tests.support.locations import fresh, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from caslock import Store
+    from caslock.store import WatchingStore
 
 SECRET = "p@ss/w0rd?"  # noqa: S105 - of a user that ends with its test
 QUOTED = "p%40ss%2Fw0rd%3F"
@@ -58,3 +61,27 @@ def refusal(act: Callable[[], object], match: str) -> StoreError:
     assert str(caught.value).count("://127.0.0.1") == 1, caught.value
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     return caught.value
+
+
+def refuse_the_33rd_waiter(store: WatchingStore) -> None:
+    """It is told at once, without a request, to sleep; the others end with the change."""
+    key = fresh()
+    entry = put(store, key)
+
+    def wait() -> None:
+        while True:
+            with contextlib.suppress(StoreUnavailable):  # `refused` had the last place for a moment
+                return store.wait_while(key, entry.version, 20)
+
+    def refused() -> bool:
+        try:
+            store.wait_while(key, entry.version, 0.01)
+        except StoreUnavailable as error:
+            return not error.sent and "another waiter" in str(error)
+        return False
+
+    waits = [timed(wait) for _ in range(32)]
+    assert until(refused)
+    store.invalidate(key, entry.version)
+    assert max(wait.result(50)[0] for wait in waits) < 15
+    store.wait_while(key, entry.version, 0.1)

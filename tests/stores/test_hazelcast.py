@@ -403,7 +403,7 @@ def test_the_location_names_the_members_the_map_and_no_user(url: str, location: 
         ("hazelcast://", "a Hazelcast URL is"),
         ("hazelcast://a,,b", "a Hazelcast URL is"),
         ("hazelcast://a/one/two", "a Hazelcast URL is"),
-        ("hazelcast://a/%00", "a Hazelcast URL is"),
+        ("hazelcast://a/%00", "must not contain control characters"),
         ("hazelcast://a?prefix=p", "a Hazelcast URL is"),
         ("hazelcast://a?cluster=", "a Hazelcast URL is"),
         ("hazelcast://a#f", "no fragment: write # as %23"),

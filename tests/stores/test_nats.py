@@ -28,7 +28,7 @@ from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import Lease, timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal
+from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal, refuse_the_33rd_waiter
 from tests.stores.test_etcd import listens
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, NATS, Process, Server, free_port, missing
@@ -272,24 +272,8 @@ def test_a_bucket_that_tells_no_changes_is_polled(api: Opening, nats_server: Ser
 
 
 def test_more_waiters_than_connections_are_told_to_sleep(api: Opening, nats_server: Server) -> None:
-    """The 33rd waiter of a process is refused at once, without a request; the others end with the change."""
-    store = api.open(nats_server.url, timeout=20)
-    key = fresh()
-    entry = put(store, key)
-    watching = cast("WatchingStore", store)
-    waits = [timed(lambda: watching.wait_while(key, entry.version, 20)) for _ in range(32)]
-
-    def refused() -> bool:
-        try:
-            watching.wait_while(key, entry.version, 0.01)
-        except StoreUnavailable as error:
-            return not error.sent and "another waiter" in str(error)
-        return False
-
-    assert until(refused)
-    store.invalidate(key, entry.version)
-    assert max(wait.result(50)[0] for wait in waits) < 15
-    watching.wait_while(key, entry.version, 0.1)
+    """32 of a process wait at a time."""
+    refuse_the_33rd_waiter(cast("WatchingStore", api.open(nats_server.url, timeout=20)))
 
 
 # Bad input
