@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 
@@ -63,19 +63,19 @@ def refusal(act: Callable[[], object], match: str) -> StoreError:
     return caught.value
 
 
-def refuse_the_33rd_waiter(store: WatchingStore) -> None:
+def refuse_the_33rd_waiter(store: Store) -> None:
     """It is told at once, without a request, to sleep; the others end with the change."""
-    key = fresh()
+    key, watching = fresh(), cast("WatchingStore", store)
     entry = put(store, key)
 
     def wait() -> None:
         while True:
             with contextlib.suppress(StoreUnavailable):  # `refused` had the last place for a moment
-                return store.wait_while(key, entry.version, 20)
+                return watching.wait_while(key, entry.version, 20)
 
     def refused() -> bool:
         try:
-            store.wait_while(key, entry.version, 0.01)
+            watching.wait_while(key, entry.version, 0.01)
         except StoreUnavailable as error:
             return not error.sent and "another waiter" in str(error)
         return False
@@ -84,4 +84,4 @@ def refuse_the_33rd_waiter(store: WatchingStore) -> None:
     assert until(refused)
     store.invalidate(key, entry.version)
     assert max(wait.result(50)[0] for wait in waits) < 15
-    store.wait_while(key, entry.version, 0.1)
+    watching.wait_while(key, entry.version, 0.1)

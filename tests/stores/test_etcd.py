@@ -213,7 +213,7 @@ def test_a_wait_outlives_a_compaction(store: Store, etcd_server: Server) -> None
 
 def test_more_waiters_than_connections_are_told_to_sleep(api: Opening, etcd_server: Server) -> None:
     """32 of a process wait at a time."""
-    refuse_the_33rd_waiter(cast("WatchingStore", api.open(etcd_server.url, timeout=20)))
+    refuse_the_33rd_waiter(api.open(etcd_server.url, timeout=20))
 
 
 @pytest.mark.parametrize(("value", "ttl"), [(b"x" * 4097, 1), (b"", 0), (b"", -1), (b"", float("nan")), (b"", 1e10)])

@@ -273,7 +273,7 @@ def test_a_bucket_that_tells_no_changes_is_polled(api: Opening, nats_server: Ser
 
 def test_more_waiters_than_connections_are_told_to_sleep(api: Opening, nats_server: Server) -> None:
     """32 of a process wait at a time."""
-    refuse_the_33rd_waiter(cast("WatchingStore", api.open(nats_server.url, timeout=20)))
+    refuse_the_33rd_waiter(api.open(nats_server.url, timeout=20))
 
 
 # Bad input
