@@ -122,11 +122,12 @@ async def put_when_absent(runtime: Runtime, attempt: Attempt, seconds: float) ->
 
 def sent(attempt: Attempt, expected: int, record: Record | None, now: float) -> Write:
     """Note a write that is sent now: it is in flight until an answer shows that it was not applied."""
-    write_id = attempt.writes.next_id() if record is None else record.write
-    write = Write(write_id, expected, record, b"" if record is None else encode(record))
-    takes = record is not None and attempt.hold_id in record.holds
+    writes = attempt.writes
+    if record is None:
+        return _new(Write, (writes.leaves(expected, now), expected, None, b""))
+    write = Write(record.write, expected, record, encode(record))
     # The ttl counts from before the request.
-    attempt.writes.sent(write_id, InFlight(expected, now, attempt.lease.asked if takes else 0.0))
+    writes.sent(record.write, InFlight(expected, now, attempt.lease.asked if attempt.is_in(record) else 0.0))
     return write
 
 

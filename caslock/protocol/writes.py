@@ -77,7 +77,7 @@ class Writes:
     def leaves(self, expected: int, now: float) -> str:
         """Note a release that is sent now, and return its id."""
         write_id = self.next_id()
-        self.in_flight[write_id] = InFlight(expected, now, 0.0)
+        self.in_flight[write_id] = _new(InFlight, (expected, now, 0.0))
         return write_id
 
     def answered(self, write_id: str) -> InFlight | None:
@@ -101,10 +101,16 @@ class Writes:
 
     def left_before(self, moment: float) -> bool:
         """Whether a release that was sent before this moment may have been applied."""
-        return any(not write.ttl and write.at < moment for write in list(self.in_flight.values()))
+        for write in list(self.in_flight.values()):  # noqa: SIM110 - a generator takes three times as long
+            if not write.ttl and write.at < moment:
+                return True
+        return False
 
     def forget_dead(self, now: float) -> None:
         """Drop the puts that are too old to be in flight."""
         if self.in_flight:
             in_flight = list(self.in_flight.items())  # a copy, as above
             self.in_flight = {each: it for each, it in in_flight if not it.ttl or it.at > now - FREE_TTL}
+
+
+_new = tuple.__new__  # takes half the time of a NamedTuple's own
