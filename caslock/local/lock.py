@@ -9,7 +9,6 @@ from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiState
-from caslock.local.quorum import QuorumState, place_of
 from caslock.local.settings import (
     MAX_NOTE_BYTES,
     check_callback,
@@ -302,6 +301,8 @@ class SeveralStores(OneKey, Generic[S, H]):
         """
         if unknown:
             raise no_such_setting(unknown)
+        from caslock.local.quorum import QuorumState, place_of  # noqa: PLC0415 - a fifth of `import caslock`, and seldom used
+
         nodes = check_stores(stores, type(self)._runtime)
         check_key(key)
         given = Settings(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from functools import lru_cache
 
@@ -39,6 +38,8 @@ class Stamps:
 @lru_cache(maxsize=1)
 def hostname() -> str:
     """Return the name of this machine, as records have it."""
+    import socket  # noqa: PLC0415 - most stores need it anyway, `import caslock` does not
+
     return socket.gethostname().encode(errors="replace").decode()
 
 
