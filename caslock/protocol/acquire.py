@@ -85,7 +85,7 @@ async def _resume(runtime: Runtime, attempt: Attempt, limit: float, observed: Ob
     incoming, turn.incoming = turn.incoming, None
     if observed is None and incoming is not None:
         observed = incoming.outcome
-    if observed is None and attempt.writes.takes:  # the put sent for us got no answer, as our own might
+    if observed is None and attempt.writes.in_flight:  # the put sent for us got no answer, as our own might
         return await read(runtime, attempt, last_start(runtime, attempt.limit))
     if observed is None and turn.yields and runtime.now() < limit:
         # This process has woken another one, or had the key for long: let others go first.

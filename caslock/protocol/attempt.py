@@ -174,10 +174,10 @@ class Attempt:
         return self.hold_id[: self.hold_id.index(".") + 1]
 
     def first(self, now: float, expected: int = ABSENT) -> Write:
-        """Send the put that begins a tenure and keeps nothing of what was there: `next_record` and `sent` in one."""
+        """Note and return the put that begins a tenure over nothing: `next_record` and `note_write` in one."""
         hold_id, ttl, writes = self.hold_id, self.lease.ttl, self.writes
         writes.count += 1
-        write_id = f"{hold_id}.{writes.count}"  # as `next_id` has it
+        write_id = f"{hold_id}.{writes.count}"  # as `next_id` makes it
         writes.in_flight[write_id] = _new(InFlight, (expected, now, ttl))
         stamp, (before, between, after) = self.stamps()
         record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *stamp, FORM, ""))
@@ -189,9 +189,10 @@ class Attempt:
         return self.contention
 
     @property
-    def left_in_time(self) -> bool:
-        """Whether a release that was sent before the lease ended, or was lost, may have been applied."""
-        return self.writes.left_before(self.lease.deadline)
+    def may_have_released_in_time(self) -> bool:
+        """Whether a release that was sent before the lease ended or was taken away may have been applied."""
+        moments = list(self.writes.releases.values())
+        return bool(moments) and min(moments) < self.lease.deadline
 
     def is_in(self, record: Record | None) -> bool:
         """Whether the hold id of this attempt is in `record`."""
@@ -260,7 +261,7 @@ class Attempt:
         """Note that we hold the key with `record`."""
         # In this order: until the lease is recorded, the write in flight tells a clean-up that it may exist.
         self.lease.believe(record, version, self.writes.in_flight.get(record.write), now)
-        self.writes.answered(record.write)
+        self.writes.drop(record.write)
 
     def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
         """Return what a release leaves: others' holds as they are, a free record while a quarantine lasts, or nothing.

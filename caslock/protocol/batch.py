@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from caslock.errors import StoreError
-from caslock.protocol.exchange import answered, sent, unanswered
+from caslock.protocol.exchange import answered, note_write, unanswered
 from caslock.protocol.record import NOTHING
 from caslock.store import Put, Removal
 
@@ -33,7 +33,7 @@ async def put_together(runtime: Runtime, attempts: Sequence[Attempt], known: Ans
     seen = [known.get(attempt, NOTHING) for attempt in attempts]
     records = [each.next_record(record, version) for each, (version, record) in zip(attempts, seen, strict=True)]
     writes = [
-        sent(attempt, version, record, now)
+        note_write(attempt, version, record, now)
         for attempt, (version, _), record in zip(attempts, seen, records, strict=True)
     ]
     puts = [
@@ -44,13 +44,13 @@ async def put_together(runtime: Runtime, attempts: Sequence[Attempt], known: Ans
         entries = await runtime.batching.put_many(puts)
     except (StoreError, ValueError) as error:
         for attempt, write in zip(attempts, writes, strict=True):
-            unanswered(attempt, write, error)
+            unanswered(attempt, write.id, error)
         if isinstance(error, StoreError):
             return {}
         raise
     if entries is None:
         for attempt, write in zip(attempts, writes, strict=True):
-            attempt.writes.answered(write.id)
+            attempt.writes.drop(write.id)
         return None
     return {each: answered(each, write, entry) for each, write, entry in zip(attempts, writes, entries, strict=True)}
 
@@ -66,16 +66,16 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
         return {}
     removals = [Removal(each.key, each.lease.version) for each in attempts]
     now = runtime.now()
-    writes = [sent(each, each.lease.version, None, now) for each in attempts]
+    writes = [note_write(each, each.lease.version, None, now) for each in attempts]
     try:
         entries = await runtime.batching.invalidate_many(removals)
     except (StoreError, ValueError) as error:
         for attempt, write in zip(attempts, writes, strict=True):
-            unanswered(attempt, write, error)
+            unanswered(attempt, write.id, error)
         return {}
     if entries is None:
         for attempt, write in zip(attempts, writes, strict=True):
-            attempt.writes.answered(write.id)
+            attempt.writes.drop(write.id)
         return {}
     return {each: answered(each, write, entry) for each, write, entry in zip(attempts, writes, entries, strict=True)}
 

@@ -33,31 +33,31 @@ async def write_surely(
     After no answer it reads first, and writes again, `attempt.retry.put` times, only if `expected` is still there.
     Raises `StoreUnavailable` when that was not enough.  After a failure no request begins at or after `limit`.
     """
-    lost = sent(attempt, expected, record, runtime.now())
+    write = note_write(attempt, expected, record, runtime.now())
     try:
-        return await write(runtime, attempt, lost)
+        return await send(runtime, attempt, write)
     except StoreUnavailable as error:
         failure = error
-    return await settle(runtime, attempt, lost, failure, limit)
+    return await settle(runtime, attempt, write, failure, limit)
 
 
 async def settle(
-    runtime: Runtime, attempt: Attempt, lost: Write, failure: StoreError | ValueError, limit: float
+    runtime: Runtime, attempt: Attempt, write: Write, failure: StoreError | ValueError, limit: float
 ) -> Observed:
     """Continue after a write that got no answer, see `write_surely`; raise any other error of it."""
-    unanswered(attempt, lost, failure)
+    unanswered(attempt, write.id, failure)
     if not isinstance(failure, StoreUnavailable) or runtime.now() >= limit:
         raise failure
     try:
-        return await _again(runtime, attempt, lost, failure, limit)
+        return await _again(runtime, attempt, write, failure, limit)
     except StoreUnavailable as error:
         error.sent = error.sent or failure.sent  # the first write may have been applied, whatever became of the others
         raise
 
 
-async def _again(runtime: Runtime, attempt: Attempt, lost: Write, failure: StoreError, limit: float) -> Observed:
+async def _again(runtime: Runtime, attempt: Attempt, write: Write, failure: StoreError, limit: float) -> Observed:
     """Read, and write again if the version that the write expects is still there."""
-    _, expected, record, _ = lost
+    _, expected, record, _ = write
     observed = await read(runtime, attempt, limit)
     if observed.version != expected:
         return observed  # another version: applied already, or can no longer be applied
@@ -67,7 +67,7 @@ async def _again(runtime: Runtime, attempt: Attempt, lost: Write, failure: Store
     async def again() -> Observed:
         try:
             renamed = record and record._replace(write=attempt.writes.next_id())
-            return await write(runtime, attempt, sent(attempt, expected, renamed, runtime.now()))
+            return await send(runtime, attempt, note_write(attempt, expected, renamed, runtime.now()))
         except StoreUnavailable:
             if runtime.now() >= limit:
                 raise
@@ -93,8 +93,8 @@ async def read(runtime: Runtime, attempt: Attempt, limit: float) -> Observed:
     return await _retry(runtime, attempt.retry.get, limit, get)
 
 
-async def write(runtime: Runtime, attempt: Attempt, write: Write) -> Observed:
-    """Send what `sent` has noted, once."""
+async def send(runtime: Runtime, attempt: Attempt, write: Write) -> Observed:
+    """Send a write, once."""
     _, expected, record, value = write
     try:
         if record is None:
@@ -102,7 +102,7 @@ async def write(runtime: Runtime, attempt: Attempt, write: Write) -> Observed:
         else:
             entry = await runtime.store.put_if_version(attempt.key, value, expected, record.ttl)
     except (StoreError, ValueError) as error:
-        unanswered(attempt, write, error)
+        unanswered(attempt, write.id, error)
         raise
     return answered(attempt, write, entry)
 
@@ -111,30 +111,33 @@ async def put_when_absent(runtime: Runtime, attempt: Attempt, seconds: float) ->
     """Have the store put the attempt's first record as soon as nothing is there, or after `seconds`."""
     assert runtime.queueing is not None  # noqa: S101 - the caller has checked
     record = attempt.next_record(None, ABSENT)
-    write = sent(attempt, ABSENT, record, runtime.now())
+    write = note_write(attempt, ABSENT, record, runtime.now())
     try:
         entry = await runtime.queueing.put_when_absent(attempt.key, write.value, record.ttl, seconds)
     except (StoreError, ValueError) as error:
-        unanswered(attempt, write, error)
+        unanswered(attempt, write.id, error)
         raise
     return answered(attempt, write, entry)
 
 
-def sent(attempt: Attempt, expected: int, record: Record | None, now: float) -> Write:
-    """Note a write that is sent now: it is in flight until an answer shows that it was not applied."""
+def note_write(attempt: Attempt, expected: int, record: Record | None, now: float) -> Write:
+    """Note a write that is about to be sent, and return it."""
     writes = attempt.writes
     if record is None:
-        return _new(Write, (writes.leaves(expected, now), expected, None, b""))
-    write = Write(record.write, expected, record, encode(record))
-    # The ttl counts from before the request.
-    writes.sent(record.write, InFlight(expected, now, attempt.lease.asked if attempt.is_in(record) else 0.0))
+        write = _new(Write, (writes.next_id(), expected, None, b""))
+    else:
+        write = Write(record.write, expected, record, encode(record))
+    if attempt.is_in(record):  # the ttl counts from before the request
+        writes.in_flight[write.id] = InFlight(expected, now, attempt.lease.asked)
+    else:
+        writes.releases[write.id] = now
     return write
 
 
 def answered(attempt: Attempt, write: Write, entry: Entry | None) -> Observed:
     """Read the answer to a write."""
     if not write.is_applied(entry):
-        attempt.writes.answered(write.id)
+        attempt.writes.drop(write.id)
     elif write.record is not None and entry is not None:
         return _new(Observed, (entry.version, write.record))
     elif entry is not None:
@@ -142,16 +145,10 @@ def answered(attempt: Attempt, write: Write, entry: Entry | None) -> Observed:
     return observed_in(entry)
 
 
-def unanswered(attempt: Attempt, write: Write, error: BaseException) -> None:
-    """Note that a write has raised `error`; after an interrupt it stays in flight."""
-    if not may_have_landed(error):
-        attempt.writes.answered(write.id)
-
-
-def may_have_landed(error: BaseException) -> bool:
-    """Whether a request that raised `error` may have been applied, or may be yet."""
-    # A store refuses bad input by ValueError, before any I/O (a ttl that is too long for it, say).
-    return error.sent if isinstance(error, StoreUnavailable) else not isinstance(error, (StoreError, ValueError))
+def unanswered(attempt: Attempt, write_id: str, error: StoreError | ValueError) -> None:
+    """Note that a write has raised `error`, which shows whether it may have been applied, or may be yet."""
+    if not (isinstance(error, StoreUnavailable) and error.sent):
+        attempt.writes.drop(write_id)
 
 
 def observed_in(entry: Entry | None) -> Observed:

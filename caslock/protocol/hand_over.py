@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.protocol.exchange import answered, read, sent, unanswered
+from caslock.protocol.exchange import answered, note_write, read, unanswered
 from caslock.protocol.record import Observed
 
 if TYPE_CHECKING:
@@ -70,18 +70,19 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
     if rest is None:
         write = successor.first(now, lease.version)
     else:
-        write = sent(successor, lease.version, successor.next_record(rest, lease.version), now)
+        write = note_write(successor, lease.version, successor.next_record(rest, lease.version), now)
     # Order matters: we record the write, then read `ending`; the successor sets `ending`, then reads the writes.  So at
     # least one of us sees the other.
     if successor.ending or not outgoing.pending:
-        successor.writes.answered(write.id)
+        successor.writes.drop(write.id)
         return ours
-    release = write._replace(id=attempt.writes.leaves(lease.version, now))
+    release = attempt.writes.next_id()
+    attempt.writes.releases[release] = now
     try:
         entry = await runtime.store.put_if_version(successor.key, write.value, lease.version, write.ttl)
     except (StoreError, ValueError) as error:
         unanswered(attempt, release, error)
-        unanswered(successor, write, error)
+        unanswered(successor, write.id, error)
         if not isinstance(error, StoreUnavailable):
             return ours  # the successor gets this error itself when it retries
         if error.sent:
@@ -91,6 +92,6 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
         if runtime.now() >= limit:
             raise
         return await read(runtime, attempt, limit)
-    if not release.is_applied(entry):
-        attempt.writes.answered(release.id)
+    if not write.is_applied(entry):
+        attempt.writes.drop(release)
     return answered(successor, write, entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
-from caslock.protocol.exchange import answered, read, sent, settle, write_surely
+from caslock.protocol.exchange import answered, note_write, read, settle, write_surely
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import PASSES, last_start_of_three
@@ -47,14 +47,14 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
         try:
             observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
         except (StoreError, ValueError) as error:
-            if not in_time and not attempt.left_in_time:  # the lease had ended: lost regardless of the answer
+            if not (in_time or attempt.may_have_released_in_time):  # the lease had ended: lost, whatever the answer
                 raise attempt.lose(lease.end("released")) from error
             if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
-                error.sent = error.sent or attempt.left_in_time
+                error.sent = error.sent or attempt.may_have_released_in_time
             ends = max(lease.ttl, attempt.min_hold)
             error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
             raise
-        if not attempt.left_in_time:
+        if not attempt.may_have_released_in_time:
             over = observed.record is None and not in_time
             loss = attempt.lose(lease.end("released") if over else who_holds(runtime, observed.record))
         lease.record = None  # last: a release that is interrupted is made once more, and finds the loss again
@@ -86,7 +86,7 @@ async def _leave(
     elif outgoing is not None:
         observed = await hand_over(runtime, attempt, outgoing, limit)
     elif attempt.releases_by_removal(now):  # one request
-        removal = sent(attempt, lease.version, None, now)
+        removal = note_write(attempt, lease.version, None, now)
         try:
             entry = await runtime.store.invalidate(attempt.key, lease.version)
         except (StoreError, ValueError) as error:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
-from caslock.protocol.exchange import answered, sent, unanswered, write_surely
+from caslock.protocol.exchange import answered, note_write, unanswered, write_surely
 from caslock.protocol.limits import PASSES
 from caslock.store import Put
 
@@ -123,7 +123,7 @@ async def _renew_together(runtime: Runtime, batching: AsyncBatchingStore, attemp
             answers = await batching.put_many(puts) if puts else []
         except (StoreError, ValueError) as error:
             for attempt, write in renewals:
-                unanswered(attempt, write, error)
+                unanswered(attempt, write.id, error)
                 attempt.lease.failure = str(error)
             if not isinstance(error, StoreUnavailable):  # one is refused: each alone shows which
                 return attempts
@@ -133,7 +133,7 @@ async def _renew_together(runtime: Runtime, batching: AsyncBatchingStore, attemp
             continue
         if answers is None:
             for attempt, write in renewals:
-                attempt.writes.answered(write.id)
+                attempt.writes.drop(write.id)
             return attempts
         attempts = _not_renewed(runtime, renewals, answers, before)
         if not attempts:
@@ -149,7 +149,7 @@ def _renewals(runtime: Runtime, attempts: list[Attempt]) -> list[tuple[Attempt, 
         with suppress(LockLost):
             record = _renewal(runtime, attempt, None, now)
             if record is not None:
-                renewals.append((attempt, sent(attempt, attempt.lease.version, record, now)))
+                renewals.append((attempt, note_write(attempt, attempt.lease.version, record, now)))
     return renewals
 
 

@@ -38,7 +38,7 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
         attempt.min_hold = 0.0
     attempt.ending = True
     remnant: Remnant | None = None
-    if attempt.writes.takes or attempt.lease.record:
+    if attempt.writes.in_flight or attempt.lease.record:
         remnant = await _remnant(runtime, attempt, error)
     attempt.settled = True
     if remnant is not None:
@@ -116,10 +116,11 @@ async def step_back(runtime: Runtime, attempt: Attempt) -> None:
     No late put of it can land, except while another owner's record is there: see `withdraw`.
     """
     attempt.turn.incoming, attempt.turn.yields = None, 0.0
-    if attempt.writes.takes:
+    if attempt.writes.in_flight:
         limit = last_start(runtime, attempt.limit)
         await withdraw(runtime, attempt, await read(runtime, attempt, limit), limit)
         attempt.lease.forget()
+        attempt.writes.releases.clear()  # a later tenure is not released by what ends this one
 
 
 async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit: float) -> Observed:

@@ -15,13 +15,13 @@ FREE_TTL: Final = 60.0
 
 
 class Write(NamedTuple):
-    """A write that is sent."""
+    """A put, or a removal, with its id."""
 
     id: str
     expected: int
     record: Record | None
     """None: a removal."""
-    value: bytes = b""
+    value: bytes
 
     @property
     def ttl(self) -> float:
@@ -36,29 +36,31 @@ class Write(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A write that may have been applied, or may be yet: a put, or a release, which leaves no hold of ours behind."""
+    """A put of our hold that may have been applied, or may be yet."""
 
     expected: int
     """The version that it expects."""
     at: float
     """When it was sent."""
     ttl: float
-    """Seconds of the lease that it asks for; 0 for a release."""
+    """Seconds of the lease that it asks for."""
 
 
 class Writes:
-    """Numbers the writes of one attempt, and keeps those in flight by their write ids.
+    """Numbers the writes of one attempt, and keeps by their write ids those whose effect is not known.
 
-    A put is in flight until it is known what it has done; a release, until it is known that it was not applied.
-    Versions never repeat, so a late write that expects a version which has passed does nothing.
+    A put of our hold is in flight until it is known what it has done.  A release, a write without our hold, is kept
+    until it is known that it was not applied.  Versions never repeat, so a late write that expects a version which has
+    passed does nothing.
     """
 
-    __slots__ = ("count", "hold_id", "in_flight")
+    __slots__ = ("count", "hold_id", "in_flight", "releases")
 
     def __init__(self, hold_id: str) -> None:
         self.hold_id: str = hold_id
         self.count: int = 0
         self.in_flight: dict[str, InFlight] = {}
+        self.releases: dict[str, float] = {}  # when each was sent
 
     def next_id(self) -> str:
         """Return a write id, which distinguishes the next write of this attempt from all other writes."""
@@ -70,25 +72,10 @@ class Writes:
         hold_id, _, number = record.write.rpartition(".")
         return hold_id == self.hold_id and int(number) > after
 
-    def sent(self, write_id: str, write: InFlight) -> None:
-        """Note a write that is sent now."""
-        self.in_flight[write_id] = write
-
-    def leaves(self, expected: int, now: float) -> str:
-        """Note a release that is sent now, and return its id."""
-        write_id = self.next_id()
-        self.in_flight[write_id] = _new(InFlight, (expected, now, 0.0))
-        return write_id
-
-    def answered(self, write_id: str) -> InFlight | None:
-        """Note that a write is no longer in flight, and return it; None: it was not ours, or known before."""
-        return self.in_flight.pop(write_id, None)
-
-    @property
-    def takes(self) -> bool:
-        """Whether a put is in flight."""
-        # A copy: the attempt before ours may send our first put, and removes that write in a thread of its own.
-        return bool(self.in_flight) and any(write.ttl for write in list(self.in_flight.values()))
+    def drop(self, write_id: str) -> None:
+        """Forget a write: it is known what it has done, or that it was not applied."""
+        self.in_flight.pop(write_id, None)
+        self.releases.pop(write_id, None)
 
     def may_land(self, version: int) -> bool:
         """Whether a put that expects `version` is in flight."""
@@ -96,21 +83,11 @@ class Writes:
 
     def last_sent(self, version: int) -> float | None:
         """When the last of the puts in flight that expect `version` was sent; None: there is none."""
-        moments = [each.at for each in list(self.in_flight.values()) if each.ttl and each.expected == version]
-        return max(moments, default=None)
-
-    def left_before(self, moment: float) -> bool:
-        """Whether a release that was sent before this moment may have been applied."""
-        for write in list(self.in_flight.values()):  # noqa: SIM110 - a generator takes three times as long
-            if not write.ttl and write.at < moment:
-                return True
-        return False
+        # A copy: the attempt before ours may send our first put, and removes that write in a thread of its own.
+        return max((each.at for each in list(self.in_flight.values()) if each.expected == version), default=None)
 
     def forget_dead(self, now: float) -> None:
         """Drop the puts that are too old to be in flight."""
         if self.in_flight:
             in_flight = list(self.in_flight.items())  # a copy, as above
-            self.in_flight = {each: it for each, it in in_flight if not it.ttl or it.at > now - FREE_TTL}
-
-
-_new = tuple.__new__  # takes half the time of a NamedTuple's own
+            self.in_flight = {each: write for each, write in in_flight if write.at > now - FREE_TTL}

@@ -135,10 +135,10 @@ async def hand_over_at_no_answer(runtime: Runtime, attempt: Attempt, outgoing: H
     version, successor = attempt.lease.version, outgoing.successor
     try:
         record = successor.next_record(None, version)
-        return await request.write(runtime, successor, request.sent(successor, version, record, runtime.now()))
+        return await request.send(runtime, successor, request.note_write(successor, version, record, runtime.now()))
     except StoreUnavailable:
         record = successor.next_record(None, version)
-        successor.writes.sent(record.write, sent_now(runtime, successor))
+        successor.writes.in_flight[record.write] = sent_now(runtime, successor)
         return Observed(version + 1, record)
 
 
@@ -156,7 +156,7 @@ async def hand_over_and_believe(runtime: Runtime, attempt: Attempt, outgoing: Ha
 async def leave_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:
     """Take a missing answer to a batch of releases for success."""
     removed = await REMOVE_TOGETHER(runtime, attempts)
-    return {attempt: NOTHING for attempt in attempts if attempt.left_in_time} | removed
+    return {attempt: NOTHING for attempt in attempts if attempt.may_have_released_in_time} | removed
 
 
 async def put_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt], known: Answers) -> Answers | None:

@@ -132,7 +132,7 @@ def test_a_quarantine_at_one_store_says_nothing_of_another() -> None:
 def test_a_lost_put_is_kept_out_from_when_it_was_sent() -> None:
     """It dies a minute after that, and a quarantine that lasts longer covers it."""
     one = attempt()
-    one.writes.sent("mine.2.9", InFlight(ABSENT, NOW - 20.0, TTL))
+    one.writes.in_flight["mine.2.9"] = InFlight(ABSENT, NOW - 20.0, TTL)
     rest = one.remainder(record("mine.2"), 9, NOW)
     assert rest is not None
     assert rest.quarantine == rest.ttl == FREE_TTL - 20.0
@@ -148,7 +148,7 @@ def test_a_release_beside_others_keeps_their_holds() -> None:
     both = record("other.1", "mine.2", quarantine=4.0)
     rest = one.remainder(both, 9, NOW)
     assert rest == both._replace(holds=("other.1",), write="mine.2.1", fence=9)
-    one.writes.sent("mine.2.9", InFlight(ABSENT, NOW, TTL))
+    one.writes.in_flight["mine.2.9"] = InFlight(ABSENT, NOW, TTL)
     beside = one.remainder(both, 9, NOW)
     assert beside is not None
     assert beside.quarantine == FREE_TTL
@@ -174,7 +174,7 @@ def test_only_a_clean_hold_is_removed() -> None:
     assert first.record is not None
     one.lease.believe(first.record, 9, one.writes.in_flight[first.id], NOW)
     assert not one.releases_by_removal(NOW), "its put may be applied twice"
-    one.writes.answered(first.id)
+    one.writes.drop(first.id)
     assert one.releases_by_removal(NOW)
 
 
@@ -201,16 +201,15 @@ def test_the_first_reason_of_a_loss_stays() -> None:
 def test_a_write_is_in_flight_for_as_long_as_a_packet_lives() -> None:
     """Its reply, or the longest life of a packet, ends it."""
     writes = Writes("mine.2")
-    writes.sent("mine.2.1", InFlight(5, NOW, TTL))
-    writes.sent("mine.2.2", InFlight(6, NOW + 1, TTL))
+    writes.in_flight["mine.2.1"] = InFlight(5, NOW, TTL)
+    writes.in_flight["mine.2.2"] = InFlight(6, NOW + 1, TTL)
     writes.forget_dead(NOW + FREE_TTL - 0.5)
     assert writes.may_land(5)
     assert not writes.may_land(7)
     writes.forget_dead(NOW + FREE_TTL)
     assert not writes.may_land(5)
     assert writes.may_land(6)
-    assert writes.answered("mine.2.2") == InFlight(6, NOW + 1, TTL)
-    assert writes.answered("mine.2.2") is None
+    writes.drop("mine.2.2")
     assert not writes.may_land(6)
 
 

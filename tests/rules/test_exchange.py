@@ -11,8 +11,8 @@ from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.protocol.attempt import Attempt, Retry
 from caslock.protocol.clean_up import FIRST_PAUSE, CleanUp, run_clean_ups
 from caslock.protocol.contention import Contention
-from caslock.protocol.exchange import RETRY_PAUSE, read, sent, write_surely
-from caslock.protocol.exchange import write as write_once
+from caslock.protocol.exchange import RETRY_PAUSE, note_write, read, write_surely
+from caslock.protocol.exchange import send as write_once
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import LONGEST_WAIT
 from caslock.protocol.record import NOTHING, Observed, Record
@@ -96,8 +96,8 @@ def test_a_removal_that_woke_another_process_was_applied() -> None:
     for answer, timely in ((None, 1), (WOKEN, 1), (Entry(b"theirs", 9), 0)):
         script = Scripted(answer)
         attempt = held(script)
-        run(write_once(cast("Runtime", script), attempt, sent(attempt, attempt.lease.version, None, START)))
-        assert attempt.left_in_time == timely
+        run(write_once(cast("Runtime", script), attempt, note_write(attempt, attempt.lease.version, None, START)))
+        assert attempt.may_have_released_in_time == timely
 
 
 @pytest.mark.parametrize(("limit", "verbs"), [(1, 1), (2, 2), (3, 3), (4, 4)])

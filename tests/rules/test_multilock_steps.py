@@ -308,6 +308,24 @@ def test_a_late_put_of_an_attempt_that_stepped_back_is_kept_out(memory: MemorySt
     assert all(decode(entry.value).free for entry in left)
 
 
+def test_a_loss_after_a_step_back_is_told(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """The step back was a release of a key that was taken again later: it is none of the tenure that was lost."""
+    store, rival = FaultyStore(memory), Lock(FaultyStore(memory), "b")
+    store.on("put_many", 1, lose_request)
+    theirs = rival.acquire()
+    assert theirs is not None
+    lock = MultiLock(store, ["a", "b", "c"])
+    waiting = pool.submit(lock.acquire, timeout=20)
+    assert until(lambda: store.calls["put_when_absent"])
+    theirs.release()
+    holds = waiting.result(20)
+    assert holds is not None
+    Lock(FaultyStore(memory), "c").force_release()
+    with pytest.raises(LockLost):
+        holds["c"].release()
+    holds.release()
+
+
 def test_a_key_that_is_yielded_to_others_is_not_queued_for(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
     """While it waits for the first key, another thread gets the second one, which this process was to yield."""
     store = FaultyStore(memory)

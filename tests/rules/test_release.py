@@ -11,7 +11,7 @@ import pytest
 from caslock.errors import LockLost, NotAcquired, StoreError, StoreUnavailable
 from caslock.protocol.attempt import Retry
 from caslock.protocol.batch import put_together, remove_together
-from caslock.protocol.exchange import observed_in, sent, write
+from caslock.protocol.exchange import note_write, observed_in, send
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import PASSES
@@ -92,7 +92,7 @@ def test_a_release_that_was_sent_after_the_lease_may_have_been_applied() -> None
     with pytest.raises(StoreUnavailable) as caught:
         released(script, attempt)
     assert script.verbs == ["invalidate", "get", "invalidate", "get"]
-    assert not attempt.left_in_time
+    assert not attempt.may_have_released_in_time
     assert caught.value.sent
 
 
@@ -135,7 +135,7 @@ def test_a_release_without_an_answer_can_be_called_again() -> None:
         released(script, attempt)
     assert len(raised.value.__notes__) == 1
     assert attempt.lease.record is not None
-    assert attempt.left_in_time
+    assert attempt.may_have_released_in_time
     script.clock = attempt.lease.deadline
     assert released(script, attempt).record is None
 
@@ -155,7 +155,7 @@ def test_a_first_put_that_may_be_late_is_kept_out_wherever_the_key_is_free() -> 
     """The hand-over got no answer, and nothing is there: a free record takes the place of nothing."""
     script = Scripted(lost(), None, Entry(OURS, 8))
     attempt = held(script)
-    attempt.writes.sent("mine.1.9", InFlight(ABSENT, START, TTL))
+    attempt.writes.in_flight["mine.1.9"] = InFlight(ABSENT, START, TTL)
     attempt.turn.outgoing = HandOver(an_attempt(script))
     released(script, attempt)
     assert script.verbs == ["put", "get", "put"]
@@ -474,7 +474,7 @@ def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
     assert handing.go().version == 9
     assert handing.script.verbs == ["put", "get"]
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.left_in_time
+    assert handing.holder.may_have_released_in_time
     assert not handing.outgoing.pending
     assert handing.event.times == 1
 
@@ -484,7 +484,7 @@ def test_a_hand_over_that_was_not_sent_lets_the_successor_withdraw() -> None:
     handing = Handing(StoreUnavailable("not sent", sent=False), THEIRS)
     handing.go()
     assert not handing.successor.writes.in_flight
-    assert not handing.holder.left_in_time
+    assert not handing.holder.may_have_released_in_time
     assert handing.outgoing.pending
     assert handing.outgoing.take()
     assert handing.event.times == 1
@@ -513,7 +513,7 @@ def test_a_hand_over_after_the_lease_is_no_release_in_time() -> None:
         handing = Handing(answer, THEIRS)
         handing.script.clock = handing.holder.lease.deadline
         handing.go()
-        assert not handing.holder.left_in_time
+        assert not handing.holder.may_have_released_in_time
 
 
 def test_an_interrupted_hand_over_may_land() -> None:
@@ -522,7 +522,7 @@ def test_an_interrupted_hand_over_may_land() -> None:
     with pytest.raises(KeyboardInterrupt):
         handing.go()
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.left_in_time
+    assert handing.holder.may_have_released_in_time
 
 
 def test_a_hand_over_is_settled_once() -> None:
@@ -569,18 +569,18 @@ def test_what_may_have_left(record: Record | None, answer: Entry | BaseException
     script = Scripted(answer)
     attempt = held(script)
     with contextlib.suppress(StoreError, KeyboardInterrupt):
-        run(write(cast("Runtime", script), attempt, sent(attempt, 5, record, script.now())))
-    assert attempt.left_in_time == left
+        run(send(cast("Runtime", script), attempt, note_write(attempt, 5, record, script.now())))
+    assert attempt.may_have_released_in_time == left
     for own in (lost(), StoreError("refused"), THEIRS, Entry(OURS, 6)):
         script = Scripted(own)
         attempt = held(script)
         with contextlib.suppress(StoreError):
-            run(write(cast("Runtime", script), attempt, sent(attempt, 5, attempt.lease.record, script.now())))
-        assert not attempt.left_in_time
+            run(send(cast("Runtime", script), attempt, note_write(attempt, 5, attempt.lease.record, script.now())))
+        assert not attempt.may_have_released_in_time
     script = Scripted(Entry(OURS, 6))
     attempt = held(script)
-    run(write(cast("Runtime", script), attempt, sent(attempt, 5, attempt.free_record(START), script.now())))
-    assert attempt.left_in_time
+    run(send(cast("Runtime", script), attempt, note_write(attempt, 5, attempt.free_record(START), script.now())))
+    assert attempt.may_have_released_in_time
 
 
 GONE = Entry(b"", ABSENT)
@@ -592,7 +592,7 @@ def test_a_batch_of_releases_is_one_request() -> None:
     for attempt in attempts:
         cast("Mutex", attempt.mutex).taken = True
     assert removed(script, attempts) == dict.fromkeys(attempts, NOTHING)
-    assert all(attempt.ending and attempt.left_in_time for attempt in attempts)
+    assert all(attempt.ending and attempt.may_have_released_in_time for attempt in attempts)
     assert [cast("Mutex", attempt.mutex).waits for attempt in attempts] == [1, 1]
 
 
@@ -614,7 +614,7 @@ def test_no_renewal_begins_while_a_batch_of_releases_waits_for_another() -> None
 def test_a_batch_of_releases_has_only_removals() -> None:
     """What has to leave a free record is released alone; so is the only one that is left."""
     script, attempts = a_batch(GONE)
-    attempts[0].writes.sent("mine.1.9", InFlight(ABSENT, START, TTL))
+    attempts[0].writes.in_flight["mine.1.9"] = InFlight(ABSENT, START, TTL)
     assert removed(script, attempts) == {}
     assert script.asked == []
     script, attempts = a_batch(GONE)
@@ -638,7 +638,7 @@ def test_what_a_batch_of_releases_has_shown(answer: Entry | BaseException, late:
     else:
         assert len(removed(script, attempts)) == (0 if isinstance(answer, Exception) else 2)
     applied = not late and answer is not THEIRS and type(answer) is not StoreError
-    assert [attempt.left_in_time for attempt in attempts] == [applied, applied]
+    assert [attempt.may_have_released_in_time for attempt in attempts] == [applied, applied]
 
 
 def test_a_batch_of_first_puts() -> None:

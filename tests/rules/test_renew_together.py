@@ -162,7 +162,7 @@ def test_a_renewal_forgets_what_can_land_no_more() -> None:
     """A hold may live longer than its first put."""
     script = Scripted(Entry(OURS, 6))
     (attempt,) = holders(script, 1)
-    attempt.writes.sent("mine.1.99", InFlight(3, DUE - FREE_TTL, TTL))
+    attempt.writes.in_flight["mine.1.99"] = InFlight(3, DUE - FREE_TTL, TTL)
     kept(script, [attempt])
     assert attempt.writes.in_flight == {}
 

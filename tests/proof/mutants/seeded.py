@@ -126,7 +126,7 @@ async def enter_again(
 ) -> Observed:
     """Take the own record, found after no answer, for a hold to re-enter."""
     try:
-        return await request.write(runtime, attempt, request.sent(attempt, expected, record, runtime.now()))
+        return await request.send(runtime, attempt, request.note_write(attempt, expected, record, runtime.now()))
     except StoreUnavailable:
         observed = await request.read(runtime, attempt, limit)
     if record is None or not attempt.is_in(observed.record):
@@ -148,7 +148,7 @@ async def silence_is_release(
 async def leave_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:
     """Take a missing answer to a batch of releases for "all are gone"."""
     removed = await REMOVE_TOGETHER(runtime, attempts)
-    return {attempt: NOTHING for attempt in attempts if attempt.left_in_time} | removed
+    return {attempt: NOTHING for attempt in attempts if attempt.may_have_released_in_time} | removed
 
 
 async def forget_at_release(
