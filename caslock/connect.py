@@ -165,7 +165,7 @@ def _settings(prefix: str, replicas: int) -> dict[str, Any]:
 def _make(target: Any, settings: dict[str, Any], *groups: str) -> Any:  # noqa: ANN401 - see _Factory
     if not isinstance(target, str):
         return _of_client(target, settings, groups[0])
-    if any(each < " " or each == "\x7f" for each in target):
+    if has_control_characters(target):
         # Some clients would drop it, and others take it for a part of the name, which then is another one.
         raise ValueError("a store URL must not contain a control character, such as a line break at its end")
     match = _SCHEME.match(target)

@@ -165,12 +165,12 @@ def _blocking(function: Callable[..., Any], name: KeyTemplate, locks: _Locks[Loc
         lock = locks.of(name(args, kwargs))
         if not busy.reacts:
             with lock:
-                return _over(function, function(*args, **kwargs))
+                return _finished(function, function(*args, **kwargs))
         hold = lock.acquire()
         if hold is None:
             return busy(args, kwargs)
         with hold:
-            return _over(function, function(*args, **kwargs))
+            return _finished(function, function(*args, **kwargs))
 
     return guarded
 
@@ -183,13 +183,13 @@ def _asynchronous(
         lock = locks.of(name(args, kwargs))
         if not busy.reacts:
             async with lock:
-                return _over(function, await function(*args, **kwargs))
+                return _finished(function, await function(*args, **kwargs))
         hold = await lock.acquire()
         if hold is None:
             result = busy(args, kwargs)
             return await cast("Coroutine[Any, Any, object]", result) if busy.suspends else result
         async with hold:
-            return _over(function, await function(*args, **kwargs))
+            return _finished(function, await function(*args, **kwargs))
 
     return guarded
 
@@ -264,8 +264,8 @@ def _check_function(function: object) -> None:
 _LAZY: Final = (map, filter, zip, enumerate)
 
 
-def _over(function: Callable[..., object], result: object) -> object:
-    """Refuse a result that is known to run, at least in part, after the release."""
+def _finished(function: Callable[..., object], result: object) -> object:
+    """Return `result`, or raise TypeError if some of it would run after the release."""
     pending = getattr(result, "gen", result)  # of a context manager that is made of a generator function
     if isinstance(pending, (Coroutine, Generator)):
         pending.close()

@@ -52,7 +52,7 @@ def generation() -> int:
 
 
 def _begin() -> None:
-    global _generation  # noqa: PLW0603 - it is that of this process
+    global _generation  # noqa: PLW0603 - one for each process
     with _guard:
         if not _known[0]:  # another thread may have been first
             _generation += 1

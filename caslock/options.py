@@ -151,7 +151,7 @@ def seconds_of(text: str, kind: str) -> float:
 
 
 def check_prefix(prefix: object) -> None:
-    """Raise TypeError for a prefix that is no str, ValueError for one with control characters."""
+    """Raise TypeError for a prefix that is not a str, ValueError for one with control characters."""
     if not isinstance(prefix, str):
         raise TypeError(f"prefix must be a str, not {type(prefix).__name__}")
     if has_control_characters(prefix):

@@ -85,7 +85,8 @@ class Renewed:
                 location = attempt.runtime.store.traits.location
                 if not _warned_lately(f"failed {location}", now):
                     failure = attempt.lease.failure
-                    where, why = ("", f": {failure}") if location in failure else (f" at {location}", "")
+                    where = "" if location in failure else f" at {location}"
+                    why = f": {failure}" if failure else ""
                     warn(
                         f"the lease of lock {attempt.key!r}{where} could not be renewed; "
                         f"this is tried again until it ends, in {left:.3g} s{why}"

@@ -24,8 +24,8 @@ Answers: TypeAlias = "Mapping[Attempt, Observed]"
 async def put_together(runtime: Runtime, attempts: Sequence[Attempt], known: Answers) -> Answers | None:
     """Send a put of each attempt as one request, all or nothing, at the versions `known` (not known: absence).
 
-    Returns what is there for each then; empty: there was no answer, and each has to ask by itself; None: the store
-    can't send them together.
+    Returns what is there for each then; an empty mapping if the request failed, so that each has to ask by itself; None
+    if the store can't send these keys together.
     """
     if runtime.batching is None:
         return None

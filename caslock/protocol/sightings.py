@@ -1,4 +1,4 @@
-"""What one process has seen at the stores, and when, on its own clock, that is over: no clock is shared."""
+"""What this process has seen at the stores, and until when it holds, by this process's own clock: none is shared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sighting(NamedTuple):
 
 
 class Sightings:
-    """By place.  They are kept for Lock objects that are yet to be made, too."""
+    """What was last seen at each place.  It outlives the Lock objects that saw it."""
 
     __slots__ = ("_looked", "_seen")
 
@@ -37,7 +37,7 @@ class Sightings:
         if seen is not None and seen.mark == mark:
             if seen.over <= over:
                 return seen.over
-        elif seen is None and len(self._seen) >= MOST and not self._has_room(now):
+        elif seen is None and len(self._seen) >= MOST and not self._make_room(now):
             return over
         self._seen[place] = Sighting(mark, over)
         return over
@@ -50,7 +50,7 @@ class Sightings:
         """Note that it is no longer there."""
         self._seen.pop(place, None)
 
-    def _has_room(self, now: float) -> bool:
+    def _make_room(self, now: float) -> bool:
         if now >= self._looked + 1.0:  # not for each of many keys: it takes a millisecond
             self._looked = now
             for place, seen in list(self._seen.items()):

@@ -1,9 +1,10 @@
-"""Seconds that a call took, less what this machine was late by meanwhile.
+"""Measures a block, without the time in which it may have waited for a processor or the interpreter.
 
 A thread does nothing but look at the clock every two milliseconds, and adds up how late it is each time: because other
 programs have the processors, or because other threads of this process have the interpreter.  Schedulers prefer a thread
 that sleeps, so on Linux it also adds what the other threads of this process waited for a processor, which the kernel
-counts.  A bound is compared with the time that remains, so it needs no allowance for a busy machine.
+counts.  A bound is compared with the time that remains, so it needs no allowance for a busy machine.  Measure nothing
+that keeps all processors busy by itself: it would count as late all the time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TICK: Final = 0.002
 """Seconds between two looks at the clock."""
 
 LOOKS: Final = 10
-"""Looks at the clock between two at the threads: what a thread waited for just before its end is not seen."""
+"""Looks at the clock between two looks at the threads: the last wait of a thread that ends in between is missed."""
 
 
 class Stopwatch:
@@ -66,7 +67,8 @@ class Stopwatch:
 
     def _read(self) -> tuple[float, float]:
         now, late = self._ended or _LOOKER.read()
-        return now - self._began, late - self._late_before
+        elapsed = now - self._began
+        return elapsed, min(late - self._late_before, elapsed)
 
 
 class _Looker:
@@ -125,27 +127,31 @@ class _Looker:
 
 
 class _Waits:
-    """How long the threads of this process waited for a processor: the second number of `schedstat` in proc(5)."""
+    """How long the threads of this process waited for a processor: the second number of `schedstat` in proc(5).
+
+    Threads may wait at the same time: no more is counted than the time that has passed.
+    """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._seen: dict[str, int] = {}  # by thread, in nanoseconds
-        self._sum = 0
+        self._sum = self._at = 0.0
 
-    def read(self, but: int | None) -> float:
-        """Give the seconds, without those of the thread `but`."""
+    def read(self, excluded: int | None) -> float:
+        """Give the seconds, without those of the thread `excluded`."""
         if sys.platform != "linux":
             return 0.0
         with self._guard:
-            seen = {}
+            seen, waited = {}, 0
             for thread in Path("/proc/self/task").iterdir():
                 with contextlib.suppress(OSError):  # it may just have ended
                     seen[thread.name] = now = int((thread / "schedstat").read_bytes().split()[1])
                     before = self._seen.get(thread.name, 0)
-                    if thread.name != str(but):
-                        self._sum += now - before if now >= before else now  # less: another thread has that number now
-            self._seen = seen
-            return self._sum / 1e9
+                    if thread.name != str(excluded):
+                        waited += now - before if now >= before else now  # less: another thread has that number now
+            self._seen, before_that, self._at = seen, self._at, time.monotonic()
+            self._sum += min(waited / 1e9, self._at - before_that)
+            return self._sum
 
 
 _LOOKER: Final = _Looker()

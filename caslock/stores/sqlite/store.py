@@ -192,8 +192,8 @@ class SQLiteStore(Closing):
         is_other = self._path.exists() and not self._path.is_file()
         if code == sqlite3.SQLITE_IOERR and not is_other:
             return StoreUnavailable(f"{self._path} can't be read or written: {error}")
-        kind = "a directory" if self._path.is_dir() else "no regular file"
-        why = f"it is {kind}; name a file" if is_other else _REASONS.get(code)
+        kind = "a directory" if self._path.is_dir() else "not a regular file"
+        why = f"it is {kind}; give the path of a file" if is_other else _REASONS.get(code)
         return StoreError(f"{self._path}: {error}" + (f" ({why})" if why else ""))
 
 
