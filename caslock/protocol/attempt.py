@@ -188,11 +188,10 @@ class Attempt:
         self.contention = self.contention or Contention(self.terms.settings.poll)
         return self.contention
 
-    @property
-    def may_have_released_in_time(self) -> bool:
-        """Whether a release that was sent before the lease ended or was taken away may have been applied."""
-        moments = list(self.writes.releases.values())
-        return bool(moments) and min(moments) < self.lease.deadline
+    def note_release(self, write_id: str, now: float) -> None:
+        """Note a release that is sent now, if that is in time: then it is no loss if it turns out to be applied."""
+        if not self.lease.lost and now < self.lease.deadline:
+            self.writes.releases.add(write_id)
 
     def is_in(self, record: Record | None) -> bool:
         """Whether the hold id of this attempt is in `record`."""
@@ -314,9 +313,7 @@ class Attempt:
 
     def lose(self, why: str) -> LockLost:
         """Note a loss, for every level of re-entry: only a new acquire with a new hold id can hold the key again."""
-        lease = self.lease
-        lease.lost = lease.lost or why
-        lease.deadline = min(lease.deadline, self.runtime.now())
+        self.lease.lost = self.lease.lost or why
         self.terms.runtime.report_loss(self)
         return LockLost(self.loss)
 

@@ -130,7 +130,7 @@ def note_write(attempt: Attempt, expected: int, record: Record | None, now: floa
     if attempt.is_in(record):  # the ttl counts from before the request
         writes.in_flight[write.id] = InFlight(expected, now, attempt.lease.asked)
     else:
-        writes.releases[write.id] = now
+        attempt.note_release(write.id, now)
     return write
 
 

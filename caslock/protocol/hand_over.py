@@ -77,7 +77,7 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
         successor.writes.drop(write.id)
         return ours
     release = attempt.writes.next_id()
-    attempt.writes.releases[release] = now
+    attempt.note_release(release, now)
     try:
         entry = await runtime.store.put_if_version(successor.key, write.value, lease.version, write.ttl)
     except (StoreError, ValueError) as error:

@@ -47,14 +47,14 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
         try:
             observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
         except (StoreError, ValueError) as error:
-            if not (in_time or attempt.may_have_released_in_time):  # the lease had ended: lost, whatever the answer
+            if not (in_time or attempt.writes.releases):  # the lease had ended: lost, whatever the answer
                 raise attempt.lose(lease.end("released")) from error
             if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
-                error.sent = error.sent or attempt.may_have_released_in_time
+                error.sent = error.sent or bool(attempt.writes.releases)
             ends = max(lease.ttl, attempt.min_hold)
             error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
             raise
-        if not attempt.may_have_released_in_time:
+        if not attempt.writes.releases:
             over = observed.record is None and not in_time
             loss = attempt.lose(lease.end("released") if over else who_holds(runtime, observed.record))
         lease.record = None  # last: a release that is interrupted is made once more, and finds the loss again

@@ -49,9 +49,9 @@ class InFlight(NamedTuple):
 class Writes:
     """Numbers the writes of one attempt, and keeps by their write ids those whose effect is not known.
 
-    A put of our hold is in flight until it is known what it has done.  A release, a write without our hold, is kept
-    until it is known that it was not applied.  Versions never repeat, so a late write that expects a version which has
-    passed does nothing.
+    A put of our hold is in flight until it is known what it has done.  A release (a write without our hold) that was
+    sent in time is kept until it is known that it was not applied.  Versions never repeat, so a late write that expects
+    a version which has passed does nothing.
     """
 
     __slots__ = ("count", "hold_id", "in_flight", "releases")
@@ -60,7 +60,7 @@ class Writes:
         self.hold_id: str = hold_id
         self.count: int = 0
         self.in_flight: dict[str, InFlight] = {}
-        self.releases: dict[str, float] = {}  # when each was sent
+        self.releases: set[str] = set()
 
     def next_id(self) -> str:
         """Return a write id, which distinguishes the next write of this attempt from all other writes."""
@@ -75,7 +75,7 @@ class Writes:
     def drop(self, write_id: str) -> None:
         """Forget a write: it is known what it has done, or that it was not applied."""
         self.in_flight.pop(write_id, None)
-        self.releases.pop(write_id, None)
+        self.releases.discard(write_id)
 
     def may_land(self, version: int) -> bool:
         """Whether a put that expects `version` is in flight."""

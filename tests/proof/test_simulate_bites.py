@@ -156,7 +156,7 @@ async def hand_over_and_believe(runtime: Runtime, attempt: Attempt, outgoing: Ha
 async def leave_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:
     """Take a missing answer to a batch of releases for success."""
     removed = await REMOVE_TOGETHER(runtime, attempts)
-    return {attempt: NOTHING for attempt in attempts if attempt.may_have_released_in_time} | removed
+    return {attempt: NOTHING for attempt in attempts if attempt.writes.releases} | removed
 
 
 async def put_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt], known: Answers) -> Answers | None:

@@ -92,7 +92,7 @@ def test_a_release_that_was_sent_after_the_lease_may_have_been_applied() -> None
     with pytest.raises(StoreUnavailable) as caught:
         released(script, attempt)
     assert script.verbs == ["invalidate", "get", "invalidate", "get"]
-    assert not attempt.may_have_released_in_time
+    assert not attempt.writes.releases
     assert caught.value.sent
 
 
@@ -135,7 +135,7 @@ def test_a_release_without_an_answer_can_be_called_again() -> None:
         released(script, attempt)
     assert len(raised.value.__notes__) == 1
     assert attempt.lease.record is not None
-    assert attempt.may_have_released_in_time
+    assert attempt.writes.releases
     script.clock = attempt.lease.deadline
     assert released(script, attempt).record is None
 
@@ -474,7 +474,7 @@ def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
     assert handing.go().version == 9
     assert handing.script.verbs == ["put", "get"]
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.may_have_released_in_time
+    assert handing.holder.writes.releases
     assert not handing.outgoing.pending
     assert handing.event.times == 1
 
@@ -484,7 +484,7 @@ def test_a_hand_over_that_was_not_sent_lets_the_successor_withdraw() -> None:
     handing = Handing(StoreUnavailable("not sent", sent=False), THEIRS)
     handing.go()
     assert not handing.successor.writes.in_flight
-    assert not handing.holder.may_have_released_in_time
+    assert not handing.holder.writes.releases
     assert handing.outgoing.pending
     assert handing.outgoing.take()
     assert handing.event.times == 1
@@ -513,7 +513,7 @@ def test_a_hand_over_after_the_lease_is_no_release_in_time() -> None:
         handing = Handing(answer, THEIRS)
         handing.script.clock = handing.holder.lease.deadline
         handing.go()
-        assert not handing.holder.may_have_released_in_time
+        assert not handing.holder.writes.releases
 
 
 def test_an_interrupted_hand_over_may_land() -> None:
@@ -522,7 +522,7 @@ def test_an_interrupted_hand_over_may_land() -> None:
     with pytest.raises(KeyboardInterrupt):
         handing.go()
     assert handing.successor.writes.may_land(5)
-    assert handing.holder.may_have_released_in_time
+    assert handing.holder.writes.releases
 
 
 def test_a_hand_over_is_settled_once() -> None:
@@ -570,17 +570,17 @@ def test_what_may_have_left(record: Record | None, answer: Entry | BaseException
     attempt = held(script)
     with contextlib.suppress(StoreError, KeyboardInterrupt):
         run(send(cast("Runtime", script), attempt, note_write(attempt, 5, record, script.now())))
-    assert attempt.may_have_released_in_time == left
+    assert len(attempt.writes.releases) == left
     for own in (lost(), StoreError("refused"), THEIRS, Entry(OURS, 6)):
         script = Scripted(own)
         attempt = held(script)
         with contextlib.suppress(StoreError):
             run(send(cast("Runtime", script), attempt, note_write(attempt, 5, attempt.lease.record, script.now())))
-        assert not attempt.may_have_released_in_time
+        assert not attempt.writes.releases
     script = Scripted(Entry(OURS, 6))
     attempt = held(script)
     run(send(cast("Runtime", script), attempt, note_write(attempt, 5, attempt.free_record(START), script.now())))
-    assert attempt.may_have_released_in_time
+    assert attempt.writes.releases
 
 
 GONE = Entry(b"", ABSENT)
@@ -592,7 +592,7 @@ def test_a_batch_of_releases_is_one_request() -> None:
     for attempt in attempts:
         cast("Mutex", attempt.mutex).taken = True
     assert removed(script, attempts) == dict.fromkeys(attempts, NOTHING)
-    assert all(attempt.ending and attempt.may_have_released_in_time for attempt in attempts)
+    assert all(attempt.ending and attempt.writes.releases for attempt in attempts)
     assert [cast("Mutex", attempt.mutex).waits for attempt in attempts] == [1, 1]
 
 
@@ -638,7 +638,7 @@ def test_what_a_batch_of_releases_has_shown(answer: Entry | BaseException, late:
     else:
         assert len(removed(script, attempts)) == (0 if isinstance(answer, Exception) else 2)
     applied = not late and answer is not THEIRS and type(answer) is not StoreError
-    assert [attempt.may_have_released_in_time for attempt in attempts] == [applied, applied]
+    assert [bool(attempt.writes.releases) for attempt in attempts] == [applied, applied]
 
 
 def test_a_batch_of_first_puts() -> None:

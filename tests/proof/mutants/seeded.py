@@ -148,7 +148,7 @@ async def silence_is_release(
 async def leave_at_no_answer(runtime: Runtime, attempts: Sequence[Attempt]) -> dict[Attempt, Observed]:
     """Take a missing answer to a batch of releases for "all are gone"."""
     removed = await REMOVE_TOGETHER(runtime, attempts)
-    return {attempt: NOTHING for attempt in attempts if attempt.may_have_released_in_time} | removed
+    return {attempt: NOTHING for attempt in attempts if attempt.writes.releases} | removed
 
 
 async def forget_at_release(

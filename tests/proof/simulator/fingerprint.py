@@ -146,6 +146,9 @@ class _Print:
     def mapping(self, values: Mapping[object, object]) -> None:
         self.several([part for item in values.items() for part in item])
 
+    def of_any_order(self, values: set[str]) -> None:
+        self.several(sorted(values))
+
     def sightings(self, sightings: Sightings, now: float) -> None:
         self.of({place: (mark, max(over, now)) for place, (mark, over) in sightings._seen.items()})
 
@@ -296,6 +299,7 @@ _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
     dict: _Print.mapping,
     list: _Print.several,
     partial: _Print.partial,
+    set: _Print.of_any_order,
     tuple: _Print.several,
     type: _Print.nothing,
     weakref.ref: _Print.weakly,
