@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast
@@ -266,7 +267,9 @@ _LAZY: Final = (map, filter, zip, enumerate)
 
 def _finished(function: Callable[..., object], result: object) -> object:
     """Return `result`, or raise TypeError if some of it would run after the release."""
-    pending = getattr(result, "gen", result)  # of a context manager that is made of a generator function
+    pending = result
+    if isinstance(result, (AbstractContextManager, AbstractAsyncContextManager)):
+        pending = getattr(result, "gen", result)  # of one that is made of a generator function
     if isinstance(pending, (Coroutine, Generator)):
         pending.close()
     lazy = isinstance(pending, _LAZY) or type(pending).__module__ == "itertools"

@@ -143,6 +143,14 @@ def test_no_error_shows_a_secret(make: Callable[[str], object], url: str) -> Non
 
 
 @BOTH
+@pytest.mark.parametrize("url", ["redis://host/0", "tair://host/0", "redis+cluster://host"])
+def test_a_prefix_that_is_none_is_told(make: Callable[..., object], url: str) -> None:
+    """Whatever client reads the URL."""
+    with pytest.raises(ValueError, match="prefix must not contain control characters"):
+        make(url, prefix="a\nb")
+
+
+@BOTH
 @pytest.mark.parametrize("user", ["postgres", "user:postgres", "me:timeou"])
 def test_a_secret_that_is_a_part_of_a_word_hides_no_reason(make: Callable[[str], object], user: str) -> None:
     """The user "postgres" is no part of "postgresql"."""

@@ -466,7 +466,17 @@ def test_a_coroutine_function_that_returns_what_runs_later_is_told(
     assert not list(memory.list(""))
 
 
-@pytest.mark.parametrize("result", [[1], iter([1]), io.StringIO(), range(2), {1: 2}.items()])
+class Attributes(dict[str, int]):
+    """A dict whose keys are attributes, as many programs have one."""
+
+    __getattr__ = dict.__getitem__
+
+
+@pytest.mark.parametrize(
+    "result",
+    [[1], iter([1]), io.StringIO(), range(2), {1: 2}.items(), Attributes(a=1)],
+    ids=["list", "iterator", "file", "range", "items", "attributes"],
+)
 def test_a_result_that_is_there_is_returned(memory: MemoryStore, result: object) -> None:
     """A list, its iterator, an open file: nothing of the function is left to run."""
     assert locked(memory, "k")(lambda: result)() is result

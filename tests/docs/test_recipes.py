@@ -209,8 +209,8 @@ def test_celery(folder: Folder, new_redis: NewServer) -> None:
     folder.write("reports.py", REPORTS)
     done = folder.path / "done.txt"
     worker = ["celery", "-A", "tasks", "worker", "--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "-n"]
-    send = "import tasks, sys; [getattr(tasks, sys.argv[1]).delay(sys.argv[2]) for _ in range(2)]"
-    with folder.started(*worker, "one@h") as one, folder.started(*worker, "two@h") as two:
+    send = "import tasks, sys; [getattr(tasks, sys.argv[1]).apply_async(sys.argv[2:], queue=q) for q in ('one', 'two')]"
+    with folder.started(*worker, "one@h", "-Q", "one") as one, folder.started(*worker, "two@h", "-Q", "two") as two:
         for each in (one, two):
             each.waits_for("ready")
 

@@ -685,8 +685,9 @@ def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("something else, and long enough that SQLite would look at its header " * 20)
     for name, reason in (
         ("no/such.db", "directory must exist"),
-        ("", "it is a directory; name a file"),
+        ("", "it is a directory; give the path of a file"),
         ("text", "not an SQLite database"),
+        ("x" * 300, "unable to open database file"),
     ):
         store = SQLiteStore(tmp_path / name)
         with pytest.raises(StoreError, match=reason) as caught:

@@ -157,7 +157,7 @@ def open_url(store: Callable[..., T], single: Callable[[str], object], url: str,
     try:
         return store(read.client(single), prefix=prefix, replicas=replicas)
     except (ValueError, TypeError, AttributeError, exceptions.RedisError) as error:
-        if re.match("(socket_(connect_)?timeout|prefix|replicas) must be", str(error)):  # our own: it shows no secret
+        if re.match("(socket_(connect_)?timeout|prefix|replicas) must ", str(error)):  # our own: it shows no secret
             raise
         wrong = [name for name in read.others if name.isidentifier() and f"'{name}'" in str(error)]
     raise _unreadable(url, *wrong)

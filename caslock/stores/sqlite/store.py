@@ -189,7 +189,7 @@ class SQLiteStore(Closing):
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if is_locked(error):
             return StoreUnavailable(f"{self._path} stayed locked for {self._timeout:g} s: {error}", sent=False)
-        is_other = self._path.exists() and not self._path.is_file()
+        is_other = os.path.exists(self._path) and not os.path.isfile(self._path)  # noqa: PTH110, PTH113 - these never raise
         if code == sqlite3.SQLITE_IOERR and not is_other:
             return StoreUnavailable(f"{self._path} can't be read or written: {error}")
         kind = "a directory" if self._path.is_dir() else "not a regular file"

@@ -24,6 +24,7 @@ from caslock.stores.memory import MemoryStore
 from caslock.testing import StoreContract, steps
 from caslock.testing.life_contract import LifeContract
 from caslock.testing.server_contract import ServerContract
+from tests.proof.laws.scene import LONG
 from tests.proof.simulator import Violation
 from tests.proof.simulator.chance import simulate
 from tests.proof.simulator.explore import Bounds, explore
@@ -44,8 +45,8 @@ LAYERS: Final = ("contract", "laws", "simulator", "torture", "directed")
 SEEDS: Final = 1_500
 """So many seeds are run at the most; nearly every mutant is caught within a hundred."""
 
-PATIENCE: Final = 20.0
-"""Seconds within which a check has to end."""
+PATIENCE: Final = 2 * LONG
+"""Seconds in which a check has to go red: longer than a law waits for what has to happen."""
 
 _JUDGES: Final = (Path(testing.__file__).parent, Path(__file__).parents[2])
 _CORE: Final = _JUDGES[0].parent
