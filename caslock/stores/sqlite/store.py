@@ -192,8 +192,10 @@ class SQLiteStore(Closing):
         is_other = os.path.exists(self._path) and not os.path.isfile(self._path)  # noqa: PTH110, PTH113 - these never raise
         if code == sqlite3.SQLITE_IOERR and not is_other:
             return StoreUnavailable(f"{self._path} can't be read or written: {error}")
-        kind = "a directory" if self._path.is_dir() else "not a regular file"
-        why = f"it is {kind}; give the path of a file" if is_other else _REASONS.get(code)
+        why = _REASONS.get(code)
+        if is_other:
+            kind = "a directory" if self._path.is_dir() else "not a regular file"
+            why = f"it is {kind}; give the path of a file"
         return StoreError(f"{self._path}: {error}" + (f" ({why})" if why else ""))
 
 
