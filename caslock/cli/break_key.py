@@ -22,7 +22,7 @@ def command(key: str, url: str | None, *, yes: bool, as_json: bool) -> int:
     The holder learns of it when it renews its lease, or releases.  What it does until then, only a resource that checks
     fencing numbers can refuse.
 
-    Exit status: 0 done, 1 nobody held it, or the answer was no, 2 the store could not be asked.
+    Exit status: 0 done, 1 nobody held it, or the answer was no, 2 the store could not be reached.
     """
     from caslock.blocking import Lock  # noqa: PLC0415 - not for `--help`
 

@@ -15,7 +15,7 @@ from caslock.cli.which_store import json_option, opened, store_option
 def command(prefix: str, url: str | None, *, as_json: bool) -> None:
     """List the keys that are held, and begin with PREFIX.
 
-    Exit status: 0, or 2 if the store could not be asked or can't list its keys.
+    Exit status: 0, or 2 if the store could not be reached or can't list its keys.
     """
     with opened(url, looks=True) as store:
         held = [(key, record) for key, _, record in holders(store, prefix)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FAILED: Final = 2
-"""Exit status: bad arguments, or a store that could not be asked."""
+"""Exit status: bad arguments, or a store that could not be reached."""
 
 INTERRUPTED: Final = 130
 

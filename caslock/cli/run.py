@@ -56,7 +56,7 @@ class _BeforeDashes(click.Command):
 @click.command("run", cls=_BeforeDashes, no_args_is_help=True)
 @click.argument("keys", nargs=-1, required=True, metavar="KEY... -- COMMAND...")
 @store_option
-@click.option("--ttl", default=30.0, show_default=True, help="Seconds of the lease, which is renewed at a third.")
+@click.option("--ttl", default=30.0, show_default=True, help="Seconds of the lease, which is renewed after a third of them.")
 @click.option("--timeout", type=float, help="Seconds to wait for the lock.  [default: no limit]")
 @click.option("--no-wait", is_flag=True, help="Try once, as --timeout 0 does.")
 @click.option("--min-hold", type=float, help="Seconds in which nobody else gets the key, though COMMAND has ended.")
@@ -101,7 +101,7 @@ def command(
       2      bad arguments
       123    the lock was lost
       124    somebody else held a key (--busy-exit-code)
-      125    the store could not be asked
+      125    the store could not be reached
       126    COMMAND can't be started
       127    COMMAND was not found
       128+n  signal n has ended COMMAND, or the wait for the lock

@@ -18,7 +18,7 @@ FREE = 1
 def command(key: str, url: str | None, *, as_json: bool) -> int:
     """Say who holds KEY.
 
-    Exit status: 0 somebody does, 1 nobody does, 2 the store could not be asked.
+    Exit status: 0 somebody does, 1 nobody does, 2 the store could not be reached.
     """
     from caslock.blocking import Lock  # noqa: PLC0415 - not for `--help`
 
