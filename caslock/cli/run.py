@@ -56,7 +56,9 @@ class _BeforeDashes(click.Command):
 @click.command("run", cls=_BeforeDashes, no_args_is_help=True)
 @click.argument("keys", nargs=-1, required=True, metavar="KEY... -- COMMAND...")
 @store_option
-@click.option("--ttl", default=30.0, show_default=True, help="Seconds of the lease, which is renewed after a third of them.")
+@click.option(
+    "--ttl", default=30.0, show_default=True, help="Seconds of the lease, which is renewed after a third of them."
+)
 @click.option("--timeout", type=float, help="Seconds to wait for the lock.  [default: no limit]")
 @click.option("--no-wait", is_flag=True, help="Try once, as --timeout 0 does.")
 @click.option("--min-hold", type=float, help="Seconds in which nobody else gets the key, though COMMAND has ended.")

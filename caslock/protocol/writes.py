@@ -74,8 +74,8 @@ class Writes:
 
     def drop(self, write_id: str) -> None:
         """Forget a write: it is known what it has done, or that it was not applied."""
-        self.in_flight.pop(write_id, None)
         self.releases.discard(write_id)
+        self.in_flight.pop(write_id, None)
 
     def may_land(self, version: int) -> bool:
         """Whether a put that expects `version` is in flight."""
