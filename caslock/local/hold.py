@@ -114,7 +114,11 @@ class Holding:
 
     def _mine(self) -> None:
         if not self._is_open or self._inherited or self._attempt.ending:
-            why = "belongs to the parent process" if self._inherited else "is being released"
+            why = (
+                "belongs to the parent process"
+                if self._inherited
+                else "is being released, or its release got no answer"
+            )
             what = why if self._is_open else "has already been released"
             message = f"this hold of {self.key!r} {what}"
             raise NotHeld(message)

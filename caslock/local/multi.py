@@ -24,17 +24,16 @@ from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import PASSES, last_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from caslock.local.lock_state import LockState
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.record import Observed
     from caslock.protocol.runtime import Runtime
     from caslock.store import AsyncIdentifiedStore, IdentifiedStore
 
 H = TypeVar("H", bound=Holding)
 
-_NO_ANSWERS: Final[Mapping[Attempt, Observed]] = {}
+_NO_ANSWERS: Final[batch.Answers] = {}
 
 
 M = TypeVar("M", bound=Holds[Holding])
@@ -156,7 +155,7 @@ class _MultiAcquire(Generic[H]):
             self._holds[state] = hold
         return hold is not None
 
-    async def _win(self, state: LockState, *, entered: bool, answers: Mapping[Attempt, Observed] = _NO_ANSWERS) -> None:
+    async def _win(self, state: LockState, *, entered: bool, answers: batch.Answers = _NO_ANSWERS) -> None:
         """Wait for one key, as a single Lock does; `answers`: to first puts that were sent together."""
         left = max(0.0, self.limit - state.runtime.now())
         since = self._began if len(self._states) > 1 else None
@@ -164,10 +163,10 @@ class _MultiAcquire(Generic[H]):
         observed = answers.get(attempt)
         self._holds[state] = await state.win(attempt, self._make, left, entered=entered, since=since, observed=observed)
 
-    async def _take_free(self, states: Sequence[LockState]) -> tuple[bool, Mapping[Attempt, Observed]]:
+    async def _take_free(self, states: Sequence[LockState]) -> tuple[bool, batch.Answers]:
         """Take the first of `states`, and with it those that follow, if they are free now: waits for nobody.
 
-        Afterwards it has nothing of a key behind the first one that it could not take.  If the first is not held then,
+        On return it occupies no key after the first one that it could not take.  If the first is not held then,
         returns what `_win` needs: whether it is our turn in this process for that key, and the answers to first puts.
         """
         group = await self._enter_queues(states)
@@ -176,12 +175,13 @@ class _MultiAcquire(Generic[H]):
             if len(group) < 2:  # noqa: PLR2004 - one alone is no batch
                 break
             attempts = [self.attempts[state] for state in group]
-            sent = await batch.put_together(group[0].runtime, attempts, answers)
-            answers = sent or _NO_ANSWERS
-            if sent is not None and all(each.is_in(observed.record) for each, observed in sent.items()):
+            shown = await batch.put_together(group[0].runtime, attempts, answers)
+            answers = shown or _NO_ANSWERS
+            # After no answer nothing is shown: then `_settle` asks for each.
+            if shown is not None and all(each.is_in(observed.record) for each, observed in shown.items()):
                 await self._settle(group, answers)
                 return False, _NO_ANSWERS
-            busy = 0 if sent is None else _first_busy(attempts, sent)
+            busy = 0 if shown is None else _first_busy(attempts, shown)
             if busy == len(group):
                 continue  # nobody holds them: once more, at the versions that are there
             if self._timeout == 0:  # it never waits, so the order is free: try the busy key first
@@ -190,7 +190,7 @@ class _MultiAcquire(Generic[H]):
                 return False, _NO_ANSWERS
             del group[max(1, busy) :]
             await self._let_go(self._states.index(group[-1]) + 1)
-        if len(group) > 1:  # they keep changing hands
+        if len(group) > 1:  # gave up: the records kept changing
             await self._let_go(self._states.index(group[1]))
         return entered, answers
 
@@ -220,7 +220,7 @@ class _MultiAcquire(Generic[H]):
                 break
         return group
 
-    async def _settle(self, group: list[LockState], answers: Mapping[Attempt, Observed]) -> None:
+    async def _settle(self, group: list[LockState], answers: batch.Answers) -> None:
         """Make holds of what was put together; where a put got no answer, that may fail."""
         for state in group:
             attempt = self.attempts.pop(state)
@@ -244,7 +244,7 @@ class _MultiAcquire(Generic[H]):
                 del self._holds[state]
 
 
-def _first_busy(attempts: Sequence[Attempt], answers: Mapping[Attempt, Observed]) -> int:
+def _first_busy(attempts: Sequence[Attempt], answers: batch.Answers) -> int:
     """Return the index of the first key that another owner holds; if there is none, the number of keys."""
     free = [attempt.may_take(answers[attempt].record) for attempt in attempts]
     return free.index(False) if False in free else len(free)

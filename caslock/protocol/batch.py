@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Observed
     from caslock.protocol.runtime import Runtime
+    from caslock.protocol.writes import Write
 
 
 Answers: TypeAlias = "Mapping[Attempt, Observed]"
@@ -30,16 +31,11 @@ async def put_together(runtime: Runtime, attempts: Sequence[Attempt], known: Ans
     if runtime.batching is None:
         return None
     now = runtime.now()
-    seen = [known.get(attempt, NOTHING) for attempt in attempts]
-    records = [each.next_record(record, version) for each, (version, record) in zip(attempts, seen, strict=True)]
-    writes = [
-        note_write(attempt, version, record, now)
-        for attempt, (version, _), record in zip(attempts, seen, records, strict=True)
-    ]
-    puts = [
-        Put(attempt.key, write.value, write.expected, record.ttl)
-        for attempt, write, record in zip(attempts, writes, records, strict=True)
-    ]
+    writes: list[Write] = []
+    for attempt in attempts:
+        version, record = known.get(attempt, NOTHING)
+        writes.append(note_write(attempt, version, attempt.next_record(record, version), now))
+    puts = [Put(each.key, write.value, write.expected, write.ttl) for each, write in zip(attempts, writes, strict=True)]
     try:
         entries = await runtime.batching.put_many(puts)
     except (StoreError, ValueError) as error:
