@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="it stops processes"),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(400),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -477,7 +477,7 @@ def test_an_interrupt_leaves_nothing_behind(
                 until(lambda: any(b":contract:" not in key for key in client.keys(PREFIX + "*")))
                 time.sleep(0.5)
             process.send_signal(number)
-            output, errors = process.communicate(timeout=30)
+            output, errors = process.communicate(timeout=100)
             assert (process.returncode, output) == (code, ""), errors
             assert "nothing is left behind" in errors
             until(lambda: not members(process.pid))
@@ -527,7 +527,7 @@ def members(session: int) -> list[int]:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait, within bounds, until a condition is true."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 180  # the contract may take 90 s on a busy machine
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
