@@ -502,7 +502,7 @@ def test_two_names_of_one_database_have_one_identity(database: Database, store: 
 
 @pytest.mark.skipif(
     sqlalchemy.__version__.startswith("2.0."),
-    reason="SQLAlchemy 2.0 leaves a new connection to the garbage collector if its first statement is cancelled",
+    reason="SQLAlchemy 2.0 may leave a connection to the garbage collector if it is cancelled as it connects",
 )
 def test_a_cancellation_while_it_connects_leaves_no_connection_open(postgresql_server: Server) -> None:
     """At whatever moment: psycopg would warn of a connection that nobody has closed, which is an error here."""
