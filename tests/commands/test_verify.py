@@ -85,13 +85,14 @@ def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_pat
         assert report["contract"]["passed"] > 30
         assert report["contract"]["broken"] == []
         assert report["seed"] == 3
-        assert report["requests"] > sum(report["faults"].values()) > 0
-        assert report["sections"] > 0
+        assert report["requests"] > 100
+        assert sum(report["faults"].values()) > 20
+        assert report["sections"] > 10
         assert report["overlaps"] == report["fence_inversions"] == report["orphans"] == 0
         assert 0 <= report["hand_over_p50"] <= report["hand_over_p99"]
     picture = ET.parse(tmp_path / "picture.svg").getroot()  # noqa: S314 - our own
     assert picture.tag == "{http://www.w3.org/2000/svg}svg"
-    assert picture.findall("{*}rect")
+    assert len(picture.findall("{*}rect")) > 10
     assert picture.findall("{*}line[@class='fault']")
     assert "torture: 4 s" in errors
 
