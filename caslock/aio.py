@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, StoreError, with_notes
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
 from caslock.local.settings import Own, wait_time
-from caslock.local.tasks import calling_task, start_task, task_runtime, this_task
+from caslock.local.tasks import calling_task, finish, task_runtime, this_task
 from caslock.local.with_blocks import WithBlocks
 from caslock.store import AsyncStore, Store
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 
 class _Releasable(Protocol):
+    @property
+    def _each(self) -> Sequence[Holding]: ...
+
     async def release(self) -> None: ...
 
 
@@ -59,11 +63,17 @@ class _Releasing(ABC):
 
     async def release(self) -> None:
         """Release the hold, from any task; see `Hold.release`.  If cancelled, it releases first."""
-        await self._released()
+        try:
+            await self._released()
+        except (CaslockError, GeneratorExit):
+            raise
+        except BaseException as error:  # cancelled: release first
+            await finish(self._each, self._released, error)
+            raise
 
     @property
     @abstractmethod
-    def _attempts(self) -> list[Attempt]: ...
+    def _each(self) -> Sequence[Holding]: ...
 
     async def __aenter__(self) -> Self:
         """Return the hold; leaving the block releases it.  If the lease is lost, the block is cancelled.
@@ -77,10 +87,11 @@ class _Releasing(ABC):
                 await self.release()
             raise
         task = this_task()
-        for attempt in self._attempts:
+        for hold in self._each:
+            attempt = hold._attempt
             if isinstance(attempt.caller, asyncio.Task) and attempt.caller.done():
                 attempt.caller = task  # the task that acquired has handed the hold over to this one
-        _Block(self._blocks, self, self._attempts)
+        _Block(self._blocks, self)
         return self
 
     async def __aexit__(
@@ -99,9 +110,9 @@ class AsyncHold(Holding, _Releasing):
         super().__init__(state, attempt)
         self._blocks = WithBlocks()
 
-    @property
-    def _attempts(self) -> list[Attempt]:
-        return [self._attempt]
+    async def release(self) -> None:
+        """Release the hold, from any task; see `Hold.release`.  If cancelled, it releases first."""
+        await super().release()
 
 
 B = TypeVar("B", AsyncHold, "AsyncMultiHold")
@@ -111,11 +122,16 @@ B_co = TypeVar("B_co", covariant=True)
 class _State(Protocol[B_co]):
     """What `LockState` and `MultiState` have in common."""
 
-    def acquire(
-        self, make: type[AsyncHold], timeout: float | None, caller: Task | None = None
-    ) -> Coroutine[object, object, B_co]: ...
+    @property
+    def committed(self) -> dict[Any, None]: ...
 
-    def newest_hold(self, me: Task | None = None) -> Holding | Holds[AsyncHold]: ...
+    def begin(self, make: type[AsyncHold], caller: Task | None = None) -> Any: ...  # noqa: ANN401 - a hold, or several
+
+    def acquire(self, begun: Any, timeout: float | None) -> Coroutine[object, object, B_co]: ...  # noqa: ANN401 - what `begin` has returned
+
+    def undo(self, begun: Any, error: BaseException) -> Coroutine[object, object, None]: ...  # noqa: ANN401 - what `begin` has returned
+
+    def newest_hold(self, me: Task | None = None) -> object: ...
 
 
 class _Acquired(ABC, Generic[B]):
@@ -141,11 +157,23 @@ class _Acquired(ABC, Generic[B]):
 
     async def _acquire_for(self, caller: Task | None, timeout: float | None) -> B | None:
         try:
-            held = await self._state.acquire(AsyncHold, timeout, _here(caller))
+            held = await self._take(timeout, _here(caller))
         except NotAcquired:
             return None
-        for attempt in held._attempts:
-            _give(caller, attempt)
+        for hold in held._each:
+            _give(caller, hold._attempt)
+        return held
+
+    async def _take(self, timeout: float | None, caller: Task | None = None) -> B:
+        begun = self._state.begin(AsyncHold, caller)
+        try:
+            held = await self._state.acquire(begun, timeout)
+        except (CaslockError, GeneratorExit):
+            raise
+        except BaseException as error:  # cancelled: undo it first
+            await finish(begun._each, partial(self._state.undo, begun, error), error)
+            raise
+        self._state.committed[held] = None
         return held
 
     def release(self) -> Coroutine[object, object, None]:
@@ -153,12 +181,12 @@ class _Acquired(ABC, Generic[B]):
         return self._release_for(calling_task())
 
     async def _release_for(self, caller: Task | None) -> None:
-        await self._state.newest_hold(caller)._released()
+        await cast("B", self._state.newest_hold(caller)).release()
 
     async def __aenter__(self) -> B:
         """Acquire within the lock's own timeout, or raise `NotAcquired`."""
-        held = await self._state.acquire(AsyncHold, self._timeout)
-        _Block(self._blocks, held, held._attempts)
+        held = await self._take(self._timeout)
+        _Block(self._blocks, held)
         return held
 
     async def __aexit__(
@@ -199,7 +227,6 @@ class AsyncQuorumLock(SeveralStores[AsyncStore | Store, AsyncHold], _Acquired[As
 
     _state: QuorumState
     _runtime = staticmethod(task_runtime)
-    _start = staticmethod(start_task)
     _with = "async with"
 
 
@@ -215,10 +242,6 @@ class AsyncMultiHold(Holds[AsyncHold], _Releasing):
         """Take them in the order in which they were acquired."""
         super().__init__(holds)
         self._blocks = WithBlocks()
-
-    @property
-    def _attempts(self) -> list[Attempt]:
-        return [hold._attempt for hold in self]
 
 
 class AsyncMultiLock(SeveralLocks[AsyncStore | Store, AsyncLock, AsyncHold, AsyncMultiHold], _Acquired[AsyncMultiHold]):
@@ -246,16 +269,16 @@ def _here(caller: Task | None) -> Task | None:
 class _Block(Generic[T]):
     """One block of ``async with``: its task is cancelled at the loss of a lease, as `asyncio.timeout` does."""
 
-    def __init__(self, blocks: WithBlocks[_Block[T]], held: T, attempts: list[Attempt]) -> None:
+    def __init__(self, blocks: WithBlocks[_Block[T]], held: T) -> None:
         self.held = held
         self._blocks = blocks
         self._task = this_task()
-        self._attempts = attempts
+        self._attempts = [hold._attempt for hold in held._each]
         self._cancelling = self._task.cancelling()
         self._cancelled = False
-        for attempt in attempts:
+        for attempt in self._attempts:
             attempt.lease.on_loss.append(self._cancel)
-        blocks.append((self._task, self))
+        blocks[self] = self._task
 
     def _cancel(self) -> None:
         if not self._cancelled:
@@ -264,7 +287,7 @@ class _Block(Generic[T]):
 
     async def leave(self, error: BaseException | None) -> None:
         """End the block, and release what it holds."""
-        self._blocks.leave(self)
+        self._blocks.pop(self, None)
         for attempt in self._attempts:
             attempt.lease.on_loss.remove(self._cancel)
         # A cancellation of ours is taken back; it is ours alone unless somebody else has cancelled the task as well.

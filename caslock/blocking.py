@@ -1,8 +1,8 @@
 """The blocking API: `Lock`, `MultiLock`, `QuorumLock` and their holds.
 
 An interrupt (Ctrl-C, a signal handler that raises) may strike between any two steps here: each public call that takes
-or gives back something has one guard, which finishes that first.  Before the first step of `__exit__` nothing can be
-guarded: then the hold is still there to be released, or its lease ends.
+or gives back something has one guard, which has that finished in another thread first (`finish`).  Before the first
+step of `__exit__` nothing can be guarded: then the hold is still there to be released, or its lease ends.
 """
 
 from __future__ import annotations
@@ -11,29 +11,34 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
-from caslock.errors import CaslockError, NotAcquired, NotHeld, with_notes
+from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.guards import on_failure
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
 from caslock.local.settings import Own, wait_time
-from caslock.local.threads import mend, running_task, start_thread, thread_runtime
+from caslock.local.threads import finish, mend, running_task, thread_runtime
 from caslock.local.workers import run
-from caslock.store import Store
+from caslock.protocol.exchange import Sent, answered
+from caslock.protocol.life import HELD
+from caslock.store import ABSENT, Store
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
+    from caslock.local.threads import ThreadRuntime
     from caslock.local.with_blocks import WithBlocks
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
+    from caslock.protocol.runtime import Runtime
 
     Task = asyncio.Task[object]
 
@@ -47,8 +52,9 @@ class _Held(ABC):
     def ensure_held(self) -> None:
         """See `Holding.ensure_held`."""
 
+    @property
     @abstractmethod
-    def _each(self) -> Sequence[Hold]: ...
+    def _each(self) -> Sequence[Holding]: ...
 
     @abstractmethod
     def _renewed(self, ttl: float | None) -> Coroutine[object, object, None]: ...
@@ -67,7 +73,7 @@ class _Held(ABC):
             run(self._renewed(ttl))
 
     def _mend(self) -> None:
-        for hold in self._each():
+        for hold in self._each:
             mend(hold._attempt)
 
     def release(self) -> None:
@@ -79,24 +85,20 @@ class _Held(ABC):
         timeouts, even if the server hangs.
         """
         try:
-            run(self._released())
+            self._release()
         except CaslockError:
             raise
-        except BaseException:  # interrupted: release first
-            try:
-                self._leave()
-            except BaseException:  # that was interrupted, too: once more
-                self._leave()
-                raise
+        except BaseException as error:  # interrupted: release first
+            finish(self._each, self._released, error)
             raise
 
-    def _leave(self) -> None:
-        """Release what is still to be released."""
-        self._mend()
-        for hold in reversed(self._each()):
-            if hold._is_open:
-                with suppress(CaslockError, ValueError):
-                    run(hold._released())
+    def _release(self) -> None:
+        run(self._released())
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether no release of it has begun."""
+        return any(hold._is_open and hold._attempt.state is HELD for hold in self._each)
 
     def __enter__(self) -> Self:
         """Return the hold; leaving the block releases it.
@@ -119,14 +121,13 @@ class _Held(ABC):
         """Release.  If the block raised, a release error is added to that exception as a note."""
         try:
             self.release()
-        except Exception as trouble:  # whatever a release raises, it never masks the error of the block
-            if error is None:
+        except BaseException as trouble:  # an error of the release, or an interrupt
+            if not isinstance(trouble, CaslockError) and self._is_held:  # interrupted before the release had begun
+                with suppress(CaslockError, ValueError):
+                    self.release()
+            if error is None or not isinstance(trouble, Exception):
                 raise
-            error.add_note(with_notes(trouble))
-        except BaseException:  # an interrupt may strike before the release has begun
-            with suppress(CaslockError, ValueError):
-                self.release()
-            raise
+            error.add_note(with_notes(trouble))  # whatever a release raises, it never masks the error of the block
 
 
 class Hold(Holding, _Held):
@@ -135,8 +136,25 @@ class Hold(Holding, _Held):
     __slots__ = ("_task",)
     _task: weakref.ref[Task]  # set only where an asyncio task has acquired it
 
-    def _each(self) -> Sequence[Hold]:
-        return (self,)
+    def _release(self) -> None:
+        """Send one request, if that is enough: see `LockState.begin_removal`."""
+        state, attempt = self._state, self._attempt
+        runtime: ThreadRuntime = state.runtime  # type: ignore[assignment] # it is that of the blocking API
+        removal = state.begin_removal(self)
+        sent: Sent | None = None
+        if removal is not None:
+            try:
+                try:
+                    entry = runtime.direct.invalidate(attempt.key, removal.expected)
+                except (StoreError, ValueError) as error:
+                    sent = Sent(removal, error)
+                else:
+                    if state.end_removal(self, entry):
+                        return
+                    sent = Sent(removal, answered(attempt, removal, entry))
+            finally:
+                attempt.mutex.release()  # which `begin_removal` has taken
+        run(state.release(self, removed=sent))
 
     def _other_task(self) -> Task | None:
         """Return the asyncio task that has acquired this hold and goes on, unless it is the one that runs."""
@@ -164,28 +182,14 @@ def _newest(state: LockState) -> Hold:
     return hold
 
 
-class HoldMaker(list[Hold]):
-    """Makes holds and keeps them, so that those that an interrupt keeps from the caller can be released."""
-
-    def __call__(self, state: LockState, attempt: Attempt) -> Hold:
-        """Make one; raises RuntimeError where another asyncio task of this thread holds the lock."""
-        if attempt.levels:
-            _refuse_other_task(attempt)
-        hold = Hold(state, attempt)
-        if "asyncio" in sys.modules and (task := running_task()) is not None:
-            hold._task = weakref.ref(task)
-        self.append(hold)
-        return hold
-
-    def take_back(self, interrupt: BaseException) -> None:
-        """Release what is still held; errors become notes of the interrupt."""
-        for hold in reversed(self):
-            if hold._is_open:
-                hold._keep_nothing()
-                try:
-                    hold.release()
-                except (CaslockError, ValueError) as trouble:
-                    interrupt.add_note(with_notes(trouble))
+def _hold(state: LockState, attempt: Attempt) -> Hold:
+    """Make a hold; raises RuntimeError where another asyncio task of this thread holds the lock."""
+    if attempt.levels:
+        _refuse_other_task(attempt)
+    hold = Hold(state, attempt)
+    if "asyncio" in sys.modules and (task := running_task()) is not None:
+        hold._task = weakref.ref(task)
+    return hold
 
 
 B = TypeVar("B", Hold, "MultiHold")
@@ -196,9 +200,16 @@ class _State(Protocol[B_co]):
     """What the states of all locks have in common."""
 
     @property
-    def states(self) -> Sequence[LockState]: ...
+    def runtime(self) -> Runtime: ...
 
-    def acquire(self, make: HoldMaker, timeout: float | None) -> Coroutine[object, object, B_co]: ...
+    @property
+    def committed(self) -> dict[Any, None]: ...
+
+    def begin(self, make: Callable[[LockState, Attempt], Hold]) -> Any: ...  # noqa: ANN401 - a hold, or several
+
+    def acquire(self, begun: Any, timeout: float | None) -> Coroutine[object, object, B_co]: ...  # noqa: ANN401 - what `begin` has returned
+
+    def undo(self, begun: Any, error: BaseException) -> Coroutine[object, object, None]: ...  # noqa: ANN401 - what `begin` has returned
 
 
 class _Acquired(ABC, Generic[B]):
@@ -232,49 +243,42 @@ class _Acquired(ABC, Generic[B]):
         held: B | None = None
         try:
             held = self._blocks.newest(self._me)
-            try:
-                held.__exit__(kind, error, trace)
-            except Exception:  # the release has ended, though not well; after an interrupt the block is left again
-                self._blocks.leave(held)
+            held.release()
+            self._blocks.pop(held, None)
+        except BaseException as trouble:  # an error of the release, or an interrupt
+            if not isinstance(trouble, CaslockError):  # interrupted, perhaps before the release had begun
+                with suppress(CaslockError, ValueError):
+                    held = held or self._blocks.newest(self._me)
+                    if held._is_held:
+                        held.release()
+            if held is not None:
+                self._blocks.pop(held, None)
+            if error is None or not isinstance(trouble, Exception):
                 raise
-            self._blocks.leave(held)
-        except Exception:  # an outcome of the release, and no interrupt
-            raise
-        except BaseException:  # interrupted: release first, and only this block
-            held = held or self._blocks.newest(self._me)
-            if self._blocks.has(held):
-                held.__exit__(None, error or KeyboardInterrupt(), None)
-                self._blocks.leave(held)
-            raise
+            error.add_note(with_notes(trouble))
 
     def _me(self) -> object:
-        return self._state.states[0].runtime.me()
+        return self._state.runtime.me()
+
+    def _take(self, begun: Any, timeout: float | None) -> B:  # noqa: ANN401 - what `begin` has returned
+        return run(self._state.acquire(begun, timeout))
 
     def _acquire(self, timeout: float | None, blocks: WithBlocks[B] | None = None) -> B:
         """Acquire, and begin one of `blocks`."""
-        made, held = HoldMaker(), None
+        begun, me, held = self._state.begin(_hold), self._state.runtime.me(), None
         try:
-            held = run(self._state.acquire(made, timeout))
+            held = self._take(begun, timeout)
+            # Last, and Python looks for signals after none of these: an interrupt before them leaves garbage.
+            self._state.committed[held] = None
             if blocks is not None:
-                blocks.append((made[-1]._attempt.caller, held))
+                blocks[held] = me
             return held  # noqa: TRY300 - inside the guard
         except CaslockError:
             raise
-        except BaseException as error:  # interrupted: release first
-            try:
-                self._take_back(made, held, error)
-            except BaseException:  # that was interrupted, too: once more
-                self._take_back(made, held, error)
-                raise
+        except BaseException as error:  # interrupted: undo it first
+            self._blocks.pop(held, None)  # type: ignore[arg-type] # None is not there
+            finish(begun._each, partial(self._state.undo, begun, error), error)
             raise
-
-    def _take_back(self, made: HoldMaker, held: B | None, error: BaseException) -> None:
-        """Undo what was acquired, and leave nothing of what was begun."""
-        if held is not None:
-            self._blocks.leave(held)
-        made.take_back(error)
-        for state in self._state.states:
-            run(state.take_back(error))
 
 
 class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
@@ -289,6 +293,22 @@ class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
 
     _state: LockState
     _runtime = staticmethod(thread_runtime)
+
+    def _take(self, begun: Hold, timeout: float | None) -> Hold:
+        """Send one request, if that is enough: see `LockState.begin_put`."""
+        state = self._state
+        runtime: ThreadRuntime = state.runtime  # type: ignore[assignment] # it is that of the blocking API
+        put = state.begin_put(begun)
+        if put is None:
+            return run(state.acquire(begun, timeout))
+        try:
+            entry = runtime.direct.put_if_version(state.key, put.value, ABSENT, put.ttl)
+        except (StoreError, ValueError) as error:
+            return run(state.win(begun, timeout, first=Sent(put, error)))
+        observed = answered(begun._attempt, put, entry)
+        return (
+            begun if state.end_put(begun, put, observed) else run(state.win(begun, timeout, first=Sent(put, observed)))
+        )
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
@@ -319,7 +339,6 @@ class QuorumLock(SeveralStores[Store, Hold], _Acquired[Hold]):
 
     _state: QuorumState
     _runtime = staticmethod(thread_runtime)
-    _start = staticmethod(start_thread)
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
@@ -333,9 +352,6 @@ class MultiHold(Holds[Hold], _Held):
     """
 
     __slots__ = ()
-
-    def _each(self) -> Sequence[Hold]:
-        return self._holds
 
 
 class MultiLock(SeveralLocks[Store, Lock, Hold, MultiHold], _Acquired[MultiHold]):

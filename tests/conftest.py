@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections import Counter
@@ -18,9 +18,12 @@ import pytest
 import redis
 
 from caslock import connect
+from caslock.local import thread_renewer
+from caslock.local.schedule import Schedule
+from caslock.protocol.attempt import Attempt
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
-from tests.support import turns
+from tests.support import life, turns
 from tests.support.locations import KINDS, Place, opened, until
 from tests.support.servers import (
     DYNAMODB,
@@ -42,14 +45,18 @@ from tests.support.servers import (
     as_nobody,
     free_port,
     is_url,
+    listens,
     missing,
     private,
     shared,
     tair_module,
 )
 
+assert Attempt.go is life.go  # importing `life` has each test look at each step of an attempt
+
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
+    from contextlib import AbstractContextManager
 
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
@@ -114,6 +121,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
+@pytest.fixture(autouse=True)
+def _holds_end_with_their_test() -> Iterator[None]:
+    """Renew nothing that a test has left held: later tests replace what the renewals would use."""
+    yield
+    with thread_renewer._guard:
+        if thread_renewer._renewer:
+            thread_renewer._renewer._schedule = Schedule()
+
+
+@pytest.fixture(autouse=True)
+def _garbage_ends_with_its_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Collect what a test may leave whose warnings are filtered: later tests would be blamed for it."""
+    yield
+    if request.node.get_closest_marker("filterwarnings"):
+        gc.collect()
+
+
 class NewServer(Protocol):
     """Starts a private server with further command-line arguments, to be called in the main thread."""
 
@@ -122,26 +146,28 @@ class NewServer(Protocol):
         ...
 
 
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the Redis that all tests share: use keys of your own."""
-    with shared(REDIS, tmp_path_factory.mktemp("redis")) as server:
-        yield server
+def _shared_server(kind: Kind, start: Callable[[Kind, Path], AbstractContextManager[Server]] = shared) -> object:
+    @pytest.fixture(scope="session")
+    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+        """Return the server that all tests share: use keys of your own."""
+        with start(kind, tmp_path_factory.mktemp(kind.name)) as server:
+            if kind is MEMCACHED:
+                old_enough(server)
+            yield server
+
+    return server
 
 
-@pytest.fixture(scope="session")
-def memcached_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the memcached that all tests share: use keys of your own."""
-    with shared(MEMCACHED, tmp_path_factory.mktemp("memcached")) as server:
-        old_enough(server)
-        yield server
-
-
-@pytest.fixture(scope="session")
-def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the PostgreSQL that all tests share: use keys of your own."""
-    with shared(POSTGRESQL, tmp_path_factory.mktemp("postgresql")) as server:
-        yield server
+redis_server = _shared_server(REDIS)
+memcached_server = _shared_server(MEMCACHED)
+postgresql_server = _shared_server(POSTGRESQL)
+mysql_server = _shared_server(MYSQL)
+zookeeper_server = _shared_server(ZOOKEEPER)
+etcd_server = _shared_server(ETCD)
+hazelcast_server = _shared_server(HAZELCAST)
+nats_server = _shared_server(NATS)
+_spare_redis = _shared_server(REDIS, private)
+_spare_memcached = _shared_server(MEMCACHED, private)
 
 
 @pytest.fixture
@@ -167,39 +193,11 @@ def pgbouncer(postgresql_server: Server, tmp_path_factory: pytest.TempPathFactor
     body = Process([*as_nobody(), binary, file.name], folder)
     body.start()
     try:
-        assert until(lambda: _listens(port)), body.log()
+        assert until(lambda: listens(port)), body.log()
         yield f"postgresql://caslock@{HOST}:{port}/postgres"
     finally:
         body.remove()
         Path(file.name).unlink()
-
-
-@pytest.fixture(scope="session")
-def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the MySQL or MariaDB that all tests share: use keys of your own."""
-    with shared(MYSQL, tmp_path_factory.mktemp("mysql")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the ZooKeeper that all tests share: use keys of your own."""
-    with shared(ZOOKEEPER, tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the etcd that all tests share: use keys of your own."""
-    with shared(ETCD, tmp_path_factory.mktemp("etcd")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def hazelcast_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the Hazelcast that all tests share: use keys of your own."""
-    with shared(HAZELCAST, tmp_path_factory.mktemp("hazelcast")) as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
@@ -211,13 +209,6 @@ def dynamodb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
                 patch.setenv(name, "caslock")
         with cast("DynamoDBStore", connect(f"{server.url}&timeout=20")) as store:
             store.create_table()
-        yield server
-
-
-@pytest.fixture(scope="session")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the NATS that all tests share: use keys of your own."""
-    with shared(NATS, tmp_path_factory.mktemp("nats")) as server:
         yield server
 
 
@@ -236,7 +227,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     use = ["-addext", "keyUsage=critical,keyCertSign"]  # without which Python trusts no authority since 3.13
     run("req", "-x509", *new, *use, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority")
     (folder / "names").write_text(
-        "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\nauthorityKeyIdentifier=keyid\n"
+        "subjectAltName=IP:127.0.0.1,DNS:localhost\nauthorityKeyIdentifier=keyid\n"
+        "extendedKeyUsage=serverAuth,clientAuth\n"
     )
     for who in ("server", "client"):
         run("req", *new[:-2], "-keyout", f"{who}.key", "-out", f"{who}.csr", "-subj", f"/CN={who}")
@@ -273,59 +265,20 @@ def new_tair(tair: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield new
 
 
-@pytest.fixture
-def new_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
-    """Start private Redis servers: ``new_redis("--requirepass", "secret")``."""
-    with _factory(REDIS, tmp_path_factory) as new:
-        yield new
+def _new_servers(kind: Kind) -> object:
+    @pytest.fixture
+    def new_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
+        """Start private servers with options of their own: ``new_redis("--requirepass", "secret")``."""
+        with _factory(kind, tmp_path_factory) as new:
+            yield new
+
+    return new_server
 
 
-@pytest.fixture
-def new_memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
-    """Start private memcached servers: ``new_memcached("-m", "8", "-M")``."""
-    with _factory(MEMCACHED, tmp_path_factory) as new:
-        yield new
-
-
-@pytest.fixture
-def new_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
-    """Start private etcds: ``new_etcd("--quota-backend-bytes=150000")``."""
-    with _factory(ETCD, tmp_path_factory) as new:
-        yield new
-
-
-@pytest.fixture
-def new_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
-    """Start private NATS servers: ``new_nats("--user", "me", "--pass", "secret")``."""
-    with _factory(NATS, tmp_path_factory) as new:
-        yield new
-
-
-@pytest.fixture
-def new_hazelcast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
-    """Start private Hazelcasts."""
-    with _factory(HAZELCAST, tmp_path_factory) as new:
-        yield new
-
-
-@pytest.fixture
-def new_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
-    """Start private ZooKeepers."""
-    with _factory(ZOOKEEPER, tmp_path_factory) as new:
-        yield new
-
-
-@pytest.fixture(scope="session")
-def _spare_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with private(REDIS, tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def _spare_memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with private(MEMCACHED, tmp_path_factory.mktemp("memcached")) as server:
-        old_enough(server)
-        yield server
+new_redis = _new_servers(REDIS)
+new_memcached = _new_servers(MEMCACHED)
+new_etcd = _new_servers(ETCD)
+new_nats = _new_servers(NATS)
 
 
 @pytest.fixture
@@ -379,9 +332,3 @@ def _factory(kind: Kind, folders: pytest.TempPathFactory) -> Iterator[NewServer]
             return stack.enter_context(private(kind, folders.mktemp(kind.name), *args))
 
         yield new
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
-        return True
-    return False

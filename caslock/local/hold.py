@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from caslock.errors import NotHeld, StoreError
 from caslock.fork import generation
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from caslock.local.lock_state import LockState
     from caslock.protocol.attempt import Attempt
+    from caslock.protocol.exchange import Sent
     from caslock.protocol.record import Observed
 
 
@@ -42,6 +43,11 @@ class Holding:
         """Say which key, and for how long."""
         state = "released" if not self._is_open else "lost" if self.lost else f"{self.remaining():.3g} s remaining"
         return f"<{type(self).__name__} of {self.key!r}: {state}>"
+
+    @property
+    def _each(self) -> tuple[Self]:
+        """The hold of each key."""
+        return (self,)
 
     @property
     def _is_open(self) -> bool:
@@ -98,7 +104,9 @@ class Holding:
         self._mine()
         await self._state.renew(self._attempt, None if ttl is None else check_lease("ttl", ttl))
 
-    def _released(self, limit: float = NEVER, removed: Observed | None = None) -> Coroutine[object, object, None]:
+    def _released(
+        self, limit: float = NEVER, removed: Observed | Sent | None = None
+    ) -> Coroutine[object, object, None]:
         """See `LockState.release`."""
         return self._state.release(self, limit, removed)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable, with_notes
-from caslock.guards import failure_of
 from caslock.local.hold import Holding, not_copied_hold
 from caslock.protocol import batch
 from caslock.protocol.lease import NEVER
@@ -58,6 +57,11 @@ class Holds(Generic[H_co]):
         return found[0]
 
     @property
+    def _each(self) -> Sequence[H_co]:
+        """The hold of each key."""
+        return self._holds
+
+    @property
     def fences(self) -> dict[str, int]:
         """The fencing number of each key; raises KeyError if one key is held at several stores."""
         return {hold.key: self[hold.key].fence for hold in self._holds}
@@ -88,20 +92,20 @@ class Holds(Generic[H_co]):
         at or after `limit`, nor after two request timeouts, which is one bound for all.
         """
         for runtime in {hold._state.runtime for hold in self._holds}:
-            limit = min(limit, last_start_of_three(runtime))
+            limit = min(limit, last_start_of_three(runtime, runtime.now()))
         removed: dict[Attempt, Observed] = {}
-        failure = await failure_of(self._remove_together(removed))
+        await self._remove_together(removed)
+        failure: Exception | None = None
         hangs = False
         for hold in reversed(self._holds):
             if not hold._is_open:
                 continue
-            error: BaseException | None
-            if hangs and hold._attempt.levels == [hold] and hold._state.runtime.now() >= limit:
-                hold._state.release_later(hold)  # it is no longer renewed, so it expires
-                error = being_released(hold)
-            else:
-                error = await failure_of(hold._released(limit, removed.get(hold._attempt)))
-            if error is not None:
+            try:
+                if hangs and hold._attempt.levels == [hold] and hold._state.runtime.now() >= limit:
+                    hold._state.release_later(hold)  # it is no longer renewed, so it expires
+                    raise being_released(hold)  # noqa: TRY301 - as its own release would
+                await hold._released(limit, removed.get(hold._attempt))
+            except Exception as error:  # noqa: BLE001 - the others are released first
                 hangs = hangs or any(isinstance(each, StoreUnavailable) for each in (error, error.__cause__))
                 failure = _worse(failure, error)
         if failure is not None:
@@ -114,15 +118,14 @@ class Holds(Generic[H_co]):
             removed |= await batch.remove_together(leaving[0]._state.runtime, [hold._attempt for hold in leaving])
 
 
-def _worse(failure: BaseException | None, error: BaseException) -> BaseException:
+def _worse(failure: Exception | None, error: Exception) -> Exception:
     """Return the one to raise, with the other as its note.
 
-    An interrupt is worse than any error, and a loss worse than no answer, after which release can be called again.
+    A loss is worse than no answer, after which release can be called again.
     """
     if failure is None:
         return error
-    interrupts = isinstance(failure, Exception) and not isinstance(error, Exception)
-    if interrupts or (isinstance(error, LockLost) and isinstance(failure, StoreError)):
+    if isinstance(error, LockLost) and isinstance(failure, StoreError):
         failure, error = error, failure
     failure.add_note(with_notes(error))
     return failure

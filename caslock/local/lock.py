@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from tenacity.wait import WaitBaseT
 
-    from caslock.local.quorum import Start
     from caslock.local.several import Keys
     from caslock.protocol.runtime import Runtime
 
@@ -243,7 +242,9 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
             check_no_settings(settings)
         else:
             locks = [self._lock_type(store, key, **settings) for key in check_keys(keys)]
-        self._state: MultiState[H, M] = MultiState((lock._state for lock in locks), self._hold_type)
+        self._state: MultiState[H, M] = MultiState(
+            (lock._state for lock in locks), self._hold_type, of_locks=keys is None
+        )
         self._timeout = check_timeout(timeout)
         self._blocks: WithBlocks[Any] = WithBlocks()
 
@@ -260,7 +261,6 @@ class SeveralStores(OneKey, Generic[S, H]):
     """A lock on one key at several independent stores of type `S`."""
 
     _runtime: staticmethod[[object], Runtime]
-    _start: Start
 
     def __init__(
         self,
@@ -309,4 +309,4 @@ class SeveralStores(OneKey, Generic[S, H]):
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
         runtime = type(self)._runtime(place_of(nodes))
-        self._begin(QuorumState(runtime, key, _checked(given), nodes, type(self)._start), timeout)
+        self._begin(QuorumState(runtime, key, _checked(given), nodes), timeout)

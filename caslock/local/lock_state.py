@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from caslock import observer
-from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError
 from caslock.fork import at_fork, generation
-from caslock.guards import undoing
 from caslock.local.hold import Holding
 from caslock.local.refusals import BY_OURSELVES, busy, in_use, waited
 from caslock.local.reports import call_on_lost, event_of
 from caslock.local.stamps import Stamps, hostname
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt, LockSettings, Terms
-from caslock.protocol.exchange import read
+from caslock.protocol.exchange import Sent, answered, note_write, read
 from caslock.protocol.lease import NEVER
+from caslock.protocol.life import ASKING, HAD, HELD, OVER
 from caslock.protocol.limits import last_start_of_three
 from caslock.protocol.writes import FREE_TTL
+from caslock.store import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from caslock.local.shared import Shared
     from caslock.protocol.record import Observed, Record
     from caslock.protocol.runtime import Runtime
+    from caslock.protocol.writes import Write
+    from caslock.store import Entry
 
 H = TypeVar("H", bound=Holding)
 
@@ -41,8 +45,8 @@ class LockState:
     """The state of one Lock object.  What it needs only once it is used is made at the first use."""
 
     __slots__ = (
-        "_attempts",
         "_guard",
+        "_held",
         "_inherited",
         "_nonce",
         "_numbers",
@@ -50,6 +54,7 @@ class LockState:
         "_stamps",
         "_terms",
         "_unsettled",
+        "committed",
         "generation",
         "key",
         "newest",
@@ -66,8 +71,9 @@ class LockState:
 
     def _begin(self) -> None:
         """Take a new identity: at the first use, and in a forked child, which holds nothing of its parent's."""
-        self._inherited = list(self._attempts.values()) if self.generation else []  # a forked child never held them
-        self._attempts: dict[str, Attempt] = {}  # by hold id: all that wait, hold or are being released
+        self._inherited = self._attempts() if self.generation else []  # a forked child never held them
+        self._held: dict[str, weakref.ref[Attempt]] = {}  # by hold id: all that are held, or being released
+        self.committed: dict[Holding, None] = {}  # what the Lock object keeps until its release
         self._queue = cast("Shared", self.runtime.shared).queue(self.key)
         # Guards the attempts' levels, as any thread may release a hold; reentrant for signal handlers and `__del__`.
         self._guard = RLock()
@@ -90,11 +96,6 @@ class LockState:
         return self
 
     @property
-    def states(self) -> tuple[LockState]:
-        """Those of the keys, as a `MultiState` has them."""
-        return (self,)
-
-    @property
     def owner(self) -> str:
         """The owner in the record while the lock is held."""
         return self.begun()._terms.owner
@@ -103,57 +104,98 @@ class LockState:
         self.newest = hold = f"{self._nonce}.{next(self._numbers)}"  # which another thread may replace at once
         return Attempt(self._terms, hold, self._stamps, self.runtime.mutex(), self.runtime.me())
 
-    def acquire(
-        self, make: Callable[[LockState, Attempt], H], timeout: float | None, caller: object = None
-    ) -> Coroutine[object, object, H]:
-        """Acquire or re-enter (see `re_enter`); raises `NotAcquired` after `timeout` seconds.  To be awaited at once.
+    def _attempts(self) -> list[Attempt]:
+        """Return all that are held, or being released."""
+        found: list[Attempt] = []
+        for hold_id, reference in list(self._held.items()):
+            attempt = reference()
+            if attempt is None:  # its hold was dropped, or its acquire was interrupted
+                self._held.pop(hold_id, None)
+            else:
+                found.append(attempt)
+        return found
 
-        Whatever else it raises, it has left nothing behind.  After an interrupt, call `take_back`.
+    def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H:
+        """Return a hold for `acquire`, of the type `make`; only who calls this refers to it, and nothing is sent.
+
+        Its attempt is the one with which this thread or task holds the lock, or the task `caller` for which it runs, or
+        else a new one.
         """
         if self.generation != generation():
             self.begun()
-        hold = self.re_enter(make, caller) if self._attempts else None
-        return self.win(self.begin(), make, timeout) if hold is None else _at_once(hold)
+        held = self._own(caller) if self._held else None
+        return make(self, held or self._attempt())
 
-    def re_enter(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H | None:
-        """Re-enter, if this thread or task holds the lock, or the task `caller` for which it runs; else return None."""
-        if self.generation != generation():
-            self.begun()
-        if not self._attempts:
-            return None
+    def _own(self, caller: object) -> Attempt | None:
+        """Return the attempt with which this thread or task holds the lock, or the task `caller`."""
         me = self.runtime.me()
-        for attempt in list(self._attempts.values()):
+        for attempt in self._attempts():
             if attempt.caller is me or attempt.caller is caller:
-                with self._guard:
-                    if attempt.levels and not attempt.ending:
-                        renew.check(attempt, self.runtime.now())
-                        hold = make(self, attempt)
-                        attempt.levels.append(hold)
-                        return hold
+                if attempt.state is HELD:
+                    return attempt
             elif self.runtime.ended(attempt):
                 attempt.lose("its event loop has ended")
                 self._forget(attempt)
         return None
 
-    def begin(self, limit: float = NEVER) -> Attempt:
-        """Prepare a new attempt, which waits until `limit`: call `win` or `undo` next."""
-        attempt = self._attempt()
-        attempt.limit = limit
-        self._attempts[attempt.hold_id] = attempt
-        return attempt
+    def re_enter(self, hold: Holding) -> bool:
+        """Take a hold on what is held already; False: it is not held.  If it was, the hold has a new attempt then."""
+        attempt = hold._attempt
+        with self._guard:
+            if attempt.state is HELD:
+                renew.check(attempt, self.runtime.now())
+                attempt.levels.append(hold)
+                return True
+        if attempt.state is not ASKING:  # another thread has just released it
+            hold._attempt = self._attempt()
+        return False
+
+    async def acquire(self, hold: H, timeout: float | None) -> H:
+        """Win a hold, or re-enter; raises `NotAcquired` after `timeout` seconds."""
+        put = self.begin_put(hold)
+        if put is None:
+            return hold if self.re_enter(hold) else await self.win(hold, timeout)
+        try:
+            entry = await self.runtime.store.put_if_version(self.key, put.value, ABSENT, put.ttl)
+        except (StoreError, ValueError) as error:
+            return await self.win(hold, timeout, first=Sent(put, error))
+        observed = answered(hold._attempt, put, entry)
+        return hold if self.end_put(hold, put, observed) else await self.win(hold, timeout, first=Sent(put, observed))
+
+    # One request, with as few function calls as can be: `caslock.blocking` sends it between the same two steps.
+
+    def begin_put(self, hold: Holding) -> Write | None:
+        """Take our turn in this process and return the put to send; None: that is not all, `acquire` does the rest."""
+        attempt, now = hold._attempt, self.runtime.now()
+        if attempt.state is ASKING and self._queue.enter_alone(attempt, now):
+            return attempt.first(now)
+        return None
+
+    def end_put(self, hold: Holding, put: Write, observed: Observed) -> bool:
+        """Hold what the put has won, as its answer shows; False: it has not, `win` goes on."""
+        attempt = hold._attempt
+        if not acquire.believe(attempt, observed, self.runtime.now()):
+            return False
+        self._hold(hold)
+        if observer.listens():
+            self._tell_outcome(attempt, "acquired", put.at)
+        return True
 
     def enter_at_once(self, attempt: Attempt) -> bool:
         """Take our turn in this process if nobody else has it or waits for it; `undo` or `step_back` gives it back."""
         return self._queue.enter(attempt, self.runtime.now())
 
-    async def step_back(self, attempt: Attempt) -> None:
-        """Give back our turn, and the key if a put without an answer has taken it; `attempt` can try again.
+    async def step_back(self, hold: Holding) -> None:
+        """Give back our turn, and the key if a put without an answer has taken it; `hold` can be won later.
 
-        Whatever it raises, nothing of the attempt is left behind.
+        After an error, nothing of its attempt is left behind.
         """
-        async with undoing(partial(self.undo, attempt)):
-            await withdraw.step_back(self.runtime, attempt)
-        self._queue.leave(attempt, self.runtime.now())
+        try:
+            await withdraw.step_back(self.runtime, hold._attempt)
+        except Exception as error:
+            await self.undo(hold, error)
+            raise
+        self._queue.leave(hold._attempt, self.runtime.now())
 
     async def _turn(self, attempt: Attempt, began: float, timeout: float | None, since: float | None) -> float | None:
         """Wait for our turn in this process; returns what is left of `timeout`, or raises `NotAcquired`."""
@@ -162,44 +204,43 @@ class LockState:
         if any(other.caller is attempt.caller and other.levels for other in inside):
             observer.warn(f"lock {self.key!r} waits for itself: it is held {BY_OURSELVES}")
         del inside  # a waiter must not keep an abandoned hold alive
-        if timeout == 0 or not await self._queue.turn(attempt, self.runtime, limit):
+        if limit == began or not await self._queue.turn(attempt, self.runtime, limit):
             now = self.runtime.now()
             raise NotAcquired(in_use(attempt, self._queue.inside(now), waited(now, began, since)))
         return None if timeout is None else max(0.0, limit - self.runtime.now())
 
     async def win(
         self,
-        attempt: Attempt,
-        make: Callable[[LockState, Attempt], H],
+        hold: H,
         timeout: float | None,
         *,
         entered: bool = False,
         since: float | None = None,
-        observed: Observed | None = None,
+        first: Observed | Sent | None = None,
     ) -> H:
-        """Acquire; whatever it raises, nothing of the attempt is left behind.
+        """Acquire, and return the hold.  After an error nothing is left of it; after an interrupt, call `undo`.
 
         `entered`: it is our turn in this process already.  `since`: when a MultiLock began to wait, for the error.
-        `observed`: the answer to a first put that was sent with others.
+        `first`: what became of a first put that was sent already, alone (then it is our turn) or with others.
         """
-        began = self.runtime.now()
+        now, attempt = self.runtime.now(), hold._attempt
+        began = first.write.at if isinstance(first, Sent) else now
         if since is None:
             attempt.limit = NEVER if timeout is None else began + timeout
+        timeout = None if timeout is None else max(0.0, began + timeout - now)
         queued = False
         try:
-            if not entered and not self._queue.enter(attempt, began):
+            if not (entered or isinstance(first, Sent) or self._queue.enter(attempt, now)):
                 queued = True
                 timeout = await self._turn(attempt, began, timeout, since)
-            if not await self._ask(attempt, timeout, observed):
+            if not await self._ask(attempt, timeout, first):
                 raise NotAcquired(busy(attempt, waited(self.runtime.now(), began, since)))  # noqa: TRY301 - told below
-            hold = self._hold(attempt, make)
-        except GeneratorExit:  # its coroutine is closed: nothing can be awaited
-            raise
-        except BaseException as error:
-            await self.undo(attempt, error)  # which may raise another one in its place
+        except Exception as error:
+            await self.undo(hold, error)  # which may raise another one in its place
             if isinstance(error, NotAcquired) and observer.listens():
                 self._tell_outcome(attempt, "busy", since or began, queued=queued, reason=str(error))
             raise
+        self._hold(hold)
         if observer.listens():
             self._tell_outcome(attempt, "acquired", since or began, queued=queued)
         return hold
@@ -213,37 +254,40 @@ class LockState:
             observer.tell("waited", event_of(attempt, seconds))
         observer.tell(name, event_of(attempt, seconds, reason))
 
-    async def settle(
-        self, attempt: Attempt, make: Callable[[LockState, Attempt], H], observed: Observed | None, since: float
-    ) -> H | None:
-        """Acquire in one try after a put that was sent with others; after None, call `undo` or `step_back`.
+    async def settle(self, hold: Holding, observed: Observed | None, since: float) -> bool:
+        """Acquire in one try after a put that was sent with others; after False, call `undo` or `step_back`.
 
-        Whatever it raises, nothing of the attempt is left behind.
+        After an error, nothing of its attempt is left behind.
         """
-        async with undoing(partial(self.undo, attempt)):
+        attempt = hold._attempt
+        try:
             if not await acquire.acquire(self.runtime, attempt, 0.0, observed):
-                return None
-            hold = self._hold(attempt, make)
+                return False
+        except Exception as error:
+            await self.undo(hold, error)
+            raise
+        self._hold(hold)
         if observer.listens():
             self._tell_outcome(attempt, "acquired", since)
-        return hold
+        return True
 
-    def _hold(self, attempt: Attempt, make: Callable[[LockState, Attempt], H]) -> H:
-        hold = make(self, attempt)
-        on_lost = self.settings.on_lost
+    def _hold(self, hold: Holding) -> None:
+        """Hold what was won.  It is renewed for as long as something refers to it: then the caller has to keep it."""
+        attempt, on_lost = hold._attempt, self.settings.on_lost
         if on_lost is not None:
             attempt.lease.on_loss.append(partial(call_on_lost, on_lost, hold))
-        attempt.levels.append(hold)  # last: from now on others may report a loss
+        attempt.levels.append(hold)
+        attempt.go(HELD)  # from now on others may report a loss
         self._unsettled = None
         self._watch(attempt)
-        return hold
+        self._held[attempt.hold_id] = weakref.ref(attempt)
 
     # What a `QuorumState` does at several stores:
 
     def _ask(
-        self, attempt: Attempt, timeout: float | None, observed: Observed | None
+        self, attempt: Attempt, timeout: float | None, first: Observed | Sent | None
     ) -> Coroutine[object, object, bool]:
-        return acquire.acquire(self.runtime, attempt, timeout, observed)
+        return acquire.acquire(self.runtime, attempt, timeout, first)
 
     def _withdraw(self, attempt: Attempt, error: BaseException) -> Coroutine[object, object, None]:
         return withdraw.give_up(self.runtime, attempt, error)
@@ -251,60 +295,94 @@ class LockState:
     def _watch(self, attempt: Attempt) -> None:
         self.runtime.watch(attempt)
 
-    async def undo(self, attempt: Attempt, error: BaseException) -> None:
-        """Leave nothing of a failed acquire behind, at the store or in the local queue."""
-        try:
-            await self._withdraw(attempt, error)
-        finally:
-            attempt.levels.clear()
-            self._queue.leave(attempt, self.runtime.now())
-            if attempt.settled:
-                self._attempts.pop(attempt.hold_id, None)
+    async def undo(self, hold: Holding, error: BaseException) -> None:
+        """Leave nothing of a failed or interrupted acquire behind, at the store or in the local queue.
+
+        It can be called again; in place of a `StoreError`, it may raise one that says more.
+        """
+        attempt = hold._attempt
+        if attempt.state not in HAD:
+            try:
+                if attempt.state is not OVER:
+                    await self._withdraw(attempt, error)
+            finally:
+                attempt.levels.clear()
+                self._queue.leave(attempt, self.runtime.now())
+        elif hold._is_open:
+            hold._keep_nothing()
+            await self.release(hold)
 
     def _forget(self, attempt: Attempt) -> None:
         """Leave the local queue, and tell observers and the log once of a release, also if the store gave no answer."""
         now = self.runtime.now()
         self._queue.leave(attempt, now)
-        known = self._attempts.pop(attempt.hold_id, None) is not None
+        for hold in attempt.levels:
+            self.committed.pop(hold, None)  # type: ignore[call-overload] # of a hold
+        known = self._held.pop(attempt.hold_id, None) is not None
         if known and not attempt.lease.lost and observer.listens():
-            failed = "" if attempt.lease.record is None else "the release failed"
+            failed = "" if attempt.state is OVER else "the release failed"
             observer.tell("released", event_of(attempt, now - attempt.lease.began, failed))
 
-    async def take_back(self, error: BaseException) -> None:
-        """Undo what an interrupt of this thread has left half done here."""
-        if not self.generation:  # it was never used
-            return
-        me = self.runtime.me()
-        for attempt in list(self._attempts.values()):
-            if attempt.caller is me and (attempt.ending or not attempt.levels):
-                await self.undo(attempt, error)
-        self._queue.inside(self.runtime.now())
-
-    async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | None = None) -> None:
+    async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | Sent | None = None) -> None:
         """Release one hold; the key is free after the last one.  It can be called again after any interrupt.
 
-        `removed` is the answer to a removal that was sent with others.  After a failure, no request begins at or after
+        `removed` is what became of a removal that was sent already.  After a failure, no request begins at or after
         `limit`, nor after two request timeouts.
         """
+        attempt = hold._attempt
+        if removed is None and (removal := self.begin_removal(hold)) is not None:
+            try:
+                try:
+                    entry = await self.runtime.store.invalidate(self.key, removal.expected)
+                except (StoreError, ValueError) as error:
+                    removed = Sent(removal, error)
+                else:
+                    if self.end_removal(hold, entry):
+                        return
+                    removed = Sent(removal, answered(attempt, removal, entry))
+            finally:
+                attempt.mutex.release()  # which `begin_removal` has taken
         if not self._ends(hold):
             return
-        attempt = hold._attempt
         try:
             if self._queue.waiting:
                 self._queue.name_successor(attempt, self.runtime.now())
             await release.release(self.runtime, attempt, limit, removed)
-        except LockLost:
-            if attempt.lease.record is not None:  # the store has not answered
+        except (CaslockError, ValueError) as error:
+            if isinstance(error, LockLost) and attempt.state is not OVER:  # the store has not answered
                 self.release_later(hold)
                 attempt.levels.clear()
-            raise
-        except (CaslockError, ValueError, GeneratorExit):
-            raise
-        except BaseException as error:  # interrupted or cancelled: release first, then raise it
-            await release.leave_surely(self.runtime, attempt, error)
-            raise
-        finally:
             self._end(hold)
+            raise
+        self._end(hold)  # not after an interrupt: our record is there, and what is left of the release follows
+
+    def begin_removal(self, hold: Holding) -> Write | None:
+        """Begin a release that is one removal, and return that; None: that is not all, `release` does the rest.
+
+        With a removal, the caller has the attempt's mutex, and gives it back.
+        """
+        attempt = hold._attempt
+        if hold._generation != generation() or self._queue.waiting:
+            return None
+        with self._guard:
+            if attempt.state is not HELD or attempt.levels != [hold]:
+                return None
+            attempt.begin_release()
+        if not attempt.mutex.acquire(blocking=False):  # a renewal is under way
+            return None
+        lease, now = attempt.lease, self.runtime.now()
+        if not lease.lost and now < lease.deadline and attempt.releases_by_removal(now):
+            return note_write(attempt, lease.version, None, now)
+        attempt.mutex.release()
+        return None
+
+    def end_removal(self, hold: Holding, entry: Entry | None) -> bool:
+        """End the release if the removal's answer is that nothing is there, and nobody was woken; else it goes on."""
+        if entry is not None:
+            return False
+        hold._attempt.go(OVER)
+        self._end(hold)
+        return True
 
     def _ends(self, hold: Holding) -> bool:
         """Whether `hold` is the last level of its attempt; if it is not, release it."""
@@ -319,16 +397,17 @@ class LockState:
                 message = f"this hold of {self.key!r} has already been released"
                 raise NotHeld(message)
             if len(attempt.levels) == 1:
-                attempt.ending = True
+                attempt.begin_release()
                 return True
             attempt.levels.remove(hold)
+            self.committed.pop(hold, None)
         renew.check(attempt, self.runtime.now())
         return False
 
     def _end(self, hold: Holding) -> None:
         """Note that a release has ended; one that got no answer may be called again."""
         attempt = hold._attempt
-        if attempt.lease.record is None:
+        if attempt.state is OVER:
             self._forget(attempt)
             attempt.levels.clear()  # last: as long as a hold is open, an interrupted release is made once more
         else:
@@ -338,7 +417,7 @@ class LockState:
     def release_later(self, hold: Holding) -> None:
         """Release a hold in the background: its own release got no answer, or was not tried."""
         attempt = hold._attempt
-        attempt.ending = True
+        attempt.begin_release()
         self._forget(attempt)
         self.runtime.in_background(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
 
@@ -356,7 +435,7 @@ class LockState:
         """Return the newest hold of `me` (None: this thread or task), or one whose release went without an answer."""
         self.begun()
         me = me or self.runtime.me()
-        for attempt in reversed(list(self._attempts.values())):
+        for attempt in reversed(self._attempts()):
             if attempt.caller is me and attempt.levels:
                 return cast("Holding", attempt.levels[-1])
         for attempt in reversed(self._inherited):
@@ -365,14 +444,14 @@ class LockState:
         if self._unsettled is not None and self._unsettled._is_open:
             return self._unsettled
         message = f"lock {self.key!r} is not held by this thread or task"
-        if any(attempt.levels for attempt in self._attempts.values()):
+        if any(attempt.levels for attempt in self._attempts()):
             message = f"lock {self.key!r} is held by another thread or task: call release() on its Hold instead"
         raise NotHeld(message)
 
     async def holder(self) -> Record | None:
         """Who holds the key."""
         self.begun()
-        limit = last_start_of_three(self.runtime)
+        limit = last_start_of_three(self.runtime, self.runtime.now())
         observed = await read(self.runtime, self._attempt(), limit)
         record = observed.record
         return None if record is None or record.free else self._told(record, observed.fence)
@@ -392,16 +471,12 @@ class LockState:
         for attempt in inside:
             # Not one whose acquire is still under way: it may have the key again, and there is nobody to tell yet.
             # Nor one whose release has begun: only its answer shows whether it was in time.
-            if attempt.levels and not attempt.ending and attempt.lease.fence == broken.fence:
+            if attempt.state is HELD and attempt.lease.fence == broken.fence:
                 attempt.lose("this process called force_release()")
         self._queue.inside(self.runtime.now())
         location = self.runtime.store.traits.location
         observer.warn(f"lock {self.key!r} at {location} was released by force; it was held by {broken}")
         return self._told(broken, broken.fence)
-
-
-async def _at_once(hold: H) -> H:
-    return hold
 
 
 _begin_guard = RLock()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from caslock.errors import (
@@ -16,11 +15,11 @@ from caslock.errors import (
     StoreUnavailable,
     with_notes,
 )
-from caslock.guards import undoing
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds, being_released
 from caslock.protocol import batch
 from caslock.protocol.lease import NEVER
+from caslock.protocol.life import HAD, RELEASING
 from caslock.protocol.limits import PASSES, last_start
 
 if TYPE_CHECKING:
@@ -35,42 +34,59 @@ H = TypeVar("H", bound=Holding)
 
 _NO_ANSWERS: Final[batch.Answers] = {}
 
-
 M = TypeVar("M", bound=Holds[Holding])
 
 
 class MultiState(Generic[H, M]):
     """The state of one MultiLock object, for both APIs."""
 
-    def __init__(self, states: Iterable[LockState], gather: Callable[[list[H]], M]) -> None:
-        """Sort by location and stored name, as every process does, and count duplicates once; `gather` makes holds."""
-        self._gather = gather
+    def __init__(self, states: Iterable[LockState], gather: Callable[[list[H]], M], *, of_locks: bool) -> None:
+        """Sort by location and stored name, as every process does, and count duplicates once.
+
+        Args:
+            states: those of the locks.
+            gather: makes a hold of several.
+            of_locks: whether users have Lock objects with these states, which keep their holds, too.
+
+        """
+        self._gather, self._of_locks = gather, of_locks
         self.states: tuple[LockState, ...] = _sorted(
             {(state.runtime.store.traits.location, _stored_name(state)): state for state in states}
         )
         if not self.states:
             message = "a MultiLock needs at least one key"
             raise ValueError(message)
-        self._runtime = self.states[0].runtime
+        self.runtime: Runtime = self.states[0].runtime
         self._runtimes = list(dict.fromkeys(state.runtime for state in self.states))
-        self._held: list[M] = []
+        self.committed: dict[M, None] = {}  # what the MultiLock object keeps until its release
 
-    async def acquire(
-        self,
-        make: Callable[[LockState, Attempt], H],
-        timeout: float | None,
-        caller: object = None,
-    ) -> M:
-        """Acquire every lock in order, or none, under one deadline; what `caller` holds is re-entered."""
-        began = self._runtime.now()
-        states = self.states if len(self._runtimes) == 1 else await self._identified()
-        several = _MultiAcquire(states, make, timeout, began, caller)
-        async with undoing(several.give_back):
+    def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> MultiAcquire[H]:
+        """Return what `acquire` is to do; only who calls this refers to it, and nothing is sent."""
+        return MultiAcquire(self.states, make, caller)
+
+    async def acquire(self, several: MultiAcquire[H], timeout: float | None) -> M:
+        """Acquire every lock in order, or none, under one deadline; what its caller holds is re-entered.
+
+        After an error, nothing is left behind.  After an interrupt, call `undo`.
+        """
+        several.begin(timeout, self.runtime.now())
+        try:
+            if len(self._runtimes) > 1:
+                several.states = await self._identified()
             await several.acquire()
-        held = self._gather(several.taken)
+        except Exception as error:
+            await several.give_back(error)
+            raise
         self._forget_released()
-        self._held.append(held)
+        held = self._gather(several.taken)
+        for hold in held if self._of_locks else ():
+            hold._state.committed[hold] = None
         return held
+
+    @staticmethod
+    async def undo(several: MultiAcquire[H], error: BaseException) -> None:
+        """Leave nothing behind of an acquire that was interrupted; it can be called again."""
+        await several.give_back(error)
 
     async def _identified(self) -> tuple[LockState, ...]:
         """Sort by what the servers say they are: two stores may be one server, under other names in other processes."""
@@ -78,16 +94,18 @@ class MultiState(Generic[H, M]):
         return _sorted({(servers[state.runtime], _stored_name(state)): state for state in self.states})
 
     def _forget_released(self) -> None:
-        for held in tuple(self._held):
-            if not any(hold._is_open for hold in held):
-                with suppress(ValueError):  # another thread was faster
-                    self._held.remove(held)
+        """Forget what was released; of what got no answer, the newest can be released again at the lock."""
+        committed = tuple(self.committed)
+        for held in committed:
+            states = {hold._attempt.state for hold in held if hold._is_open}
+            if not states or (states <= RELEASING and held is not committed[-1]):
+                self.committed.pop(held, None)
 
     def newest_hold(self, me: object = None) -> M:
         """Return what `me` (None: this thread or task) has acquired last and not released."""
-        me = me or self._runtime.me()
+        me = me or self.runtime.me()
         self._forget_released()
-        for held in reversed(self._held):
+        for held in reversed(tuple(self.committed)):
             if all(hold._attempt.caller is me for hold in held):  # `acquire` may have re-entered holds of two tasks
                 return held
         keys = ", ".join(repr(state.key) for state in self.states)
@@ -95,7 +113,7 @@ class MultiState(Generic[H, M]):
         raise NotHeld(message)
 
 
-class _MultiAcquire(Generic[H]):
+class MultiAcquire(Generic[H]):
     """One acquire call of a MultiLock.
 
     While it waits for one key, it keeps no key that sorts after that one from others: it has no lease of it, no put
@@ -104,64 +122,111 @@ class _MultiAcquire(Generic[H]):
     """
 
     def __init__(
-        self,
-        states: Sequence[LockState],
-        make: Callable[[LockState, Attempt], H],
-        timeout: float | None,
-        began: float,
-        caller: object = None,
+        self, states: Sequence[LockState], make: Callable[[LockState, Attempt], H], caller: object = None
     ) -> None:
-        """Begin with nothing; the time counts from the moment `began`."""
-        self.attempts: dict[LockState, Attempt] = {}  # of the keys that are not held (yet)
-        self._holds: dict[LockState, H] = {}
-        self._states = states
+        """Begin with nothing."""
+        self.states = states
         self._make = make
-        self._timeout = timeout
-        self._began = began
         self._caller = caller
-        self.limit = NEVER if timeout is None else began + timeout
+        self._holds: dict[LockState, H] = {}  # also of the keys that are not held (yet)
+        self._timeout: float | None = None
+        self._began = 0.0
+        self._limit = NEVER
+
+    def begin(self, timeout: float | None, now: float) -> None:
+        """Note the one deadline for all keys."""
+        self._timeout, self._began = timeout, now
+        self._limit = NEVER if timeout is None else now + timeout
 
     @property
     def taken(self) -> list[H]:
         """The holds, in the order of their keys."""
-        return [self._holds[state] for state in self._states if state in self._holds]
+        return [self._holds[state] for state in self.states if self._has(state)]
+
+    @property
+    def _each(self) -> Sequence[H]:
+        """What it has begun to acquire."""
+        return tuple(self._holds.values())
+
+    def _has(self, state: LockState) -> bool:
+        return state in self._holds and self._holds[state]._is_open
+
+    def _begun(self, state: LockState) -> H:
+        """Return the hold that is to be won."""
+        hold = self._holds.get(state)
+        if hold is None:
+            hold = self._holds[state] = state.begin(self._make, self._caller)
+        return hold
 
     async def acquire(self) -> None:
         """Acquire every lock in order: with each, all that are free at that moment and can travel together."""
-        for index, state in enumerate(self._states):
-            if state in self._holds or self._re_enter(state):
+        for index, state in enumerate(self.states):
+            if self._re_enters(state):
                 continue
-            entered, answers = await self._take_free(self._states[index:])
-            if state not in self._holds:
+            entered, answers = await self._take_free(self.states[index:])
+            if not self._has(state):
                 await self._win(state, entered=entered, answers=answers)
         for hold in self.taken:  # the first lease must have outlasted the last acquire
             hold.ensure_held()
 
     async def give_back(self, error: BaseException) -> None:
         """Give back what was taken, after a failure; raises `OutcomeUnknown` if that may have failed as well."""
-        stuck: list[CaslockError | ValueError] = []
-        runtime = self._states[0].runtime
-        limit = last_start(runtime, self.limit)
-        await runtime.shielded(partial(_roll_back, self.attempts, self.taken, error, stuck, limit))
+        if not self._holds:
+            return
+        limit = last_start(self.states[0].runtime, self._limit)
+        stuck = await self._roll_back(error, limit)
         unsure = [with_notes(trouble) for trouble in stuck if isinstance(trouble, (StoreError, ValueError))]
-        unsure += [_left_behind(hold) for hold in self.taken if hold._attempt.lease.record is not None]
+        unsure += [_left_behind(hold) for hold in self._holds.values() if hold._attempt.state in RELEASING]
         if unsure and isinstance(error, NotAcquired):
             message = f"could not acquire all keys, and those acquired may not have been released: {unsure[0]}"
             raise OutcomeUnknown(message) from error
 
-    def _re_enter(self, state: LockState) -> bool:
-        hold = state.re_enter(self._make, self._caller)
-        if hold is not None:
-            self._holds[state] = hold
-        return hold is not None
+    async def _roll_back(self, failure: BaseException, limit: float) -> list[CaslockError | ValueError]:
+        """Give back what was taken; return the errors of what could not be, and is released in the background.
+
+        After a failure, no request begins at or after `limit`, nor after one request timeout if we were interrupted.
+        """
+        stuck: list[CaslockError | ValueError] = []
+        begun = [(state, hold) for state, hold in self._holds.items() if hold._attempt.state not in HAD]
+        holds = [hold for hold in self.taken if hold._attempt.state in HAD]
+        interrupted = not isinstance(failure, (CaslockError, ValueError))  # a signal handler may raise any error
+        if interrupted:  # one limit for all
+            attempts = [hold._attempt for hold in self._each]
+            now = attempts[0].runtime.now()
+            limit = min([limit, *(last_start(attempt.runtime, now) for attempt in attempts)])
+            for attempt in attempts:
+                attempt.limit = min(attempt.limit, now)
+        for state, hold in reversed(begun):
+            with _noting(failure, stuck):
+                await state.undo(hold, failure.__cause__ or failure if isinstance(failure, StoreError) else failure)
+        for hold in holds:
+            hold._keep_nothing()
+        hangs = interrupted or isinstance(failure, StoreUnavailable)  # the store hangs, or may hang
+        late = hangs and bool(holds) and holds[0]._state.runtime.now() >= limit
+        with _noting(failure, stuck):  # what was re-entered needs no request
+            await Holds([hold for hold in holds if not late or hold._attempt.levels != [hold]])._released(limit)
+        for hold in holds:
+            if hold._attempt.levels == [hold]:
+                hold._state.release_later(hold)
+                hold._attempt.levels.clear()  # nobody else has it: it is not released once more
+                with _noting(failure, stuck):
+                    raise being_released(hold)
+        return stuck
+
+    def _re_enters(self, state: LockState) -> bool:
+        """Whether the key is held, if need be by another hold of what the caller holds already."""
+        hold = self._begun(state)
+        if hold._is_open or state.re_enter(hold):
+            return True
+        hold._attempt.limit = self._limit
+        return False
 
     async def _win(self, state: LockState, *, entered: bool, answers: batch.Answers = _NO_ANSWERS) -> None:
         """Wait for one key, as a single Lock does; `answers`: to first puts that were sent together."""
-        left = max(0.0, self.limit - state.runtime.now())
-        since = self._began if len(self._states) > 1 else None
-        attempt = self.attempts.pop(state)
-        observed = answers.get(attempt)
-        self._holds[state] = await state.win(attempt, self._make, left, entered=entered, since=since, observed=observed)
+        left = max(0.0, self._limit - state.runtime.now())
+        since = self._began if len(self.states) > 1 else None
+        hold = self._holds[state]
+        await state.win(hold, left, entered=entered, since=since, first=answers.get(hold._attempt))
 
     async def _take_free(self, states: Sequence[LockState]) -> tuple[bool, batch.Answers]:
         """Take the first of `states`, and with it those that follow, if they are free now: waits for nobody.
@@ -174,7 +239,7 @@ class _MultiAcquire(Generic[H]):
         for _ in range(PASSES):
             if len(group) < 2:  # noqa: PLR2004 - one alone is no batch
                 break
-            attempts = [self.attempts[state] for state in group]
+            attempts = [self._holds[state]._attempt for state in group]
             shown = await batch.put_together(group[0].runtime, attempts, answers)
             answers = shown or _NO_ANSWERS
             # After no answer nothing is shown: then `_settle` asks for each.
@@ -189,9 +254,9 @@ class _MultiAcquire(Generic[H]):
                     await self._win(state, entered=True, answers=answers)
                 return False, _NO_ANSWERS
             del group[max(1, busy) :]
-            await self._let_go(self._states.index(group[-1]) + 1)
+            await self._let_go(self.states.index(group[-1]) + 1)
         if len(group) > 1:  # gave up: the records kept changing
-            await self._let_go(self._states.index(group[1]))
+            await self._let_go(self.states.index(group[1]))
         return entered, answers
 
     async def _enter_queues(self, states: Sequence[LockState]) -> list[LockState]:
@@ -201,10 +266,9 @@ class _MultiAcquire(Generic[H]):
             runtime = state.runtime
             if group and (runtime.batching is None or runtime is not group[0].runtime):
                 break
-            if self._re_enter(state):
+            if self._re_enters(state):
                 continue
-            attempt = self.attempts.get(state) or state.begin(self.limit)
-            self.attempts[state] = attempt
+            attempt = self._holds[state]._attempt
             is_open = state.enter_at_once(attempt)
             if self._timeout == 0:
                 if is_open:
@@ -213,7 +277,7 @@ class _MultiAcquire(Generic[H]):
                     await self._win(state, entered=False)
                 continue
             if not is_open or (group and attempt.turn.yields):
-                await state.step_back(attempt)
+                await state.step_back(self._holds[state])
                 break
             group.append(state)
             if attempt.turn.yields:
@@ -223,25 +287,21 @@ class _MultiAcquire(Generic[H]):
     async def _settle(self, group: list[LockState], answers: batch.Answers) -> None:
         """Make holds of what was put together; where a put got no answer, that may fail."""
         for state in group:
-            attempt = self.attempts.pop(state)
-            hold = await state.settle(attempt, self._make, answers.get(attempt), self._began)
-            if hold is None:
-                self.attempts[state] = attempt
-                await self._let_go(self._states.index(state))
+            hold = self._holds[state]
+            if not await state.settle(hold, answers.get(hold._attempt), self._began):
+                await self._let_go(self.states.index(state))
                 return
-            self._holds[state] = hold
 
     async def _let_go(self, index: int) -> None:
         """Give back the key at `index` and those after it."""
-        for state in reversed(self._states[index:]):
-            attempt = self.attempts.pop(state, None)
-            if attempt is not None:
-                await state.step_back(attempt)
-                self.attempts[state] = attempt
-            elif state in self._holds:
-                self._holds[state]._keep_nothing()
-                await self._holds[state]._released(last_start(state.runtime, self.limit))
+        for state in reversed(self.states[index:]):
+            hold = self._holds.get(state)
+            if hold is not None and hold._is_open:
+                hold._keep_nothing()
+                await hold._released(last_start(state.runtime, self._limit))
                 del self._holds[state]
+            elif hold is not None:
+                await state.step_back(hold)
 
 
 def _first_busy(attempts: Sequence[Attempt], answers: batch.Answers) -> int:
@@ -269,41 +329,6 @@ async def _server(runtime: Runtime) -> str:
         except StoreUnavailable:  # once more, as any read: the server may have been restarted
             said = await store.identify()
     return said or runtime.store.traits.location
-
-
-async def _roll_back(
-    begun: dict[LockState, Attempt],
-    holds: list[H],
-    failure: BaseException,
-    stuck: list[CaslockError | ValueError],
-    limit: float,
-) -> None:
-    """Give back what was taken; the errors of what could not be go into `stuck`, and it is released in the background.
-
-    After a failure, no request begins at or after `limit`, nor after one request timeout if we were interrupted.
-    """
-    interrupted = not isinstance(failure, Exception)
-    if interrupted:  # one limit for all
-        attempts = [*begun.values(), *(hold._attempt for hold in holds)]
-        now = attempts[0].runtime.now() if attempts else 0.0
-        limit = min([limit, *(last_start(attempt.runtime, now) for attempt in attempts)])
-        for attempt in attempts:
-            attempt.limit = min(attempt.limit, now)
-    for state in reversed(begun):
-        with _noting(failure, stuck):
-            await state.undo(begun[state], failure.__cause__ or failure if isinstance(failure, StoreError) else failure)
-    for hold in holds:
-        hold._keep_nothing()
-    hangs = interrupted or isinstance(failure, StoreUnavailable)  # the store hangs, or may hang
-    late = hangs and bool(holds) and holds[0]._state.runtime.now() >= limit
-    with _noting(failure, stuck):  # what was re-entered needs no request
-        await Holds([hold for hold in holds if not late or hold._attempt.levels != [hold]])._released(limit)
-    for hold in holds:
-        if hold._attempt.levels == [hold]:
-            hold._state.release_later(hold)
-            hold._attempt.levels.clear()  # nobody else has it: it is not released once more
-            with _noting(failure, stuck):
-                raise being_released(hold)
 
 
 def _left_behind(hold: Holding) -> str:

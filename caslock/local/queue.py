@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.protocol.contention import LONGEST_PAUSE
 from caslock.protocol.hand_over import HandOver
+from caslock.protocol.life import HAD
 
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
@@ -82,17 +83,23 @@ class LocalQueue:
         self._others_until = 0.0  # other processes want the key, as far as we know
         self._pause = 0.0  # after many hand-overs: the longest pause of the next one in
 
+    def enter_alone(self, attempt: Attempt, now: float) -> bool:
+        """Go in if nobody is inside or waits, and no other process is to go first; always `leave` afterwards."""
+        with self._guard:
+            if self._inside or self.waiting or (self._yields and now < self._yields_until):
+                return False
+            self._hand_overs, self._pause = 0, 0.0
+            self._inside = [weakref.ref(attempt)]
+            return True
+
     def enter(self, attempt: Attempt, now: float) -> bool:
         """Go in, unless somebody else is inside or waits; always `leave` afterwards."""
         with self._guard:
-            if not self._inside and not self.waiting:
-                self._hand_overs, self._pause = 0, 0.0
-                self._inside = [weakref.ref(attempt)]
-                attempt.turn.yields = self._yields if now < self._yields_until else 0.0
-                return True
             inside = self._admit(now)
             if not _may_join(attempt, inside):
                 return False
+            if not inside:
+                self._pause = 0.0
             self._let_in(attempt, now)
             return True
 
@@ -123,7 +130,7 @@ class LocalQueue:
                     return False
                 else:
                     # Nobody reports the end of a lease, nor that an attempt was abandoned.
-                    ends = [each.lease.deadline if each.levels else now + each.lease.ttl for each in inside]
+                    ends = [each.lease.deadline if each.state in HAD else now + each.lease.ttl for each in inside]
                     until = min(limit, *ends)
                 del inside  # a waiter must not keep an abandoned hold alive, which is renewed as long as it lives
             await event.wait(until - now)
@@ -241,6 +248,6 @@ def _may_join(attempt: Attempt, inside: list[Attempt]) -> bool:
 
 
 def _is_over(attempt: Attempt, now: float) -> bool:
-    if attempt.levels and (now >= attempt.lease.deadline or attempt.lease.lost):
+    if attempt.state in HAD and (now >= attempt.lease.deadline or attempt.lease.lost):
         return True
     return attempt.runtime.ended(attempt)

@@ -10,30 +10,28 @@ import random
 import weakref
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
-from caslock.guards import failure_of, undoing
 from caslock.local.lock_state import LockState
 from caslock.local.reports import warn_of_missing_vote
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER
+from caslock.protocol.life import HELD, LEAVING, OVER, UNSETTLED, WITHDRAWING
 from caslock.protocol.quorum import Ballot, QuorumLease, Stage, Vote
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from caslock.local.hold import Holding
     from caslock.local.shared import Shared
     from caslock.protocol.attempt import LockSettings
+    from caslock.protocol.exchange import Sent
     from caslock.protocol.record import Observed
     from caslock.protocol.runtime import Event, Runtime
-
-    Start: TypeAlias = Callable[[Runtime, Callable[[], Coroutine[object, object, None]]], object]
-    """Runs what a function returns beside the caller, in a thread or task for one store."""
 
 GRACE: Final = 0.02
 """Seconds for which a release waits for the stores that it could do without."""
@@ -70,17 +68,15 @@ def place_of(nodes: Sequence[Runtime]) -> Place:
 class QuorumState(LockState):
     """The state of one QuorumLock object.  Its attempt and lease are those of the lock; the votes have their own."""
 
-    __slots__ = ("_asked", "_events", "_nodes", "_start")
+    __slots__ = ("_asked", "_events", "_nodes")
 
-    def __init__(
-        self, runtime: Runtime, key: str, settings: LockSettings, nodes: Sequence[Runtime], start: Start
-    ) -> None:
+    def __init__(self, runtime: Runtime, key: str, settings: LockSettings, nodes: Sequence[Runtime]) -> None:
         super().__init__(runtime, key, settings)
         self._nodes = tuple(nodes)
-        self._start = start
 
     def _begin(self) -> None:
-        self._asked: dict[int, Vote] = {}  # the newest vote of each store
+        # The newest vote of each store.  Weakly, for a vote that an interrupt leaves behind must not be renewed.
+        self._asked: weakref.WeakValueDictionary[int, Vote] = weakref.WeakValueDictionary()
         self._events: list[Event] = []  # of those who wait for votes
         super()._begin()
 
@@ -107,9 +103,15 @@ class QuorumState(LockState):
 
     # Acquire
 
-    async def _ask(self, attempt: Attempt, timeout: float | None, observed: Observed | None) -> bool:
+    def begin_put(self, hold: Holding) -> None:
+        """There is no single put: each store is asked."""
+
+    def begin_removal(self, hold: Holding) -> None:
+        """There is no single removal."""
+
+    async def _ask(self, attempt: Attempt, timeout: float | None, first: object) -> bool:
         """Try until a majority of leases is held, or `timeout` seconds have passed."""
-        del observed
+        del first
         began = now = self.runtime.now()
         limit = NEVER if timeout is None else began + timeout
         splits = 0
@@ -158,7 +160,7 @@ class QuorumState(LockState):
                 self._go_on(earlier)
         elif ballot.is_open or before is not None:
             self._asked[index] = vote
-            self._start(vote.attempt.runtime, partial(self._vote, attempt, ballot, vote, before))
+            vote.attempt.runtime.start(partial(self._vote, attempt, ballot, vote, before))
 
     @staticmethod
     def _go_on(vote: Vote) -> None:
@@ -177,7 +179,9 @@ class QuorumState(LockState):
                 ballot.end(vote, before.error)
         if not ballot.begin(vote):
             return
-        failure = await failure_of(self._take(attempt, ballot, vote))
+        failure = await _failure_of(self._take(attempt, ballot, vote))
+        if failure is not None:
+            failure = await _failure_of(withdraw.give_up(vote.attempt.runtime, vote.attempt, failure)) or failure
         if failure is None:
             ballot.tell()
         else:
@@ -188,14 +192,12 @@ class QuorumState(LockState):
 
     async def _take(self, attempt: Attempt, ballot: Ballot, vote: Vote) -> None:
         part = vote.attempt
-        runtime = part.runtime
-        async with undoing(partial(withdraw.give_up, runtime, part)):
-            if not await acquire.acquire(runtime, part, 0.0):
-                raise NotAcquired("held by another")
-            part.lease.on_loss.append(partial(self._part_lost, attempt, ballot))
-            if not ballot.join(vote, runtime.now()):
-                raise NotAcquired("too late")
-        runtime.watch(part)
+        if not await acquire.acquire(part.runtime, part, 0.0):
+            raise NotAcquired("held by another")
+        part.lease.on_loss.append(partial(self._part_lost, attempt, ballot))
+        if not ballot.join(vote, part.runtime.now()):
+            raise NotAcquired("too late")
+        part.runtime.watch(part)
 
     def _judge(self, attempt: Attempt, ballot: Ballot) -> None:
         """Raise an error if too few stores can serve us; else note who holds the key."""
@@ -251,7 +253,7 @@ class QuorumState(LockState):
     async def _give_back(self, ballot: Ballot) -> None:
         """Release what is held everywhere; return when others can have a majority, or no answer is to come."""
         for vote in ballot.close():
-            self._start(vote.attempt.runtime, partial(self._leave, ballot, vote))
+            vote.attempt.runtime.start(partial(self._leave, ballot, vote))
         now, traits = self.runtime.now(), self.runtime.store.traits
         if not await self._until(lambda: ballot.is_idle, now + GRACE):
             await self._until(lambda: ballot.is_free, now + 3 * traits.request_timeout)
@@ -261,18 +263,19 @@ class QuorumState(LockState):
         if not ballot.leave(vote):
             return
         part = vote.attempt
-        failure = await failure_of(release.release(part.runtime, part))
+        failure = await _failure_of(release.release(part.runtime, part))
         stage = Stage.OVER if failure is None or isinstance(failure, LockLost) else Stage.HELD
-        if part.lease.record is not None:
+        if part.state is not OVER:
             part.runtime.in_background(partial(release.release_quietly, part.runtime, part), FREE_TTL)
         ballot.end(vote, failure, stage=stage)
         self._go_on(vote)
 
     async def _withdraw(self, attempt: Attempt, error: BaseException) -> None:
         """Leave nothing of a failed or interrupted acquire behind."""
+        attempt.go(WITHDRAWING)
         ballot = cast("QuorumLease", attempt.lease).ballot
         if ballot is not None and (ballot.is_open or ballot.count(Stage.LEAVING)):
-            await self.runtime.shielded(partial(self._give_back, ballot))
+            await self._give_back(ballot)
             left = [vote for vote in ballot.votes if vote.stage in {Stage.HELD, Stage.LEAVING}]
             if left:
                 where = ", ".join(vote.attempt.runtime.store.traits.location for vote in left)
@@ -280,30 +283,31 @@ class QuorumState(LockState):
                     f"The lease of {self.key!r} at {where} is released in the background; "
                     f"it expires within {attempt.lease.ttl:g} s."
                 )
-        attempt.settled = True
+        attempt.go(OVER)
 
-    async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | None = None) -> None:
+    async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | Sent | None = None) -> None:
         """See `LockState.release`; each store has its own limit."""
         del limit, removed
         if not self._ends(hold):
             return
         attempt = hold._attempt
+        if attempt.state is not OVER:  # another thread may have released it meanwhile
+            attempt.go(LEAVING)
         lease = cast("QuorumLease", attempt.lease)
         ballot = cast("Ballot", lease.ballot)
         if ballot.is_open:
             ballot.in_time = not lease.lost and self.runtime.now() < lease.deadline
-        try:
-            await self.runtime.shielded(partial(self._give_back, ballot))
-            if not ballot.in_time or ballot.kept < ballot.needed:
-                raise attempt.lose(lease.end("released"))
-            if not ballot.is_released:
-                ends = f"Call release() again; otherwise its leases expire within {lease.ttl:g} s"
-                failed = [vote for vote in ballot.votes if vote in ballot.failed or vote.stage is Stage.LEAVING]
-                raise self._too_few(f"could not release lock {self.key!r}", failed, ends)
-        finally:
-            if ballot.is_released or lease.lost:
-                lease.record = None
-            self._end(hold)
+        await self._give_back(ballot)
+        lost = not ballot.in_time or ballot.kept < ballot.needed
+        loss = attempt.lose(lease.end("released")) if lost else None
+        attempt.go(OVER if ballot.is_released or lost else UNSETTLED)
+        self._end(hold)
+        if loss is not None:
+            raise loss
+        if not ballot.is_released:
+            ends = f"Call release() again; otherwise its leases expire within {lease.ttl:g} s"
+            failed = [vote for vote in ballot.votes if vote in ballot.failed or vote.stage is Stage.LEAVING]
+            raise self._too_few(f"could not release lock {self.key!r}", failed, ends)
 
     # Renewal
 
@@ -314,14 +318,15 @@ class QuorumState(LockState):
     def _part_lost(self, attempt: Attempt, ballot: Ballot) -> None:
         """After the loss of one lease, try to win it back; if no majority is left, tell the loss of the lock."""
         lease = attempt.lease
-        if not (attempt.levels and ballot.is_open):
+        if not (attempt.state is HELD and ballot.is_open):
             return
         if self.runtime.now() < lease.deadline:
             if lease.auto_renew:
                 self._fill(attempt)
             return
         for vote in ballot.votes:
-            vote.attempt.ending = vote.attempt.lease.reported = True  # the others are not renewed any more
+            vote.attempt.begin_release()  # the others are not renewed any more
+            vote.attempt.lease.reported = True
         attempt.lose(lease.end("renewed"))
 
     def _fill(self, attempt: Attempt) -> None:
@@ -346,7 +351,7 @@ class QuorumState(LockState):
         held = [vote for vote in ballot.votes if vote.counts]
         answered: list[Vote] = []
         for vote in held:
-            self._start(vote.attempt.runtime, partial(self._extend, ballot, vote, ttl, answered))
+            vote.attempt.runtime.start(partial(self._extend, ballot, vote, ttl, answered))
 
         def enough() -> bool:
             return extended() >= ballot.needed or len(answered) == len(held)
@@ -375,3 +380,14 @@ class QuorumState(LockState):
         finally:
             answered.append(vote)
             ballot.tell()
+
+
+async def _failure_of(work: Awaitable[object]) -> BaseException | None:
+    """Await `work`, and return what it raises, an interrupt or a cancellation included; None: nothing."""
+    try:
+        await work
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the caller decides
+        return error
+    return None

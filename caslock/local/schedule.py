@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.lease import Lease
 
 MOST_TOGETHER: Final = 128
 """Leases that are renewed by one request: Redis serves nothing else meanwhile, for a millisecond."""
@@ -110,7 +109,7 @@ class Schedule:
         while self._new:
             attempt = self._new.popitem()[1]()  # one by one, because others may be added meanwhile
             if attempt is not None and _is_held(attempt):
-                self._at(_moment(attempt.lease), attempt)
+                self._at(_moment(attempt), attempt)
         if self._size > self._most:
             self._forget_dead()
 
@@ -122,8 +121,8 @@ class Schedule:
         elif asked and now >= late:
             due.late.append(attempt)
             self._at(lease.deadline, attempt, asked=True)
-        elif _moment(lease) > now:  # it has been renewed meanwhile
-            self._at(_moment(lease), attempt)
+        elif _moment(attempt) > now:  # it has been renewed meanwhile
+            self._at(_moment(attempt), attempt)
         else:
             due.renew.append(attempt)
             self._at(late if now < late else lease.deadline, attempt, asked=True)
@@ -153,15 +152,17 @@ _Look: TypeAlias = tuple[float, bool]  # when, and whether the renewal has been 
 def _awaited(reference: weakref.ref[Attempt], when: float) -> Attempt | None:
     """Return the attempt to look at; None: it is held no longer, or another look has replaced this one."""
     attempt = reference()
-    return attempt if attempt is not None and attempt.scheduled == when and _is_held(attempt) else None
+    looks = attempt is not None and attempt.scheduled == when and _is_held(attempt)
+    return attempt if looks else None
 
 
 def _is_held(attempt: Attempt) -> bool:
     return not (attempt.ending or attempt.lease.lost)
 
 
-def _moment(lease: Lease) -> float:
+def _moment(attempt: Attempt) -> float:
     """When to renew it."""
+    lease = attempt.lease
     return _together(lease.due, lease.ttl) if lease.due < lease.deadline else lease.due
 
 

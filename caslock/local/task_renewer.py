@@ -67,6 +67,7 @@ class LoopRenewer:
         self._renewals: weakref.WeakKeyDictionary[object, Renewals] = weakref.WeakKeyDictionary()  # by `shared`
         self._clean_ups: dict[object, deque[CleanUp]] = {}  # by `shared`; each has a task
         self._tasks = set[asyncio.Task[None]]()  # the loop itself refers to tasks only weakly
+        self._finishing: dict[asyncio.Future[None], asyncio.Task[None]] = {}
         self._ended = False
         self._end = before_the_loop_ends(self.end, in_a_child=True)
 
@@ -97,7 +98,7 @@ class LoopRenewer:
         self._set_timer()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._finishing, return_exceptions=True)
 
     def _start(self, coroutine: Coroutine[object, object, None], done: Callable[[], object]) -> None:
         if self._is_over:
@@ -115,6 +116,27 @@ class LoopRenewer:
             done()
 
         task.add_done_callback(ended)
+
+    def finish(self, work: Callable[[], Coroutine[object, object, None]]) -> asyncio.Future[None]:
+        """Run `work` to its end, once more if its task is cancelled: the end of the loop cancels all tasks."""
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def begin(ended: Callable[[asyncio.Task[None]], object]) -> None:
+            self._finishing[done] = task = self._loop.create_task(work())
+            task.add_done_callback(ended)
+
+        def over(_task: asyncio.Task[None]) -> None:
+            del self._finishing[done]
+            done.set_result(None)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():
+                begin(over)
+            else:
+                over(task)
+
+        begin(ended)
+        return done
 
     @property
     def _is_over(self) -> bool:

@@ -1,4 +1,4 @@
-"""The runtime of the asyncio API.  A clean-up runs to its end, however often its task is cancelled."""
+"""The runtime of the asyncio API.  What a cancellation cuts short is finished in a task of its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import copy
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, cast
 
 from caslock.local import clock
+from caslock.local.finishing import finished, stop_renewals
 from caslock.local.in_threads import QUEUE_SHARE, InThreads
 from caslock.local.schedule import MOST_RENEWING
 from caslock.local.settings import check_store, suspends
@@ -19,10 +21,10 @@ from caslock.protocol.observation import ObservingStore
 from caslock.protocol.sightings import OF_QUARANTINES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
+    from caslock.local.hold import Holding
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.runtime import Runtime
     from caslock.store import (
         AsyncBatchingStore,
         AsyncQueueingStore,
@@ -75,30 +77,13 @@ class TaskRuntime:
         """Let other tasks run."""
         await asyncio.sleep(seconds)
 
-    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` in a task of its own and wait for its end, however often this one is cancelled meanwhile.
-
-        The end of the loop cancels that task too (`asyncio.run`): then it is run once more.
-        """
-        cancelled: asyncio.CancelledError | None = None
-        for _ in range(2):
-            task: asyncio.Future[None] = asyncio.ensure_future(work())
-            while not task.done():
-                try:
-                    await asyncio.wait([task])
-                except asyncio.CancelledError as error:
-                    cancelled = error
-            if not task.cancelled():
-                task.result()
-                break
-        else:
-            raise cancelled or asyncio.CancelledError
-        if cancelled is not None:
-            raise cancelled
-
     def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run it in the one task of the running loop that does so for this store."""
         renewer_of(asyncio.get_running_loop()).clean_up(self, CleanUp(act, self.now() + seconds))
+
+    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run what `work` returns in a task of the running loop."""
+        renewer_of(asyncio.get_running_loop()).start(work(), lambda: None)
 
     def me(self) -> object:
         """Return the task that runs."""
@@ -134,10 +119,17 @@ def task_runtime(store: object) -> TaskRuntime:
     return shared_of(store).runtime(TaskRuntime)
 
 
-def start_task(runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
-    """Run what `work` returns in a task of the running loop."""
-    del runtime
-    renewer_of(asyncio.get_running_loop()).start(work(), lambda: None)
+async def finish(
+    holds: Sequence[Holding], work: Callable[[], Coroutine[object, object, object]], interrupt: BaseException
+) -> None:
+    """Finish what a cancellation has cut short, in a task of its own, and wait for that.
+
+    At a store that does not answer, it ends within two request timeouts, a release within three.  A second cancellation
+    ends the wait only.
+    """
+    stop_renewals(holds)
+    if holds:  # else nothing had begun
+        await asyncio.wait([renewer_of(asyncio.get_running_loop()).finish(partial(finished, work, interrupt))])
 
 
 class TaskMutex:

@@ -11,9 +11,10 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, Protocol, Self, cast
 
 from caslock.local import clock
+from caslock.local.finishing import finished, stop_renewals
 from caslock.local.settings import check_store, suspends
 from caslock.local.shared import Shared, shared_of
 from caslock.local.thread_renewer import report_loss, watch
@@ -25,10 +26,10 @@ from caslock.protocol.sightings import OF_QUARANTINES
 if TYPE_CHECKING:
     import asyncio
     from _thread import RLock
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
+    from caslock.local.hold import Holding
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.runtime import Runtime
     from caslock.store import (
         AsyncBatchingStore,
         AsyncQueueingStore,
@@ -50,7 +51,7 @@ def running_task() -> asyncio.Task[object] | None:
     """Return the asyncio task that runs in this thread, if any; asyncio itself is not imported for that."""
     try:
         imported = sys.modules["asyncio"]
-        running, current = imported._get_running_loop, imported.current_task  # noqa: SLF001 - in `asyncio.__all__`
+        running, current = imported._get_running_loop, imported.current_task
     except (KeyError, AttributeError):  # not imported yet, or another thread is importing it
         return None
     task: asyncio.Task[object] | None = None if running() is None else current()
@@ -97,7 +98,9 @@ class ThreadRuntime:
         self.home: Store = store
         immediate = _Immediate(store)
         self.patience: float = immediate.traits.request_timeout
-        self.store: AsyncStore = immediate if immediate.traits.expires else ObservingStore(immediate, self.now)
+        observing = None if immediate.traits.expires else ObservingStore(immediate, self.now)
+        self.store: AsyncStore = observing or immediate
+        self.direct: Writing = _Observing(observing, store) if observing else store
         self.watching: AsyncWatchingStore | None = immediate if hasattr(store, "wait_while") else None
         self.queueing: AsyncQueueingStore | None = immediate if hasattr(store, "put_when_absent") else None
         self.batching: AsyncBatchingStore | None = immediate if hasattr(store, "put_many") else None
@@ -113,10 +116,6 @@ class ThreadRuntime:
         """Block the thread."""
         time.sleep(seconds)  # noqa: ASYNC251 - these coroutines block by design
 
-    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work`, as nothing can cancel a thread."""
-        await work()
-
     def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run it in the one thread that does so for this store, unless the interpreter ends."""
         if not sys.is_finalizing():
@@ -124,6 +123,10 @@ class ThreadRuntime:
             clean_ups.append(CleanUp(act, self.now() + seconds))
             cleaner = self.shared.part("clean-ups", partial(Workers, "caslock-clean-up", 1))
             cleaner.do(lambda: run(run_clean_ups(self, clean_ups)), here=False)
+
+    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run what `work` returns in one of the threads of the store."""
+        self.shared.part("beside", partial(Workers, "caslock-beside", MOST_BESIDE)).do(lambda: run(work()))
 
     def me(self) -> object:
         """Return an object of the thread: unlike its name and number, it is never reused."""
@@ -149,14 +152,11 @@ def thread_runtime(store: object) -> ThreadRuntime:
     return shared_of(store).runtime(ThreadRuntime)
 
 
-MOST_VOTING: Final = 32
+MOST_FINISHING: Final = 4
+"""Threads that finish what was interrupted at one store at one time."""
+
+MOST_BESIDE: Final = 32
 """Threads that acquire and release for QuorumLocks at one store at one time."""
-
-
-def start_thread(runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
-    """Run what `work` returns in one of the threads of a store."""
-    threads = cast("Shared", runtime.shared).part("votes", partial(Workers, "caslock-votes", MOST_VOTING))
-    threads.do(lambda: run(work()))
 
 
 class _Thread(threading.local):
@@ -193,6 +193,57 @@ def mend(attempt: Attempt) -> None:
     """After an interrupt, give back the attempt's mutex if this thread has it."""
     if isinstance(attempt.mutex, ThreadMutex):
         attempt.mutex.mend()
+
+
+def finish(
+    holds: Sequence[Holding], work: Callable[[], Coroutine[object, object, object]], interrupt: BaseException
+) -> None:
+    """Finish what an interrupt has cut short, in a thread that no signal interrupts, and wait for that.
+
+    At a store that does not answer, it ends within two request timeouts, a release within three.  A second interrupt
+    ends the wait only; if the program then ends, the thread ends with it.
+    """
+    stop_renewals(holds)
+    for hold in holds:
+        mend(hold._attempt)
+    if not holds:  # nothing had begun
+        return
+    done = ThreadEvent()
+
+    def job() -> None:
+        try:
+            run(finished(work, interrupt))
+        finally:
+            done.set()
+
+    shared = cast("Shared", holds[0]._attempt.runtime.shared)
+    shared.part("finisher", partial(Workers, "caslock-finisher", MOST_FINISHING)).do(job)
+    run(done.wait(None))
+
+
+class Writing(Protocol):
+    """The verbs of a store that change something, to call."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float, /) -> Entry | None:
+        """See `Store.put_if_version`."""
+        ...
+
+    def invalidate(self, key: str, version: int, /) -> Entry | None:
+        """See `Store.invalidate`."""
+        ...
+
+
+class _Observing:
+    """A store that is observed, to call; a removal needs no observation."""
+
+    __slots__ = ("_store", "invalidate")
+
+    def __init__(self, store: ObservingStore, home: Store) -> None:
+        self._store = store
+        self.invalidate: Callable[[str, int], Entry | None] = home.invalidate
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return run(self._store.put_if_version(key, value, version, ttl))
 
 
 class _Immediate:

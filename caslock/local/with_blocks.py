@@ -16,27 +16,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class WithBlocks(list[tuple[object, T]]):
-    """The thread or task that has entered each open block, and what the block holds."""
+class WithBlocks(dict[T, object]):
+    """What each open block holds, and the thread or task that has entered it."""
 
     def newest(self, me: Callable[[], object]) -> T:
         """What the newest block of `me` holds; if it has none, the newest of all; raises `NotHeld` if there is none."""
-        blocks = tuple(self)
+        blocks = tuple(self.items())
         if len(blocks) == 1:
-            return blocks[0][1]
+            return blocks[0][0]
         if not blocks:
             message = "no with block of this lock is open"
             raise NotHeld(message)
         this = me()
-        mine = [held for by, held in blocks if by is this] or [held for _, held in blocks]
+        mine = [held for held, by in blocks if by is this] or [held for held, _ in blocks]
         return mine[-1]
-
-    def has(self, held: T) -> bool:
-        """Whether a block has not been left."""
-        return any(block[1] is held for block in tuple(self))
-
-    def leave(self, held: T) -> None:
-        """Forget a block."""
-        for block in tuple(self):
-            if block[1] is held:
-                self.remove(block)  # in one step, because another thread may be entering its own

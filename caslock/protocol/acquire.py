@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.protocol.exchange import answered, put_when_absent, read, settle, write_surely
+from caslock.protocol.exchange import Sent, put_when_absent, read, settle, write_surely
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start
-from caslock.protocol.record import Observed
+from caslock.protocol.record import NOTHING, Observed
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -33,27 +33,22 @@ async def acquire(
     runtime: Runtime,
     attempt: Attempt,
     timeout: float | None,
-    observed: Observed | None = None,
+    first: Observed | Sent | None = None,
 ) -> bool:
     """Try until the attempt holds the key or `timeout` seconds (None: forever) have passed.
 
-    `observed` is the answer to this attempt's put in a batch.  Unless this returns True, call `give_up`;
+    `first` is what became of a first put that was sent already.  Unless this returns True, call `give_up`;
     `attempt.contention` then says who holds the key.
     """
-    now = runtime.now()
-    limit = NEVER if timeout is None else now + timeout
-    if attempt.writes.count or attempt.turn.yields:
-        observed = await _resume(runtime, attempt, limit, observed)
-        now = runtime.now()
-    if observed is None:  # one request when nobody contends, with as few function calls as can be
-        write = attempt.first(now)
-        try:
-            entry = await runtime.store.put_if_version(attempt.key, write.value, ABSENT, attempt.lease.ttl)
-        except (StoreError, ValueError) as error:
-            observed = await settle(runtime, attempt, write, error, last_start(runtime, attempt.limit))
-        else:
-            observed = answered(attempt, write, entry)
-    while not (_holds(runtime, attempt, observed) or await _try(runtime, attempt, observed)):
+    limit = NEVER if timeout is None else runtime.now() + timeout
+    observed: Observed | None
+    if isinstance(first, Sent):
+        write, seen = first
+        until = last_start(runtime, attempt.limit)
+        observed = seen if isinstance(seen, Observed) else await settle(runtime, attempt, write, seen, until)
+    else:
+        observed = await _resume(runtime, attempt, limit, first)
+    while not (believe(attempt, observed, runtime.now()) or await _try(runtime, attempt, observed)):
         if runtime.now() >= limit:
             return False
         observed = await _wait(runtime, attempt, limit)
@@ -61,21 +56,15 @@ async def acquire(
     return True
 
 
-def _holds(runtime: Runtime, attempt: Attempt, observed: Observed | None) -> bool:
-    """Whether our own put was applied, and is not so old that the lease has to be renewed first."""
-    record = None if observed is None else observed.record
-    if observed is None or record is None:
+def believe(attempt: Attempt, observed: Observed | None, now: float) -> bool:
+    """Believe in the lease if our own put was applied, and is not so old that the lease has to be renewed first."""
+    version, record = observed or NOTHING
+    if record is None:
         return False
-    in_flight, write_id = attempt.writes.in_flight, record.write
-    write = in_flight.get(write_id)
-    if write is None:
+    write = attempt.writes.in_flight.get(record.write)
+    if write is None or now - write.at >= write.ttl / 2:
         return False
-    now = runtime.now()
-    if now - write.at >= write.ttl / 2:
-        return False
-    attempt.lease.believe(record, observed.version, write, now)
-    # Only now: until the lease is recorded, the write in flight tells a clean-up that the put may exist.
-    in_flight.pop(write_id, None)
+    attempt.holds_with(record, version, now)
     return True
 
 

@@ -79,7 +79,7 @@ async def remove_together(runtime: Runtime, attempts: Sequence[Attempt]) -> dict
 async def _end(runtime: Runtime, attempts: Sequence[Attempt]) -> None:
     """Settle the renewals of these attempts that are under way; no others begin."""
     for attempt in attempts:  # all, before the first wait: each wait is then for a renewal that has begun before
-        attempt.ending = True
+        attempt.begin_release()
     for attempt in attempts:
         if not runtime.ended(attempt):
             async with attempt.mutex:

@@ -5,7 +5,7 @@ The uncontended path is one request, and never enters tenacity.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.record import NOTHING, Observed, Record, decode, encode
@@ -23,6 +23,13 @@ T = TypeVar("T")
 
 RETRY_PAUSE: Final = 0.02
 """Seconds between two tries of the same request, at the most."""
+
+
+class Sent(NamedTuple):
+    """A write that was sent, and what became of it: what is there, or the error that it has raised."""
+
+    write: Write
+    outcome: Observed | StoreError | ValueError
 
 
 async def write_surely(
@@ -57,7 +64,7 @@ async def settle(
 
 async def _again(runtime: Runtime, attempt: Attempt, write: Write, failure: StoreError, limit: float) -> Observed:
     """Read, and write again if the version that the write expects is still there."""
-    _, expected, record, _ = write
+    _, expected, record, _, _ = write
     observed = await read(runtime, attempt, limit)
     if observed.version != expected:
         return observed  # another version: applied already, or can no longer be applied
@@ -95,7 +102,7 @@ async def read(runtime: Runtime, attempt: Attempt, limit: float) -> Observed:
 
 async def send(runtime: Runtime, attempt: Attempt, write: Write) -> Observed:
     """Send a write, once."""
-    _, expected, record, value = write
+    _, expected, record, value, _ = write
     try:
         if record is None:
             entry = await runtime.store.invalidate(attempt.key, expected)
@@ -124,9 +131,10 @@ def note_write(attempt: Attempt, expected: int, record: Record | None, now: floa
     """Note a write that is about to be sent, and return it."""
     writes = attempt.writes
     if record is None:
-        write = _new(Write, (writes.next_id(), expected, None, b""))
-    else:
-        write = Write(record.write, expected, record, encode(record))
+        write = _new(Write, (writes.next_id(), expected, None, b"", now))
+        attempt.note_release(write.id, now)
+        return write
+    write = Write(record.write, expected, record, encode(record), now)
     if attempt.is_in(record):  # the ttl counts from before the request
         writes.in_flight[write.id] = InFlight(expected, now, attempt.lease.asked)
     else:

@@ -71,8 +71,8 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
         write = successor.first(now, lease.version)
     else:
         write = note_write(successor, lease.version, successor.next_record(rest, lease.version), now)
-    # Order matters: we record the write, then read `ending`; the successor sets `ending`, then reads the writes.  So at
-    # least one of us sees the other.
+    # Order matters: we record the write, then look whether the successor withdraws; it says so, and then reads the
+    # writes.  So at least one of us sees the other.
     if successor.ending or not outgoing.pending:
         successor.writes.drop(write.id)
         return ours

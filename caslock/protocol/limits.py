@@ -19,6 +19,6 @@ def last_start(runtime: Runtime, limit: float) -> float:
     return limit + runtime.patience
 
 
-def last_start_of_three(runtime: Runtime) -> float:
-    """Return the moment from which no request begins, so that all are over three request timeouts from now."""
-    return runtime.now() + runtime.store.traits.request_timeout + runtime.patience
+def last_start_of_three(runtime: Runtime, began: float) -> float:
+    """Return the moment from which no request begins, so that all are over three request timeouts after `began`."""
+    return began + runtime.store.traits.request_timeout + runtime.patience

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.errors import NotAcquired, StoreError, StoreUnavailable
 from caslock.protocol.lease import NEVER, Lease
+from caslock.protocol.life import HELD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ class Stage(Enum):
 class Vote:
     """What one store says to one acquire."""
 
-    __slots__ = ("attempt", "begun", "error", "stage", "then")
+    __slots__ = ("__weakref__", "attempt", "begun", "error", "stage", "then")
 
     def __init__(self, attempt: Attempt) -> None:
         """Begin with nothing sent; `attempt` is the acquire at that store."""
@@ -124,6 +125,7 @@ class Ballot:
             if not self.is_open or (self.won and now >= self.deadline):  # lost is lost
                 return False
             vote.stage = Stage.HELD
+            vote.attempt.go(HELD)
             return True
 
     def win(self, now: float) -> bool:
@@ -139,7 +141,7 @@ class Ballot:
         """
         with self.guard:
             for vote in self.votes:
-                vote.attempt.ending = True
+                vote.attempt.begin_release()
                 if vote.stage is Stage.HELD:
                     vote.stage = Stage.LEAVING
             self.is_open = False  # last: after an interrupt it is open, and closed once more

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
-from caslock.protocol.exchange import answered, note_write, read, settle, write_surely
+from caslock.protocol.exchange import Sent, read, settle, write_surely
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
+from caslock.protocol.life import HELD, LEAVING, OVER, UNSETTLED
 from caslock.protocol.limits import PASSES, last_start_of_three
-from caslock.protocol.record import NOTHING, Observed, Record
+from caslock.protocol.record import Observed, Record
 from caslock.protocol.renew import who_holds
 from caslock.protocol.withdraw import withdraw
 from caslock.store import ABSENT
@@ -19,18 +20,22 @@ if TYPE_CHECKING:
     from caslock.protocol.runtime import Runtime
 
 
-async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, removed: Observed | None = None) -> None:
+async def release(
+    runtime: Runtime, attempt: Attempt, limit: float = NEVER, removed: Observed | Sent | None = None
+) -> None:
     """Release the key.
 
-    `removed` is the answer to a removal that was sent with others.  After a failure, no request begins at or after
+    `removed` is what became of a removal that was sent already.  After a failure, no request begins at or after
     `limit`, nor after two request timeouts.
 
     Raises `LockLost` when another owner held the key, or our lease had ended, before the release.  If there was no
-    answer either, `lease.record` stays set, and the caller must release in the background.  Raises `StoreUnavailable`
+    answer either, the attempt is not over, and the caller must release in the background.  Raises `StoreUnavailable`
     when there was no answer: release can be called again.
     """
-    attempt.ending = True
-    limit = min(limit, last_start_of_three(runtime))
+    if attempt.state is HELD:
+        attempt.begin_release()
+    sent = removed.write if isinstance(removed, Sent) else None  # in time: see `LockState.begin_removal`
+    limit = min(limit, last_start_of_three(runtime, sent.at if sent else runtime.now()))
     mutex, lease = attempt.mutex, attempt.lease
     # First settle any renewal under way.  What has the mutex in a closed event loop never goes on: it is ours then.
     if not mutex.acquire(blocking=False) and not runtime.ended(attempt):
@@ -40,24 +45,22 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
     loss: LockLost | None = None
     try:
         outgoing = attempt.turn.outgoing
-        if lease.record is None:
-            return  # already released
+        if attempt.state is OVER:
+            _tell_again(attempt)
+            return
+        if attempt.state is UNSETTLED:
+            attempt.go(LEAVING)
         now = runtime.now()
-        in_time = not lease.lost and now < lease.deadline
+        in_time = sent is not None or (not lease.lost and now < lease.deadline)
         try:
             observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
         except (StoreError, ValueError) as error:
-            if not (in_time or attempt.writes.releases):  # the lease had ended: lost, whatever the answer
-                raise attempt.lose(lease.end("released")) from error
-            if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
-                error.sent = error.sent or bool(attempt.writes.releases)
-            ends = max(lease.ttl, attempt.min_hold)
-            error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
+            _note_no_answer(attempt, error, in_time=in_time)
             raise
         if not attempt.writes.releases:
             over = observed.record is None and not in_time
             loss = attempt.lose(lease.end("released") if over else who_holds(runtime, observed.record))
-        lease.record = None  # last: a release that is interrupted is made once more, and finds the loss again
+        attempt.go(OVER)  # last: a release that is interrupted is made once more, and finds the loss again
     finally:
         if outgoing is not None:
             outgoing.settle(observed)
@@ -67,52 +70,51 @@ async def release(runtime: Runtime, attempt: Attempt, limit: float = NEVER, remo
         raise loss
 
 
+def _note_no_answer(attempt: Attempt, error: StoreError | ValueError, *, in_time: bool) -> None:
+    """Note that the release may be made again, and say so; raise `LockLost` if that would not help."""
+    attempt.go(UNSETTLED)
+    lease, sent = attempt.lease, bool(attempt.writes.releases)
+    if not (in_time or sent):  # the lease had ended: lost, whatever the answer
+        raise attempt.lose(lease.end("released")) from error
+    if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
+        error.sent = error.sent or sent
+    ends = max(lease.ttl, attempt.min_hold)
+    error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
+
+
+def _tell_again(attempt: Attempt) -> None:
+    """Raise `LockLost` if that was found by another thread, which has released the key meanwhile."""
+    if attempt.lease.lost:
+        raise LockLost(attempt.loss)
+
+
 async def release_quietly(runtime: Runtime, attempt: Attempt, limit: float) -> None:
     """Release in the background an attempt that could not be released, and whose hold nobody has any more."""
     try:
         await release(runtime, attempt, limit)
     except LockLost as loss:
-        if attempt.lease.record is not None:
+        if attempt.state is not OVER:
             raise StoreUnavailable(runtime.store.traits.location) from loss
 
 
 async def _leave(
-    runtime: Runtime, attempt: Attempt, outgoing: HandOver | None, removed: Observed | None, limit: float
+    runtime: Runtime,
+    attempt: Attempt,
+    outgoing: HandOver | None,
+    removed: Observed | Sent | None,
+    limit: float,
 ) -> Observed:
     """Remove our hold; return what is there then."""
-    lease, now = attempt.lease, runtime.now()
-    if removed is not None:
+    if isinstance(removed, Sent):
+        write, seen = removed
+        observed = seen if isinstance(seen, Observed) else await settle(runtime, attempt, write, seen, limit)
+    elif removed is not None:
         observed = removed
     elif outgoing is not None:
         observed = await hand_over(runtime, attempt, outgoing, limit)
-    elif attempt.releases_by_removal(now):  # one request
-        removal = note_write(attempt, lease.version, None, now)
-        try:
-            entry = await runtime.store.invalidate(attempt.key, lease.version)
-        except (StoreError, ValueError) as error:
-            observed = await settle(runtime, attempt, removal, error, limit)
-        else:
-            if entry is None:  # as `releases_by_removal` has looked, no put of ours may land here
-                return NOTHING
-            observed = answered(attempt, removal, entry)
     else:
-        observed = Observed(lease.version, lease.record)
+        observed = Observed(attempt.lease.version, attempt.lease.record)
     return await withdraw(runtime, attempt, observed, limit)
-
-
-async def leave_surely(runtime: Runtime, attempt: Attempt, interruption: BaseException) -> None:
-    """Finish a release that was interrupted or cancelled."""
-
-    async def go() -> None:
-        try:
-            await release(runtime, attempt)
-        except LockLost:
-            pass
-        except (StoreError, ValueError) as trouble:
-            ttl = attempt.lease.ttl
-            interruption.add_note(f"could not release lock {attempt.key!r}, which expires within {ttl:g} s: {trouble}")
-
-    await runtime.shielded(go)
 
 
 async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
@@ -121,7 +123,7 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
     A free record takes its place, so that the holder learns of its loss even from a release.  After a failure, no
     request begins later than two request timeouts from now.
     """
-    limit = last_start_of_three(runtime)
+    limit = last_start_of_three(runtime, runtime.now())
     observed = await read(runtime, attempt, limit)
     broken: Record | None = None
     fence = ABSENT

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
 
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.sightings import Sightings
@@ -108,12 +108,12 @@ class Runtime(Protocol):
         """Let time pass."""
         ...
 
-    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` to its end, even while the caller is being cancelled."""
-        ...
-
     def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run a clean-up in the background until the store has answered it, for at most `seconds`: see `CleanUp`."""
+        ...
+
+    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run what `work` returns now, beside the caller."""
         ...
 
     def me(self) -> object:

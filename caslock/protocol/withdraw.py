@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.errors import NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.protocol.exchange import read, write_surely
+from caslock.protocol.life import OVER, WITHDRAWING
 from caslock.protocol.limits import PASSES, last_start
 from caslock.protocol.record import Observed
 from caslock.protocol.writes import FREE_TTL
@@ -34,13 +35,12 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
     no late request can make it so, `OutcomeUnknown` when that could not be made certain in time.  What a hanging store
     leaves unsettled is settled in the background, for as long as a lost request lives.
     """
-    if not attempt.ending:  # no release has begun: nobody has relied on it
-        attempt.min_hold = 0.0
-    attempt.ending = True
+    attempt.min_hold = 0.0  # nobody has relied on it
+    attempt.go(WITHDRAWING)
     remnant: Remnant | None = None
     if attempt.writes.in_flight or attempt.lease.record:
         remnant = await _remnant(runtime, attempt, error)
-    attempt.settled = True
+    attempt.go(OVER)
     if remnant is not None:
         message = f"could not acquire lock {attempt.key!r}, and a request may still be applied {remnant.text}"
         if isinstance(error, StoreUnavailable) or (isinstance(error, NotAcquired) and not remnant.foreign):
@@ -60,39 +60,28 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
     if interrupted:  # its time is over now
         attempt.limit = min(attempt.limit, runtime.now())
     limit = last_start(runtime, attempt.limit)
-    found: list[Remnant | None] = []
-
-    async def go() -> None:
-        try:
-            if (interrupted or isinstance(error, StoreUnavailable)) and runtime.now() >= limit:
-                raise StoreUnavailable(str(error) or "no answer in time")  # noqa: TRY301 - do not ask again
-            found.append(await _withdraw_all(runtime, attempt, limit))
-        except StoreUnavailable as trouble:
-            runtime.in_background(partial(_withdraw_all, runtime, attempt), FREE_TTL)
-            found.append(
-                Remnant(
-                    f"{_place(runtime, trouble)}({_said(trouble)}); caslock keeps trying to undo it in the background, "
-                    f"and it expires within {attempt.lease.ttl:g} s after it is applied",
-                    foreign=False,
-                )
-            )
-        except (StoreError, ValueError) as trouble:
-            ends = f"it expires within {attempt.lease.ttl:g} s after that"
-            text = f"{_place(runtime, trouble)}and cannot be undone ({_said(trouble)}); {ends}"
-            found.append(Remnant(text, foreign=False))
-        attempt.settled = True  # also if we are cancelled meanwhile
-
-    await runtime.shielded(go)
-    return found[-1]
+    try:
+        if (interrupted or isinstance(error, StoreUnavailable)) and runtime.now() >= limit:
+            raise StoreUnavailable(str(error) or "no answer in time")  # noqa: TRY301 - do not ask again
+        return await _withdraw_all(runtime, attempt, limit)
+    except StoreUnavailable as trouble:
+        runtime.in_background(partial(_withdraw_all, runtime, attempt), FREE_TTL)
+        text = (
+            f"{_place(runtime, trouble)}({_said(trouble)}); caslock keeps trying to undo it in the background, "
+            f"and it expires within {attempt.lease.ttl:g} s after it is applied"
+        )
+    except (StoreError, ValueError) as trouble:
+        ends = f"it expires within {attempt.lease.ttl:g} s after that"
+        text = f"{_place(runtime, trouble)}and cannot be undone ({_said(trouble)}); {ends}"
+    return Remnant(text, foreign=False)
 
 
 async def _withdraw_all(runtime: Runtime, attempt: Attempt, limit: float) -> Remnant | None:
     """Withdraw a failed acquire; returns what may be left."""
-    async with attempt.mutex:  # first settle any renewal under way
-        lease = attempt.lease
-        start = Observed(lease.version, lease.record) if lease.record else await read(runtime, attempt, limit)
-        _, record = await withdraw(runtime, attempt, start, limit)
-        lease.record = None
+    lease = attempt.lease
+    start = Observed(lease.version, lease.record) if lease.record else await read(runtime, attempt, limit)
+    _, record = await withdraw(runtime, attempt, start, limit)
+    lease.record = None
     if not attempt.writes.may_land(ABSENT) or record is None or record.free:
         return None
     ends = f"it expires within {attempt.lease.ttl:g} s after that"

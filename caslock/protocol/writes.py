@@ -22,6 +22,8 @@ class Write(NamedTuple):
     record: Record | None
     """None: a removal."""
     value: bytes
+    at: float
+    """When it was sent, or a little before."""
 
     @property
     def ttl(self) -> float:

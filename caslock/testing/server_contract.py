@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ import pytest
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.testing.drive import driven, is_async, on_loop
 from caslock.testing.proxy import PASS, FaultProxy, Passage, foreign_port, refused_port, unreachable_port
-from caslock.testing.steps import put
+from caslock.testing.steps import again, put
 from caslock.testing.trial import Trial, can, until_answered
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class ServerContract:
 
         def go_away(trial: Trial) -> None:
             trial.prepare()
-            trial.store.get(trial.key)
+            again(lambda: trial.store.get(trial.key))
             with trial.proxy.refusing():
                 with contextlib.suppress(StoreUnavailable):  # it may not know yet that its connection is cut
                     trial.within_timeout(lambda: trial.store.get(trial.key))
@@ -160,14 +161,14 @@ class ServerContract:
         def interrupt(trial: Trial) -> None:
             trial.skip_unless_interruptible()
             other = f"contract:{uuid4().hex}"
-            entry = put(trial.direct, other, b"another")
+            entry = again(partial(put, trial.direct, other, b"another"))
             for number in trial.learn():
                 trial.prepare()
                 trial.interrupt(number)
                 for _ in range(3):
                     assert trial.reconnected(lambda: trial.store.get(other)) == entry
                 trial.must_answer_rightly()
-            trial.direct.invalidate(other, entry.version)
+            again(partial(trial.direct.invalidate, other, entry.version))
 
         _each_verb(caslock_server, interrupt, one_by_one=True)
 
@@ -237,7 +238,7 @@ def _each_verb(
     direct = server.make(server.host, server.port)
     try:
         until_answered(driven(direct))
-        verbs = can(driven(direct))
+        verbs = again(lambda: can(driven(direct)))
         with ThreadPoolExecutor(len(verbs)) as threads:
             for _ in map(one, verbs) if one_by_one else threads.map(one, verbs):
                 pass

@@ -37,6 +37,9 @@ PATIENT: Final = 10.0
 PAUSE: Final = 0.1
 """Seconds after which a request that was sent has most likely arrived; a shorter pause only lets a test prove less."""
 
+RECONNECT: Final = 30.0
+"""Seconds in which a store must find its way back to a server that answers again."""
+
 MANY: Final = 50
 """How many do the same at once, and how many keys are changed together."""
 
@@ -124,6 +127,17 @@ def timed(act: Callable[[], T]) -> Future[tuple[float, T]]:
         return watch.seconds, result
 
     return in_a_thread(call)
+
+
+def again(ask: Callable[[], T]) -> T:
+    """Ask until there is an answer: a server, or this machine, may be slow for a moment."""
+    end = time.monotonic() + RECONNECT
+    while True:
+        try:
+            return ask()
+        except StoreUnavailable:
+            assert time.monotonic() < end, f"the server is there, and the store gives no answer for {RECONNECT:g} s"
+            time.sleep(0.05)
 
 
 def at_once(act: Callable[[int], T], times: int = MANY) -> list[T]:

@@ -15,6 +15,7 @@ from caslock.testing.steps import (
     MANY,
     SHORT,
     Clients,
+    again,
     at_once,
     put,
     remove,
@@ -276,8 +277,8 @@ def _contend(clients: Clients, version: int, before: Callable[[Store], None] = l
 
     def contend(number: int) -> Entry | None:
         client = (mine, theirs)[number % 2]
-        before(client)
-        return client.put_if_version(key, b"%d" % number, version, LONG)
+        again(lambda: before(client))
+        return again(lambda: client.put_if_version(key, b"%d" % number, version, LONG))  # if applied before, it loses
 
     answers = at_once(contend)
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from caslock import AsyncHold, AsyncLock, Hold, Lock, StoreUnavailable
+from caslock import AsyncLock, Lock, StoreUnavailable
 from caslock.local import thread_renewer
-from caslock.local.task_renewer import renewer_of
-from caslock.local.tasks import task_runtime
 from caslock.protocol import record
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support.locations import fresh, until
 from tests.support.scripted import Scripted, held
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    import threading
 
     from caslock import Entry
 
@@ -77,109 +74,6 @@ def test_a_clean_up_closes_no_store() -> None:
         assert not store.closed
 
 
-def test_many_tasks_that_get_no_answer_ask_as_often_as_one() -> None:
-    """Given 100 acquires of one loop without an answer, one task cleans up for all, and the store stays open."""
-    store, keys = Silent(), [fresh() for _ in range(100)]
-
-    async def main() -> None:
-        acquires = (AsyncLock(store, key).acquire(timeout=0) for key in keys)
-        ends = await asyncio.gather(*acquires, return_exceptions=True)
-        assert all(isinstance(end, StoreUnavailable) for end in ends)
-        store.reads.clear()
-        assert len(asyncio.all_tasks()) == 2
-        while len(store.reads) < 2:  # noqa: ASYNC110 - the store does not tell
-            await asyncio.sleep(0.01)
-        assert len(store.reads) < 5
-        store.hangs = False
-        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=10)
-        assert not any(is_held(store, key) for key in keys)
-        async with AsyncLock(store, fresh()):
-            assert not store.closed
-
-    asyncio.run(main())
-
-
-def test_a_clean_up_that_comes_as_the_last_one_ends_is_run() -> None:
-    """It comes after the task has answered its last one, and before the loop knows that the task has ended."""
-    runtime, ran = task_runtime(AsyncMemoryStore()), list[str]()
-
-    async def main() -> None:
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-        async def second(_limit: float) -> None:
-            ran.append("second")
-            done.set()
-
-        async def first(_limit: float) -> None:
-            ran.append("first")
-            loop.call_soon(runtime.in_background, second, 60.0)
-
-        runtime.in_background(first, 60.0)
-        async with asyncio.timeout(5):
-            await done.wait()
-
-    asyncio.run(main())
-    assert ran == ["first", "second"]
-
-
-def test_short_holds_leave_nothing_behind() -> None:
-    """Given thousands of holds that were released at once, their renewals are forgotten long before they are due."""
-
-    async def main() -> None:
-        store = AsyncMemoryStore()
-        for _ in range(2500):
-            async with AsyncLock(store, "key"):
-                await asyncio.sleep(0)
-        assert len(renewer_of(asyncio.get_running_loop())._schedule) < 1100
-
-    asyncio.run(main())
-    with Lock(MemoryStore(), "kept"):
-        for _ in range(2500):
-            with Lock(MemoryStore(), "key"):
-                pass
-        renewer = thread_renewer._renewer
-        assert renewer is not None
-        assert until(lambda: len(renewer._schedule) < 1100, 2)
-
-
-def test_a_hold_that_another_loop_extends_is_still_renewed() -> None:
-    """Its own event loop renews it, and reports its loss."""
-    store, key, told = AsyncMemoryStore(), fresh(), list[AsyncHold]()
-
-    async def main() -> None:
-        hold = await AsyncLock(store, key, ttl=0.6, on_lost=told.append).acquire()
-        assert hold is not None
-        await asyncio.sleep(0.13)  # when this renewal is due differs from when the first was
-        await asyncio.to_thread(asyncio.run, hold.extend())
-        await asyncio.sleep(1.2)
-        assert not hold.lost
-        await AsyncLock(store, key).force_release()
-        async with asyncio.timeout(5):
-            while not told:  # noqa: ASYNC110 - the callback is a plain function
-                await asyncio.sleep(0.01)
-
-    asyncio.run(main())
-
-
-def test_a_hold_without_a_thread_is_renewed_once_there_can_be_one(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An acquire when no thread can be started says so; the next one that can start it has both leases renewed."""
-    key = fresh()
-    thread_renewer._renewer = None  # of earlier tests: its thread ends by itself
-    with monkeypatch.context() as without:
-        without.setattr(thread_renewer, "start", lambda _target, _name: None)
-        hold = Lock(memory, key, ttl=0.6).acquire()
-    assert hold is not None
-    assert [
-        key in record.getMessage() for record in caplog.records if "could not be started" in record.getMessage()
-    ] == [True]
-    with Lock(memory, fresh()):
-        deadline = hold._attempt.lease.deadline
-        assert until(lambda: hold._attempt.lease.deadline > deadline + 0.6, 3)
-    hold.release()
-
-
 def test_an_interrupt_as_the_renewer_is_woken_lets_no_later_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next hold wakes it, though its lease is due later than the one that the interrupt has struck."""
 
@@ -203,22 +97,6 @@ def test_an_interrupt_as_the_renewer_is_woken_lets_no_later_lease_end(monkeypatc
     assert alarm.rung == 2
 
 
-def test_callbacks_that_hang_delay_no_reports_of_other_stores(pool: ThreadPoolExecutor) -> None:
-    """Each store has threads of its own for them."""
-    gate, told = threading.Event(), list[Hold]()
-    hanging, other, holds = MemoryStore(), MemoryStore(), list[Hold | None]()
-    for _ in range(thread_renewer.MOST_TELLING + 2):
-        key = fresh()
-        holds.append(Lock(hanging, key, on_lost=lambda _hold: gate.wait(20)).acquire())
-        Lock(hanging, key).force_release()
-    key = fresh()
-    holds.append(Lock(other, key, on_lost=told.append).acquire())
-    pool.submit(Lock(other, key).force_release).result()
-    assert until(lambda: told, 2)
-    assert told == holds[-1:]
-    gate.set()
-
-
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("renews", [False, True])
 def test_a_closed_loop_is_not_kept_alive(*, renews: bool) -> None:
@@ -239,8 +117,8 @@ def test_a_closed_loop_is_not_kept_alive(*, renews: bool) -> None:
         return weakref.ref(loop)
 
     async def main() -> None:
-        assert await AsyncLock(store, fresh(), ttl=0.6).acquire()
-        async with asyncio.timeout(5):
+        assert await AsyncLock(store, fresh(), ttl=3).acquire()
+        async with asyncio.timeout(60):
             while renews and not renewing:  # noqa: ASYNC110 - the store notes it
                 await asyncio.sleep(0.01)
 

@@ -32,14 +32,14 @@ from caslock import AsyncLock, Lock
 from caslock.stores.memory import MemoryStore
 
 async def main():
-    async with AsyncLock(MemoryStore(), "key", ttl=0.6) as hold:
+    async with AsyncLock(MemoryStore(), "key") as hold:
         await asyncio.sleep(0.1)
         hold.ensure_held()
 
 @atexit.register
 def last():
     asyncio.run(main())
-    with Lock(MemoryStore(), "key", ttl=0.6) as hold:
+    with Lock(MemoryStore(), "key") as hold:
         hold.ensure_held()
     print("locked")
 """

@@ -611,24 +611,6 @@ def test_a_writer_waits_for_another_no_longer_than_told(tmp_path: Path) -> None:
     assert path.read_bytes() == b"Ada"
 
 
-def test_processes_take_turns_at_a_file(tmp_path: Path) -> None:
-    """However the writes of several processes fall, the last content is that of the largest fence."""
-    path = tmp_path / "room.txt"
-    code = """
-import sys, caslock
-from caslock.fencing import write_file
-for fence in map(int, sys.argv[2:]):
-    try:
-        write_file(sys.argv[1], b"%d" % fence, fence=fence, timeout=30)
-    except caslock.StaleFence as late:
-        assert late.seen > fence
-"""
-    fences = [[str(fence) for fence in range(start, 61, 3)] for start in (1, 2, 3)]
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(path), *own], cwd=ROOT) for own in fences]
-    assert [writer.wait(50) for writer in writers] == [0, 0, 0]
-    assert (path.read_bytes(), (tmp_path / "room.txt.fence").read_bytes()) == (b"60", b"60\n")
-
-
 FORKED = """
 import os, pathlib, sys
 from caslock.fencing import files

@@ -8,8 +8,6 @@ import functools
 import inspect
 import io
 import itertools
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,7 @@ import pytest
 import caslock
 from caslock import AsyncLock, Lock, LockLost, NotAcquired, locked
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.support.locations import Place, fresh, observed
+from tests.support.locations import observed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
@@ -112,24 +110,6 @@ def test_methods_have_keys_too(memory: MemoryStore) -> None:
     assert Room(3).book(day="monday") == ["room:3:monday"]
     assert Room.check("monday")
     assert Room.clean()
-
-
-def test_calls_of_one_key_exclude_each_other(location: Place) -> None:
-    """Of several threads one at a time runs for a key; other keys do not wait."""
-    store, name, inside, most = location.store(), fresh(), [0], [0]
-
-    @locked(store, name + ":{number}", timeout=30)
-    def work(number: int) -> None:
-        assert number == 1
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
-        threading.Event().wait(0.01)
-        inside[0] -= 1
-
-    with ThreadPoolExecutor(8) as pool:
-        for future in [pool.submit(work, 1) for _ in range(16)]:
-            future.result(timeout=60)
-    assert most == [1]
 
 
 def test_a_call_inside_a_call_re_enters(memory: MemoryStore) -> None:
@@ -332,7 +312,7 @@ def test_what_is_no_store_is_refused_when_decorating(store: Any_) -> None:
         ("x" * 1025, "1 to 1,024"),
     ],
 )
-def test_a_key_that_can_not_be_made_is_refused_when_decorating(memory: MemoryStore, key: str, told: str) -> None:
+def test_a_key_that_cannot_be_made_is_refused_when_decorating(memory: MemoryStore, key: str, told: str) -> None:
     """A name that is no argument, one that is missing, and what may make one key of different values."""
 
     def act(room: int, user: int = 0, **more: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,33 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, LockLost, MultiLock, NotAcquired, StoreUnavailable
-from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock import Lock, LockLost, MultiLock, NotAcquired, StoreUnavailable
 from caslock.testing.faults import FaultyStore, late, lose_reply, lose_request, raising
-from tests.support.locations import SHARED, Address, Place, Watched, fresh, observed, opened, until
+from caslock.testing.stopwatch import Stopwatch
+from tests.support.locations import Place, Watched, fresh, held, observed, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from caslock import Store
+    from caslock.stores.memory import MemoryStore
     from caslock.testing.faults import Fault
-
-PROCESSES = multiprocessing.get_context("spawn")
-
-
-@pytest.fixture(params=SHARED)
-def shared_location(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Return each location in turn that other processes can reach."""
-    with opened(request.param, request) as location:
-        yield location
-
-
-def held(lock: Lock) -> Hold:
-    """Acquire a lock that must be free."""
-    hold = lock.acquire(timeout=0)
-    assert hold is not None
-    return hold
 
 
 def is_free(store: Store, key: str) -> bool:
@@ -54,9 +34,9 @@ def test_the_key_is_taken_until_min_hold_is_over(location: Place) -> None:
     """Released at once, the key is had by nobody before its time, and by somebody then; the release does not wait."""
     store, key = location.store(), fresh()
     lock = Lock(store, key, ttl=30, min_hold=0.7)
-    with lock:
+    with Stopwatch() as watch, lock:
         began = time.monotonic()
-    assert time.monotonic() - began < 0.5
+    assert watch.seconds < 0.5
     assert not is_free(location.store(), key)
     assert not is_free(store, key)
     with Lock(location.store(), key, timeout=10):
@@ -72,14 +52,6 @@ def test_a_hold_that_was_long_enough_is_released_at_once(memory: MemoryStore) ->
     assert is_free(memory, key)
 
 
-def test_a_lock_without_min_hold_makes_the_same_requests(memory: MemoryStore) -> None:
-    """Nothing is kept unless it is asked for."""
-    store, key = Watched(memory), fresh()
-    with Lock(store, key):
-        pass
-    assert store.requests == [("put", key), ("invalidate", key)]
-
-
 def test_keeping_takes_one_request(memory: MemoryStore) -> None:
     """The release puts the record that stays, and does nothing else."""
     store, key = Watched(memory), fresh()
@@ -92,14 +64,13 @@ def test_keeping_takes_one_request(memory: MemoryStore) -> None:
 def test_min_hold_may_be_longer_or_shorter_than_the_lease(memory: MemoryStore, ttl: float) -> None:
     """The record that stays has the time that is left, whatever the ttl is."""
     key = fresh()
-    hold = held(Lock(memory, key, ttl=ttl, min_hold=0.5))
-    began = time.monotonic()
-    hold.release()
-    record = observed(memory, key)
-    assert record is not None
-    assert 0.4 < record.ttl < 0.6
-    assert until(lambda: is_free(memory, key))
-    assert 0.5 <= time.monotonic() - began < 2
+    with Stopwatch() as watch:
+        held(Lock(memory, key, ttl=ttl, min_hold=0.5)).release()
+        record = observed(memory, key)
+        assert record is not None
+        assert 0.5 - watch.elapsed <= record.ttl < 0.6
+        assert until(lambda: is_free(memory, key))
+    assert 0.5 <= watch.elapsed < 2 + watch.late
 
 
 def test_nobody_gets_the_key_before_not_even_the_same_lock(memory: MemoryStore) -> None:
@@ -284,77 +255,3 @@ def test_without_renewal_the_key_is_kept_if_it_is_released_in_time(memory: Memor
     with pytest.raises(LockLost):
         hold.release()
     assert is_free(memory, key)
-
-
-@pytest.mark.long
-def test_tasks_keep_the_key(location: Place) -> None:
-    """The same with asyncio, for one key and for several; a cancelled acquire keeps nothing."""
-
-    async def scene() -> None:
-        async with location.async_store() as store:
-            key, keys = fresh(), [fresh(), fresh()]
-            async with AsyncLock(store, key, min_hold=0.7):
-                began = time.monotonic()
-            assert await AsyncLock(store, key).acquire(timeout=0) is None
-            async with AsyncLock(store, key, timeout=10):
-                assert time.monotonic() - began >= 0.7
-            async with AsyncMultiLock(store, keys, min_hold=60):
-                pass
-            for other in keys:
-                assert await AsyncLock(store, other).acquire(timeout=0) is None
-
-    asyncio.run(scene())
-
-
-def test_a_cancelled_release_keeps_the_key(memory: MemoryStore) -> None:
-    """A task that is cancelled while it releases has released, and keeps the key."""
-
-    async def scene() -> None:
-        key = fresh()
-        lock = AsyncLock(AsyncMemoryStore(memory), key, min_hold=60)
-        hold = await lock.acquire(timeout=0)
-        assert hold is not None
-        task = asyncio.ensure_future(hold.release())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        record = observed(memory, key)
-        assert record is not None
-        assert record.kept
-
-    asyncio.run(scene())
-
-
-def once(address: Address, key: str, min_hold: float) -> bool:
-    """Do a job that takes no time, in a process of its own: at most once."""
-    hold = Lock(address.open(), key, min_hold=min_hold).acquire(timeout=0)
-    if hold is None:
-        return False
-    with hold:
-        return True
-
-
-def job(address: Address, key: str, ran: str, at: float) -> None:
-    """Begin at a moment, and leave a mark if the job was done."""
-    time.sleep(max(0.0, at - time.time()))
-    if once(address, key, 60):
-        with open(ran, "a", encoding="utf-8") as marks:  # noqa: PTH123 - appends
-            marks.write("x")
-
-
-@pytest.mark.long
-def test_the_key_is_kept_by_a_process_that_has_ended(shared_location: Place, tmp_path: Path) -> None:
-    """Four processes begin the same short job shortly after each other, and each ends at once: it is done once."""
-    ran, key = tmp_path / "ran", fresh()
-    began = time.time() + 1.0
-    jobs = [
-        PROCESSES.Process(target=job, args=(shared_location.address, key, str(ran), began + 0.4 * number))
-        for number in range(4)
-    ]
-    for each in jobs:
-        each.start()
-    for each in jobs:
-        each.join(60)
-    assert [each.exitcode for each in jobs] == [0, 0, 0, 0]
-    assert ran.read_text(encoding="utf-8") == "x"
-    assert not is_free(shared_location.store(), key)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock import (
-    AsyncLock,
     Hold,
     Lock,
     LockEvent,
@@ -22,49 +19,41 @@ from caslock import (
     log_long_waits,
     observe,
 )
-from caslock.blocking import HoldMaker
 from caslock.local import reports
 from caslock.local.workers import run
 from caslock.stores.memory import MemoryStore
 from caslock.testing import FaultyStore, lose_request
 from tests.support.locations import until
+from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import ThreadPoolExecutor
 
 
-class Recorder(Observer):
+class OfOneStore(Recorder):
     """Notes all events of one store: other tests may have left something behind that is still renewed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.store = MemoryStore()
-        self.events: list[tuple[str, LockEvent]] = []
 
     def note(self, name: str, event: LockEvent) -> None:
         if event.location == self.store.traits.location:
-            self.events.append((name, event))
-
-    def __getattribute__(self, name: str) -> object:
-        if name in ("waited", "acquired", "busy", "renewed", "renewal_failed", "lost", "released"):
-            return lambda event: self.note(name, event)
-        return super().__getattribute__(name)
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.events]
+            super().note(name, event)
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[OfOneStore]:
     """Observe the locks of one test; nothing was warned about lately."""
     monkeypatch.setattr(reports, "_warned", {})
-    recorder = Recorder()
+    recorder = OfOneStore()
     forget = observe(recorder)
     yield recorder
     forget()
 
 
-def test_acquire_and_release_are_told_with_key_owner_fence_and_seconds(recorder: Recorder) -> None:
+def test_acquire_and_release_are_told_with_key_owner_fence_and_seconds(recorder: OfOneStore) -> None:
     """A re-entry, and the release of it, are no events."""
     store = recorder.store
     lock = Lock(store, "key")
@@ -77,7 +66,7 @@ def test_acquire_and_release_are_told_with_key_owner_fence_and_seconds(recorder:
         assert event.reason == ""
 
 
-def test_only_who_meets_a_holder_is_told_to_be_busy(recorder: Recorder) -> None:
+def test_only_who_meets_a_holder_is_told_to_be_busy(recorder: OfOneStore) -> None:
     """Not who gets no answer; and who waits at the store has waited, though nobody in its own process is before it."""
     store, elsewhere = FaultyStore(recorder.store), FaultyStore(recorder.store)
     lock = Lock(store, "key", retry=(0, 0))
@@ -91,20 +80,21 @@ def test_only_who_meets_a_holder_is_told_to_be_busy(recorder: Recorder) -> None:
     assert recorder.names == ["acquired", "waited", "busy", "released"]
 
 
-def test_a_multilock_counts_from_its_first_key(recorder: Recorder) -> None:
+def test_a_multilock_counts_from_its_first_key(recorder: OfOneStore) -> None:
     """Whether it then has the key or not."""
     state = Lock(recorder.store, "key")._state.begun()
     since = state.runtime.now() - 7
-    hold = run(state.win(state.begin(), HoldMaker(), 0.0, since=since))
+    hold = state.begin(Hold)
+    run(state.win(hold, 0.0, since=since))
     other = Lock(FaultyStore(recorder.store), "key")._state.begun()
     with pytest.raises(NotAcquired):
-        run(other.win(other.begin(), HoldMaker(), 0.0, since=since))
+        run(other.win(other.begin(Hold), 0.0, since=since))
     told = [(name, round(event.seconds)) for name, event in recorder.events]
     assert told == [("acquired", 7), ("waited", 7), ("busy", 7)]
     hold.release()
 
 
-def test_a_wait_is_told_before_its_outcome(recorder: Recorder) -> None:
+def test_a_wait_is_told_before_its_outcome(recorder: OfOneStore, pool: ThreadPoolExecutor) -> None:
     """Busy after a wait, busy at once, and acquired after a wait; `reason` says who holds the key."""
     store = recorder.store
     lock, other = Lock(store, "key"), Lock(store, "key", note="the other")
@@ -112,16 +102,21 @@ def test_a_wait_is_told_before_its_outcome(recorder: Recorder) -> None:
     assert held
     assert lock.acquire(timeout=0.05) is None
     assert lock.acquire(timeout=0) is None
-    threading.Timer(0.05, held.release).start()
+
+    def leave() -> None:
+        assert until(lambda: other._state._queue.waiting)
+        held.release()
+
+    leaving = pool.submit(leave)
     with lock:
-        pass
+        leaving.result()
     mine = [(name, event) for name, event in recorder.events if event.owner == lock.owner]
     assert [name for name, _ in mine] == ["waited", "busy", "busy", "waited", "acquired", "released"]
     assert all("held by" in event.reason and event.fence is None for name, event in mine if name == "busy")
-    assert all(event.seconds >= 0.04 for name, event in mine if name == "waited")
+    assert mine[0][1].seconds >= 0.05
 
 
-def test_each_loss_is_told_once(recorder: Recorder) -> None:
+def test_each_loss_is_told_once(recorder: OfOneStore) -> None:
     """One that is first seen at the end of the block, too: on_lost and the observer agree."""
     store, lost = recorder.store, list[Hold]()
     for renew in (True, False):
@@ -135,7 +130,7 @@ def test_each_loss_is_told_once(recorder: Recorder) -> None:
 @pytest.mark.parametrize("calls_again", [False, True])
 @pytest.mark.parametrize("several", [False, True])
 def test_a_release_without_an_answer_is_told_once(
-    recorder: Recorder, caplog: pytest.LogCaptureFixture, *, several: bool, calls_again: bool
+    recorder: OfOneStore, caplog: pytest.LogCaptureFixture, *, several: bool, calls_again: bool
 ) -> None:
     """Each hold has one end, also if its release is not called again: else there seem to be ever more holds."""
     caplog.set_level(logging.DEBUG, "caslock")
@@ -151,27 +146,7 @@ def test_a_release_without_an_answer_is_told_once(
     assert caplog.messages[-1].endswith("s: the release failed")
 
 
-def test_asyncio_tells_the_same(recorder: Recorder) -> None:
-    """A wait, an acquire, a release and a loss of an AsyncLock."""
-
-    async def main() -> None:
-        store = recorder.store
-        lock, other = AsyncLock(store, "key"), AsyncLock(store, "key")
-        async with other:
-            task = asyncio.create_task(lock.acquire())
-            await asyncio.sleep(0.05)
-        hold = await task
-        assert hold
-        await other.force_release()
-        with pytest.raises(LockLost):
-            await hold.release()
-        assert await asyncio.to_thread(until, lambda: "lost" in recorder.names, 2)
-
-    asyncio.run(main())
-    assert recorder.names == ["acquired", "released", "waited", "acquired", "lost"]
-
-
-def test_a_multilock_tells_of_each_key(recorder: Recorder) -> None:
+def test_a_multilock_tells_of_each_key(recorder: OfOneStore) -> None:
     """Each key is acquired and released; of several, the one that is in use is the one that is busy."""
     store = recorder.store
     with MultiLock(store, ["a", "b"]):
@@ -189,7 +164,7 @@ def test_an_observer_that_raises_concerns_no_lock(caplog: pytest.LogCaptureFixtu
         def acquired(self, event: LockEvent) -> None:
             raise ValueError(event.key)
 
-    forget, recorder = observe(Broken()), Recorder()
+    forget, recorder = observe(Broken()), OfOneStore()
     forget_too = observe(recorder)
     with Lock(recorder.store, "key"):
         pass
@@ -203,7 +178,7 @@ def test_an_observer_that_raises_concerns_no_lock(caplog: pytest.LogCaptureFixtu
     assert len(recorder.events) == 2  # nothing is told after the end
 
 
-def test_each_renewal_is_told(recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_renewal_is_told(recorder: OfOneStore, caplog: pytest.LogCaptureFixture) -> None:
     """One that gets no answer has failed, with a WARNING, and is repeated; `seconds` is what is left of the lease."""
     store = FaultyStore(recorder.store)
     for put in (2, 3):
@@ -218,19 +193,7 @@ def test_each_renewal_is_told(recorder: Recorder, caplog: pytest.LogCaptureFixtu
     )
 
 
-def test_renewals_of_asyncio_are_told(recorder: Recorder) -> None:
-    """The same for asyncio, and for several that travel together."""
-
-    async def main() -> None:
-        store = recorder.store
-        async with AsyncLock(store, "a", ttl=0.6), AsyncLock(store, "b", ttl=0.6):
-            assert await asyncio.to_thread(until, lambda: recorder.names.count("renewed") >= 2, 3)
-
-    asyncio.run(main())
-    assert {event.key for name, event in recorder.events if name == "renewed"} == {"a", "b"}
-
-
-def test_an_observer_that_is_given_twice_is_told_once(recorder: Recorder) -> None:
+def test_an_observer_that_is_given_twice_is_told_once(recorder: OfOneStore) -> None:
     """As a handler that is added to a logger twice."""
     forget = observe(recorder)
     with Lock(recorder.store, "key"):

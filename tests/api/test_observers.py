@@ -28,12 +28,12 @@ def test_prometheus_counts_and_times() -> None:
         labels = {"location": store.traits.location, "group": group, "outcome": outcome}
         return registry.get_sample_value(name, labels)
 
-    with Lock(store, "room:42", ttl=0.3):
+    with Lock(store, "room:42", ttl=3):
         assert Lock(store, "room:42").acquire(timeout=0) is None
-        assert until(lambda: value("caslock_renewals_total", "room", "renewed"), 2)
+        assert until(lambda: value("caslock_renewals_total", "room", "renewed"))
     with pytest.raises(LockLost), Lock(store, "job:1"):
         Lock(store, "job:1").force_release()
-    assert until(lambda: value("caslock_hold_seconds_count", "job", "lost") == 1, 2)
+    assert until(lambda: value("caslock_hold_seconds_count", "job", "lost") == 1)
     forget()
     assert value("caslock_acquire_seconds_count", "room", "acquired") == 1
     assert value("caslock_acquire_seconds_count", "room", "busy") == 1

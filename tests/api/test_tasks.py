@@ -133,21 +133,6 @@ def test_release_may_be_waited_for(memory: MemoryStore) -> None:
     asyncio.run(main())
 
 
-def test_a_task_that_starts_another_lends_it_nothing(memory: MemoryStore) -> None:
-    """A task that calls acquire itself does not re-enter what the task holds that has started it."""
-
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-
-        async def another() -> AsyncHold | None:
-            return await lock.acquire(timeout=0)
-
-        async with lock:
-            assert await asyncio.create_task(another()) is None
-
-    asyncio.run(main())
-
-
 def test_a_hold_of_a_task_that_has_ended_belongs_to_whoever_enters_it(memory: MemoryStore) -> None:
     """A task may acquire for another one: that one gets the lock with ``async with hold``."""
 

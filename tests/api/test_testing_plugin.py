@@ -28,7 +28,7 @@ from caslock import (
 from caslock.fencing import FenceGuard
 from caslock.stores.memory import MemoryStore
 from caslock.testing import AsyncStoreForTests, StoreForTests
-from tests.support.locations import until
+from tests.support.locations import held, until
 
 if TYPE_CHECKING:
     from caslock import AsyncHold
@@ -36,13 +36,6 @@ if TYPE_CHECKING:
 pytest_plugins = ["caslock.testing.plugin", "pytester"]
 
 ROOT = Path(__file__).parents[2]
-
-
-def held(lock: Lock) -> Hold:
-    """Acquire at once."""
-    hold = lock.acquire(timeout=0)
-    assert hold is not None
-    return hold
 
 
 # Another owner.
@@ -58,23 +51,6 @@ def test_a_busy_key_is_held_by_another_owner(caslock_store: StoreForTests) -> No
         assert Lock(caslock_store, "another key").acquire(timeout=0) is not None
     with Lock(caslock_store, "k", timeout=0) as hold:
         assert hold.fence > other.fence
-
-
-def test_a_waiter_gets_a_busy_key_when_it_is_released(caslock_store: StoreForTests) -> None:
-    """Code that waits goes on at the release."""
-    other = caslock_store.make_busy("k")
-    lock, entered = Lock(caslock_store, "k", timeout=20), threading.Event()
-
-    def work() -> None:
-        with lock:
-            entered.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert not entered.wait(0.05)
-    other.release()
-    assert entered.wait(10)
-    thread.join(10)
 
 
 def test_a_held_key_is_not_made_busy(caslock_store: StoreForTests) -> None:
@@ -268,15 +244,6 @@ def test_an_unavailable_store_answers_nothing(caslock_store: StoreForTests, sent
         with pytest.raises(StoreUnavailable):
             lock.locked()
     assert until(lambda: lock.acquire(timeout=0) is not None)  # the clean-up in the background may be first
-
-
-def test_a_release_is_not_answered(caslock_store: StoreForTests) -> None:
-    """The hold can be released afterwards."""
-    hold = held(Lock(caslock_store, "k"))
-    with caslock_store.unavailable(), pytest.raises(StoreUnavailable):
-        hold.release()
-    hold.release()
-    assert not Lock(caslock_store, "k").locked()
 
 
 def test_an_unavailable_block_leaves_other_plans(caslock_store: StoreForTests) -> None:

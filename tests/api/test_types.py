@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long  # `make check` does the same
-@pytest.mark.timeout(300)  # without a cache mypy reads the whole package first
 def test_mypy_says_of_programs_what_it_should() -> None:
     """Each line of `tests/api/types` gets the errors that it names, and no others."""
     command = [sys.executable, "-m", "mypy", "tests/api/types"]

@@ -16,7 +16,6 @@ from tests.support.command_line import ROOT, environment
 TEXT = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("block", re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
 def test_its_commands_run(block: str, tmp_path: Path) -> None:
     """Who pastes a block sees it work."""

@@ -20,11 +20,11 @@ from caslock.cli.doctor_sqlite import NETWORK, file_system
 from caslock.connect import _OWN
 from caslock.store import ABSENT
 from tests.proof.torture.failover import SixNodes, Watched, said
-from tests.stores.test_etcd import Cluster
+from tests.stores.test_etcd import Three
 from tests.stores.test_nats import make_bucket
 from tests.support.command_line import caslock
 from tests.support.locations import fresh
-from tests.support.servers import HOST, TAIR_EMULATOR, free_port, private, zookeeper
+from tests.support.servers import ETCD, HOST, TAIR_EMULATOR, free_port, private, zookeeper
 from tests.support.tair.emulator import WITHOUT_PX
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def test_what_is_wrong_with_an_etcd_is_found(new_etcd: NewServer) -> None:
 @pytest.mark.long
 def test_members_that_a_url_does_not_name_are_found(tmp_path: Path) -> None:
     """With three members, all of them should be named."""
-    with closing(Cluster(tmp_path)) as cluster:
+    with closing(Three(ETCD, tmp_path)) as cluster:
         assert findings(cluster.url) == (0, {})
         assert findings(cluster.members[0].url) == (0, {"the URL names 1 of 3 members": "note"})
 
@@ -228,7 +228,7 @@ def test_a_network_file_system_is_known(tmp_path: Path) -> None:
     assert file_system(tmp_path, Path("/proc/self/mounts"))
 
 
-def test_what_can_not_be_asked_has_its_own_status() -> None:
+def test_what_cannot_be_asked_has_its_own_status() -> None:
     """A dead port: status 2, and one line, which shows no password."""
     code, output, errors = caslock("doctor", f"redis://:hidden@127.0.0.1:{free_port()}")
     assert (code, output, len(errors.splitlines())) == (2, "", 1)

@@ -87,14 +87,14 @@ def test_list_has_what_another_program_has_written(redis_server: Server, value: 
         client.delete(key)
 
 
-def test_a_store_that_can_not_list_says_so(memcached_server: Server) -> None:
+def test_a_store_that_cannot_list_says_so(memcached_server: Server) -> None:
     """memcached can't list its keys: a sentence, and a status."""
     code, output, errors = caslock("list", "--store", memcached_server.url)
     assert (code, output) == (2, "")
     assert "can't list" in errors
 
 
-def test_a_note_can_not_change_the_terminal(url: str, store: ClosableStore) -> None:
+def test_a_note_cannot_change_the_terminal(url: str, store: ClosableStore) -> None:
     """What others have written is shown without its control characters."""
     assert Lock(store, "key\a", note="\x1b[31mred\n\u202e").acquire()
     busy = ("run", "key\a", "--no-wait", "--", "true")

@@ -14,7 +14,6 @@ import sys
 import time
 import tomllib
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -30,41 +29,35 @@ from caslock.verify.prefixed import PrefixedStore
 from caslock.verify.processes import last_words
 from caslock.verify.worker import awaited
 from tests.conftest import old_enough
-from tests.support.locations import opened
+from tests.support.command_line import ROOT, finished, start
+from tests.support.locations import opened, until
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import ThreadPoolExecutor
+    from pathlib import Path
 
     from tests.support.servers import Server
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="it stops processes"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
 ]
 
-ROOT = Path(__file__).parents[2]
 
-
-def start(
-    *arguments: str, cwd: Path, stderr: int = subprocess.PIPE, temporary: Path | None = None
-) -> subprocess.Popen[str]:
-    """Start ``caslock verify``; `temporary` is where it may leave temporary files."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::ResourceWarning"}
-    environment |= {"TMPDIR": str(temporary)} if temporary else {}
-    command = [sys.executable, "-m", "caslock.cli", "verify", *arguments]
-    return subprocess.Popen(
-        command, cwd=cwd, env=environment, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=stderr
-    )
+LATE = "give more --seconds"  # if its clients came too late, on a busy machine
 
 
 def verify(*arguments: str, cwd: Path) -> tuple[int, str, str]:
-    """Run it to its end: exit code, output and errors."""
-    with start(*arguments, cwd=cwd) as process:
-        output, errors = process.communicate(timeout=110)
-    assert "Traceback" not in errors
-    return process.returncode, output, errors
+    """Run ``caslock verify`` to its end: exit code, output and errors."""
+    return finished(start("verify", *arguments, cwd=cwd), 300)
+
+
+def verify_for(seconds: int, *arguments: str, cwd: Path) -> tuple[int, str, str]:
+    """The same for so many seconds, or more if it asks for them."""
+    code, output, errors = verify(*arguments, "--seconds", str(seconds), cwd=cwd)
+    return verify_for(2 * seconds, *arguments, cwd=cwd) if LATE in errors else (code, output, errors)
 
 
 @pytest.mark.parametrize(
@@ -76,25 +69,28 @@ def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_pat
         url = f"sqlite:///{location.address.url}" if kind == "sqlite" else location.address.url
         store = location.store()
         with Lock(store, "somebody else's", ttl=100) as hold:
-            code, output, errors = verify(
-                url, "--seconds", "4", "--seed", "3", "--json", "--timeline", "picture.svg", cwd=tmp_path
-            )
+            seconds = 4
+            while True:
+                code, output, errors = verify(
+                    url, "--seconds", str(seconds), "--seed", "3", "--json", "--timeline", "picture.svg", cwd=tmp_path
+                )
+                report = json.loads(output)
+                done = report["requests"] / 100, sum(report["faults"].values()) / 20, report["sections"] / 10
+                if min(done) > 1:
+                    break
+                seconds *= 4  # a machine that is busy does less in that time
             hold.ensure_held()
-            report = json.loads(output)
             assert (code, report["passed"], report["reason"]) == (0, True, ""), (report["reason"], errors)
         assert report["contract"]["passed"] > 30
         assert report["contract"]["broken"] == []
         assert report["seed"] == 3
-        assert report["requests"] > 100
-        assert sum(report["faults"].values()) > 20
-        assert report["sections"] > 10
         assert report["overlaps"] == report["fence_inversions"] == report["orphans"] == 0
         assert 0 <= report["hand_over_p50"] <= report["hand_over_p99"]
     picture = ET.parse(tmp_path / "picture.svg").getroot()  # noqa: S314 - our own
     assert picture.tag == "{http://www.w3.org/2000/svg}svg"
     assert len(picture.findall("{*}rect")) > 10
     assert picture.findall("{*}line[@class='fault']")
-    assert "torture: 4 s" in errors
+    assert f"torture: {seconds} s" in errors
 
 
 @pytest.mark.long
@@ -103,9 +99,12 @@ def test_a_short_run_ends_when_it_has_said_and_leaves_no_key(new_redis: Callable
     server = new_redis()
     with closing(redis.Redis.from_url(server.url)) as client:
         client.set("foreign", "value")
-        began = time.monotonic()
-        code, output, errors = verify(server.url, "--seconds", "3", cwd=tmp_path)
-        took = time.monotonic() - began
+        seconds, code, output, errors, took = 3, 2, "", LATE, 0.0
+        while LATE in errors:
+            began = time.monotonic()
+            code, output, errors = verify(server.url, "--seconds", str(seconds), cwd=tmp_path)
+            took = time.monotonic() - began
+            seconds *= 2
         assert (code, output.splitlines()[-1]) == (0, "PASS"), output
         assert "doctor             warning: nothing is written to disk" in output
         for word in (
@@ -126,7 +125,7 @@ def test_a_short_run_ends_when_it_has_said_and_leaves_no_key(new_redis: Callable
     assert torture
     announced = int(contract[1]) + int(torture[1]) + int(torture[2])
     assert took < announced
-    assert announced < 70
+    assert announced < 64 + seconds
 
 
 @pytest.mark.parametrize(
@@ -134,6 +133,7 @@ def test_a_short_run_ends_when_it_has_said_and_leaves_no_key(new_redis: Callable
     [
         (("--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"), "maxmemory-policy is volatile-lru"),
         (("--maxmemory", "1kb"), "memory"),
+        (("--maxmemory", "1", "--maxmemory-policy", "noeviction"), "memory"),
     ],
 )
 def test_a_server_on_which_no_lock_is_safe_is_not_tried(
@@ -156,7 +156,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("url", REFUSED)
-def test_what_can_not_be_reached_is_said_in_one_line(url: str, tmp_path: Path) -> None:
+def test_what_cannot_be_reached_is_said_in_one_line(url: str, tmp_path: Path) -> None:
     """A dead port, a bad URL, a store of one process: exit 2, and one line that says why."""
     port = str(free_port())
     code, output, errors = verify(url.replace("{port}", port), "--seconds", "1", cwd=tmp_path)
@@ -173,26 +173,19 @@ def test_the_option_store_takes_a_url_too(tmp_path: Path) -> None:
     assert f"redis://127.0.0.1:{port}/0 is unreachable" in errors
 
 
-def test_a_missing_client_is_said_in_one_line(tmp_path: Path) -> None:
-    """If the client library is missing, the error names the command that installs it."""
-    (tmp_path / "redis").mkdir()
-    (tmp_path / "redis" / "__init__.py").write_text("raise ModuleNotFoundError(name='redis')")
+@pytest.mark.parametrize(
+    ("missing", "extra", "url"),
+    [("redis", "redis", "redis://localhost"), ("pytest", "cli", "sqlite:///locks.db")],
+    ids=["its client", "pytest"],
+)
+def test_what_is_missing_is_said_in_one_line(missing: str, extra: str, url: str, tmp_path: Path) -> None:
+    """The client library, or pytest, without which nothing passes: exit 2, and the command that installs it."""
+    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, "-m", "caslock.cli", "verify", "redis://localhost"]
+    command = [sys.executable, "-m", "caslock.cli", "verify", url, "--seconds", "1"]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'caslock[redis]'" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_without_pytest_nothing_passes(tmp_path: Path) -> None:
-    """Without pytest the contract can't run: exit 2, it says what to install, and nothing counts as passed."""
-    (tmp_path / "pytest.py").write_text("raise ModuleNotFoundError(\"No module named 'pytest'\", name='pytest')")
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, "-m", "caslock.cli", "verify", f"sqlite:///{tmp_path}/locks.db", "--seconds", "1"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'caslock[cli]'" in done.stderr
+    assert f"pip install 'caslock[{extra}]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -201,15 +194,6 @@ def test_the_command_line_extra_brings_all_that_verify_needs() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert any(name.startswith("pytest>") for name in extras["cli"])
     assert "cli" in extras["all"][0]
-
-
-def test_a_server_without_memory_is_not_tried(new_redis: Callable[..., Server], tmp_path: Path) -> None:
-    """A store that refuses the first write can't be proved: exit 2 and one line, which says why."""
-    server = new_redis("--maxmemory", "1", "--maxmemory-policy", "noeviction")
-    code, output, errors = verify(server.url, "--seconds", "1", cwd=tmp_path)
-    assert (code, output) == (2, "")
-    assert "memory" in errors
-    assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.long
@@ -256,13 +240,15 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
     (package / "entry_points.txt").write_text("[caslock.stores]\nforeign = foreign_store:from_url\n")
     (tmp_path / "foreign_store.py").write_text(FOREIGN.format(name=name))
     url = f"foreign://{redis_server.host}:{redis_server.port}"
-    code, output, errors = verify(
-        url, "--seconds", "10", "--seed", "1", cwd=tmp_path
-    )  # a fault delays all at its one connection
-    assert code == (1 if said else 0), (output.splitlines()[-1], output, errors)
-    assert said in output
-    assert ("BROKEN contract" in output) == bool(said)
-    assert re.search("(drop|hold|duplicate) (request|reply)", output), "no fault was made"
+    seconds, output = 5, ""
+    while not re.search("(drop|hold|duplicate) (request|reply)", output):  # a fault delays all at its one connection
+        seconds *= 2
+        code, output, errors = verify(url, "--seconds", str(seconds), "--seed", "1", cwd=tmp_path)
+        if LATE in errors:
+            continue
+        assert code == (1 if said else 0), (output, errors)
+        assert said in output
+        assert ("BROKEN contract" in output) == bool(said)
     not_tried = [line for line in output.splitlines() if line.startswith("not tried")]
     assert not any("server" in line for line in not_tried), not_tried
     assert any("wakes one waiter;" in line and "(the store has no put_when_absent" in line for line in not_tried)
@@ -272,7 +258,7 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
 @pytest.mark.long
 def test_a_store_without_fences_passes_and_the_report_says_what_was_skipped(tmp_path: Path) -> None:
     """Where versions do not grow, the laws of fences are skipped, and named as not tried; all others are tried."""
-    code, output, errors = verify("--store", "tests.support.fenceless:fenceless_file", "--seconds", "6", cwd=tmp_path)
+    code, output, errors = verify_for(10, "--store", "tests.support.fenceless:fenceless_file", cwd=tmp_path)
     assert (code, output.splitlines()[-1]) == (0, "PASS"), (output, errors)
     assert "not tried          the laws of fences" in output
     assert re.search(r"not tried +versions only grow", output)
@@ -303,7 +289,7 @@ def nothing():
 def test_a_broken_store_of_your_own_fails_with_the_reason(tmp_path: Path) -> None:
     """``--store module:factory`` tries the user's own store; one that ends leases early gets exit 1, and why."""
     (tmp_path / "my_store.py").write_text(BROKEN)
-    code, output, _ = verify("--store", "my_store:make", "--seconds", "6", "--seed", "1", cwd=tmp_path)
+    code, output, _ = verify_for(6, "--store", "my_store:make", "--seed", "1", cwd=tmp_path)
     assert code == 1, output
     assert "BROKEN contract    a lease lasts for its ttl and ends" in output
     assert "BROKEN law         overlap" in output
@@ -318,7 +304,7 @@ def test_a_sound_store_of_your_own_passes_and_a_terminal_sees_it_live(tmp_path: 
     """
     (tmp_path / "my_store.py").write_text(BROKEN)
     ours, theirs = os.openpty()
-    process = start("--store", "my_store:sound", "--seconds", "2", "--json", cwd=tmp_path, stderr=theirs)
+    process = start("verify", "--store", "my_store:sound", "--seconds", "6", "--json", cwd=tmp_path, stderr=theirs)
     os.close(theirs)
     shown = b""
     with suppress(OSError):  # the end of a terminal
@@ -344,7 +330,7 @@ def test_a_run_in_which_nobody_acquires_proves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["my_store", "no_such_module:make", "my_store:no_such", "my_store:nothing"])
-def test_a_store_that_can_not_be_made_is_said_in_one_line(name: str, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_made_is_said_in_one_line(name: str, tmp_path: Path) -> None:
     """A factory that is not there, or gives no store: exit 2."""
     (tmp_path / "my_store.py").write_text(BROKEN)
     code, output, errors = verify("--store", name, "--seconds", "1", cwd=tmp_path)
@@ -470,18 +456,18 @@ def test_an_interrupt_leaves_nothing_behind(
     def interrupt(number: signal.Signals, code: int, database: int) -> None:
         url, folder = server.url.replace("/0", f"/{database}"), tmp_path / str(database)
         folder.mkdir()
-        process = start(url, "--seconds", "60", cwd=tmp_path, temporary=folder)
+        process = start("verify", url, "--seconds", "60", cwd=tmp_path, TMPDIR=str(folder))
         with process, closing(redis.Redis.from_url(url)) as client:
-            until(lambda: any(b":contract:" in key for key in client.keys(PREFIX + "*")))  # it has begun
+            assert until(lambda: any(b":contract:" in key for key in client.keys(PREFIX + "*")))  # it has begun
             if phase == "torture":
-                until(lambda: len(members(process.pid)) >= 6)
-                until(lambda: any(b":contract:" not in key for key in client.keys(PREFIX + "*")))
+                assert until(lambda: len(members(process.pid)) >= 6, 300)
+                assert until(lambda: any(b":contract:" not in key for key in client.keys(PREFIX + "*")), 300)
                 time.sleep(0.5)
             process.send_signal(number)
             output, errors = process.communicate(timeout=100)
             assert (process.returncode, output) == (code, ""), errors
             assert "nothing is left behind" in errors
-            until(lambda: not members(process.pid))
+            assert until(lambda: not members(process.pid))
             assert client.keys() == []
         assert list(folder.iterdir()) == []
 
@@ -524,14 +510,6 @@ def members(session: int) -> list[int]:
     """Name the processes of a session."""
     done = subprocess.run(["ps", "-o", "pid=", "-s", str(session)], capture_output=True, text=True, check=False)
     return [int(word) for word in done.stdout.split()]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait, within bounds, until a condition is true."""
-    end = time.monotonic() + 180  # the contract may take 90 s on a busy machine
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_prefixed_store_touches_no_key_but_its_own() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.candidate import Handle
-from benchmarks.figures import Section, fairness, jain, overlaps, percentile
+from benchmarks.figures import Section, fairness, overlaps, percentile
 from benchmarks.measures.contended import Watch, Worker
 from benchmarks.ratios import ratios
 from benchmarks.report import table
@@ -37,15 +37,6 @@ def test_percentile_is_the_nearest_rank() -> None:
     assert percentile([7.0], 0.99) == 7.0
     assert percentile([1, 2, 3], 0.5) == 2
     assert math.isnan(percentile([], 0.5))
-
-
-def test_jain_goes_from_one_over_n_to_one() -> None:
-    """Jain's index is 1 where all have the same, 1/n where one has all, and in between k/n where k share alike."""
-    assert jain([5, 5, 5, 5]) == 1.0
-    assert jain([9, 0, 0, 0]) == 0.25
-    assert jain([4, 4, 0, 0]) == 0.5
-    assert jain([3, 1]) == pytest.approx(0.8)
-    assert math.isnan(jain([0, 0]))
 
 
 def section(worker: int, got: int, left: int) -> Section:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -68,27 +67,3 @@ def test_an_advisory_lock_ends_with_its_session_or_transaction(postgresql_server
             assert not free()
             transaction.rollback()
             assert free()
-
-
-def test_the_server_ends_a_deadlock_of_advisory_locks(postgresql_server: Server) -> None:
-    """One of two sessions that wait for each other gets an error."""
-    one, two = time.time_ns(), time.time_ns() + 1
-    url = postgresql_server.url
-    with psycopg.connect(url, autocommit=True) as first, psycopg.connect(url, autocommit=True) as second:
-        first.execute("SELECT pg_advisory_lock(%s)", [one])
-        second.execute("SELECT pg_advisory_lock(%s)", [two])
-        errors = []
-
-        def wait(session: psycopg.Connection, key: int) -> None:
-            try:
-                session.execute("SELECT pg_advisory_lock(%s)", [key])
-            except psycopg.errors.DeadlockDetected as error:
-                errors.append(error)
-                session.execute("SELECT pg_advisory_unlock_all()")
-
-        threads = [threading.Thread(target=wait, args=each) for each in ((first, two), (second, one))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert len(errors) == 1

@@ -155,7 +155,7 @@ def test_booking_says_when_it_proves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["memory://", "nonsense", "nonsense://"])
-def test_booking_refuses_a_store_that_processes_can_not_share(tmp_path: Path, url: str) -> None:
+def test_booking_refuses_a_store_that_processes_cannot_share(tmp_path: Path, url: str) -> None:
     """Each process would have a memory of its own."""
     done = run(tmp_path, "booking.py", f"--url={url}")
     assert done.returncode == 2

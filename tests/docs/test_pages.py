@@ -56,59 +56,27 @@ def test_each_error_has_its_own_answer(tmp_path: Path) -> None:
 
 
 HOLDER = """
-import signal, sys, time, caslock
-store = caslock.connect("sqlite:///locks.db")
-with caslock.Lock(store, "room:42", ttl=2) as hold:
+import sys, caslock
+with caslock.Lock(caslock.connect("sqlite:///locks.db"), "room:42", ttl=2) as hold:
     print("held", flush=True)
     sys.stdin.readline()
     print(hold.lost, flush=True)
 """
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
-    """Start a process that holds room:42, until a line is written to it."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER], cwd=folder, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    )
-    assert process.stdout
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_key_of_an_ended_process_stays_until_its_lease_ends(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGTERM, too, ends Python without leaving the block; the next one waits for up to the ttl."""
-    process = holder(tmp_path)
-    process.send_signal(number)
-    process.communicate()
-    assert process.returncode == -number
-    lock = caslock.Lock(caslock.connect(f"sqlite:///{tmp_path}/locks.db"), "room:42")
-    assert lock.locked()
-    began = time.monotonic()
-    with lock:
-        assert time.monotonic() - began < 10
-
-
-def test_ctrl_c_releases(tmp_path: Path) -> None:
-    """KeyboardInterrupt leaves the block."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a background job inherits may ignore it
-    process = holder(tmp_path)
-    signal.signal(signal.SIGINT, before)
-    process.send_signal(signal.SIGINT)
-    process.communicate()
-    assert not caslock.Lock(caslock.connect(f"sqlite:///{tmp_path}/locks.db"), "room:42").locked()
-
-
 @pytest.mark.long
 def test_a_process_paused_for_longer_than_its_lease_sees_the_loss_when_it_continues(tmp_path: Path) -> None:
     """Meanwhile another one has acquired."""
-    process = holder(tmp_path)
-    process.send_signal(signal.SIGSTOP)
-    with caslock.Lock(caslock.connect(f"sqlite:///{tmp_path}/locks.db"), "room:42", timeout=10):
-        process.send_signal(signal.SIGCONT)
-        out, errors = process.communicate("look\n")
+    command, pipe = [sys.executable, "-c", HOLDER], subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        process.send_signal(signal.SIGSTOP)
+        with caslock.Lock(caslock.connect(f"sqlite:///{tmp_path}/locks.db"), "room:42", timeout=10):
+            process.send_signal(signal.SIGCONT)
+            out, errors = process.communicate("look\n")
     assert out == "True\n"
     assert "LockLost" in errors
 

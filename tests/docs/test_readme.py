@@ -152,14 +152,6 @@ def test_what_is_not_promised_comes_first() -> None:
     assert 0 < text.index("## What it does not promise") < text.index("## What it promises")
 
 
-@pytest.mark.parametrize(
-    "told", ["with connect(url) as store:", "--store module:factory", "each memory:// store is separate"]
-)
-def test_readme_says_what_a_newcomer_looks_for(told: str) -> None:
-    """How a store is closed, how one without a URL is verified, and that each ``memory://`` is separate."""
-    assert told in read()
-
-
 def test_readme_explains_every_setting_and_error() -> None:
     """The tables have a row for each keyword argument of a Lock, with its default, and for each error."""
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", read(), re.MULTILINE))
@@ -179,11 +171,3 @@ def test_readme_explains_every_setting_and_error() -> None:
             assert rows[setting.name] in {f"`{default}`", f'`"{default}"`'}
     errors = {name for name in caslock.__all__ if re.search(r"Error|Lost|Held|Acquired|Unavailable|Unknown", name)}
     assert errors - {"CaslockError"} <= set(rows)
-
-
-def test_blocks_are_read_as_marked() -> None:
-    """A block keeps its line; one that continues joins the one before it; one that is not to be run is left out."""
-    first, second, third = (f"```python\n{code}\n```\n" for code in ("a = 1", "b = a", "c"))
-    text = f"# x\n{first}<!-- continues -->\n{second}<!-- not run: why -->\n{third}"
-    assert blocks(text) == [Block(3, "\n\na = 1\n\n\n\nb = a\n")]
-    assert blocks("```sh\nmake\n```\n") == []

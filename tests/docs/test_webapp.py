@@ -125,13 +125,6 @@ def test_sqlite(tmp_path: Path, sqlite: str) -> None:
 
 
 @pytest.mark.long
-def test_redis(tmp_path: Path, sqlite: str, new_redis: NewServer) -> None:
-    """The same with the locks in Redis."""
-    with service(tmp_path, sqlite, new_redis().url) as running:
-        check(running)
-
-
-@pytest.mark.long
 def test_postgresql(tmp_path: Path, postgresql: str, new_redis: NewServer) -> None:
     """The same with the locks in Redis, and the bookings in PostgreSQL."""
     with service(tmp_path, postgresql, new_redis().url) as running:

@@ -12,16 +12,11 @@ from caslock.errors import StoreUnavailable
 from caslock.store import (
     ABSENT,
     WOKEN,
-    AsyncBatchingStore,
-    AsyncQueueingStore,
-    AsyncStore,
     BatchingStore,
     Entry,
     Put,
     QueueingStore,
     Removal,
-    Store,
-    Traits,
     WatchingStore,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
@@ -55,7 +50,6 @@ class Tried:
     """A faulty store over a memory, for either API, and the verbs to call."""
 
     def __init__(self, *, native: bool) -> None:
-        """Begin without faults."""
         self.memory = MemoryStore()
         self.faulty = AsyncFaultyStore(AsyncMemoryStore(self.memory)) if native else FaultyStore(self.memory)
         self.store = driven(self.faulty)
@@ -85,57 +79,15 @@ def tried(request: pytest.FixtureRequest) -> Tried:
     return Tried(native=request.param)
 
 
-def test_a_store_with_faults_is_a_store() -> None:
-    """Each can be handed to whatever takes a store."""
-    for kind in (Store, QueueingStore, BatchingStore):
-        assert isinstance(FaultyStore(MemoryStore()), kind)
-    for async_kind in (AsyncStore, AsyncQueueingStore, AsyncBatchingStore):
-        assert isinstance(AsyncFaultyStore(AsyncMemoryStore()), async_kind)
-
-
-class Plain:
-    """A store of the three verbs alone."""
-
-    def __init__(self) -> None:
-        self._memory = MemoryStore()
-        self.traits: Traits = self._memory.traits
-
-    def get(self, key: str) -> Entry | None:
-        """Read."""
-        return self._memory.get(key)
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write."""
-        return self._memory.put_if_version(key, value, version, ttl)
-
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove."""
-        return self._memory.invalidate(key, version)
-
-
-class AsyncPlain:
-    """The same for asyncio."""
-
-    def __init__(self) -> None:
-        self._plain = Plain()
-        self.traits: Traits = self._plain.traits
-
-    async def get(self, key: str) -> Entry | None:
-        """Read."""
-        return self._plain.get(key)
-
-    async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write."""
-        return self._plain.put_if_version(key, value, version, ttl)
-
-    async def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove."""
-        return self._plain.invalidate(key, version)
+without_an_answer = pytest.mark.parametrize(
+    ("fault", "applied"), [(lose_request, False), (unsent, False), (late(), False), (lose_reply, True)]
+)
 
 
 def test_faults_add_nothing_to_what_a_store_can_do() -> None:
     """What the store can't do, its faulty one can't either, nor the one that drives it; the three verbs do."""
-    plain = FaultyStore(Plain()), AsyncFaultyStore(AsyncPlain())
+    three_verbs = FaultyStore(MemoryStore(), plain=True)
+    plain = FaultyStore(three_verbs), AsyncFaultyStore(AsyncFaultyStore(AsyncMemoryStore(), plain=True))
     for store in (*plain, driven(plain[1])):
         for verb in ("wait_while", "put_when_absent", "put_many", "invalidate_many"):
             assert not hasattr(store, verb)
@@ -143,9 +95,7 @@ def test_faults_add_nothing_to_what_a_store_can_do() -> None:
         assert driven(store).get("key") == entry
 
 
-@pytest.mark.parametrize(
-    ("fault", "applied"), [(lose_request, False), (unsent, False), (late(), False), (lose_reply, True)]
-)
+@without_an_answer
 def test_no_answer_is_unavailable(tried: Tried, fault: Fault, applied: bool) -> None:  # noqa: FBT001 - a parameter
     """A lost, late or unsent request is not applied, one whose reply is lost is: the caller can't tell."""
     tried.faulty.on("put_if_version", 2, fault)
@@ -229,30 +179,12 @@ def test_another_client_may_move_between(tried: Tried, where: str, answer: bytes
     assert tried.observed == b"theirs"
 
 
-def test_an_outage_ends(tried: Tried) -> None:
-    """Everything is lost until the store is healed."""
-    tried.faulty.down()
-    verbs: list[Callable[[], object]] = [
-        lambda: tried.put(b"mine"),
-        lambda: tried.store.get("key"),
-        lambda: tried.store.invalidate("key", 1),
-    ]
-    for verb in verbs:
-        with pytest.raises(StoreUnavailable):
-            verb()
-    tried.faulty.heal()
-    assert tried.put(b"mine")
-    assert tried.faulty.calls == {"put_if_version": 2, "get": 1, "invalidate": 1}
-
-
 def several(value: bytes) -> list[Put]:
     """Put the value under three keys."""
     return [Put(key, value, ABSENT, LONG) for key in "abc"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "applied"), [(lose_request, False), (unsent, False), (late(), False), (lose_reply, True)]
-)
+@without_an_answer
 def test_several_requests_fail_as_one(tried: Tried, fault: Fault, applied: bool) -> None:  # noqa: FBT001 - a parameter
     """What is put or removed together is lost together, or applied and not answered; and arrives late as a whole."""
     tried.faulty.on("put_many", 1, fault)
@@ -278,19 +210,17 @@ def test_several_requests_fail_as_one(tried: Tried, fault: Fault, applied: bool)
     assert tried.faulty.log[-1].removals == tuple(removals)
 
 
-def test_a_wait_without_an_answer(tried: Tried) -> None:
+@without_an_answer
+def test_a_wait_without_an_answer(tried: Tried, fault: Fault, applied: bool) -> None:  # noqa: FBT001 - a parameter
     """A wait can be lost, unsent, or answered in vain; late it arrives as the put that it comes to."""
-    for fault, applied in ((lose_request, False), (unsent, False), (late(), False), (lose_reply, True)):
-        tried.faulty.on("put_when_absent", 1, fault)
-        with pytest.raises(StoreUnavailable) as failure:
-            tried.queueing.put_when_absent("key", b"mine", LONG, 20)
-        assert failure.value.sent == (fault is not unsent)
-        assert tried.observed == (b"mine" if applied else None)
-        assert tried.deliver() == (1 if fault.kept else 0)
-        assert tried.observed == (b"mine" if applied or fault.kept else None)
-        if entry := tried.memory.get("key"):
-            tried.memory.invalidate("key", entry.version)
-    assert tried.faulty.calls == {"put_when_absent": 4}
+    tried.faulty.on("put_when_absent", 1, fault)
+    with pytest.raises(StoreUnavailable) as failure:
+        tried.queueing.put_when_absent("key", b"mine", LONG, 20)
+    assert failure.value.sent == (fault is not unsent)
+    assert tried.observed == (b"mine" if applied else None)
+    assert tried.deliver() == (1 if fault.kept else 0)
+    assert tried.observed == (b"mine" if applied or fault.kept else None)
+    assert tried.faulty.calls == {"put_when_absent": 1}
     assert tried.faulty.log[0] == ("put_when_absent", "key", ABSENT, b"mine", LONG, 20, (), ())
 
 

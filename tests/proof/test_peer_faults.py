@@ -115,7 +115,7 @@ def cells(
     store.close()
     folder: Path = tmp_path_factory.mktemp("faults")
     locations = Places(folder, {REDIS_PLACE: redis_server, MEMCACHED_PLACE: memcached_server})
-    play = Play((*CASLOCK, *NAIVE), tuple(SCENES), lease=3.0, short_lease=1.0, side_by_side=16, limit=20.0)
+    play = Play((*CASLOCK, *NAIVE), tuple(SCENES), lease=6.0, short_lease=1.0, side_by_side=16, limit=20.0)
     return {(subject.label, name): cell for subject, name, cell in played(play, locations)}
 
 
@@ -132,8 +132,8 @@ def test_caslock_does_what_is_right(
 @pytest.mark.parametrize(
     ("label", "name", "verdict"),
     [
-        ("naive, Redis", "acquire cut", "BLOCKED 3 s"),
-        ("naive, Redis", "acquire mute", "BLOCKED 3 s"),
+        ("naive, Redis", "acquire cut", "BLOCKED"),
+        ("naive, Redis", "acquire mute", "BLOCKED"),
         ("naive, Redis", "release cut", "LOST LOCK"),
         ("naive, Redis", "release mute", "LOST LOCK"),
         ("naive, Redis", "fork", "LOST LOCK"),
@@ -141,13 +141,14 @@ def test_caslock_does_what_is_right(
         ("naive, Redis", "stale", "LOST LOCK"),
         ("naive, Redis", "pause", "not told"),
         ("naive, Redis", "fence", "no fence"),
-        ("forgetful, Redis", "outage", "BLOCKED 3 s"),
+        ("naive, Redis", "outage", "ok"),  # it can be released again after it
+        ("forgetful, Redis", "outage", "BLOCKED"),
         ("naive, Redis, asyncio", "stale", "LOST LOCK"),
     ],
 )
 def test_the_judge_bites(cells: dict[tuple[str, str], Cell], label: str, name: str, verdict: str) -> None:
     """A naive lock gets the verdict that it deserves."""
-    assert cells[label, name].verdict == verdict, cells[label, name].note
+    assert cells[label, name].verdict.startswith(verdict), cells[label, name].note
 
 
 def test_orphans_are_counted(cells: dict[tuple[str, str], Cell]) -> None:
@@ -156,11 +157,6 @@ def test_orphans_are_counted(cells: dict[tuple[str, str], Cell]) -> None:
     number, _, word = cell.verdict.partition(" ")
     assert word == "ORPHANS", cell.note
     assert int(number) > 10
-
-
-def test_what_is_right_is_not_held_against_anybody(cells: dict[tuple[str, str], Cell]) -> None:
-    """A naive lock that can be released again after an outage gets an ok for that."""
-    assert cells["naive, Redis", "outage"].verdict == "ok", cells["naive, Redis", "outage"].note
 
 
 def test_verdicts_on_a_release() -> None:

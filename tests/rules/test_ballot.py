@@ -9,6 +9,7 @@ import pytest
 
 from caslock.errors import NotAcquired, StoreUnavailable
 from caslock.protocol.lease import NEVER, Lease
+from caslock.protocol.life import ASKING, LEAVING, State
 from caslock.protocol.quorum import Ballot, QuorumLease, Stage, Vote
 
 if TYPE_CHECKING:
@@ -66,7 +67,13 @@ def attempt(number: int, *, now: float = 0.0) -> Attempt:
     lease.deadline = END
     store = SimpleNamespace(traits=SimpleNamespace(location=f"memory://{number}"))
     runtime = SimpleNamespace(now=lambda: now, store=store)
-    return cast("Attempt", SimpleNamespace(lease=lease, ending=False, runtime=runtime))
+    attempt = SimpleNamespace(lease=lease, state=ASKING, runtime=runtime)
+
+    def go(state: State) -> None:
+        attempt.state = state
+
+    attempt.go, attempt.begin_release = go, lambda: go(LEAVING)
+    return cast("Attempt", attempt)
 
 
 def ballot(*stages: Stage, now: float = 0.0) -> tuple[Ballot, Guard, Bell]:
@@ -139,7 +146,7 @@ def test_what_is_closed_is_released_once() -> None:
     watch(made, guard)
     leaving = made.close()
     assert leaving == [made.votes[0], made.votes[2]]
-    assert all(vote.attempt.ending for vote in made.votes)
+    assert {vote.attempt.state for vote in made.votes} == {LEAVING}
     assert not made.is_open
     assert made.leave(leaving[0])
     assert not made.leave(leaving[0])
@@ -160,12 +167,10 @@ def test_what_is_closed_by_halves_is_open() -> None:
             self.lease = lease
             self.told = 0
 
-        def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, value)
-            if name == "ending":
-                self.told += 1
-                if self.told == 1:
-                    raise KeyboardInterrupt
+        def begin_release(self) -> None:
+            self.told += 1
+            if self.told == 1:
+                raise KeyboardInterrupt
 
     made, _, _ = ballot(H, H, H)
     made.votes[1].attempt = cast("Attempt", Once(made.votes[1].attempt.lease))

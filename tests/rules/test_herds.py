@@ -57,6 +57,6 @@ def test_a_process_that_nobody_sees_gets_its_turns(waits: Waits) -> None:
 
 @pytest.mark.long
 def test_six_processes_wait_at_a_polled_store_in_turn() -> None:
-    """One that has had the key lets others go first: else the longest wait of 300 s is 52."""
+    """One that has had the key lets others go first: without that, the longest wait in 300 s was 52 s."""
     waited = unequal([0.0] * 6, 1, "polled")
     assert max(map(max, waited)) < 15

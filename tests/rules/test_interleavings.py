@@ -49,36 +49,6 @@ def test_a_wait_ends_with_the_lease_it_saw(*, queueing: bool) -> None:
     run.close()
 
 
-def test_a_clean_up_waits_for_the_renewal_under_way() -> None:
-    """An acquire that is undone while its hold is renewed leaves nothing, whichever write arrives last."""
-    run = scripted(client("A", 0, Round(0.0, 0.0, (Stay(1000.0),))), threads=True)
-    run.do("A", "go")
-    run.do("A", "late")  # so the clean-up writes a free record, not a removal
-    run.do("A", "go")
-    run.do("A", "go")
-    (hold,) = run.clients[0].holding
-    attempt, runtime = hold._attempt, run.processes[0]
-    run.do("time", "1")
-    (renewal,) = (name for name in run.flows if name != "A")
-    run.do(renewal, "go")
-    run.do(renewal, "lose")  # the renewal reads now, and then writes again
-
-    async def undo() -> None:
-        await Wait()
-        await protocol.give_up(runtime, attempt, KeyboardInterrupt())
-
-    run.clients[0].holding = ()
-    run.start(Flow("undo", run.clients[0], undo(), Wait(), interruptible=False))
-    run.do("undo", "go")
-    finish(run, renewal)
-    finish(run, "undo")
-
-    lease = run.store.observed(KEY, run.now)
-    assert lease is not None
-    assert lease.record.free
-    run.close()
-
-
 def acquired(run: Run, name: str = "A") -> float:
     """Let an acquire go on while all is well, and return how much of its lease is left as it returns."""
     (client,) = (each for each in run.clients if each.name == name)
@@ -95,7 +65,8 @@ def test_an_answer_that_took_half_the_lease_is_renewed_first(late: float) -> Non
     run.do("A", "slow")
     run.now += late
     assert acquired(run) >= TTL / 2
-    puts = [step for step in run.story if step.request is not None and step.request.verb == "put" and step.arrives]
+    sent = [step.request for step in run.story if step.what != "the reply comes"]
+    puts = [request for request in sent if request is not None and request.verb == "put"]
     assert len(puts) == {1.4: 1, 1.6: 2, 4.0: 3}[late]  # what has ended is not there to be renewed
     run.close()
 

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "caslock"
 
 PROTOCOL = (
-    *("record", "sightings", "writes", "lease", "exchange", "contention", "attempt", "runtime"),
+    *("record", "sightings", "writes", "lease", "life", "exchange", "contention", "attempt", "runtime"),
     *("hand_over", "limits", "clean_up", "withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
 )
 LOCAL = (
@@ -28,7 +28,7 @@ LOCAL = (
         "stamps",
     ),
     *("lock_state", "quorum", "multi", "lock"),
-    *("schedule", "workers", "thread_renewer", "threads", "task_renewer", "in_threads", "tasks"),
+    *("finishing", "schedule", "workers", "thread_renewer", "threads", "task_renewer", "in_threads", "tasks"),
 )
 GROUND = (
     "errors",

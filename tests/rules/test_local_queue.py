@@ -12,6 +12,7 @@ from caslock.local.queue import LocalQueue
 from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
 from caslock.protocol.contention import LONGEST_PAUSE, Contention
 from caslock.protocol.lease import NEVER
+from caslock.protocol.life import State
 from caslock.protocol.record import Observed, Record, opening
 from tests.support.scripted import PATIENCE, STAMP, START, TTL, Mutex
 
@@ -84,7 +85,7 @@ class Line:
         attempt = self.comes(name, owner)
         assert self.enters(attempt)
         attempt.lease.began, attempt.lease.deadline = self.clock, until
-        attempt.levels.append(name)
+        attempt.go(State.HELD)
         return attempt
 
     def leaves(self, attempt: Attempt) -> None:
@@ -310,7 +311,7 @@ def test_nobody_succeeds_one_of_several_holders(line: Line) -> None:
     first, also_ours = line.holds("a", "we"), line.holds("b", "we")
     waiting = waits(line, "stranger")
     line.queue.name_successor(first, START)
-    also_ours.ending = True
+    also_ours.state = State.LEAVING
     line.queue.name_successor(first, START)
     assert first.turn.outgoing is None
     line.leaves(also_ours)
@@ -318,7 +319,8 @@ def test_nobody_succeeds_one_of_several_holders(line: Line) -> None:
     assert also_ours.turn.outgoing is None
     line.queue.name_successor(first, START)
     assert first.turn.outgoing is not None
-    waiting.attempt.ending = first.ending = True
+    waiting.attempt.lease.deadline = NEVER
+    waiting.attempt.state = first.state = State.LEAVING
     last = waits(line, "last")
     line.queue.name_successor(waiting.attempt, START)
     assert waiting.attempt.turn.outgoing is None  # a shared owner's record has other holds
@@ -334,7 +336,7 @@ def test_a_predecessor_that_is_being_released_does_not_stop_a_hand_over(line: Li
     line.queue.name_successor(first, START)
     line.queue.name_successor(second.attempt, START)
     assert second.attempt.turn.outgoing is None
-    first.ending = True
+    first.state = State.LEAVING
     line.queue.name_successor(second.attempt, START)
     assert second.attempt.turn.outgoing is third.attempt.turn.incoming is not None
 
@@ -440,11 +442,11 @@ def passes_on(
             line.leaves(holder)
             return number, next_one.attempt.turn.yields
         holder.turn.outgoing.settle()
-        holder.ending = True
+        holder.state = State.LEAVING
         line.leaves(holder)
         holder = next_one.attempt
         assert next_one.goes_on() == "in"
-        holder.levels.append(number)
+        holder.go(State.HELD)
         holder.lease.deadline = NEVER
         line.clock += each
     return times, -1.0
@@ -505,7 +507,7 @@ def test_one_that_waits_here_pauses_as_one_that_comes(line: Line) -> None:
     line.clock += 2
     line.leaves(holder)
     assert second.attempt.turn.yields == pytest.approx(0.4)
-    second.attempt.levels.append("held")
+    second.attempt.go(State.HELD)
     second.attempt.lease.deadline = line.clock = line.clock + 1
     assert line.inside == [third.attempt]
     assert third.attempt.turn.yields == 0
@@ -559,7 +561,7 @@ def test_a_process_that_has_woken_another_lets_it_go_first(line: Line, *, queues
     holder.woken = True
     line.leaves(holder)
     assert line.has_key(1.0, after=0.09) == queues.PAUSE_SECONDS
-    assert line.has_key(1.0) == pytest.approx(queues.PAUSE_SECONDS * 0 if queues_there else 0.2)
+    assert line.has_key(1.0) == pytest.approx(0 if queues_there else 0.2)
     assert line.has_key(1.0, after=0.125) == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -23,10 +24,10 @@ from caslock import (
     QuorumLock,
     StoreError,
     StoreUnavailable,
+    connect,
     fork,
     observe,
 )
-from caslock.blocking import HoldMaker
 from caslock.fork import generation
 from caslock.local import lock_state
 from caslock.local import stamps as stamps_module
@@ -36,30 +37,27 @@ from caslock.local.stamps import Stamps
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
 from caslock.protocol.contention import Contention
+from caslock.protocol.exchange import Sent
 from caslock.protocol.lease import NEVER
-from caslock.protocol.record import Observed, Record
+from caslock.protocol.life import State
+from caslock.protocol.record import NOTHING, Observed, Record
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import FaultyStore
 from tests.rules.test_multilock_steps import Background, Timed, background, store
-from tests.support.locations import until
+from tests.support.locations import held, until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from caslock.protocol.attempt import Attempt
 
 __all__ = ["background", "store"]  # fixtures
 
 
-def held(lock: Lock, timeout: float | None = None) -> Hold:
-    """Acquire what is free."""
-    hold = lock.acquire(timeout=timeout)
-    assert hold is not None
-    return hold
-
-
-def begun(lock: Lock) -> tuple[LockState, Attempt]:
-    """Begin an attempt that asks for nothing."""
-    lock._state.begun()
-    return lock._state, lock._state.begin()
+def begun(lock: Lock) -> tuple[LockState, Hold]:
+    """Begin an acquire that asks for nothing."""
+    return lock._state, lock._state.begin(Hold)
 
 
 def test_a_hold_says_what_has_become_of_it(store: Timed) -> None:
@@ -69,11 +67,11 @@ def test_a_hold_says_what_has_become_of_it(store: Timed) -> None:
     assert hold.remaining() == pytest.approx(98.998, abs=1)
     store.passed += 98.5
     assert 0 < hold.remaining() < 0.9
-    hold._attempt.ending = True
+    hold._attempt.state = State.LEAVING
     assert hold.remaining() == 0
     with pytest.raises(NotHeld, match="this hold of 'k' is being released"):
         hold.extend()
-    hold._attempt.ending = False
+    hold._attempt.state = State.HELD
     hold.release()
     assert (hold.remaining(), repr(hold).endswith("released>")) == (0, True)
     with pytest.raises(NotHeld, match="this hold of 'k' has already been released"):
@@ -99,7 +97,8 @@ def test_what_is_left_of_the_timeout_is_for_the_store(
     store: Timed, timeout: float | None, passes: float, left: float | None
 ) -> None:
     """After the turn in this process has come."""
-    state, attempt = begun(Lock(store, "k"))
+    state, hold = begun(Lock(store, "k"))
+    attempt = hold._attempt
     limits: list[float] = []
 
     async def turn(_attempt: Attempt, _runtime: object, limit: float) -> bool:
@@ -116,16 +115,42 @@ def test_what_is_left_of_the_timeout_is_for_the_store(
     assert len(limits) == 1
 
 
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///locks.db"])
+def test_a_key_that_nobody_wants_is_taken_by_the_short_way(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time, also where waiters can't queue; and who does not get it is told how long that took."""
+    monkeypatch.chdir(tmp_path)
+    store = connect(url)
+    lock = Lock(store, "k")
+    with monkeypatch.context() as patch:
+        patch.setattr(LockState, "win", None)
+        patch.setattr(LockState, "release", None)
+        for _ in range(3):
+            lock.acquire()
+            lock.release()
+    other = Lock(FaultyStore(store), "k").acquire()
+    assert other is not None
+    with pytest.raises(NotAcquired, match=r"\(waited [^ ]+ s\)$"), Lock(store, "k", timeout=0):
+        pass
+
+
 def test_an_attempt_knows_its_deadline(store: Timed) -> None:
     """That of its own acquire call."""
-    now = ThreadRuntime.now()
-    assert held(Lock(store, "a"), 5.0)._attempt.limit == pytest.approx(now + 5.0, abs=0.5)
-    assert held(Lock(store, "b"))._attempt.limit == NEVER
+    for timeout in (0.0, 5.0, None):
+        state, hold = begun(Lock(store, f"for {timeout}"))
+        put = state.begin_put(hold)
+        assert put is not None
+        theirs = Observed(3, Record("them", ("them.1",), 5.0, "them.1.1", None))
+        with contextlib.suppress(NotAcquired):
+            run(state.win(hold, timeout, first=Sent(put, theirs if timeout is not None else NOTHING)))
+        assert hold._attempt.limit == (NEVER if timeout is None else put.at + timeout)
 
 
 def test_the_error_says_who_has_the_key(store: Timed) -> None:
     """At the store or in this process; or that it was never seen held by the same one."""
-    state, attempt = begun(Lock(store, "k"))
+    state, begun_hold = begun(Lock(store, "k"))
+    attempt = begun_hold._attempt
 
     def inside() -> list[Attempt]:
         return state._queue.inside(ThreadRuntime.now())
@@ -152,14 +177,14 @@ def test_a_release_after_the_lease_that_gets_no_answer_is_a_loss(store: Timed, b
     """It is released in the background, and cannot be released again; the lock can be had again."""
     lock = Lock(store, "k", ttl=100)
     hold = held(lock)
-    store.silent = lambda _verb, _key: True
+    store.lose = lambda _verb, _key: True
     store.passed += 1000
     with pytest.raises(LockLost):
         hold.release()
     assert background.left == 1
     assert not hold._is_open
     assert hold._attempt.ending
-    assert not lock._state._attempts
+    assert not lock._state._held
     with pytest.raises(NotHeld):
         lock.release()
 
@@ -168,11 +193,11 @@ def test_a_release_without_an_answer_is_called_again_at_the_lock(store: Timed) -
     """By any thread; what was released belongs to nobody."""
     lock = Lock(store, "k", ttl=100)
     hold = held(lock)
-    store.silent = lambda _verb, _key: True
+    store.lose = lambda _verb, _key: True
     with pytest.raises(StoreUnavailable):
         hold.release()
     assert lock._state.newest_hold() is hold
-    store.silent = lambda _verb, _key: False
+    store.lose = lambda _verb, _key: False
     lock.release()
     with pytest.raises(NotHeld, match="lock 'k' is not held by this thread or task"):
         lock.release()
@@ -203,55 +228,33 @@ def test_only_a_shorter_lease_is_watched_anew(store: Timed, monkeypatch: pytest.
     assert watched == [pytest.approx(now + due, abs=0.5) for due in (100 / 3, 50 / 3)]
 
 
-def test_a_failed_acquire_is_remembered_until_it_is_settled(
-    store: Timed, background: Background, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its late requests are its own until then, for whoever takes back what an interrupt has left."""
-    store.silent = lambda _verb, _key: True
-    lock = Lock(store, "k", ttl=100)
-    with pytest.raises(StoreUnavailable):
-        lock.acquire(timeout=0)
-    assert background.left == 1
-    store.silent = lambda _verb, _key: False
-    state, attempt = begun(Lock(store, "other"))
-    assert list(state._attempts.values()) == [attempt]
-    attempt.levels.append("half done")
-    run(state.undo(attempt, NotAcquired("as the test says")))
-    assert (attempt.levels, state._attempts) == ([], {})
-    attempt = state.begin()
-
-    def interrupted(_state: LockState, _attempt: Attempt, _error: BaseException) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LockState, "_withdraw", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(state.undo(attempt, NotAcquired("as the test says")))
-    assert list(state._attempts.values()) == [attempt]
+def test_an_acquire_is_known_to_nobody_before_it_has_succeeded(store: Timed) -> None:
+    """What an interrupt cuts short is garbage: it is not renewed, and the next one of this process gets in."""
+    state, hold = begun(Lock(store, "k", ttl=100))
+    assert state.enter_at_once(hold._attempt)
+    assert state._held == {}
+    abandoned = weakref.ref(hold._attempt)
+    del hold
+    assert abandoned() is None
+    assert state._queue.inside(state.runtime.now()) == []
 
 
-def test_what_an_interrupt_has_left_is_taken_back(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this thread: what has no hold yet, or is being released; a hold stays, and so does what others do."""
-    lock = Lock(store, "k")
-    run(lock._state.take_back(KeyboardInterrupt()))  # it was never used
-    state, acquiring = begun(lock)
-    others = state.begin()
-    others.caller = object()
-    releasing, keeping = state.begin(), state.begin()
-    for attempt in (releasing, keeping):
-        attempt.levels.append("held")
-    releasing.ending = True
-    undone: list[Attempt] = []
-
-    undo = LockState.undo
-
-    async def undoing(state: LockState, attempt: Attempt, error: BaseException) -> None:
-        undone.append(attempt)
-        await undo(state, attempt, error)
-
-    monkeypatch.setattr(LockState, "undo", undoing)
-    run(state.take_back(KeyboardInterrupt()))
-    assert undone == [acquiring, releasing]
-    assert list(state._attempts.values()) == [others, keeping]
+@pytest.mark.parametrize("levels", [0, 1, 2])
+def test_an_interrupted_acquire_is_undone(store: Timed, levels: int) -> None:
+    """With its hold if it has one already, but nothing else; and once is enough."""
+    lock = Lock(store, "k", min_hold=50)
+    for _ in range(levels - 1):
+        held(lock)
+    hold = lock._state.begin(Hold)
+    if levels:
+        run(lock._state.acquire(hold, 0.0))
+    else:
+        assert lock._state.enter_at_once(hold._attempt)
+    for _ in range(2):
+        run(lock._state.undo(hold, KeyboardInterrupt()))
+        assert not hold._is_open
+        assert (hold._attempt.state is State.HELD, store.memory.get("k") is None) == (levels == 2, levels < 2)
+    assert len(lock._state._queue.inside(lock._state.runtime.now())) == (levels == 2)
 
 
 def test_force_release_is_told_to_the_holder_of_that_time_only(store: Timed) -> None:
@@ -309,9 +312,9 @@ def test_a_hold_of_an_event_loop_that_has_ended_is_lost_to_who_comes_next(
     state, attempt = lock._state, hold._attempt
     attempt.caller = object()
     monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, which: which is attempt)
-    assert state.re_enter(HoldMaker()) is None
+    assert state.begin(Hold)._attempt is not attempt
     assert attempt.lease.lost == "its event loop has ended"
-    assert (state._attempts, state._queue._inside) == ({}, [])
+    assert (state._held, state._queue._inside) == ({}, [])
 
 
 def test_a_lock_is_begun_re_entered_and_left_by_one_at_a_time(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +328,8 @@ def test_a_lock_is_begun_re_entered_and_left_by_one_at_a_time(store: Timed, monk
     monkeypatch.setattr(LockState, "_begin", begins.append)
     with ThreadPoolExecutor(3) as pool:
         with state._guard, lock_state._begin_guard:
-            steps = [pool.submit(step) for step in (lambda: state.re_enter(HoldMaker()), new.begun, inner.release)]
+            acts: list[Callable[[], object]] = [lambda: state.re_enter(state.begin(Hold)), new.begun, inner.release]
+            steps = [pool.submit(act) for act in acts]
             for step in steps:
                 with pytest.raises(TimeoutError):
                     step.result(0.1)
@@ -340,7 +344,8 @@ def test_a_release_that_has_begun_is_not_re_entered(store: Timed) -> None:
     hold = held(lock)
     assert lock._state._ends(hold)
     assert hold._attempt.ending
-    assert lock._state.re_enter(HoldMaker()) is None
+    assert not lock._state.re_enter(Hold(lock._state, hold._attempt))
+    assert lock._state.begin(Hold)._attempt is not hold._attempt
 
 
 def test_a_child_releases_its_copies_and_frees_nothing(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +353,7 @@ def test_a_child_releases_its_copies_and_frees_nothing(store: Timed, monkeypatch
     lock = Lock(store, "k", ttl=100)
     outer, inner = held(lock), held(lock)
     owner, attempt = lock.owner, outer._attempt
-    store.log.clear()
+    store.requests.clear()
     monkeypatch.setattr(fork, "_generation", generation() + 1)
     with pytest.raises(NotHeld, match="belongs to the parent process"):
         outer.ensure_held()
@@ -361,7 +366,7 @@ def test_a_child_releases_its_copies_and_frees_nothing(store: Timed, monkeypatch
     assert attempt.levels == []
     with pytest.raises(NotHeld):
         lock.release()
-    assert store.log == []
+    assert store.requests == []
     assert store.memory.get("k") is not None
     assert lock.acquire(timeout=0) is None
     assert lock.owner != owner
@@ -372,10 +377,10 @@ def test_a_hold_whose_release_got_no_answer_is_not_that_of_a_later_acquire(store
     """Another thread that calls `Lock.release` is told so."""
     lock = Lock(store, "k", ttl=100)
     hold = held(lock)
-    store.silent = lambda _verb, _key: True
+    store.lose = lambda _verb, _key: True
     with pytest.raises(StoreUnavailable):
         hold.release()
-    store.silent = lambda _verb, _key: False
+    store.lose = lambda _verb, _key: False
     again = held(lock)
     with ThreadPoolExecutor(1) as pool, pytest.raises(NotHeld, match="by another thread or task"):
         pool.submit(lock.release).result(5)
@@ -407,9 +412,11 @@ def test_a_waiter_keeps_no_abandoned_hold_alive(store: Timed) -> None:
 
 
 def test_who_has_no_hold_is_not_waited_for_in_vain(store: Timed, caplog: pytest.LogCaptureFixture) -> None:
-    """A thread is warned when it waits for its own hold, not for its own attempt that has none."""
-    state, attempt = begun(Lock(store, "k"))
-    others = [SimpleNamespace(caller=attempt.caller, levels=[])]
+    """A thread is warned when it waits for its own hold, not for that of another, or its own attempt that has none."""
+    state, hold = begun(Lock(store, "k"))
+    attempt = hold._attempt
+    lease = SimpleNamespace(record=None)
+    others = [SimpleNamespace(caller=attempt.caller, levels=[], lease=lease)]
 
     async def turn(*_: object) -> bool:
         return True
@@ -418,19 +425,15 @@ def test_who_has_no_hold_is_not_waited_for_in_vain(store: Timed, caplog: pytest.
     run(state._turn(attempt, state.runtime.now(), 5.0, None))
     assert caplog.messages == []
     others[0].levels.append("held")
+    others[0].caller = object()
+    run(state._turn(attempt, state.runtime.now(), 5.0, None))
+    assert caplog.messages == []
+    others.append(SimpleNamespace(caller=attempt.caller, levels=["held"], lease=lease))
+    with pytest.raises(NotAcquired):
+        run(state._turn(attempt, state.runtime.now(), 0, None))  # the error says so
+    assert caplog.messages == []
     run(state._turn(attempt, state.runtime.now(), 5.0, None))
     assert "waits for itself" in caplog.text
-
-
-def test_an_interrupt_that_is_taken_back_lets_the_next_one_in(store: Timed) -> None:
-    """Whoever it was that the interrupt has kept from waking it."""
-    state, attempt = begun(Lock(store, "k"))
-    attempt.turn.event = state.runtime.event()
-    attempt.caller = object()  # so that it is not taken back itself
-    state._queue.waiting.append(attempt)
-    run(state.take_back(KeyboardInterrupt()))
-    assert state._queue.waiting == []
-    assert state._queue.inside(ThreadRuntime.now()) == [attempt]
 
 
 def test_what_caslock_did_not_write_has_no_fence(store: Timed) -> None:
@@ -454,7 +457,8 @@ def test_an_inner_hold_that_was_released_is_not_held(store: Timed) -> None:
 
 def test_an_acquire_that_is_under_way_is_no_hold(store: Timed) -> None:
     """It can't be released at the lock, and `force_release` takes nothing from it."""
-    state, attempt = begun(Lock(store, "k"))
+    state, hold = begun(Lock(store, "k"))
+    attempt = hold._attempt
     with pytest.raises(NotHeld, match="lock 'k' is not held by this thread or task"):
         state.newest_hold()
     assert state.enter_at_once(attempt)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from caslock import AsyncLock, AsyncMultiLock, Lock, LockLost, MultiLock, NotAcquired
+from caslock import AsyncLock, AsyncMultiLock, Lock, LockLost, MultiLock
 from caslock.local import clock
 from caslock.local.workers import run
 from caslock.protocol import sightings
@@ -19,12 +17,10 @@ from caslock.protocol.record import Record, encode
 from caslock.protocol.sightings import Sightings
 from caslock.store import ABSENT
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.stores.sqlite import SQLiteStore
 from tests.support.lasting import YEAR, AsyncLasting, Lasting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from caslock.store import AsyncStore, Entry, Put, Removal, Store
 
@@ -193,15 +189,6 @@ def test_a_lock_takes_over_from_a_holder_that_is_gone() -> None:
     assert memory.get("key") is None
 
 
-def test_a_holder_that_renews_keeps_the_key() -> None:
-    """A waiter that sees several of its leases gets none of them."""
-    memory = MemoryStore()
-    with Lock(Lasting(memory), "key", ttl=TTL) as hold:
-        with pytest.raises(NotAcquired), Lock(Lasting(memory), "key", timeout=3 * TTL):
-            pytest.fail("it was taken from its holder")
-        hold.ensure_held()
-
-
 def test_tries_that_do_not_wait_take_over_too() -> None:
     """What a process has seen counts for its next Lock at the same place, also of another store object."""
     memory = MemoryStore()
@@ -228,36 +215,6 @@ def test_an_async_lock_takes_over() -> None:
     memory, shared = MemoryStore(), AsyncMemoryStore()
     asyncio.run(scenario(Lasting(memory), Lasting(memory)))
     asyncio.run(scenario(AsyncLasting(shared), AsyncLasting(shared)))
-
-
-HOLD = """
-import sys, time
-from caslock import Lock
-from caslock.stores.sqlite import SQLiteStore
-from tests.support.lasting import Lasting
-with Lock(Lasting(SQLiteStore(sys.argv[1])), "key", ttl=1.0):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-@pytest.mark.long
-def test_the_key_of_a_killed_process_is_had(tmp_path: Path) -> None:
-    """It renews its lease until it is killed; then a waiter has the key within a lease, and not before."""
-    path = tmp_path / "locks.db"
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE) as holder:
-        try:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == b"held\n"
-            with SQLiteStore(path) as below:
-                store = Lasting(below)
-                assert Lock(store, "key").acquire(timeout=1.5) is None
-                holder.kill()
-                killed = clock.now()
-                with Lock(store, "key", timeout=10):
-                    assert 0.6 < clock.now() - killed < 2.5
-        finally:
-            holder.kill()
 
 
 class Batching(Lasting):

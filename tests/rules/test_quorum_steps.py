@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -20,10 +21,11 @@ from caslock import (
     observe,
 )
 from caslock.local import clock
-from caslock.local.quorum import GRACE, place_of
+from caslock.local.quorum import GRACE, QuorumState, place_of
 from caslock.local.several import check_stores
 from caslock.local.threads import ThreadRuntime, thread_runtime
 from caslock.local.workers import run
+from caslock.protocol.life import State
 from caslock.protocol.quorum import Ballot
 from tests.rules.test_multilock_steps import TIMEOUT, Timed
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from functools import partial
 
-    from caslock.local.lock_state import LockState
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.quorum import Vote
     from caslock.protocol.runtime import Runtime
@@ -63,8 +64,18 @@ class Scene:
         self.stores = [Member(self, f"memory://{number}") for number in range(3)]
         began = clock.now()
         monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: began + self.passed))
-        monkeypatch.setattr(ThreadRuntime, "sleep", lambda _runtime, seconds: self._sleep(seconds))
+        test, really = threading.current_thread(), ThreadRuntime.sleep
+
+        def sleep(runtime: ThreadRuntime, seconds: float) -> Coroutine[object, object, None]:
+            in_test = threading.current_thread() is test  # and no clean-up that an earlier test has left
+            return self._sleep(seconds) if in_test else really(runtime, seconds)
+
+        def start(runtime: ThreadRuntime, work: Callable[[], Coroutine[object, object, None]]) -> None:
+            self._start(runtime, work)
+
+        monkeypatch.setattr(ThreadRuntime, "sleep", sleep)
         monkeypatch.setattr(ThreadRuntime, "event", lambda _runtime: Pause(self))
+        monkeypatch.setattr(ThreadRuntime, "start", start)
         monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(self.watched.append))
         monkeypatch.setattr(ThreadRuntime, "report_loss", staticmethod(self.lost.append))
         monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, attempt: attempt in self.ended)
@@ -75,9 +86,7 @@ class Scene:
 
     def lock(self, **settings: object) -> QuorumLock:
         """Make a lock of the three."""
-        lock = QuorumLock(self.stores, "k", **settings)  # type: ignore[arg-type] # of several types
-        lock._state._start = self._start
-        return lock
+        return QuorumLock(self.stores, "k", **settings)  # type: ignore[arg-type] # of several types
 
     def _start(self, runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
         if runtime.home in self.silent:
@@ -194,7 +203,7 @@ def test_stores_that_no_thread_is_free_for_are_given_up(scene: Scene) -> None:
     assert scene.stores[2].memory.get("k") is None
     for work in scene.unsent:
         run(work())
-    assert [store.log for store in scene.stores[:2]] == [[], []]
+    assert [store.requests for store in scene.stores[:2]] == [[], []]
 
 
 def test_a_hold_lasts_as_long_as_two_of_three_leases(scene: Scene) -> None:
@@ -204,10 +213,10 @@ def test_a_hold_lasts_as_long_as_two_of_three_leases(scene: Scene) -> None:
     assert hold is not None
     assert [attempt.runtime.home for attempt in scene.watched] == scene.stores
     assert hold.remaining() == pytest.approx(100, abs=2)
-    scene.stores[0].silent = lambda _verb, _key: True
+    scene.stores[0].lose = lambda _verb, _key: True
     hold.extend(200)
     assert hold.remaining() > 150
-    scene.stores[1].silent = lambda _verb, _key: True
+    scene.stores[1].lose = lambda _verb, _key: True
     before = hold.remaining()
     with pytest.raises(
         StoreUnavailable, match="could not extend lock 'k', because 2 of 3 stores did not answer"
@@ -218,7 +227,7 @@ def test_a_hold_lasts_as_long_as_two_of_three_leases(scene: Scene) -> None:
     with pytest.raises(StoreUnavailable, match="could not release lock 'k', because 2 of 3"):
         hold.release()
     assert len(scene.later) == 2
-    scene.stores[1].silent = lambda _verb, _key: False
+    scene.stores[1].lose = lambda _verb, _key: False
     hold.release()
     assert not hold._is_open
     assert [store.memory.get("k") is None for store in scene.stores] == [False, True, True]
@@ -229,6 +238,7 @@ def test_a_lease_that_is_won_back_ends_with_max_hold(scene: Scene) -> None:
     hold = scene.lock(ttl=100, max_hold=150).acquire()
     assert hold is not None
     state, attempt = hold._state, hold._attempt
+    assert [part.lease.max_hold for part in scene.watched] == [150.0] * 3
     for passed, asked in ((60.0, 90.0), (100.0, 50.0)):
         scene.passed = passed
         entry = scene.stores[0].memory.get("k")
@@ -290,11 +300,11 @@ def test_a_store_that_has_not_answered_is_asked_again_once_it_has(scene: Scene) 
     first.release()
     second = lock.acquire()
     assert second is not None
-    assert scene.stores[0].log == []  # it waits for the first answer
+    assert scene.stores[0].requests == []  # it waits for the first answer
     second.release()
     scene.votes[0][0].end(vote, None)
     lock._state._go_on(vote)
-    assert scene.stores[0].log == []
+    assert scene.stores[0].requests == []
     scene.hung = list(scene.stores[:1])
     third = lock.acquire()
     assert third is not None
@@ -303,10 +313,28 @@ def test_a_store_that_has_not_answered_is_asked_again_once_it_has(scene: Scene) 
     ballot, vote = scene.votes[1]
     ballot.end(vote, None)
     lock._state._go_on(vote)
-    assert [verb for verb, _ in scene.stores[0].log] == ["put"]
+    assert [verb for verb, _ in scene.stores[0].requests] == ["put"]
     assert fourth is not None
     fourth.release()
     assert [store.memory.get("k") for store in scene.stores] == [None] * 3
+
+
+def test_a_store_that_has_not_released_is_asked_again_once_it_has(scene: Scene) -> None:
+    """By an acquire that waits for the answer to the release of before."""
+    lock = scene.lock()
+    first = lock.acquire()
+    assert first is not None
+    scene.silent = {scene.stores[0]}
+    first.release()
+    scene.silent = set()
+    scene.stores[0].requests.clear()
+    second = lock.acquire()
+    assert second is not None
+    assert scene.stores[0].requests == []
+    run(scene.unsent.pop()())
+    assert [verb for verb, _ in scene.stores[0].requests] == ["invalidate", "put"]
+    second.release()
+    assert free(scene) == [True] * 3
 
 
 @pytest.mark.parametrize(("silent", "text"), [(False, "refused"), (True, "did not answer")])
@@ -314,7 +342,7 @@ def test_the_error_says_what_each_store_has_said(scene: Scene, text: str, *, sil
     """In the words of the store, with its location once; a refusal is a refusal only if no store was silent."""
     scene.stores[0].refused = lambda _verb, _key: True
     if silent:
-        scene.stores[1].silent = lambda _verb, _key: True
+        scene.stores[1].lose = lambda _verb, _key: True
     else:
         scene.stores[1].refused = lambda _verb, _key: True
     with pytest.raises(StoreError) as caught:
@@ -335,7 +363,7 @@ def test_an_error_that_names_its_store_is_told_as_it_is(scene: Scene) -> None:
         raise failures[number]
 
     for number, store in enumerate(scene.stores):
-        store.silent = lambda _verb, _key, number=number: fail(number)  # type: ignore[misc] # its default
+        store.lose = lambda _verb, _key, number=number: fail(number)  # type: ignore[misc] # its default
     with pytest.raises(StoreError, match="refused: memory://0 is read-only; memory://1 is read-only; memory://2 is"):
         scene.lock().acquire()
 
@@ -347,7 +375,7 @@ def test_a_fault_of_a_store_is_raised_as_it_is(scene: Scene) -> None:
         raise ZeroDivisionError
 
     for store in scene.stores[:2]:
-        store.silent = fail
+        store.lose = fail
     with pytest.raises(ZeroDivisionError):
         scene.lock().acquire()
 
@@ -387,7 +415,7 @@ def acquired(scene: Scene, **settings: object) -> Hold:
     hold = scene.lock(**settings).acquire()
     assert hold is not None
     for store in scene.stores:
-        store.log.clear()
+        store.requests.clear()
     scene.waits.clear()
     return hold
 
@@ -444,30 +472,30 @@ def test_an_extension_waits_a_moment_for_a_minority_and_three_timeouts_for_a_maj
 
 def test_a_store_without_a_lease_is_asked_again_after_each_renewal_of_another(scene: Scene) -> None:
     """While the lock is held, and `max_hold` is not over."""
-    scene.stores[0].silent = lambda _verb, _key: True
+    scene.stores[0].lose = lambda _verb, _key: True
     hold = acquired(scene, ttl=100, max_hold=500)
-    scene.stores[0].silent = lambda _verb, _key: False
+    scene.stores[0].lose = lambda _verb, _key: False
     renewed = scene.watched[-1].after_renewal
     assert renewed is not None
     scene.later.clear()
     assert len(scene.watched) == 2
     renewed()
-    assert [verb for verb, _ in scene.stores[0].log] == ["put"]
+    assert [verb for verb, _ in scene.stores[0].requests] == ["put"]
     assert len(scene.watched) == 3
     renewed()
-    assert len(scene.stores[0].log) == 1
+    assert len(scene.stores[0].requests) == 1
     hold.release()
     renewed()
-    assert [verb for verb, _ in scene.stores[0].log] == ["put", "invalidate"]
+    assert [verb for verb, _ in scene.stores[0].requests] == ["put", "invalidate"]
     assert free(scene) == [True] * 3
 
 
 @pytest.mark.parametrize("how", ["lost", "over", "max_hold"])
 def test_a_lock_that_is_lost_asks_no_store_again(scene: Scene, how: str) -> None:
     """Nor one that may be held no longer."""
-    scene.stores[0].silent = lambda _verb, _key: True
+    scene.stores[0].lose = lambda _verb, _key: True
     hold = acquired(scene, ttl=100, max_hold=120 if how == "max_hold" else 500)
-    scene.stores[0].silent = lambda _verb, _key: False
+    scene.stores[0].lose = lambda _verb, _key: False
     if how == "lost":
         hold._attempt.lease.lost = "as the test says"
     else:
@@ -478,7 +506,7 @@ def test_a_lock_that_is_lost_asks_no_store_again(scene: Scene, how: str) -> None
     renewed = scene.watched[-1].after_renewal
     assert renewed is not None
     renewed()
-    assert scene.stores[0].log == []
+    assert scene.stores[0].requests == []
 
 
 @pytest.mark.parametrize("auto_renew", [True, False])
@@ -492,7 +520,7 @@ def test_one_lost_lease_is_won_back_and_two_are_a_loss(scene: Scene, *, auto_ren
         part.lease.on_loss[0]()
         if part is first:
             assert not hold.lost
-            assert ("put", "k") in scene.stores[0].log or not auto_renew
+            assert ("put", "k") in scene.stores[0].requests or not auto_renew
             assert free(scene) == [not auto_renew, False, False]
             scene.stores[0].refused = lambda _verb, _key: True
             for vote in scene.watched[3:]:
@@ -528,7 +556,7 @@ def test_an_interrupted_acquire_says_what_is_released_in_the_background(scene: S
     assert caught.value.__notes__ == [
         "The lease of 'k' at memory://0 is released in the background; it expires within 70 s."
     ]
-    assert not lock._state._attempts
+    assert not lock._state._held
 
 
 def test_a_release_after_the_end_is_a_loss(scene: Scene) -> None:
@@ -541,7 +569,7 @@ def test_a_release_after_the_end_is_a_loss(scene: Scene) -> None:
     scene.silent = set(scene.stores)
     with pytest.raises(LockLost):  # even if no store can be asked
         hold.release()
-    assert hold._attempt.lease.record is None
+    assert hold._attempt.state is State.OVER
     scene.silent.clear()
     for work in scene.unsent:
         run(work())
@@ -549,10 +577,10 @@ def test_a_release_after_the_end_is_a_loss(scene: Scene) -> None:
         hold = acquired(scene, ttl=100, auto_renew=False)
         scene.passed += 101
         for store in scene.stores:
-            store.silent = lambda _verb, _key, silent=silent: silent  # type: ignore[misc] # its default
+            store.lose = lambda _verb, _key, silent=silent: silent  # type: ignore[misc] # its default
         with pytest.raises(LockLost):
             hold.release()
-        assert hold._attempt.lease.record is None
+        assert hold._attempt.state is State.OVER
         assert not hold._is_open
 
 
@@ -578,7 +606,7 @@ def test_lost_is_lost(scene: Scene) -> None:
     hold._attempt.lease.lost = "as the test says"
     with pytest.raises(LockLost):
         hold.extend(200)
-    assert [store.log for store in scene.stores] == [[], [], []]
+    assert [store.requests for store in scene.stores] == [[], [], []]
     with pytest.raises(LockLost):
         hold.release()
     assert free(scene) == [True] * 3
@@ -586,13 +614,13 @@ def test_lost_is_lost(scene: Scene) -> None:
 
 def test_an_extension_counts_only_leases_that_there_are(scene: Scene) -> None:
     """Not a store that has granted none, and is not asked."""
-    scene.stores[0].silent = lambda _verb, _key: True
+    scene.stores[0].lose = lambda _verb, _key: True
     hold = acquired(scene, ttl=100)
-    scene.stores[0].silent = lambda _verb, _key: False
-    scene.stores[1].silent = lambda _verb, _key: True
+    scene.stores[0].lose = lambda _verb, _key: False
+    scene.stores[1].lose = lambda _verb, _key: True
     with pytest.raises(StoreUnavailable, match="could not extend lock 'k', because 1 of 3 stores did not answer"):
         hold.extend(200)
-    assert scene.stores[0].log == []
+    assert scene.stores[0].requests == []
 
 
 def test_an_extension_ends_with_the_last_answer(scene: Scene) -> None:
@@ -639,7 +667,7 @@ def test_an_earlier_request_may_end_at_any_moment(scene: Scene, ends: str) -> No
         scene.ended.append(vote.attempt)
     second = lock.acquire()
     assert second is not None
-    assert [verb for verb, _ in scene.stores[0].log] == ["put"]
+    assert [verb for verb, _ in scene.stores[0].requests] == ["put"]
     second.release()
     assert free(scene) == [True] * 3
 
@@ -660,21 +688,21 @@ def test_a_lease_that_is_lost_as_the_lock_is_released_is_released(
     monkeypatch.setattr(Ballot, "replace", released)
     lose(scene.watched[0])
     assert free(scene) == [True] * 3
-    assert [verb for verb, _ in scene.stores[0].log] == ["invalidate"]
+    assert [verb for verb, _ in scene.stores[0].requests] == ["invalidate"]
 
 
-def test_a_lost_lease_that_can_not_be_released_is_asked_for_later(scene: Scene) -> None:
+def test_a_lost_lease_that_cannot_be_released_is_asked_for_later(scene: Scene) -> None:
     """After the next renewal of another one; until then its store has no vote."""
 
     def fail(_verb: str, _key: str) -> bool:
         raise ZeroDivisionError
 
     hold = acquired(scene, ttl=100)
-    scene.stores[0].silent = fail
+    scene.stores[0].lose = fail
     lose(scene.watched[0])
-    assert [verb for verb, _ in scene.stores[0].log] == ["invalidate"]
+    assert [verb for verb, _ in scene.stores[0].requests] == ["invalidate"]
     assert len(scene.later) == 1
-    scene.stores[0].silent = lambda _verb, _key: False
+    scene.stores[0].lose = lambda _verb, _key: False
     forget(scene.stores[0])
     renewed = scene.watched[1].after_renewal
     assert renewed is not None
@@ -692,24 +720,27 @@ def test_a_release_that_was_begun_twice_is_made_once(scene: Scene) -> None:
         with pytest.raises(StoreUnavailable):
             hold.release()
     for store in scene.stores:
-        store.silent = lambda _verb, _key: True
+        store.lose = lambda _verb, _key: True
     assert len(scene.unsent) == 6
     for work in scene.unsent:
         run(work())
     assert len(scene.later) == 3
 
 
-def test_a_loss_before_there_is_a_hold_is_told_when_there_is_one(scene: Scene) -> None:
+def test_a_loss_before_there_is_a_hold_is_told_when_there_is_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before that, there is nobody to tell; and after a release there is nobody left."""
-    lock = scene.lock(ttl=100, auto_renew=False)
+    ask = QuorumState._ask
 
-    def made(state: LockState, attempt: Attempt) -> Hold:
+    async def then_lose(state: QuorumState, attempt: Attempt, timeout: float | None, observed: None) -> bool:
+        assert await ask(state, attempt, timeout, observed)
         scene.passed += 1000
         lose(*scene.watched)
         assert scene.lost == []
-        return Hold(state, attempt)
+        return True
 
-    hold = run(lock._state.acquire(made, None))
+    with monkeypatch.context() as patch:
+        patch.setattr(QuorumState, "_ask", then_lose)
+        hold = acquired(scene, ttl=100, auto_renew=False)
     assert scene.lost == [hold._attempt]
     scene.lost.clear()
     with pytest.raises(LockLost):
@@ -723,7 +754,7 @@ def test_a_loss_before_there_is_a_hold_is_told_when_there_is_one(scene: Scene) -
             part.lease.on_loss[0]()
         return False
 
-    scene.stores[2].silent = lost
+    scene.stores[2].lose = lost
     scene.lost.clear()
     hold.release()
     lose(*scene.watched)
@@ -737,29 +768,6 @@ def lose(*parts: Attempt) -> None:
         part.lease.on_loss[0]()
 
 
-def test_an_interrupt_of_what_undoes_an_acquire_leaves_nothing(scene: Scene) -> None:
-    """A second one comes before the first release has been begun."""
-    lock = scene.lock(ttl=100)
-    start = lock._state._start
-
-    def interrupted(runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        if work.func.__name__ == "_leave":  # type: ignore[attr-defined] # of a partial
-            lock._state._start = start
-            raise KeyboardInterrupt
-        start(runtime, work)
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    lock._state._start = interrupted
-    scene.hung = list(scene.stores[1:])
-    scene.meanwhile = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        lock.acquire()
-    assert free(scene) == [True] * 3
-    assert not lock._state._attempts
-
-
 def test_an_interrupt_as_a_lease_is_given_back_says_what_is_left(scene: Scene) -> None:
     """The acquire had failed already."""
 
@@ -771,7 +779,7 @@ def test_an_interrupt_as_a_lease_is_given_back_says_what_is_left(scene: Scene) -
         scene.silent = {scene.stores[0]}  # from now on
         return verb != "put"
 
-    scene.stores[0].silent = silent
+    scene.stores[0].lose = silent
     scene.hung = list(scene.stores[1:])
     scene.meanwhile = interrupt
     with pytest.raises(KeyboardInterrupt) as caught:

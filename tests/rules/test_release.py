@@ -11,12 +11,13 @@ import pytest
 from caslock.errors import LockLost, NotAcquired, StoreError, StoreUnavailable
 from caslock.protocol.attempt import Retry
 from caslock.protocol.batch import put_together, remove_together
-from caslock.protocol.exchange import note_write, observed_in, send
+from caslock.protocol.exchange import Sent, note_write, observed_in, send
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
+from caslock.protocol.life import State
 from caslock.protocol.limits import PASSES
 from caslock.protocol.record import NOTHING, Observed, Record, decode, encode
-from caslock.protocol.release import force_release, leave_surely, release, release_quietly
+from caslock.protocol.release import force_release, release, release_quietly
 from caslock.protocol.withdraw import give_up, step_back, withdraw
 from caslock.protocol.writes import FREE_TTL, InFlight
 from caslock.store import ABSENT, WOKEN, Entry
@@ -42,8 +43,8 @@ def test_a_release_is_one_removal() -> None:
     """A second one makes no request, and no renewal begins after it."""
     script = Scripted(None)
     attempt = held(script)
-    assert released(script, attempt).record is None
-    assert attempt.ending
+    released(script, attempt)
+    assert attempt.state is State.OVER
     script.clock = attempt.lease.deadline
     released(script, attempt)
     assert script.verbs == ["invalidate"]
@@ -109,6 +110,25 @@ def test_a_release_waits_for_the_renewal_under_way(*, gone: bool) -> None:
     assert not mutex.taken
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_the_time_of_a_release_counts_from_its_removal(*, late: bool) -> None:
+    """The answer shows our hold in a co-holder's record; the lease may have ended meanwhile."""
+    script = Scripted(lost(), lost(), lost())
+    script.takes = 0.95 * PATIENCE
+    attempt = held(script)
+    lease = attempt.lease
+    assert lease.record is not None
+    sent = lease.deadline - 1 if late else START
+    removal = note_write(attempt, lease.version, None, sent)
+    attempt.writes.drop(removal.id)  # it was not applied
+    script.clock = sent + script.takes
+    theirs = lease.record._replace(holds=("another.1", attempt.hold_id), write="another.1.2")
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        run(release(cast("Runtime", script), attempt, removed=Sent(removal, Observed(9, theirs))))
+    assert script.verbs == ["put", "get"]
+    assert script.clock <= sent + 3 * PATIENCE
+
+
 def test_a_release_after_the_lease_is_a_loss() -> None:
     """Another owner may have held the key, though our record was still there."""
     script = Scripted(None)
@@ -116,7 +136,7 @@ def test_a_release_after_the_lease_is_a_loss() -> None:
     script.clock = attempt.lease.deadline
     with pytest.raises(LockLost, match="its lease ended before it was released"):
         released(script, attempt)
-    assert attempt.lease.record is None
+    assert attempt.state is State.OVER
     assert script.losses == 1
 
 
@@ -134,10 +154,11 @@ def test_a_release_without_an_answer_can_be_called_again() -> None:
     with pytest.raises(StoreUnavailable) as raised:
         released(script, attempt)
     assert len(raised.value.__notes__) == 1
-    assert attempt.lease.record is not None
+    assert attempt.state.name == "UNSETTLED"
     assert attempt.writes.releases
     script.clock = attempt.lease.deadline
-    assert released(script, attempt).record is None
+    released(script, attempt)
+    assert attempt.state is State.OVER
 
 
 def test_a_release_that_gets_no_answer_again_is_still_no_loss() -> None:
@@ -292,20 +313,6 @@ def test_a_release_in_the_background_tells_what_is_left() -> None:
         run(release_quietly(cast("Runtime", script), attempt, START + 100))
 
 
-def test_an_interrupted_release_is_finished() -> None:
-    """Its interruption says what could not be done; a loss is no trouble."""
-    for answers, notes in (
-        ([None], []),
-        ([THEIRS], []),
-        ([StoreError("refused")], ["could not release lock 'key', which expires within 30 s: refused"]),
-    ):
-        script = Scripted(*answers)
-        interruption = KeyboardInterrupt()
-        run(leave_surely(cast("Runtime", script), held(script), interruption))
-        assert [note.partition("\n")[0] for note in getattr(interruption, "__notes__", [])] == notes
-        assert script.verbs == ["invalidate"]
-
-
 def forced(script: Scripted) -> Record | None:
     """Take the key away."""
     return cast("Record | None", run(force_release(cast("Runtime", script), an_attempt(script))))
@@ -381,7 +388,7 @@ class Handing:
     def __init__(self, *answers: Entry | BaseException | None) -> None:
         self.script = Scripted(*answers)
         self.holder = held(self.script)
-        self.successor = an_attempt(self.script)
+        self.successor = an_attempt(self.script, ttl=20.0)
         self.event = Woken()
         self.successor.turn.event = cast("Event", self.event)
         self.outgoing = HandOver(self.successor)
@@ -402,7 +409,9 @@ def test_a_hand_over_is_one_put() -> None:
     handing = Handing(Entry(OURS, 6))
     observed = handing.go()
     assert observed.version == 6
+    assert observed.record is not None
     assert handing.successor.is_in(observed.record)
+    assert observed.record.ttl == 20.0  # its own
     assert handing.script.verbs == ["put"]
     assert handing.successor.writes.may_land(5)
     assert handing.outgoing.pending
@@ -428,7 +437,7 @@ def test_a_hand_over_that_leaves_a_quarantine_goes_on_with_it() -> None:
     lease.record = lease.record._replace(quarantine=50.0, quarantine_id="other.1.1")
     record = handing.go().record
     assert record is not None
-    assert (record.quarantine, record.ttl, record.fence) == (50.0, TTL, None)
+    assert (record.quarantine, record.ttl, record.fence) == (50.0, 20.0, None)
     assert handing.successor.writes.may_land(5)
 
 
@@ -449,7 +458,7 @@ def test_a_hand_over_that_nobody_waits_for_is_not_sent() -> None:
     assert handing.kept()
     assert handing.outgoing.take(), "nothing was taken"
     handing = Handing()
-    handing.successor.ending = True
+    handing.successor.state = State.LEAVING
     assert handing.kept()
 
 
@@ -704,7 +713,7 @@ def test_a_put_that_may_land_is_kept_out_by_a_free_record() -> None:
     script = Scripted(None, Entry(OURS, 7))
     attempt, said = given_up(script, lost())
     assert said.startswith("StoreUnavailable: could not acquire")
-    assert attempt.settled
+    assert attempt.state is State.OVER
     assert attempt.ending
     assert decode(script.written[0]).free
     script = Scripted(THEIRS)
@@ -718,7 +727,7 @@ def test_a_put_that_waits_behind_another_owner_is_told() -> None:
     attempt, said = given_up(Scripted(THEIRS), lost())
     assert said.startswith(f"OutcomeUnknown: {wording}")
     assert said.endswith("within 30 s after that")
-    assert attempt.settled
+    assert attempt.state is State.OVER
     for error in (NotAcquired("busy"), KeyboardInterrupt(), StoreError("refused")):
         assert given_up(Scripted(THEIRS), error)[1].startswith(wording)
 
@@ -731,7 +740,7 @@ def test_a_clean_up_without_an_answer_goes_on_in_the_background() -> None:
         assert said.startswith("OutcomeUnknown: ")
         assert "in the background" in said
         assert script.background == [FREE_TTL]
-        assert attempt.settled
+        assert attempt.state is State.OVER
     for other in (KeyboardInterrupt(), StoreError("refused")):
         said = given_up(Scripted(lost(), lost()), other)[1]
         assert said.startswith("could not acquire lock 'key', and a request may still be applied")
@@ -762,13 +771,13 @@ def test_a_clean_up_names_the_place_once_and_what_was_said() -> None:
 
 
 def test_a_failed_acquire_keeps_no_key() -> None:
-    """Nobody has relied on its `min_hold`, unless its release has begun."""
-    for ending, verb in ((False, "invalidate"), (True, "put")):
-        script = Scripted(None if verb == "invalidate" else Entry(OURS, 7))
-        attempt = held(script)
-        attempt.min_hold, attempt.ending = 60.0, ending
-        run(give_up(cast("Runtime", script), attempt, KeyboardInterrupt()))
-        assert script.verbs == [verb]
+    """Nobody has relied on its `min_hold`; what is known of it need not be read."""
+    script = Scripted(None)
+    attempt = held(script)
+    attempt.state, attempt.min_hold = State.ASKING, 60.0  # it was about to be held
+    run(give_up(cast("Runtime", script), attempt, KeyboardInterrupt()))
+    assert script.verbs == ["invalidate"]
+    assert attempt.state is State.OVER
 
 
 def test_a_free_record_that_was_not_written_is_written_again() -> None:
@@ -777,7 +786,7 @@ def test_a_free_record_that_was_not_written_is_written_again() -> None:
     attempt, said = given_up(script, lost())
     assert script.verbs == ["get", "put", "put"]
     assert said.endswith("nothing was left behind")
-    assert attempt.settled
+    assert attempt.state is State.OVER
 
 
 def test_a_clean_up_that_is_refused_ends_there() -> None:
@@ -790,7 +799,7 @@ def test_a_clean_up_that_is_refused_ends_there() -> None:
         assert said.startswith("OutcomeUnknown: ")
         assert said.endswith("cannot be undone (refused); it expires within 30 s after that")
         assert script.background == []
-        assert attempt.settled
+        assert attempt.state is State.OVER
 
 
 @pytest.mark.parametrize(
@@ -814,15 +823,6 @@ def test_a_clean_up_begins_no_request_too_late(error: BaseException, limit: floa
         run(give_up(cast("Runtime", script), attempt, error))
     assert len(script.asked) == asked
     assert script.background == [FREE_TTL]
-
-
-def test_a_hold_that_is_given_up_is_removed() -> None:
-    """An interrupt came between its success and the caller: what is known need not be read."""
-    script = Scripted(None)
-    attempt = held(script)
-    run(give_up(cast("Runtime", script), attempt, KeyboardInterrupt()))
-    assert script.verbs == ["invalidate"]
-    assert attempt.lease.record is None
 
 
 def test_an_attempt_that_steps_back_can_try_again() -> None:

@@ -9,6 +9,7 @@ import pytest
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.attempt import Retry
 from caslock.protocol.lease import margin
+from caslock.protocol.life import State
 from caslock.protocol.record import Record, encode
 from caslock.protocol.renew import renew, renew_due
 from caslock.protocol.writes import FREE_TTL, InFlight
@@ -99,6 +100,15 @@ def test_a_batch_that_is_refused_is_renewed_one_by_one(answer: Exception | None)
     assert not any(attempt.writes.in_flight for attempt in attempts)
 
 
+def test_a_renewal_that_is_refused_alone_is_no_loss() -> None:
+    """It is due again soon, and says why if the lease ends before."""
+    script = Scripted(StoreError("refused"))
+    (attempt,) = holders(script, 1)
+    assert kept(script, [attempt]) == []
+    assert (attempt.lease.lost, attempt.lease.failure) == ("", "refused")
+    assert attempt.lease.due == DUE + TTL / 12
+
+
 def test_an_interrupted_batch_may_land() -> None:
     """The interrupt is passed on, and nobody keeps a mutex."""
     script = Scripted(KeyboardInterrupt())
@@ -139,11 +149,11 @@ def test_what_is_being_released_is_not_renewed() -> None:
         script = Scripted()
         attempts = holders(script, count)
         for attempt in attempts:
-            attempt.ending = True
+            attempt.state = State.LEAVING
             attempt.lease.deadline = DUE
         kept(script, attempts)
         for attempt in attempts:
-            attempt.ending, attempt.lease.record = False, None
+            attempt.state, attempt.lease.record = State.HELD, None
         kept(script, attempts)
         assert script.asked == []
         assert script.losses == 0

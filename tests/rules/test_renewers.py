@@ -18,6 +18,7 @@ from caslock.local.task_renewer import LoopRenewer
 from caslock.local.thread_renewer import ThreadRenewer
 from caslock.local.workers import LINGER
 from caslock.protocol.lease import NEVER
+from caslock.protocol.life import State
 from tests.support.scripted import START, Scripted, held
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def test_a_loop_without_leases_has_no_timer(loop: Loop) -> None:
     """After the last one it has none, until the next one comes."""
     attempt = leased(20)
     loop.renewer.watch(attempt)
-    attempt.ending = True
+    attempt.state = State.LEAVING
     loop.ring()
     assert loop.timers == []
     loop.renewer.watch(again := leased(40))
@@ -324,7 +325,7 @@ def test_the_thread_sleeps_until_something_is_due(now: SimpleNamespace) -> None:
     assert alarm.waits == [20, 10, 10]
     assert alarm.notified == 2
     for attempt in (first, earlier, later):
-        attempt.ending = True
+        attempt.state = State.LEAVING
     alarm.waits.clear()
     now.at = START + 1000
     again = leased(1020)
@@ -334,7 +335,7 @@ def test_the_thread_sleeps_until_something_is_due(now: SimpleNamespace) -> None:
         now.at += LINGER
 
     def end() -> None:
-        again.ending, now.at = True, START + 1020
+        again.state, now.at = State.LEAVING, START + 1020
 
     alarm.meanwhile = [begin, end]
     assert renewer._next() is None

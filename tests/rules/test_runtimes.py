@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from caslock import ABSENT, Put, Removal, StoreUnavailable
+from caslock import ABSENT, Lock, NotAcquired, Put, Removal, StoreUnavailable
 from caslock.local import in_threads, tasks, threads
+from caslock.local.hold import Holding
 from caslock.local.in_threads import QUEUE_SHARE, InThreads
 from caslock.local.shared import Shared
 from caslock.local.tasks import MOST_ASKING, TaskEvent, TaskMutex, TaskRuntime
@@ -25,7 +26,7 @@ from tests.support.scripted import Mutex, Scripted, an_attempt
 from tests.support.watching import WatchingMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from caslock.protocol.attempt import Attempt
 
@@ -256,61 +257,76 @@ def test_a_request_that_a_thread_has_taken_is_not_dropped() -> None:
     asyncio.run(main())
 
 
-def finish(work: Callable[[], Awaitable[None]], *, cancels: int = 0) -> list[str]:
-    """Have a runtime finish `work` in a task that is cancelled so many times; returns how that has ended."""
-    ends: list[str] = []
-
-    async def main() -> None:
-        runtime = TaskRuntime(Shared(AsyncMemoryStore()))
-        task = asyncio.ensure_future(runtime.shielded(work))
-        for number in range(cancels):
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            task.cancel(f"number {number + 1}")
-        await asyncio.wait([task], timeout=ENOUGH)
-        if task.cancelled():
-            try:
-                await task
-            except asyncio.CancelledError as error:
-                ends.append(f"cancelled {error.args}")
-        else:
-            ends.append(repr(task.exception()))
-
-    asyncio.run(main())
-    return ends
+def a_hold() -> Holding:
+    """Return one that nothing holds yet."""
+    state = Lock(MemoryStore(), "k")._state
+    return state.begin(Holding)
 
 
-def test_a_clean_up_runs_to_its_end() -> None:
-    """Then its error is raised, or the newest cancellation of the task that waits for it."""
-    done: list[str] = []
+def test_what_was_cut_short_is_finished() -> None:
+    """Its caller waits for that; a second cancellation ends only the wait, and the end of the loop nothing at all."""
+    done, interrupt = list[str](), KeyboardInterrupt()
 
     async def work() -> None:
+        done.append("begun")
         for _ in range(20):
             await asyncio.sleep(0)
         done.append("done")
+        raise NotAcquired("as the test says")
 
-    async def fail() -> None:
-        await work()
-        raise KeyError("of the work")
+    async def waits() -> None:
+        await tasks.finish([], work, interrupt)  # nothing had begun
+        assert done == []
+        await tasks.finish([a_hold()], work, interrupt)
+        assert done == ["begun", "done"]
 
-    assert finish(work) == ["None"]
-    assert finish(work, cancels=2) == ["cancelled ('number 2',)"]
-    assert finish(fail) == finish(fail, cancels=1) == ["KeyError('of the work')"]
-    assert done == ["done"] * 4
+    async def waits_no_longer() -> None:
+        waiting = asyncio.ensure_future(tasks.finish([a_hold()], work, interrupt))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting], timeout=ENOUGH)
+        assert waiting.cancelled()
+        assert done == ["begun"]
+
+    asyncio.run(waits())
+    done.clear()
+    asyncio.run(waits_no_longer())
+    assert done == ["begun", "begun", "done"]
+
+    async def cancelled() -> None:
+        done.append("cancelled")
+        raise asyncio.CancelledError
+
+    done.clear()
+    asyncio.run(tasks.finish([a_hold()], cancelled, interrupt))  # by whoever cancels all tasks again and again
+    assert done == ["cancelled"] * 2
 
 
-@pytest.mark.parametrize(("ends", "outcome"), [(1, "None"), (2, "cancelled ()"), (3, "cancelled ()")])
-def test_a_clean_up_that_the_end_of_the_loop_cancels_runs_once_more(ends: int, outcome: str) -> None:
-    """Once: the task of the clean-up itself is cancelled by `asyncio.run`."""
-    runs: list[int] = []
+def test_a_thread_waits_for_what_is_finished_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until that has ended, whatever becomes of it; first it gives back the mutex that it may have."""
+    hold, waited, did, interrupt = a_hold(), list[float | None](), list[object](), KeyboardInterrupt()
+    mutex = hold._attempt.mutex
+    mutex.acquire(blocking=False)
+    wait = threads.ThreadEvent.wait
+
+    async def noted(event: threads.ThreadEvent, timeout: float | None) -> None:
+        waited.append(timeout)
+        await wait(event, ENOUGH)
 
     async def work() -> None:
-        runs.append(1)
-        if len(runs) <= ends:
-            raise asyncio.CancelledError
+        async with mutex:
+            did.append(threading.current_thread())
+        raise NotAcquired("as the test says")
 
-    assert finish(work) == [outcome]
-    assert len(runs) == 2
+    monkeypatch.setattr(threads.ThreadEvent, "wait", noted)
+    threads.finish([], work, interrupt)  # nothing had begun
+    assert did == []
+    threads.finish([hold], work, interrupt)
+    assert len(did) == 1
+    assert did != [threading.current_thread()]
+    assert interrupt.__notes__ == ["as the test says"]
+    assert waited == [None]
 
 
 def test_an_attempt_ends_with_its_loop() -> None:
@@ -501,7 +517,7 @@ def test_clean_ups_of_a_store_have_one_thread(monkeypatch: pytest.MonkeyPatch) -
     assert len(jobs) == 2
 
 
-def test_a_thread_sleeps_and_finishes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_sleeps_and_starts_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """In itself."""
     did: list[object] = []
     main = threading.current_thread()
@@ -517,11 +533,11 @@ def test_a_thread_sleeps_and_finishes_what_it_is_given(monkeypatch: pytest.Monke
         did.append(threading.current_thread())
 
     run(runtime.sleep(3.0))
-    run(runtime.shielded(work))
-    threads.start_thread(runtime, cast("Callable[[], Coroutine[object, object, None]]", work))
-    assert isinstance(runtime.shared.part("votes", lambda: None), Workers)
-    assert until(lambda: len(did) == 3)
-    assert did[:2] == [3.0, main]
+    runtime.start(work)
+    assert isinstance(runtime.shared.part("beside", lambda: None), Workers)
+    assert until(lambda: len(did) == 2)
+    assert did[0] == 3.0
+    assert did[1] is not main
     here, elsewhere = runtime.me(), list[object]()
     assert here is runtime.me()
     other = threading.Thread(target=lambda: elsewhere.append(runtime.me()))
@@ -529,6 +545,25 @@ def test_a_thread_sleeps_and_finishes_what_it_is_given(monkeypatch: pytest.Monke
     other.join()
     assert elsewhere != [here]
     assert None not in (here, *elsewhere)
+
+
+def test_a_thread_with_the_number_of_one_that_has_ended_is_another() -> None:
+    """It neither re-enters nor releases what that one has left; the system gives numbers again soon."""
+    runtime, known, told = ThreadRuntime(Shared(MemoryStore())), dict[int, object](), list[bool]()
+
+    def tell() -> None:
+        number, me = threading.get_ident(), runtime.me()
+        if number in known:
+            told.append(me == known[number])
+        known[number] = me
+
+    for _ in range(5000):
+        thread = threading.Thread(target=tell, name="worker-1")
+        thread.start()
+        thread.join()
+        if told:
+            break
+    assert told == [False]
 
 
 def test_a_lock_for_tasks_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from caslock.local import schedule as scheduling
 from caslock.local.schedule import MOST_RENEWING, Due, Renewals, Schedule, by_store
 from caslock.protocol.lease import NEVER
+from caslock.protocol.life import State
 from caslock.store import Entry
 from tests.support.scripted import OURS, START, Scripted, held, run
 
@@ -110,7 +111,7 @@ def test_what_is_held_no_longer_is_not_looked_at(how: str) -> None:
     if how == "forgotten":
         del attempts[0]
     elif how == "released":
-        attempts[0].ending = True
+        attempts[0].state = State.LEAVING
     else:
         attempts[0].lease.lost = "as the test says"
     assert len(schedule) == 2
@@ -127,7 +128,7 @@ def test_short_holds_do_not_pile_up() -> None:
     released = [leased() for _ in range(20)]
     for attempt in released:
         schedule.add(attempt)
-        attempt.ending = True
+        attempt.state = State.LEAVING
     assert schedule.next == NEVER
     assert len(schedule) == 0
 
@@ -258,7 +259,7 @@ def test_what_is_held_no_longer_is_not_renewed() -> None:
     scene = Scene(Entry(OURS, 6), Entry(OURS, 6), count=4, batches=True)
     scene.renewals.add(scene.attempts)
     assert len(scene.started) == 1  # all four travel together
-    scene.attempts[0].ending = True
+    scene.attempts[0].state = State.LEAVING
     scene.attempts[1].lease.lost = "as the test says"
     del scene.attempts[2]
     scene.run()

@@ -105,8 +105,8 @@ def test_a_wait_at_the_store_without_an_answer_is_followed_by_a_look() -> None:
     script = Scripted(theirs(100.0), lost(), MINE)
     script.queueing = script
     attempt = an_attempt(script)
-    assert tried(script, attempt, None, 1.0)
-    assert script.verbs == ["put", "wait", "put"]
+    assert tried(script, attempt, None, 1.5)
+    assert script.asked == [("put", 0.0), ("wait", 2.0), ("put", 5.5)]  # after the pause that was asked for
     assert attempt.writes.may_land(ABSENT)
     script = Scripted(theirs(100.0), StoreError("refused"))
     script.queueing = script
@@ -139,6 +139,15 @@ def test_a_version_is_watched_until_the_lease_ends() -> None:
     script.watching = script
     assert acquired(script, None, None)
     assert script.verbs == ["put", "watch", "put"]
+
+
+def test_one_that_may_not_watch_looks_again_after_a_pause() -> None:
+    """The server refuses that to this client, and nothing else."""
+    script = Sleeping(theirs(100.0), StoreError("no right to watch"), MINE)
+    script.watching = script
+    assert acquired(script, None, None)
+    assert script.verbs == ["put", "watch", "put"]
+    assert len(script.slept) == 1
 
 
 def test_answers_too_slow_for_any_lease_are_no_other_holder() -> None:

@@ -50,7 +50,8 @@ class Scene:
         self.done: list[object] = []
 
     def _start(self, target: Callable[[], None], name: str) -> threading.Thread | None:
-        assert name == "of a test"
+        if name != "of a test":
+            return start(target, name)
         if self.refused:
             return None
         self.started.append(target)

@@ -22,6 +22,7 @@ from caslock.store import ABSENT, Put, Removal
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
+from caslock.testing.drive import driven
 from caslock.testing.proxy import PASS, FaultProxy, Passage, unreachable_port
 from caslock.testing.stopwatch import Stopwatch
 from tests.support.locations import fresh, until
@@ -51,7 +52,6 @@ class Tried:
         self.api = api
         self.key = fresh()
         self._stack = stack
-        self._runner = stack.enter_context(asyncio.Runner())
         self._make: Callable[[], Any] = lambda: None
         self.store: Any = None
 
@@ -67,43 +67,34 @@ class Tried:
 
     def on(self, make: Callable[[], Any]) -> None:
         self._make = make
-        self.store = make()
-        self._stack.callback(self.close)
+        self.store = driven(make())
+        self._stack.callback(self.store.close)
 
     def alone(self) -> Tried:
-        """Another store of the same server, with an event loop and a key of its own."""
+        """Another store of the same server, with a key of its own."""
         other = Tried(self.api, self._stack)
         other.on(self._make)
         return other
-
-    def run(self, answer: Any) -> Any:  # noqa: ANN401 - of either API
-        return self._runner.run(_awaited(answer)) if hasattr(answer, "__await__") else answer
 
     def verbs(self) -> dict[str, Callable[[], object]]:
         """All that the store can do, but for waiting."""
         store, k, l = self.store, self.key, f"{self.key}:l"  # noqa: E741
         verbs: dict[str, Callable[[], object]] = {
-            "get": lambda: self.run(store.get(k)),
-            "put": lambda: self.run(store.put_if_version(k, b"v", ABSENT, 30)),
-            "put over": lambda: self.run(store.put_if_version(k, b"v", 7, 30)),
-            "invalidate": lambda: self.run(store.invalidate(k, 7)),
+            "get": lambda: store.get(k),
+            "put": lambda: store.put_if_version(k, b"v", ABSENT, 30),
+            "put over": lambda: store.put_if_version(k, b"v", 7, 30),
+            "invalidate": lambda: store.invalidate(k, 7),
         }
         if hasattr(store, "put_many"):
-            verbs["put many"] = lambda: self.run(store.put_many([Put(k, b"v", ABSENT, 30), Put(l, b"v", 7, 30)]))
-            verbs["invalidate many"] = lambda: self.run(store.invalidate_many([Removal(k, 7), Removal(l, 7)]))
+            verbs["put many"] = lambda: store.put_many([Put(k, b"v", ABSENT, 30), Put(l, b"v", 7, 30)])
+            verbs["invalidate many"] = lambda: store.invalidate_many([Removal(k, 7), Removal(l, 7)])
         return verbs
 
     def each_ends(self, *, unsent: bool = False) -> None:
         """Expect of each verb that it gets no answer, and says so in time; all are called at the same time."""
-        blocking = self.api != APIS[1]
-        callers = {name: self if blocking else self.alone() for name in self.verbs()}  # a loop runs in one thread
-        ended = together(callers, lambda name: _fails(callers[name].verbs()[name]))
+        ended = together(self.verbs(), lambda name: _fails(self.verbs()[name]))
         expect_in_time({name: seconds for name, (seconds, _) in ended.items()})
         assert [name for name, (_, error) in ended.items() if unsent and error.sent] == []
-
-    def close(self) -> None:
-        """Close what is idle."""
-        self.run(self.store.aclose() if self.api == APIS[1] else self.store.close())
 
 
 def together(names: Iterable[K], act: Callable[[K], T]) -> dict[K, T]:
@@ -123,10 +114,6 @@ def _fails(verb: Callable[[], object]) -> tuple[float, StoreUnavailable]:
     with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
         verb()
     return watch.seconds, caught.value
-
-
-async def _awaited(answer: Any) -> Any:  # noqa: ANN401 - of either API
-    return await answer
 
 
 @pytest.fixture(params=APIS)
@@ -155,7 +142,7 @@ def test_a_server_that_is_stopped(tried: Tried, server: Server) -> None:
     tried.open(server.port)
     each = {name: tried.alone() for name in tried.verbs()}
     for opened in each.values():
-        opened.run(opened.store.get("k"))
+        opened.store.get("k")
     server.pause()
     for _ in range(2):
         expect_in_time(together(each, lambda name: _fails(each[name].verbs()[name])[0]))
@@ -189,7 +176,7 @@ def test_a_server_that_is_slow(tried: Tried, server: Server) -> None:
         each = {name: tried.alone() for name in tried.verbs()}
         expect_in_time(together(each, lambda name: _fails(each[name].verbs()[name])[0]))
         for opened in each.values():
-            opened.close()
+            opened.store.close()
 
 
 def test_a_server_that_stops_at_any_step(tried: Tried, server: Server) -> None:
@@ -226,10 +213,10 @@ def test_a_script_that_the_server_has_forgotten(tried: Tried, server: Server) ->
 
     with FaultProxy(server.host, server.port, hold) as proxy:
         tried.open(proxy.port)
-        tried.run(tried.store.get("k"))
+        tried.store.get("k")
         slow["seconds"] = TIMEOUT * 0.7
         with Stopwatch() as watch, pytest.raises(StoreUnavailable):
-            tried.run(tried.store.put_if_version("k", b"v", ABSENT, 30))
+            tried.store.put_if_version("k", b"v", ABSENT, 30)
         assert watch.seconds <= TIMEOUT
 
 
@@ -239,11 +226,11 @@ def test_a_wait_at_a_server_that_is_stopped(tried: Tried, server: Server, *, col
     """A put that waits ends within its own timeout and one request timeout."""
     tried.open(server.port)
     if not cold:
-        tried.run(tried.store.put_when_absent(tried.key, b"v", 30, 0.1))
+        tried.store.put_when_absent(tried.key, b"v", 30, 0.1)
     server.pause()
     for _ in range(2):
         with Stopwatch() as watch, pytest.raises(StoreUnavailable):
-            tried.run(tried.store.put_when_absent(tried.key, b"v", 30, 0.3))
+            tried.store.put_when_absent(tried.key, b"v", 30, 0.3)
         assert watch.seconds <= 0.3 + TIMEOUT
 
 

@@ -1,27 +1,61 @@
-"""What the tests of stores with two classes, for blocking code and for asyncio, have in common."""
+"""What the tests of stores with a server have in common, for blocking code and for asyncio."""
 
 from __future__ import annotations
 
 import contextlib
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import pytest
 
-from caslock import StoreError, StoreUnavailable
+from caslock import Lock, StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry
+from caslock.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore
+from caslock.stores.etcd import AsyncEtcdStore, EtcdStore
+from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
+from caslock.stores.memcached import MemcachedStore
+from caslock.stores.nats import AsyncNatsStore, NatsStore
+from caslock.stores.redis import AsyncRedisStore, RedisStore
+from caslock.stores.sql import AsyncSQLStore, SQLStore
+from caslock.stores.tair import AsyncTairStore, TairStore
+from caslock.stores.zookeeper import ZooKeeperStore
 from caslock.testing.drive import driven, on_loop
+from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
 from tests.support.locations import fresh, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import redis
 
     from caslock import Store
     from caslock.store import WatchingStore
+    from tests.support.clusters import Cluster
+
+T = TypeVar("T")
 
 SECRET = "p@ss/w0rd?"  # noqa: S105 - of a user that ends with its test
 QUOTED = "p%40ss%2Fw0rd%3F"
+
+PING = 22
+"""Bytes that an idle connection to a Hazelcast sends now and then."""
+
+KINDS: Final[dict[str, tuple[Any, Any]]] = {
+    "dynamodb": (DynamoDBStore, AsyncDynamoDBStore),
+    "etcd": (EtcdStore, AsyncEtcdStore),
+    "hazelcast": (HazelcastStore, AsyncHazelcastStore),
+    "mariadb": (SQLStore, AsyncSQLStore),
+    "memcached": (MemcachedStore, MemcachedStore),
+    "mysql": (SQLStore, AsyncSQLStore),
+    "nats": (NatsStore, AsyncNatsStore),
+    "postgresql": (SQLStore, AsyncSQLStore),
+    "redis": (RedisStore, AsyncRedisStore),
+    "tair": (TairStore, AsyncTairStore),
+    "zookeeper": (ZooKeeperStore, ZooKeeperStore),
+}
+"""The stores of each kind of server, for blocking code and for asyncio."""
 
 
 class Opening(NamedTuple):
@@ -31,17 +65,39 @@ class Opening(NamedTuple):
     open: Callable[..., Store]
 
 
+def made(kind: Any, target: Any, **options: Any) -> Any:  # noqa: ANN401 - of any class
+    """Make a store of a URL or of a client, where its class takes clients."""
+    return kind.from_url(target, **options) if isinstance(target, str) else kind(target, **options)
+
+
+def apis(kind: Callable[..., Any], native: Callable[..., Any]) -> Any:  # noqa: ANN401 - a fixture has no public type
+    """Make the fixture `api`, which gives each API in turn: `kind` makes stores for blocking code."""
+
+    @pytest.fixture(name="api", params=["blocking", "asyncio"])
+    def each(request: pytest.FixtureRequest) -> Iterator[Opening]:
+        blocking = request.param == "blocking"
+        with opening(kind if blocking else native, blocking=blocking) as found:
+            yield found
+
+    return each
+
+
 @contextlib.contextmanager
 def opening(kind: Callable[..., Any], *, blocking: bool) -> Iterator[Opening]:
     """Make stores of a class; `blocking`: it is one for blocking code."""
     with contextlib.ExitStack() as stack:
 
-        def make(url: str, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
-            store = kind(url, **settings)
+        def make(target: Any, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
+            store = kind(target, **settings)
             stack.callback(store.close if blocking else lambda: on_loop(store.aclose()))
             return driven(store)
 
         yield Opening(blocking, make)
+
+
+def beneath(store: Store) -> Any:  # noqa: ANN401 - of any class
+    """Give the store that `driven` has made callable."""
+    return getattr(store, "_store", store)
 
 
 def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
@@ -53,35 +109,118 @@ def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl:
     return entry
 
 
-def refusal(act: Callable[[], object], match: str) -> StoreError:
+def microseconds(admin: redis.Redis) -> int:
+    """Ask a Redis for its TIME."""
+    seconds, rest = admin.time()
+    return int(seconds) * 1_000_000 + int(rest)
+
+
+def refusal(act: Callable[[], object], match: str, place: str = "://127.0.0.1") -> StoreError:
     """Expect a definite refusal, which says so in one sentence and names the place once."""
     with pytest.raises(StoreError, match=match) as caught:
         act()
     assert not isinstance(caught.value, StoreUnavailable), caught.value
-    assert str(caught.value).count("://127.0.0.1") == 1, caught.value
+    assert str(caught.value).count(place) == 1, caught.value
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     return caught.value
 
 
-def refuse_the_33rd_waiter(store: Store) -> None:
-    """It is told at once, without a request, to sleep; the others end with the change."""
-    key, watching = fresh(), cast("WatchingStore", store)
-    entry = put(store, key)
+def unsent(act: Callable[[], object], match: str) -> StoreUnavailable:
+    """Expect that nothing was sent, and an error that says why."""
+    with pytest.raises(StoreUnavailable, match=match) as caught:
+        act()
+    assert not caught.value.sent
+    return caught.value
 
-    def wait() -> None:
-        while True:
-            with contextlib.suppress(StoreUnavailable):  # `refused` had the last place for a moment
-                return watching.wait_while(key, entry.version, 20)
 
-    def refused() -> bool:
-        try:
-            watching.wait_while(key, entry.version, 0.01)
-        except StoreUnavailable as error:
-            return not error.sent and "another waiter" in str(error)
-        return False
+def expect_requests(
+    number: int, proxy: FaultProxy, act: Callable[[], T], counts: Callable[[bytes], bool] = lambda _: True
+) -> T:
+    """Expect so many requests that count while this acts, or soon after, and no more; give its answer."""
+    sent = list[bytes]()
 
-    waits = [timed(wait) for _ in range(32)]
-    assert until(refused)
-    store.invalidate(key, entry.version)
-    assert max(wait.result(50)[0] for wait in waits) < 15
-    watching.wait_while(key, entry.version, 0.1)
+    def listen(request: bytes) -> Passage:
+        if counts(request):
+            sent.append(request)
+        return PASS
+
+    proxy.decide = listen
+    answer = act()
+    assert until(lambda: len(sent) >= number), sent
+    assert len(sent) == number, sent
+    proxy.decide = lambda _: PASS
+    return answer
+
+
+def expect_woken(store: Store, key: str) -> None:
+    """Put, and expect a wait for that to end with the removal."""
+    entry = until_put(store, key)
+    waiting = timed(lambda: cast("WatchingStore", store).wait_while(key, entry.version, 20))
+    assert store.invalidate(key, entry.version) is None
+    assert waiting.result(50)[0] < 15
+
+
+def expect_tls_of_both_sides(api: Opening, base: str, certificates: Path) -> None:
+    """Expect service with its authority and a certificate of ours, and an error without either."""
+    trusted = f"{base}&cacert={certificates / 'ca.pem'}"
+    ours = f"&cert={certificates / 'client.pem'}&key={certificates / 'client.key'}"
+    expect_woken(api.open(trusted + ours), "k")
+    refusal(lambda: api.open(base + ours).get("k"), "do not accept each other's TLS.*certificate")
+    with pytest.raises(StoreError, match=r"certificate|closed"):
+        api.open(trusted).get("k")
+
+
+def until_put(store: Store, key: str) -> Entry:
+    """Put, as soon as the server answers again."""
+    found = list[Entry]()
+
+    def tried() -> bool:
+        with contextlib.suppress(StoreUnavailable):
+            entry = store.get(key) or store.put_if_version(key, b"v", ABSENT, 60)
+            assert entry is not None
+            found.append(entry)
+        return bool(found)
+
+    assert until(tried)
+    return found[0]
+
+
+def finds(store: Store, key: str, entry: Entry) -> bool:
+    """Whether the store finds the entry."""
+    with contextlib.suppress(StoreUnavailable):
+        return store.get(key) == entry
+    return False
+
+
+def answers(store: Store) -> bool:
+    """Whether the server answers."""
+    with contextlib.suppress(StoreUnavailable):
+        store.get("another")
+        return True
+    return False
+
+
+def expect_no_leader_missed(cluster: Cluster, store: Store, ours: Store, theirs: Store) -> None:
+    """Kill the leader: a hold is renewed at the next one, what was acknowledged is there, and versions grow."""
+    key = fresh()
+    before = until_put(store, key)
+    with Lock(ours, f"{key}:lock", ttl=30, timeout=50) as hold:  # an election takes up to 9 s
+        cluster.body(cluster.leader()).kill()
+        versions = set[int]()
+
+        def renewed() -> bool:
+            with contextlib.suppress(StoreUnavailable):
+                entry = theirs.get(f"{key}:lock")
+                assert entry is not None
+                versions.add(entry.version)
+            return len(versions) > 1
+
+        assert until(renewed)
+        hold.ensure_held()
+        assert Lock(theirs, f"{key}:lock").acquire(timeout=0) is None
+    assert theirs.get(f"{key}:lock") is None
+    assert until(lambda: finds(store, key, before))
+    after = put(theirs, key, b"after", before.version)
+    assert store.put_if_version(key, b"stale", before.version, 30) == after
+    assert store.invalidate(key, after.version) is None
+    assert put(theirs, key).version > after.version

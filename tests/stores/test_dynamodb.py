@@ -3,64 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 import pytest
 from aiobotocore.session import get_session
 from botocore.exceptions import ClientError
 
-from caslock import AsyncLock, Lock, LockLost, StoreError, StoreUnavailable, connect, connect_async
-from caslock.store import ABSENT, Entry
+from caslock import AsyncLock, StoreUnavailable
+from caslock.store import ABSENT
 from caslock.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, requests
 from caslock.stores.dynamodb.failures import Failures
 from caslock.stores.dynamodb.target import target_of
-from caslock.testing.drive import driven, on_loop
-from caslock.testing.proxy import PASS, FaultProxy, Passage, foreign_port, refused_port
-from tests.support.locations import fresh, until
+from caslock.testing.drive import on_loop
+from caslock.testing.proxy import FaultProxy, foreign_port
+from caslock.testing.steps import again
+from tests.stores import opening
+from tests.stores.opening import SECRET, Opening, apis, expect_requests, put
+from tests.support.locations import fresh
 from tests.support.servers import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from caslock import Store
     from caslock.store import ListingStore
     from tests.support.servers import Server
 
-SECRET = "s3cr3t"  # noqa: S105 - of nobody
-
 WEEK = 7 * 24 * 3600
 
-
-class Opening(NamedTuple):
-    """How to make stores of one API; they are closed with the test."""
-
-    blocking: bool
-    open: Callable[..., Store]
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def api(request: pytest.FixtureRequest) -> Iterator[Opening]:
-    """Give each API in turn."""
-    blocking = request.param == "blocking"
-    with contextlib.ExitStack() as stack:
-
-        def make(target: str, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
-            store = DynamoDBStore(target, **settings) if blocking else AsyncDynamoDBStore(target, **settings)
-            stack.callback(store.close if isinstance(store, DynamoDBStore) else lambda: on_loop(store.aclose()))
-            return driven(store)
-
-        yield Opening(blocking, make)
+api = apis(DynamoDBStore, AsyncDynamoDBStore)
 
 
 @pytest.fixture
@@ -77,42 +56,17 @@ def dynamodb(dynamodb_server: Server) -> Any:  # noqa: ANN401 - boto3 ships no t
     )
 
 
-def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
-    """Write, and expect success."""
-    entry = store.put_if_version(key, value, version, ttl)
-    assert entry is not None
-    assert entry.value == value
-    return entry
+def is_request(packet: bytes) -> bool:
+    """Whether a request begins with it: what it carries may follow in another one."""
+    return packet.startswith(b"POST ")
 
 
-def refusal(act: Callable[[], object], match: str) -> StoreError:
-    """Expect a definite refusal, which says so and names the place once."""
-    with pytest.raises(StoreError, match=match) as caught:
-        act()
-    assert not isinstance(caught.value, StoreUnavailable), caught.value
-    assert str(caught.value).count("dynamodb://") == 1, caught.value
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-    return caught.value
+refusal = partial(opening.refusal, place="dynamodb://")
 
 
 def through(proxy: FaultProxy) -> str:
     """Give the URL of the shared table behind a proxy."""
     return f"dynamodb://eu-central-1?endpoint=http://{HOST}:{proxy.port}"
-
-
-def requests_of(proxy: FaultProxy, act: Callable[[], object]) -> int:
-    """Count the requests that are sent meanwhile."""
-    sent = list[bytes]()
-
-    def listen(request: bytes) -> Passage:
-        if request.startswith(b"POST "):
-            sent.append(request)
-        return PASS
-
-    proxy.decide = listen
-    act()
-    proxy.decide = lambda _: PASS
-    return len(sent)
 
 
 def test_an_item_can_be_read_by_people_and_is_deleted_a_week_after_its_lease(store: Store, dynamodb: Any) -> None:  # noqa: ANN401 - as its client gives it
@@ -136,20 +90,6 @@ def test_an_item_can_be_read_by_people_and_is_deleted_a_week_after_its_lease(sto
     assert store.get(key) is None
 
 
-def test_an_uncontended_cycle_is_two_requests(dynamodb_server: Server) -> None:
-    """To acquire is one request, to renew is one, and to release is one; so is a refusal."""
-    with (
-        FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy,
-        DynamoDBStore(through(proxy), timeout=20) as store,
-    ):
-        lock, holds = Lock(store, fresh(), auto_renew=False), list[Any]()
-        for _ in range(2):
-            assert requests_of(proxy, lambda: holds.append(lock.acquire())) == 1
-            assert requests_of(proxy, lambda: holds[-1].extend(20)) == 1
-            assert requests_of(proxy, lambda: store.put_if_version(lock.key, b"v", ABSENT, 30)) == 1
-            assert requests_of(proxy, lambda: holds[-1].release()) == 1  # noqa: PLW0108 - another one each time
-
-
 def test_versions_grow_also_by_a_clock_that_is_behind(
     store: Store, dynamodb_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,10 +105,11 @@ def test_versions_grow_also_by_a_clock_that_is_behind(
     store.invalidate(key, third.version)
     with FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy, DynamoDBStore(through(proxy)) as late:
         late.get(key)
-        assert requests_of(proxy, lambda: put(late, key)) == 2
-        found = late.get(key)
-        assert found is not None
+        found = expect_requests(2, proxy, lambda: put(late, key), is_request)
+        assert late.get(key) == found
         assert found.version > third.version
+        refused = expect_requests(1, proxy, lambda: late.put_if_version(key, b"v", ABSENT, 30), is_request)
+        assert refused == found
 
 
 def test_long_keys_have_a_digest_and_are_listed_in_full(store: Store) -> None:
@@ -275,7 +216,8 @@ def test_the_credentials_of_a_machines_role_are_found(
         Thread(target=service.serve_forever, daemon=True).start()
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{service.server_port}/")
         try:
-            assert api.open(dynamodb_server.url).get(fresh()) is None
+            store = api.open(dynamodb_server.url)
+            assert again(lambda: store.get(fresh())) is None
         finally:
             service.shutdown()
 
@@ -357,31 +299,6 @@ def test_what_aws_answers_and_dynamodb_local_does_not(code: str, status: int, se
     assert SECRET not in "".join(traceback.format_exception(told))
 
 
-def test_the_key_of_a_dead_holder_is_taken_over_after_its_ttl(dynamodb_server: Server) -> None:
-    """DynamoDB does not end leases in time: a lock does, once it has seen the entry for a whole ttl."""
-    key, others = fresh(), fresh()
-    with DynamoDBStore(dynamodb_server.url, timeout=20) as store:
-        dead = Lock(store, key, ttl=0.5, auto_renew=False).acquire()
-        assert dead
-        began = time.monotonic()
-        with DynamoDBStore(dynamodb_server.url, timeout=20) as another:
-            with Lock(another, key, timeout=50) as hold:
-                assert time.monotonic() - began > 0.4
-                assert hold.fence > dead.fence
-            with pytest.raises(LockLost):
-                dead.release()
-
-        async def take() -> None:
-            assert Lock(store, others, ttl=0.5, auto_renew=False).acquire()
-            async with (
-                AsyncDynamoDBStore(dynamodb_server.url, timeout=20) as native,
-                AsyncLock(native, others, timeout=50) as hold,
-            ):
-                assert hold.fence
-
-        asyncio.run(take())
-
-
 def test_a_client_of_aiobotocore_lends_its_settings(dynamodb_server: Server) -> None:
     """Region, endpoint and credentials are the client's; one for the other API is refused."""
     settings = {"region_name": "eu-central-1", "endpoint_url": f"http://{HOST}:{dynamodb_server.port}"}
@@ -400,111 +317,13 @@ def test_a_client_of_aiobotocore_lends_its_settings(dynamodb_server: Server) -> 
         AsyncDynamoDBStore(boto3.client("dynamodb", **settings))
 
 
-def test_a_store_is_closed_while_others_use_it(api: Opening, dynamodb_server: Server) -> None:
-    """Requests that are under way get their answers, and leave no connection open."""
-    with FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy:
-        store = api.open(through(proxy), timeout=20)
-        entry = put(store, key := fresh())
-        with ThreadPoolExecutor(4) as threads:
-            held = list[bytes]()
-
-            def hold(request: bytes) -> Passage:
-                held.append(request)
-                return Passage("hold reply", 0.3)
-
-            proxy.decide = hold
-            gets = [threads.submit(store.get, key) for _ in range(4)]
-            assert until(lambda: len(held) >= 4)
-            cast("Any", store).close()
-            assert {get.result(50) for get in gets} == {entry}
-        proxy.decide = lambda _: PASS
-        assert until(lambda: not proxy.connections)
-
-
-def test_a_store_for_asyncio_serves_every_loop(dynamodb_server: Server) -> None:
-    """Each loop has connections of its own, which are closed before the loop ends."""
-    with FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy:
-        store = AsyncDynamoDBStore(through(proxy), timeout=20)
-        key = fresh()
-
-        async def write() -> Entry | None:
-            return await store.put_if_version(key, b"v", ABSENT, 30)
-
-        assert len({asyncio.run(write()) for _ in range(3)}) == 1
-        assert proxy.accepted == 3
-        assert until(lambda: not proxy.connections)
-
-
-@pytest.mark.parametrize(
-    ("url", "location"),
-    [
-        ("dynamodb://eu-central-1", "dynamodb://eu-central-1/caslock"),
-        ("dynamodb://local?endpoint=http://127.0.0.1:8000", "dynamodb://local/caslock?endpoint=http://127.0.0.1:8000"),
-        ("dynamodb://us-gov-west-1/my.locks_1-a/?timeout=3", "dynamodb://us-gov-west-1/my.locks_1-a"),
-        (
-            "dynamodb://eu-central-1/locks?endpoint=http%3A%2F%2Flocalhost%3A8000/",
-            "dynamodb://eu-central-1/locks?endpoint=http://localhost:8000",
-        ),
-    ],
-)
-def test_the_location_names_region_table_and_endpoint(url: str, location: str) -> None:
-    """It is the same text however the URL is written."""
-    assert connect(url).traits.location == connect_async(url).traits.location == location
-    assert repr(connect(url)) == f"DynamoDBStore({location!r})"
-    assert repr(connect_async(url)) == f"AsyncDynamoDBStore({location!r})"
+def test_a_table_is_named_once_and_a_client_is_one_of_dynamodb() -> None:
+    """By the URL or beside it; a client has no table of its own."""
     client = boto3.client("dynamodb", region_name="eu-central-1")
     assert DynamoDBStore(client, table="locks").traits.location == "dynamodb://eu-central-1/locks"
-
-
-@pytest.mark.parametrize(
-    ("url", "sentence"),
-    [
-        ("dynamodb://", "a DynamoDB URL is"),
-        ("dynamodb://localhost:8000/locks", "a DynamoDB URL is"),
-        ("dynamodb://key:secret@eu-central-1/locks", "a DynamoDB URL is"),
-        ("dynamodb://locks", "locks is no region of AWS, such as eu-central-1: a DynamoDB URL is"),
-        ("dynamodb://eu-central-1/locks#f", "no fragment: write # as %23"),
-        ("dynamodb://eu-central-1/locks?prefix=p", "a DynamoDB URL is"),
-        ("dynamodb://eu-central-1/lo", "a table of DynamoDB has a name"),
-        ("dynamodb://eu-central-1/one/two", "a table of DynamoDB has a name"),
-        ("dynamodb://eu-central-1?endpoint=localhost:8000", "the endpoint of a DynamoDB is"),
-        ("dynamodb://eu-central-1?endpoint=http://key%3Asecret%40localhost", "the endpoint of a DynamoDB is"),
-        ("dynamodb://eu-central-1?endpoint=http://localhost:port", "the endpoint of a DynamoDB is"),
-        ("dynamodb://eu-central-1?timeout=x", "the timeout of a DynamoDB URL"),
-        ("dynamodb://eu-central-1?timeout=0", "timeout must be"),
-        ("dynamodb://eu-central-1?timeout=1&timeout=2", "given twice"),
-    ],
-)
-def test_errors_of_a_url_tell_what_to_write(url: str, sentence: str) -> None:
-    """Nothing is connected to, and no password is shown."""
-    for make in (connect, connect_async):
-        with pytest.raises(ValueError, match=sentence) as caught:
-            make(url)
-        assert "secret" not in str(caught.value)
-
-
-def test_bad_input_is_refused_before_any_request() -> None:
-    """There is no server at all."""
-    with pytest.raises(TypeError, match="expected a URL"):
-        DynamoDBStore(cast("Any", 1))
-    with pytest.raises(TypeError, match="expected a URL"):
-        DynamoDBStore(boto3.client("sqs", region_name="eu-central-1"))
-    with pytest.raises(ValueError, match="give the timeout once"):
-        DynamoDBStore("dynamodb://eu-central-1?timeout=1", timeout=1)
     with pytest.raises(ValueError, match="give the table once"):
         DynamoDBStore("dynamodb://eu-central-1/locks", table="locks")
     with pytest.raises(TypeError, match="table must be a str"):
         DynamoDBStore("dynamodb://eu-central-1", table=cast("Any", 1))
-    with refused_port() as port, DynamoDBStore(f"dynamodb://eu-central-1?endpoint=http://{HOST}:{port}") as store:
-        for value, ttl, sentence in (
-            (b"v" * 4097, 1.0, "4096 bytes"),
-            (b"v", 0.0, "more than 0"),
-            (b"v", 2e9, "at most"),
-            (b"v", float("nan"), "at most"),
-        ):
-            for version in (ABSENT, 1):
-                with pytest.raises(ValueError, match=sentence):
-                    store.put_if_version("k", value, version, ttl)
-        for key in ("", "k" * 1025, "\ud800"):
-            with pytest.raises(ValueError, match="key"):
-                store.get(key)
+    with pytest.raises(TypeError, match="expected a URL"):
+        DynamoDBStore(boto3.client("sqs", region_name="eu-central-1"))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import json
 import socket
 import sys
-import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -16,19 +14,32 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from caslock import Lock, StoreError, StoreUnavailable, connect, connect_async
-from caslock.store import ABSENT, Entry
+from caslock import StoreError, StoreUnavailable, connect
+from caslock.store import ABSENT
 from caslock.stores.etcd import AsyncEtcdStore, EtcdStore
-from caslock.testing.extremes import KEYS, VALUES
-from caslock.testing.proxy import PASS, FaultProxy, Passage
+from caslock.testing.proxy import FaultProxy
 from caslock.testing.steps import timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.stores.opening import QUOTED, SECRET, Opening, opening, put, refusal, refuse_the_33rd_waiter
+from tests.stores.opening import (
+    QUOTED,
+    SECRET,
+    Opening,
+    apis,
+    expect_no_leader_missed,
+    expect_requests,
+    expect_tls_of_both_sides,
+    expect_woken,
+    put,
+    refusal,
+    unsent,
+    until_put,
+)
+from tests.support.clusters import Cluster
 from tests.support.locations import fresh, until
-from tests.support.servers import ETCD, HOST, Process, Server, free_port, missing
+from tests.support.servers import ETCD, HOST, Process, Server, free_port, listens, missing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from caslock import Store
@@ -55,12 +66,7 @@ def leases(server: Server) -> set[str]:
     return {lease["ID"] for lease in ask(server, "lease/leases").get("leases", [])}
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
-def api(request: pytest.FixtureRequest) -> Iterator[Opening]:
-    """Give each API in turn."""
-    blocking = request.param == "blocking"
-    with opening(EtcdStore if blocking else AsyncEtcdStore, blocking=blocking) as found:
-        yield found
+api = apis(EtcdStore, AsyncEtcdStore)
 
 
 @pytest.fixture
@@ -72,22 +78,12 @@ def store(api: Opening, etcd_server: Server) -> Store:
 def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, new_etcd: NewServer) -> None:
     """To acquire is one packet, to release is another, and etcd then knows no lease."""
     server = new_etcd()
-    sent = list[bytes]()
     with FaultProxy(server.host, server.port) as proxy:
-        through = api.open(f"etcd://127.0.0.1:{proxy.port}", timeout=20)
-        assert through.get(fresh()) is None
-
-        def listen(request: bytes) -> Passage:
-            sent.append(request)
-            return PASS
-
-        proxy.decide = listen
-        key = fresh()
-        entry = put(through, key)
-        assert len(sent) == 1
+        through, key = api.open(f"etcd://127.0.0.1:{proxy.port}", timeout=20), fresh()
+        assert through.get(key) is None
+        entry = expect_requests(1, proxy, lambda: put(through, key))
         assert len(leases(server)) == 1
-        assert through.invalidate(key, entry.version) is None
-        assert len(sent) == 2
+        assert expect_requests(1, proxy, lambda: through.invalidate(key, entry.version)) is None
     assert leases(server) == set()
 
 
@@ -102,69 +98,8 @@ def test_a_refused_put_leaves_no_lease(api: Opening, new_etcd: NewServer) -> Non
         assert mine.put_if_version(key, b"other", version, 30) == entry
     assert leases(server) == before
     assert len(before) == 1
-
-
-def test_a_store_that_did_not_put_the_entry_removes_that_version_only(
-    api: Opening, store: Store, etcd_server: Server
-) -> None:
-    """Whoever knows the version removes it; a lease of an earlier put frees nothing of a later one."""
-    other = api.open(etcd_server.url, timeout=20)
-    key = fresh()
-    first = put(store, key)
-    second = put(other, key, b"second", first.version)
-    assert store.invalidate(key, first.version) == second
-    assert store.get(key) == second
-    assert store.invalidate(key, second.version) is None
-    third = put(store, key, b"third")
-    assert third.version > second.version
-    assert other.invalidate(key, second.version) == third
-    assert other.invalidate(key, third.version) is None
-    assert store.invalidate(key, third.version) is None
-
-
-def test_a_removal_is_one_although_the_key_is_taken_at_once(api: Opening, store: Store, etcd_server: Server) -> None:
-    """Whoever removes its own entry is told so, even if another has put one before the look that follows."""
-    key = fresh()
-    removed = list[Entry | None]()
-
-    def contend(mine: Store) -> None:
-        while len(removed) < 200:
-            value = fresh().encode()
-            entry = mine.put_if_version(key, value, ABSENT, 30)
-            if entry is not None and entry.value == value:
-                removed.append(mine.invalidate(key, entry.version))
-
-    stores = [store, *(api.open(etcd_server.url, timeout=20) for _ in range(3))]
-    with ThreadPoolExecutor(len(stores)) as threads:
-        list(threads.map(contend, stores))
-    assert set(removed) == {None}
-
-
-@pytest.mark.long
-def test_a_packet_that_comes_twice_is_applied_once(api: Opening, etcd_server: Server) -> None:
-    """Whichever copy is first, the put has succeeded, and its version is the one that is there."""
-    with FaultProxy(etcd_server.host, etcd_server.port) as proxy:
-        through = api.open(f"etcd://127.0.0.1:{proxy.port}", timeout=20)
-        through.get(fresh())
-        proxy.decide = lambda _: Passage("duplicate")
-        for _ in range(20):
-            key = fresh()
-            entry = put(through, key)
-            assert proxy.settle(5)
-            assert through.get(key) == entry
-            assert through.invalidate(key, entry.version) is None
-            assert proxy.settle(5)
-            assert through.get(key) is None
-
-
-def test_hostile_keys_and_values_reach_etcd_as_they_are(store: Store, etcd_server: Server) -> None:
-    """A key is its UTF-8, whatever is in it."""
-    salt = fresh()
-    hostile = [key for key in KEYS if len(key) < 900]
-    entries = {salt + key: put(store, salt + key, VALUES[number % len(VALUES)]) for number, key in enumerate(hostile)}
-    for key, entry in entries.items():
-        (found,) = ask(etcd_server, "kv/range", key=text(key.encode()))["kvs"]
-        assert Entry(base64.b64decode(found.get("value", "")), int(found["mod_revision"])) == entry
+    renewed = put(mine, key, b"renewed", entry.version)
+    assert mine.invalidate(key, entry.version) == renewed == mine.get(key)  # although it knows a later lease of the key
 
 
 def test_a_list_of_many_pages_has_each_key_once(store: Store, etcd_server: Server) -> None:
@@ -187,11 +122,12 @@ def test_a_prefix_keeps_two_applications_apart(api: Opening, etcd_server: Server
     """Two prefixes never meet in one name, and a list has the keys without them."""
     salt = fresh()
     one, two = api.open(etcd_server.url, prefix=f"{salt}/one/"), api.open(f"{etcd_server.url}?prefix={salt}/two/")
-    first, second = put(one, "k"), put(two, "k")
+    key = "k\r\n'ü%2F"  # which reaches etcd as it is, in UTF-8
+    first, second = put(one, key), put(two, key)
     assert one.traits.location != two.traits.location
-    assert dict(cast("ListingStore", one).list("")) == {"k": first}
-    assert dict(cast("ListingStore", two).list("k")) == {"k": second}
-    assert ask(etcd_server, "kv/range", key=text(f"{salt}/one/k".encode()))["count"] == "1"
+    assert dict(cast("ListingStore", one).list("")) == {key: first}
+    assert dict(cast("ListingStore", two).list("k")) == {key: second}
+    assert ask(etcd_server, "kv/range", key=text(f"{salt}/one/{key}".encode()))["count"] == "1"
 
 
 def test_a_wait_outlives_a_compaction(store: Store, etcd_server: Server) -> None:
@@ -209,89 +145,6 @@ def test_a_wait_outlives_a_compaction(store: Store, etcd_server: Server) -> None
     store.invalidate(key, entry.version)
     assert waiting.result(50)[0] < 10
     assert timed(lambda: watching.wait_while(key, entry.version, 20)).result(50)[0] < 10
-
-
-def test_more_waiters_than_connections_are_told_to_sleep(api: Opening, etcd_server: Server) -> None:
-    """32 of a process wait at a time."""
-    refuse_the_33rd_waiter(api.open(etcd_server.url, timeout=20))
-
-
-@pytest.mark.parametrize(("value", "ttl"), [(b"x" * 4097, 1), (b"", 0), (b"", -1), (b"", float("nan")), (b"", 1e10)])
-def test_bad_input_is_refused_before_any_request(value: bytes, ttl: float) -> None:
-    """A value that is too long, or a ttl that is none, is a ValueError although there is no server."""
-    with EtcdStore("etcd://127.0.0.1:1") as store, pytest.raises(ValueError, match="must be"):
-        store.put_if_version("key", value, ABSENT, ttl)
-
-
-@pytest.mark.parametrize(
-    ("url", "sentence"),
-    [
-        ("http://localhost:2379", "an etcd URL is"),
-        ("etcd://", "an etcd URL is"),
-        ("etcd://localhost:2379,", "an etcd URL is"),
-        ("etcd://localhost/path", "an etcd URL is"),
-        ("etcd://localhost?unknown=1", "an etcd URL is"),
-        ("etcd://localhost?cacert=/x", "an etcd URL is"),
-        ("etcd://[::1", "an etcd URL is"),
-        ("etcd://localhost:0", "the port of"),
-        ("etcd://localhost:99999", "the port of"),
-        ("etcd://localhost:port", "the port of"),
-        (f"etcd://me:{QUOTED}@localhost?timeout=soon", "number of seconds"),
-        ("etcd://localhost?timeout=0", "above 0"),
-        ("etcd://localhost?timeout=1&timeout=2", "given twice"),
-        ("etcd://me@localhost", "both a user and a password"),
-        ("etcds://localhost?key=/x", "needs"),
-        ("etcds://localhost?cacert=/none", "No such file"),
-        ("etcds://localhost?cacert=/dev/null", "no certificate"),
-    ],
-)
-def test_a_malformed_url_is_refused(url: str, sentence: str) -> None:
-    """Each is a ValueError that says what to write, and shows no secret."""
-    for make in (EtcdStore, AsyncEtcdStore):
-        with pytest.raises(ValueError, match=sentence) as caught:
-            make(url)
-        assert QUOTED not in str(caught.value)
-
-
-def test_arguments_of_another_kind_are_refused() -> None:
-    """What is no URL, a timeout given twice, or a prefix that is no text."""
-    with pytest.raises(TypeError, match="must be a str, not int"):
-        EtcdStore(5)  # type: ignore[arg-type] # which is the test
-    with pytest.raises(TypeError, match="prefix must be a str"):
-        EtcdStore("etcd://localhost", prefix=5)  # type: ignore[arg-type] # as above
-    with pytest.raises(ValueError, match="once"):
-        EtcdStore("etcd://localhost?timeout=1", timeout=1)
-    with pytest.raises(ValueError, match="not both"):
-        connect("etcd://localhost?prefix=a", prefix="b")
-
-
-@pytest.mark.parametrize(
-    ("url", "location"),
-    [
-        ("etcd://db", "etcd://db:2379"),
-        (f"etcd://me:{QUOTED}@db:2380/?timeout=1", "etcd://db:2380"),
-        ("etcd://b,a:1,b,[::1]", "etcd://[::1]:2379,a:1,b:2379"),
-        ("etcds://db?prefix=locks/", "etcds://db:2379?prefix=locks/"),
-    ],
-)
-def test_the_location_names_the_members_and_no_user(url: str, location: str) -> None:
-    """In whatever order the members are named, a cluster has one location."""
-    with connect(url) as store:
-        assert type(store) is EtcdStore
-        assert store.traits.location == location
-        assert location in repr(store)
-    other = connect_async(url)
-    assert type(other) is AsyncEtcdStore
-    assert other.traits.location == location
-
-
-def test_a_store_for_asyncio_serves_every_loop(etcd_server: Server) -> None:
-    """One store is used in several loops, one after the other, and each closes its connections as it ends."""
-    with FaultProxy(etcd_server.host, etcd_server.port) as proxy:
-        store = AsyncEtcdStore(f"etcd://127.0.0.1:{proxy.port}", timeout=20)
-        for _ in range(3):
-            assert asyncio.run(store.get(fresh())) is None
-            assert until(lambda: not proxy.connections)
 
 
 # Faults and bad servers
@@ -323,14 +176,10 @@ def test_a_wrong_password_is_a_refusal_that_shows_none(api: Opening, new_etcd: N
         assert "p@ss" not in repr(store)
     refusal(lambda: api.open(server.url, timeout=20).get("locks/k"), "Name a user")
     store = api.open(f"etcd://locks:{QUOTED}@{where}", timeout=20)
-    entry = put(store, "locks/k")
     refusal(lambda: store.get("other"), "Grant the user readwrite")
     refusal(lambda: store.put_if_version("other", b"v", ABSENT, 1), "Grant the user readwrite")
-    watching = cast("WatchingStore", store)
-    refusal(lambda: watching.wait_while("other", 1, 5), "Grant the user readwrite")
-    waiting = timed(lambda: watching.wait_while("locks/k", entry.version, 20))
-    assert store.invalidate("locks/k", entry.version) is None
-    assert waiting.result(50)[0] < 15
+    refusal(lambda: cast("WatchingStore", store).wait_while("other", 1, 5), "Grant the user readwrite")
+    expect_woken(store, "locks/k")
 
 
 @pytest.mark.long
@@ -366,23 +215,6 @@ def secured(new_etcd: NewServer) -> Server:
     return server
 
 
-def until_put(store: Store, key: str) -> Entry:
-    """Put, as soon as the server answers again."""
-    put = list[Entry]()
-
-    def tried() -> bool:
-        try:
-            entry = store.get(key) or store.put_if_version(key, b"v", ABSENT, 60)
-        except StoreUnavailable:
-            return False
-        assert entry is not None
-        put.append(entry)
-        return True
-
-    assert until(tried)
-    return put[0]
-
-
 def test_another_server_on_that_port_is_a_refusal(
     api: Opening, redis_server: Server, memcached_server: Server, tmp_path: Path
 ) -> None:
@@ -404,65 +236,6 @@ def test_another_server_on_that_port_is_a_refusal(
             refusal(lambda: store.get("k"), sentence)
     finally:
         web.remove()
-
-
-def listens(port: int) -> bool:
-    """Whether there is a server."""
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
-        return True
-    return False
-
-
-@pytest.mark.long
-def test_a_frozen_server_hangs_nobody(api: Opening, new_etcd: NewServer) -> None:
-    """While the server is stopped, verbs and waits on open and on new connections end in time; then all go on."""
-    server = new_etcd()
-    store, new = api.open(server.url, timeout=0.5), api.open(server.url, timeout=0.5)
-    key = fresh()
-    entry = until_put(store, key)
-    server.pause()
-    try:
-        for each, sent in ((store, True), (new, False), (store, False)):
-            with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
-                each.get(key)
-            assert watch.seconds <= each.traits.request_timeout
-            assert caught.value.sent is sent
-        with Stopwatch() as watch, pytest.raises(StoreUnavailable):
-            cast("WatchingStore", new).wait_while(key, entry.version, 20)
-        assert watch.seconds <= new.traits.request_timeout
-    finally:
-        server.resume()
-    assert until_put(store, key) == until_put(new, key) == entry
-
-
-@pytest.mark.parametrize("greets", [True, False])
-def test_an_answer_that_trickles_is_given_up_in_time(api: Opening, greets: bool) -> None:  # noqa: FBT001 - a parameter
-    """A byte every tenth of a second keeps no verb waiting beyond its timeout, also after a good greeting."""
-    version = b'HTTP/1.1 200 OK\r\nContent-Length: 24\r\n\r\n{"etcdserver": "3.4.23"}'
-    with socket.create_server((HOST, 0)) as listener:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    threading.Thread(target=trickle, args=(listener.accept()[0],), daemon=True).start()
-
-        def trickle(connection: socket.socket) -> None:
-            with connection, contextlib.suppress(OSError):
-                if greets:
-                    connection.recv(9999)
-                    connection.sendall(version)
-                connection.recv(9999)
-                for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000:
-                    connection.sendall(bytes([byte]))
-                    time.sleep(0.1)
-
-        threading.Thread(target=serve, daemon=True).start()
-        store = api.open(f"etcd://{HOST}:{listener.getsockname()[1]}", timeout=0.5)
-        with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
-            store.put_if_version("k", b"v", ABSENT, 1)
-        assert watch.seconds <= store.traits.request_timeout
-        assert caught.value.sent is greets
-        listener.close()
 
 
 # TLS
@@ -493,71 +266,38 @@ def tls_port(certificates: Path, tmp_path: Path) -> Iterator[int]:
 
 
 def test_tls_with_certificates_of_both_sides(api: Opening, tls_port: int, certificates: Path) -> None:
-    """With its authority and a certificate of ours, all verbs work; without either, the error says what is wrong."""
-    base = f"etcds://{HOST}:{tls_port}?timeout=10"
-    trusted = f"{base}&cacert={certificates / 'ca.pem'}"
-    ours = f"&cert={certificates / 'client.pem'}&key={certificates / 'client.key'}"
-    store = api.open(trusted + ours)
-    entry = until_put(store, "k")
-    watching = cast("WatchingStore", store)
-    waiting = timed(lambda: watching.wait_while("k", entry.version, 20))
-    assert store.invalidate("k", entry.version) is None
-    assert waiting.result(50)[0] < 15
-    refusal(lambda: api.open(base + ours).get("k"), "do not accept each other's TLS.*certificate")
-    plain, nameless = api.open(f"etcd://{HOST}:{tls_port}"), api.open(trusted)
-    with pytest.raises(StoreUnavailable, match="for TLS, begin the URL with etcds://") as caught:
-        plain.get("k")
-    assert not caught.value.sent
-    with pytest.raises(StoreError, match=r"certificate|closed"):
-        nameless.get("k")
+    """And TLS is asked for where it was left out."""
+    expect_tls_of_both_sides(api, f"etcds://{HOST}:{tls_port}?timeout=10", certificates)
+    unsent(lambda: api.open(f"etcd://{HOST}:{tls_port}").get("k"), "for TLS, begin the URL with etcds://")
 
 
 def test_tls_to_a_server_without_it_is_a_refusal(api: Opening, etcd_server: Server) -> None:
     """The error says to leave TLS out."""
     store = api.open(f"etcds://{etcd_server.host}:{etcd_server.port}", timeout=20)
-    with pytest.raises(StoreUnavailable, match=r"Does it speak TLS\?.*etcd://") as caught:
-        store.get("k")
-    assert not caught.value.sent
+    unsent(lambda: store.get("k"), r"Does it speak TLS\?.*etcd://")
 
 
 # Clusters
 
 
-class Cluster:
-    """Three members, each a process."""
+class Three(Cluster):
+    """Three members."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start them, and wait until there is a leader."""
-        binary = ETCD.binary() or missing(ETCD)
-        clients, peers = [free_port() for _ in range(3)], [free_port() for _ in range(3)]
-        cluster = ",".join(f"m{number}=http://{HOST}:{port}" for number, port in enumerate(peers))
-        self.members = list[Server]()
-        for number, (client, peer) in enumerate(zip(clients, peers, strict=True)):
-            (folder / f"m{number}").mkdir()
-            body = Process(
-                [
-                    *(binary, f"--name=m{number}", f"--data-dir={folder / f'm{number}' / 'data'}"),
-                    *(
-                        f"--listen-client-urls=http://{HOST}:{client}",
-                        f"--advertise-client-urls=http://{HOST}:{client}",
-                    ),
-                    *(
-                        f"--listen-peer-urls=http://{HOST}:{peer}",
-                        f"--initial-advertise-peer-urls=http://{HOST}:{peer}",
-                    ),
-                    *(f"--initial-cluster={cluster}", "--heartbeat-interval=50", "--election-timeout=500"),
-                ],
-                folder / f"m{number}",
-            )
-            self.members.append(Server(ETCD, f"etcd://{HOST}:{client}", HOST, client, body))
-            body.start()
-        for member in self.members:
-            member.wait()
+    def arguments(self, number: int, port: int, peers: Sequence[int], folder: Path) -> list[str]:
+        """See `Cluster.arguments`."""
+        here, ours = f"http://{HOST}:{port}", f"http://{HOST}:{peers[number]}"
+        cluster = ",".join(f"m{each}=http://{HOST}:{peer}" for each, peer in enumerate(peers))
+        return [
+            *(f"--name=m{number}", f"--data-dir={folder / 'data'}", f"--initial-cluster={cluster}"),
+            *(f"--listen-client-urls={here}", f"--advertise-client-urls={here}"),
+            *(f"--listen-peer-urls={ours}", f"--initial-advertise-peer-urls={ours}"),
+            *("--heartbeat-interval=50", "--election-timeout=500"),
+        ]
 
     @property
     def url(self) -> str:
         """Name all members."""
-        return f"etcd://{','.join(f'{member.host}:{member.port}' for member in self.members)}"
+        return f"etcd://{self.hosts}"
 
     def leader(self) -> int:
         """Find the leader."""
@@ -567,44 +307,23 @@ class Cluster:
                 return number
         raise AssertionError("no leader")
 
-    def body(self, number: int) -> Process:
-        """Give the process of a member."""
-        return cast("Process", self.members[number].body)
-
-    def close(self) -> None:
-        """End all."""
-        for number in range(3):
-            self.body(number).resume()
-            self.body(number).remove()
-
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path) -> Iterator[Three]:
     """Start a cluster of three."""
-    cluster = Cluster(tmp_path)
-    try:
+    with contextlib.closing(Three(ETCD, tmp_path)) as cluster:
         yield cluster
-    finally:
-        cluster.close()
 
 
 @pytest.mark.long
-def test_a_cluster_goes_on_without_its_leader(api: Opening, cluster: Cluster) -> None:
-    """The leader is killed: what was acknowledged is there, versions grow, and one owner has the key."""
-    store, other = api.open(cluster.url), api.open(cluster.url)
-    key = fresh()
-    before = until_put(store, key)
-    cluster.body(cluster.leader()).kill()
-    assert until(lambda: answers(store, key, before))
-    assert until(lambda: answers(other, key, before))
-    after = put(other, key, b"after", before.version)
-    assert after.version > before.version
-    assert store.put_if_version(key, b"stale", before.version, 30) == after
-    assert store.invalidate(key, after.version) is None
+def test_a_cluster_goes_on_without_its_leader(api: Opening, cluster: Three) -> None:
+    """See `expect_no_leader_missed`."""
+    with connect(cluster.url) as ours, connect(cluster.url) as theirs:
+        expect_no_leader_missed(cluster, api.open(cluster.url), ours, theirs)
 
 
 @pytest.mark.long
-def test_a_member_that_is_away_costs_nothing(api: Opening, cluster: Cluster) -> None:
+def test_a_member_that_is_away_costs_nothing(api: Opening, cluster: Three) -> None:
     """While a member refuses connections the others are asked; with two of three away, nothing was sent."""
     follower = next(number for number in range(3) if number != cluster.leader())
     where = cluster.members[follower]
@@ -642,36 +361,6 @@ def test_an_unreachable_member_leaves_time_for_the_others(api: Opening, etcd_ser
         assert watch.seconds < 1.0
 
 
-def answers(store: Store, key: str, entry: Entry) -> bool:
-    """Whether the store finds the entry."""
-    try:
-        return store.get(key) == entry
-    except StoreUnavailable:
-        return False
-
-
-@pytest.mark.long
-def test_a_lock_is_held_through_a_change_of_leader(cluster: Cluster) -> None:
-    """Renewals go on at the new leader: the hold is never lost, and nobody else gets in."""
-    with connect(cluster.url) as store, connect(cluster.url) as theirs:
-        key = fresh()
-        with Lock(store, key, ttl=20, timeout=50) as hold:
-            cluster.body(cluster.leader()).kill()
-            versions = set[int]()
-
-            def renewed() -> bool:
-                with contextlib.suppress(StoreUnavailable):
-                    entry = theirs.get(key)
-                    assert entry is not None
-                    versions.add(entry.version)
-                return len(versions) > 1
-
-            assert until(renewed)
-            hold.ensure_held()
-            assert Lock(theirs, key).acquire(timeout=0) is None
-        assert theirs.get(key) is None
-
-
 def test_a_host_with_several_addresses_is_tried_in_each() -> None:
     """`localhost` may mean ::1 first: a refusal there is not the end; a host that is none is told as such."""
     with (
@@ -681,6 +370,4 @@ def test_a_host_with_several_addresses_is_tried_in_each() -> None:
     ):
         store.get("k")
     with EtcdStore("etcd://no-such-host.invalid", timeout=20) as nowhere:
-        with pytest.raises(StoreUnavailable, match="is unreachable") as caught:
-            nowhere.get("k")
-        assert not caught.value.sent
+        unsent(lambda: nowhere.get("k"), "is unreachable")

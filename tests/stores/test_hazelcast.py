@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import threading
@@ -15,32 +14,23 @@ from hazelcast.client import HazelcastClient
 from hazelcast.config import IntType
 
 import caslock.stores.hazelcast.session
-from caslock import Lock, LockLost, StoreError, StoreUnavailable, connect, connect_async
-from caslock.store import ABSENT, Entry
+from caslock import StoreUnavailable
+from caslock.store import ABSENT
 from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
 from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port, unreachable_port
-from caslock.testing.steps import in_a_thread, timed
+from caslock.testing.steps import timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.stores.opening import QUOTED, Opening, opening, put, refusal
+from tests.stores.opening import PING, QUOTED, Opening, apis, expect_requests, put, refusal, unsent
 from tests.support.locations import fresh, until
-from tests.support.servers import HAZELCAST, HOST, Member, Server, hazelcast, private
+from tests.support.servers import HOST, Member, Server, hazelcast, private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from caslock import Store
     from caslock.store import ListingStore
 
-PING = 22
-"""Bytes that an idle connection sends now and then."""
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def api(request: pytest.FixtureRequest) -> Iterator[Opening]:
-    """Give each API in turn."""
-    blocking = request.param == "blocking"
-    with opening(HazelcastStore if blocking else AsyncHazelcastStore, blocking=blocking) as found:
-        yield found
+api = apis(HazelcastStore, AsyncHazelcastStore)
 
 
 @pytest.fixture
@@ -66,20 +56,6 @@ def locks(hazelcast_server: Server) -> Iterator[Any]:
     client.shutdown()
 
 
-def requests_of(proxy: FaultProxy, act: Callable[[], object], count: int) -> bool:
-    """Tell whether so many requests are sent meanwhile, or soon after, and no more."""
-    sent = list[bytes]()
-
-    def listen(request: bytes) -> Passage:
-        if len(request) > PING:
-            sent.append(request)
-        return PASS
-
-    proxy.decide = listen
-    act()
-    return until(lambda: len(sent) >= count) and len(sent) == count
-
-
 def test_an_entry_is_a_text_that_a_person_can_read_and_nothing_stays(store: Store, locks: Any) -> None:  # noqa: ANN401
     """A new entry has a ttl of its own; one that was written over has a lease; a removal leaves neither for long."""
     key, before = fresh(), set(locks.key_set())
@@ -92,22 +68,6 @@ def test_an_entry_is_a_text_that_a_person_can_read_and_nothing_stays(store: Stor
     assert locks.get_entry_view(key).ttl == caslock.stores.hazelcast.session.FOREVER
     assert store.invalidate(key, second.version) is None
     assert until(lambda: not set(locks.key_set()) - before)
-
-
-def test_an_uncontended_cycle_is_two_requests(hazelcast_server: Server) -> None:
-    """To acquire is one, to release is one, and to write over an entry is two."""
-    with (
-        FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy,
-        HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=20) as store,
-    ):
-        lock = Lock(store, fresh(), auto_renew=False)
-        with lock:
-            pass
-        holds = list[Any]()
-        assert requests_of(proxy, lambda: holds.append(lock.acquire()), 1)
-        (hold,) = holds
-        assert requests_of(proxy, lambda: hold.extend(20), 2)
-        assert requests_of(proxy, hold.release, 1)
 
 
 def test_an_entry_that_was_written_over_outlasts_its_first_ttl(hazelcast_server: Server) -> None:
@@ -148,40 +108,22 @@ def test_whoever_finds_a_lease_over_removes_the_entry(
     hazelcast_server: Server,
     locks: Any,  # noqa: ANN401 - as its client gives it
 ) -> None:
-    """So no write that was sent before can bring it back; and a new entry may take its place at once."""
-    for look in (True, False):
+    """So no write that was sent before can bring it back, not even its own; a new entry may take its place at once."""
+    for finder in ("another", "whoever puts next", "its own"):
         key = fresh()
         stale = put(blocking, key, b"2", put(blocking, key).version, ttl=0.1)
         text = locks.get(key)
         assert until(lambda version=stale.version: not locks.contains_key(version))  # type: ignore[misc]
         assert locks.get(key) == text  # nobody has looked
+        if finder == "its own":
+            assert blocking.put_if_version(key, b"late", stale.version, 30) is None
         with HazelcastStore(hazelcast_server.url) as another:
-            if look:
+            if finder != "whoever puts next":
                 assert another.get(key) is None
                 assert not locks.replace_if_same(key, text, text)
             later = put(another, key, b"3")
         assert blocking.put_if_version(key, b"late", stale.version, 30) == later
         assert blocking.invalidate(key, stale.version) == later
-
-
-def test_a_lease_that_is_over_is_not_renewed_even_if_nobody_has_looked(blocking: HazelcastStore, locks: Any) -> None:  # noqa: ANN401
-    """A version that has expired is not there, also for the store that has written it."""
-    key = fresh()
-    entry = put(blocking, key, b"2", put(blocking, key).version, ttl=0.1)
-    assert until(lambda: not locks.contains_key(entry.version))
-    assert blocking.put_if_version(key, b"3", entry.version, 30) is None
-    assert blocking.get(key) is None
-
-
-def test_a_store_that_did_not_put_the_entry_removes_that_version_only(api: Opening, hazelcast_server: Server) -> None:
-    """It reads the entry first, because a version alone is nothing that a map could compare."""
-    store, another = (api.open(hazelcast_server.url, timeout=20) for _ in range(2))
-    key = fresh()
-    old = put(store, key)
-    new = put(another, key, b"2", old.version)
-    assert store.invalidate(key, old.version) == new  # although it remembers the old one
-    assert store.put_if_version(key, b"3", old.version, 30) == new
-    assert store.invalidate(key, new.version) is None
 
 
 def test_what_another_program_has_written_is_never_overwritten(store: Store, locks: Any) -> None:  # noqa: ANN401
@@ -262,9 +204,7 @@ def test_a_member_that_is_away_costs_a_part_of_the_timeout(api: Opening, hazelca
             assert took < 1.5
         for port in away:
             store = api.open(f"hazelcast://{HOST}:{port}/locks", timeout=0.3)
-            with pytest.raises(StoreUnavailable, match="unreachable") as caught:
-                store.put_if_version("k", b"v", ABSENT, 30)
-            assert not caught.value.sent
+            unsent(partial(store.put_if_version, "k", b"v", ABSENT, 30), "unreachable")
         assert until(lambda: not silent.connections)
 
 
@@ -299,146 +239,26 @@ def test_listeners_do_not_stay(hazelcast_server: Server) -> None:
         key = fresh()
         version = put(store, key).version
         for _ in range(3):  # to begin to listen, to look, and to end
-            assert requests_of(proxy, lambda: store.wait_while(key, version, 0.01), 3)
+            wait = partial(store.wait_while, key, version, 0.01)
+            expect_requests(3, proxy, wait, lambda request: len(request) > PING)
 
 
-def test_a_store_is_closed_while_others_use_it(hazelcast_server: Server) -> None:
-    """Requests that are under way get their answers; the last one ends the thread, and later ones leave none."""
+def test_a_store_that_is_closed_or_forgotten_ends_its_thread(hazelcast_server: Server) -> None:
+    """It closes its connection, too; that of a later request does not last."""
     with FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy:
-        store = HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=20)
-        keys = [fresh() for _ in range(8)]
-        for key in keys:
-            put(store, key)
-        held = threading.Event()
-
-        def hold(_request: bytes) -> Passage:
-            held.set()
-            return Passage("hold reply", 0.3)
-
-        proxy.decide = hold
-        gets = [in_a_thread(partial(store.get, key)) for key in keys]
-        assert held.wait(50)
-        store.close()
-        assert all(get.result(50) for get in gets)
-        proxy.decide = lambda _: PASS
-        store.close()
-        assert until(lambda: not proxy.connections)
-        assert store.get(keys[0])
-        assert until(lambda: not proxy.connections)
-        assert not _threads()
-
-
-def test_a_store_that_is_forgotten_ends_its_thread(hazelcast_server: Server) -> None:
-    """It closes its connection, too."""
-    with FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy:
-        store = HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=20)
-        store.get(fresh())
-        assert _threads()
-        assert proxy.connections == 1
-        del store
-        gc.collect()
-        assert until(lambda: not proxy.connections and not _threads())
+        for forgotten in (False, True):
+            store = HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=20)
+            store.get(fresh())
+            assert _threads()
+            assert proxy.connections == 1
+            if forgotten:
+                del store
+                gc.collect()
+            else:
+                store.close()
+                store.get(fresh())
+            assert until(lambda: not proxy.connections and not _threads())
 
 
 def _threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "caslock-hazelcast"]
-
-
-def test_a_store_for_asyncio_serves_every_loop(hazelcast_server: Server) -> None:
-    """Each loop has a connection of its own, which is closed before the loop ends."""
-    with FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy:
-        store = AsyncHazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=20)
-        key = fresh()
-
-        async def write() -> Entry | None:
-            return await store.put_if_version(key, b"v", ABSENT, 30)
-
-        entries = {asyncio.run(write()) for _ in range(3)}
-        assert len(entries) == 1
-        assert proxy.accepted == 3
-        assert until(lambda: not proxy.connections)
-
-
-@pytest.mark.long
-def test_a_restart_frees_every_lock_and_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A cluster keeps its maps in memory only: the holder learns it at its next renewal."""
-    with private(HAZELCAST, tmp_path_factory.mktemp("hazelcast")) as server:
-        lost = threading.Event()
-        with HazelcastStore(server.url) as store:
-            hold = Lock(store, "k", ttl=3, on_lost=lambda _: lost.set()).acquire()
-            assert hold
-            server.restart()
-            assert lost.wait(50)
-            with pytest.raises(LockLost):
-                hold.release()
-
-
-def test_there_are_no_fences(hazelcast_server: Server) -> None:
-    """A version is a random number, and so no fence."""
-    with connect(hazelcast_server.url) as store:
-        assert not store.traits.fences
-        with Lock(store, fresh()) as hold, pytest.raises(StoreError, match="fence"):
-            assert hold.fence
-
-
-@pytest.mark.parametrize(
-    ("url", "location"),
-    [
-        ("hazelcast://b:5702,a", "hazelcast://a:5701,b:5702/caslock"),
-        ("hazelcast://u:secret@a/locks?timeout=3", "hazelcast://a:5701/locks"),
-        ("hazelcast://a/locks/?cluster=main%20one", "hazelcast://a:5701/locks?cluster=main%20one"),
-        ("hazelcast://[::1]:5702/", "hazelcast://[::1]:5702/caslock"),
-    ],
-)
-def test_the_location_names_the_members_the_map_and_no_user(url: str, location: str) -> None:
-    """It is the same text in whatever order the members are named."""
-    assert connect(url).traits.location == connect_async(url).traits.location == location
-    assert repr(connect(url)) == f"HazelcastStore({location!r})"
-    assert repr(connect_async(url)) == f"AsyncHazelcastStore({location!r})"
-
-
-@pytest.mark.parametrize(
-    ("url", "sentence"),
-    [
-        ("hazelcast://", "a Hazelcast URL is"),
-        ("hazelcast://a,,b", "a Hazelcast URL is"),
-        ("hazelcast://a/one/two", "a Hazelcast URL is"),
-        ("hazelcast://a/%00", "must not contain control characters"),
-        ("hazelcast://a?prefix=p", "a Hazelcast URL is"),
-        ("hazelcast://a?cluster=", "a Hazelcast URL is"),
-        ("hazelcast://a#f", "no fragment: write # as %23"),
-        ("hazelcast://root@a", "a Hazelcast URL is"),
-        ("hazelcast://:secret@a", "a Hazelcast URL is"),
-        ("hazelcast://a:0", "the port of a Hazelcast URL"),
-        ("hazelcast://a:port", "the port of a Hazelcast URL"),
-        ("hazelcast://a?timeout=x", "the timeout of a Hazelcast URL"),
-        ("hazelcast://a?timeout=0", "timeout must be"),
-        ("hazelcast://a?timeout=1&timeout=2", "given twice"),
-    ],
-)
-def test_errors_of_a_url_tell_what_to_write(url: str, sentence: str) -> None:
-    """Nothing is connected to, and no password is shown."""
-    for make in (connect, connect_async):
-        with pytest.raises(ValueError, match=sentence) as caught:
-            make(url)
-        assert "secret" not in str(caught.value)
-
-
-def test_bad_input_is_refused_before_any_request() -> None:
-    """There is no server at all."""
-    with pytest.raises(TypeError, match="must be a str"):
-        HazelcastStore(cast("Any", 1))
-    with pytest.raises(ValueError, match="give the timeout once"):
-        HazelcastStore("hazelcast://a?timeout=1", timeout=1)
-    with refused_port() as port, HazelcastStore(f"hazelcast://{HOST}:{port}") as store:
-        for value, ttl, sentence in (
-            (b"v" * 4097, 1.0, "4096 bytes"),
-            (b"v", 0.0, "more than 0"),
-            (b"v", 2e9, "at most"),
-        ):
-            for version in (ABSENT, 1):
-                with pytest.raises(ValueError, match=sentence):
-                    store.put_if_version("k", value, version, ttl)
-        for key in ("", "k" * 1025, "\ud800"):
-            with pytest.raises(ValueError, match="key"):
-                store.get(key)

@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import CaslockError, Lock, LockLost, StoreUnavailable
+from caslock import Lock, LockLost, StoreUnavailable
 from caslock.cli.doctor import examined
 from caslock.store import ABSENT, Entry
 from caslock.stores.hazelcast import HazelcastStore
 from caslock.testing.proxy import FaultProxy
+from tests.support.clusters import contenders
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, Member, Server, _prepared, _remove, free_port, hazelcast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+# The client may leave a connection open whose member was cut off.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+]
 
 PATIENCE = 30.0
 """Seconds in which members have found each other, or noticed that one is gone."""
@@ -136,38 +141,14 @@ def test_entries_outlive_a_member_with_their_leases(cluster: Cluster) -> None:
 
 def test_locks_are_taken_in_turn_while_members_die(cluster: Cluster) -> None:
     """Four contenders take a key, while two members are killed: no two hold it at one time, and no hold is lost."""
-    key, over, inside = fresh(), threading.Event(), list[int]()
-    holds, overlaps, losses = list[int](), list[object](), list[object]()
-
-    def contend(number: int) -> None:
-        with HazelcastStore(cluster.url) as store:
-            while not over.is_set():
-                lock = Lock(store, key, ttl=15, timeout=PATIENCE, on_lost=losses.append)
-                with contextlib.suppress(CaslockError), lock:
-                    inside.append(number)
-                    if len(inside) > 1:
-                        overlaps.append(list(inside))
-                    holds.append(number)
-                    inside.remove(number)
-
-    threads = [threading.Thread(target=contend, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
+    with contenders(lambda: HazelcastStore(cluster.url), ttl=15, timeout=PATIENCE) as turns:
         for number in (1, 0):
-            count = len(holds)
-            assert until(lambda: len(holds) > count + 20, PATIENCE)  # noqa: B023 - it is called at once
+            assert turns.go_on(PATIENCE)
             cluster.kill(number)
-            count = len(holds)
-            assert until(lambda: len(holds) > count + 20, PATIENCE)  # noqa: B023 - as above
+            assert turns.go_on(PATIENCE)
             cluster.revive()
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-    assert overlaps == []
-    assert losses == []
-    assert len(set(holds)) == 4
+    assert turns.losses == []
+    assert len({number for number, _ in turns.holds}) == 4
 
 
 def test_a_cluster_that_is_split_has_two_holders_unless_it_is_protected(cluster: Cluster) -> None:

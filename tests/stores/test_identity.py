@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,11 +11,11 @@ import redis
 
 import caslock
 from caslock import MultiLock, connect, connect_async
-from caslock.aio import AsyncMultiLock
+from tests.stores.opening import answers
 from tests.support.locations import fresh, observed, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from caslock import Store
@@ -80,19 +78,12 @@ def test_other_servers_say_something_else(
     stores += [memcached_server.url, new_memcached().url, f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"]
     with opened(*stores) as found:
         for store in found:
-            until(lambda store=store: _answers(store))  # type: ignore[misc] # a memcached is young for a while
+            until(lambda store=store: answers(store))  # type: ignore[misc] # a memcached is young for a while
         assert len({said(store) for store in found}) == len(stores)
         before = said(found[2])
         other.restart()
-        until(lambda: _answers(found[2]))
+        until(lambda: answers(found[2]))
         assert said(found[2]) != before
-
-
-def _answers(store: Store) -> bool:
-    with contextlib.suppress(caslock.StoreUnavailable):
-        store.get("k")
-        return True
-    return False
 
 
 def test_the_order_of_keys_follows_a_restarted_server(new_redis: NewServer) -> None:
@@ -105,7 +96,7 @@ def test_the_order_of_keys_follows_a_restarted_server(new_redis: NewServer) -> N
             with lock as holds:
                 before = [hold._state.runtime.home for hold in holds]
             servers[number % 2].restart()
-            assert until(lambda other=others[number % 2]: _answers(other))  # type: ignore[misc] # called at once
+            assert until(lambda other=others[number % 2]: answers(other))  # type: ignore[misc] # called at once
             expected = [
                 store
                 for _, store in sorted((str(said(other)), store) for other, store in zip(others, stores, strict=True))
@@ -145,32 +136,3 @@ def test_a_prefix_is_a_part_of_the_name(name: str, request: pytest.FixtureReques
             assert len(holds) == 1
             assert observed(plain, f"locks:{key}") is not None
         assert observed(prefixed, key) is None
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_everybody_takes_the_keys_in_one_order(urls: tuple[str, str], *, turned: bool) -> None:
-    """Whichever name each key was given by: a MultiLock that waits for the first key keeps nothing of the second."""
-    first, second = sorted((fresh(), fresh()))
-    with opened(*urls, *urls) as (one, two, *others), ThreadPoolExecutor() as pool:
-        with caslock.Lock(others[0], first, ttl=60):
-            names = {first: two, second: one} if turned else {first: one, second: two}
-            lock = MultiLock([caslock.Lock(store, key, ttl=60) for key, store in names.items()])
-            waiting = pool.submit(lock.acquire, timeout=0.5)
-            began = time.monotonic()
-            while time.monotonic() < began + 0.3:
-                assert observed(others[1], second) is None
-                time.sleep(0.01)
-            assert waiting.result() is None
-
-        async def main() -> None:
-            async with connect_async(urls[0]) as here, connect_async(urls[1]) as there:
-                by = {first: there, second: here} if turned else {first: here, second: there}
-                lock = AsyncMultiLock([caslock.AsyncLock(store, key, ttl=60) for key, store in by.items()])
-                assert await lock.acquire(timeout=0.3) is None
-
-        with caslock.Lock(others[0], first, ttl=60):
-            kept: Callable[[], object] = lambda: observed(others[1], second)  # noqa: E731 - looked at again and again
-            trying = pool.submit(asyncio.run, main())
-            while not trying.done():
-                assert kept() is None
-            trying.result()

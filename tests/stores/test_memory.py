@@ -11,7 +11,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,16 +24,12 @@ from caslock.store import (
     BatchingStore,
     Entry,
     ListingStore,
-    Put,
     QueueingStore,
-    Removal,
     Store,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.locations import until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -74,29 +69,6 @@ def test_versions_are_as_large_as_those_of_servers() -> None:
     assert 2**50 < put(MemoryStore()) < 2**53
 
 
-def test_a_stale_version_neither_removes_nor_overwrites(store: MemoryStore) -> None:
-    """A client that returns with the version of an earlier tenure changes nothing, and is shown who holds the key."""
-    stale = put(store)
-    store.invalidate("k", stale)
-    observed = Entry(b"other", put(store, value=b"other"))
-    assert store.invalidate("k", stale) == observed
-    assert store.put_if_version("k", b"mine", stale, 10) == observed
-    assert store.put_if_version("k", b"mine", ABSENT, 10) == observed
-    assert store.get("k") == observed
-
-
-def test_no_version_comes_twice(store: MemoryStore, clock: Clock) -> None:
-    """Versions only grow across removal, expiry, renewal and re-creation."""
-    seen = [put(store)]
-    seen.append(put(store, version=seen[-1]))
-    store.invalidate("k", seen[-1])
-    seen.append(put(store))
-    clock.now += 11
-    seen.append(put(store))
-    assert seen == sorted(set(seen))
-    assert seen[0] > ABSENT
-
-
 def test_an_expired_entry_is_gone(store: MemoryStore, clock: Clock) -> None:
     """At the end of its ttl an entry is gone: it can be neither renewed nor removed, only replaced."""
     version = put(store, ttl=10)
@@ -107,18 +79,6 @@ def test_an_expired_entry_is_gone(store: MemoryStore, clock: Clock) -> None:
     assert store.invalidate("k", version) is None
     assert store.get("k") is None
     assert put(store) > version
-
-
-def test_exactly_one_of_50_threads_wins(store: MemoryStore) -> None:
-    """Of 50 threads that put where nothing is there, one succeeds, and all see the same entry."""
-    barrier = threading.Barrier(50)
-
-    def contend(number: int) -> Entry | None:
-        barrier.wait()
-        return store.put_if_version("k", b"%d" % number, ABSENT, 10)
-
-    with ThreadPoolExecutor(50) as threads:
-        assert set(threads.map(contend, range(50))) == {store.get("k")}
 
 
 def test_what_has_expired_does_not_pile_up(store: MemoryStore, clock: Clock) -> None:
@@ -145,22 +105,6 @@ def test_an_entry_that_lives_is_never_swept(store: MemoryStore, clock: Clock) ->
     assert {key: store.get(key) for key in lasting} == {key: (b"v", version) for key, version in lasting.items()}
 
 
-def test_both_apis_share_one_memory(store: MemoryStore) -> None:
-    """What blocking code writes is there for asyncio too, at one location; versions are of one counter."""
-
-    async def main() -> None:
-        shared = AsyncMemoryStore(store)
-        assert shared.traits == store.traits
-        version = put(store)
-        assert await shared.get("k") == (b"v", version)
-        assert await shared.put_if_version("k", b"mine", ABSENT, 10) == (b"v", version)
-        assert await shared.put_if_version("k", b"mine", version, 10) == (b"mine", version + 1)
-        assert await shared.invalidate("k", version + 1) is None
-        assert store.get("k") is None
-
-    asyncio.run(main())
-
-
 def test_every_memory_is_a_place_of_its_own() -> None:
     """Two memory stores never share a location or an entry, and both kinds have the contract's shape."""
     one, two, three = MemoryStore(), MemoryStore(), AsyncMemoryStore()
@@ -176,62 +120,12 @@ def test_every_memory_is_a_place_of_its_own() -> None:
     )
 
 
-FORK = """
-import os, threading
-from caslock.stores.memory import MemoryStore
-store = MemoryStore()
-place = store.traits.location
-stop = threading.Event()
-def use():
-    while not stop.is_set():
-        entry = store.put_if_version("busy", b"", 0, 60)
-        store.invalidate("busy", entry.version)
-thread = threading.Thread(target=use)
-thread.start()
-store.put_if_version("k", b"before", 0, 60)
-for _ in range(100):
-    child = os.fork()
-    if child == 0:
-        assert store.get("k").value == b"before" and store.traits.location != place
-        assert store.put_if_version("mine", b"", 0, 60).value == b""
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0 and store.get("mine") is None and store.traits.location == place
-stop.set()
-thread.join()
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_forked_child_has_a_copy_that_works() -> None:
-    """A fork while another thread is inside a verb gives the child a memory of its own, never a stuck mutex."""
-    subprocess.run([sys.executable, "-c", FORK], cwd=ROOT, check=True, timeout=50)
-
-
-def until(happened: Callable[[], object]) -> None:
-    """Look again and again until something has happened."""
-    give_up = time.monotonic() + 50
-    while not happened():
-        assert time.monotonic() < give_up
-        time.sleep(0.0005)
-
-
 def value_stands(store: MemoryStore, value: bytes) -> int:
     """Return its version."""
     entry = store.get("k")
     assert entry is not None
     assert entry.value == value
     return entry.version
-
-
-def waits(store: MemoryStore, *, native: bool) -> Callable[[str, float], Entry | None]:
-    """Return what waits for a key, by either API, and then puts there."""
-
-    def wait(key: str, timeout: float) -> Entry | None:
-        if native:
-            return asyncio.run(AsyncMemoryStore(store).put_when_absent(key, b"mine", 10, timeout))
-        return store.put_when_absent(key, b"mine", 10, timeout)
-
-    return wait
 
 
 class Waiters:
@@ -252,7 +146,7 @@ class Waiters:
         lined_up = self.lined_up()
         self.threads.append(threading.Thread(target=self._thread if kind == "thread" else self._task, args=[name]))
         self.threads[-1].start()
-        until(lambda: self.lined_up() == lined_up + 1)
+        assert until(lambda: self.lined_up() == lined_up + 1)
 
     def _thread(self, name: str) -> None:
         assert self.store.put_when_absent("k", name.encode(), 60, 50) is not None
@@ -278,7 +172,7 @@ def test_one_removal_wakes_one_waiter_in_order(store: MemoryStore) -> None:
         waiters.start(str(number), ("thread", "task")[number % 2])
     for number in range(8):
         assert store.invalidate("k", version) == WOKEN
-        until(lambda: len(waiters.woken) > number)  # noqa: B023 - called at once
+        assert until(lambda: len(waiters.woken) > number)  # noqa: B023 - called at once
         assert waiters.woken == [str(earlier) for earlier in range(number + 1)]
         version = put(store, value=b"%d" % number, version=value_stands(store, b"%d" % number))
     waiters.join()
@@ -300,40 +194,18 @@ def test_only_a_removal_of_that_key_wakes(store: MemoryStore, clock: Clock) -> N
     waiters.join()
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_where_nothing_is_there_it_puts_at_once(store: MemoryStore, clock: Clock, native: bool) -> None:  # noqa: FBT001 - a parameter
-    """Where nothing ever stood, or it was removed or has expired, nobody waits."""
-    wait, before = waits(store, native=native), put(store, "another")
-    with Stopwatch() as watch:
-        assert wait("k", 20) == (b"mine", before + 1)
-        assert store.invalidate("k", before + 1) is None
-        assert wait("k", 20) == (b"mine", before + 2)
-        clock.now += 11
-        assert wait("k", 20) == (b"mine", before + 3)
-    assert watch.seconds < 20
-    assert not store._lines
-
-
-@pytest.mark.parametrize("native", [False, True])
-def test_after_its_timeout_it_puts_where_nothing_is_there(store: MemoryStore, clock: Clock, native: bool) -> None:  # noqa: FBT001 - a parameter
-    """The end of a lease wakes nobody, but a waiter that has waited through it puts."""
-    first = put(store)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(waits(store, native=native), "k", 0.1)
-        until(lambda: store._lines)
-        clock.now += 11
-        assert waiting.result(50) == (b"mine", first + 1)
-    assert not store._lines
-
-
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], ids=["blocking", "asyncio"])
 @pytest.mark.parametrize("timeout", [0.03, 0.0, -1.0])
-def test_a_wait_ends_in_time_and_leaves_nothing(store: MemoryStore, timeout: float, native: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_wait_ends_in_time_and_leaves_nothing(store: MemoryStore, timeout: float, *, native: bool) -> None:
     """At its timeout a waiter tries, and is gone: the next removal wakes nobody, and nothing has grown."""
-    wait, version = waits(store, native=native), put(store)
+    version = put(store)
     for _ in range(20):
         begun = time.monotonic()
-        assert wait("k", timeout) == (b"v", version)
+        if native:
+            answer = asyncio.run(AsyncMemoryStore(store).put_when_absent("k", b"mine", 10, timeout))
+        else:
+            answer = store.put_when_absent("k", b"mine", 10, timeout)
+        assert answer == (b"v", version)
         assert time.monotonic() - begun >= timeout
     assert not store._lines
     assert store.invalidate("k", version) is None
@@ -437,41 +309,6 @@ def test_a_loop_that_has_ended_takes_no_wake_up_with_it(store: MemoryStore) -> N
     task._log_destroy_pending = False  # type: ignore[attr-defined] # asyncio would tell of what we did on purpose
 
 
-def test_several_puts_are_one(store: MemoryStore) -> None:
-    """All are written or none, and the answers tell what is under each key."""
-    first = store.put_many([Put(key, key.encode(), ABSENT, 10) for key in "abc"])
-    assert first == [store.get(key) for key in "abc"]
-    mixed = [Put("a", b"x", first[0].version if first[0] else 0, 10), Put("b", b"y", ABSENT, 10), Put("d", b"", 0, 10)]
-    assert store.put_many(mixed) == [first[0], first[1], None]
-    assert [store.get(key) for key in "abcd"] == [*first, None]
-
-
-def test_several_removals_are_one_and_wake(store: MemoryStore) -> None:
-    """Each that matches is removed and wakes its first waiter; the answers tell what is under each key."""
-    waiters, versions = Waiters(store), [put(store, key) for key in "kab"]
-    waiters.start("waiter", "thread")
-    removals = [Removal(key, version) for key, version in zip("kab", [*versions[:2], 1], strict=True)]
-    assert store.invalidate_many(removals) == [WOKEN, None, (b"v", versions[2])]
-    waiters.join()
-
-
-def test_a_list_has_what_there_is_under_a_prefix(store: MemoryStore, clock: Clock) -> None:
-    """Keys that begin with the prefix, character by character, with entries that exist at this moment; by both APIs."""
-    expired, removed = put(store, "a:expired", ttl=1), put(store, "a:removed")
-    keys = ["a:1", "a:", "a:%", "a_", "A:1", "b:1", "a:\U0001f512"]
-    entries = {key: Entry(b"v", put(store, key)) for key in keys}
-    clock.now += 2
-    store.invalidate("a:removed", removed)
-
-    async def listed(prefix: str) -> dict[str, Entry]:
-        return {key: entry async for key, entry in AsyncMemoryStore(store).list(prefix)}
-
-    for prefix in ("", "a", "a:", "a:%", "a_", "A", "%", "nothing"):
-        expected = {key: entry for key, entry in entries.items() if key.startswith(prefix)}
-        assert dict(store.list(prefix)) == asyncio.run(listed(prefix)) == expected, prefix
-    assert expired not in [entry.version for _, entry in store.list("")]
-
-
 FORK_WHILE_WAITING = """
 import asyncio, os, threading, time
 from caslock.store import WOKEN
@@ -486,9 +323,11 @@ for thread in threads:
     thread.start()
 while sum(map(len, store._lines.values())) < 2:
     time.sleep(0.001)
+place = store.traits.location
 child = os.fork()
 if child == 0:
-    assert store.invalidate("k", version) is None
+    assert store.traits.location != place
+    assert store.get("k").version == version and store.invalidate("k", version) is None
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 for thread in threads:
@@ -500,5 +339,5 @@ for thread in threads:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_has_none_of_the_waiters() -> None:
-    """The child's removals wake nobody, and the parent's waiters are still there to be woken."""
+    """It has a copy at a place of its own: its removals wake nobody, and the parent still has its waiters."""
     subprocess.run([sys.executable, "-c", FORK_WHILE_WAITING], cwd=ROOT, check=True, timeout=50)

@@ -13,11 +13,12 @@ import redis.asyncio
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, AsyncBatchingStore, BatchingStore, Entry, Put, Removal
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
-from caslock.testing.stopwatch import Stopwatch
+from tests.stores.opening import Opening, apis
+from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.conftest import NewServer
     from tests.support.servers import Server
@@ -25,27 +26,13 @@ if TYPE_CHECKING:
 Opened = Any  # a store of either API, whose verbs block
 
 
-class OnLoop:
-    """An `AsyncRedisStore` as a blocking one."""
-
-    def __init__(self, store: AsyncRedisStore, runner: asyncio.Runner) -> None:
-        self.store, self.runner = store, runner
-
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        return lambda *arguments: self.runner.run(getattr(self.store, verb)(*arguments))
+api = apis(RedisStore.from_url, AsyncRedisStore.from_url)
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
-def store(request: pytest.FixtureRequest, redis_server: Server) -> Iterator[Opened]:
+@pytest.fixture
+def store(api: Opening, redis_server: Server) -> Opened:
     """A store of either API."""
-    if request.param == "blocking":
-        with contextlib.closing(RedisStore.from_url(redis_server.url)) as blocking:
-            yield blocking
-    else:
-        with asyncio.Runner() as runner:
-            native = AsyncRedisStore.from_url(redis_server.url)
-            yield OnLoop(native, runner)
-            runner.run(native.aclose())
+    return api.open(redis_server.url)
 
 
 @pytest.fixture
@@ -68,36 +55,25 @@ def test_both_stores_batch() -> None:
 
 
 def test_many_are_put_and_removed_by_one_command_each(store: Opened, admin: redis.Redis) -> None:
-    """The answers come in order; versions grow; nothing is left behind."""
-    store.invalidate_many(
-        [Removal(key, entry.version) for key, entry in zip("x", store.put_many(puts("x")), strict=True)]
-    )
+    """Each with its ttl; nothing is left behind."""
+    store.invalidate_many([Removal("x", store.put_many(puts("x"))[0].version)])  # both scripts are known from here on
     admin.config_resetstat()
-    first = store.put_many(puts("abc"))
-    assert [entry.value for entry in first] == [b"aa", b"ab", b"ac"]
-    second = store.put_many([Put(key, b"2", entry.version, 30.0) for key, entry in zip("abc", first, strict=True)])
-    assert all(new.version > old.version for new, old in zip(second, first, strict=True))
-    assert [store.get(key) for key in "abc"] == second
+    entries = store.put_many(puts("abc"))
     assert all(29_000 < admin.pttl(key) <= 30_001 for key in "abc")
-    assert (
-        store.invalidate_many([Removal(key, entry.version) for key, entry in zip("abc", second, strict=True)])
-        == [None] * 3
-    )
-    assert admin.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
+    removals = [Removal(key, entry.version) for key, entry in zip("abc", entries, strict=True)]
+    assert store.invalidate_many(removals) == [None] * 3
+    assert admin.info("commandstats")["cmdstat_evalsha"]["calls"] == 2
     assert admin.dbsize() == 0
 
 
-def test_many_are_put_all_or_none(store: Opened, admin: redis.Redis) -> None:
-    """One that does not match keeps all from being written, and each answer shows what is there."""
+def test_many_spare_what_another_program_has_written(store: Opened, admin: redis.Redis) -> None:
+    """It keeps all from being written, is not removed, and each answer shows it."""
     (held,) = store.put_many(puts("b"))
     admin.set("f", b"foreign")
-    assert store.put_many(puts("abc")) == [None, held, None]
-    assert store.put_many(puts("af")) == [None, Entry(b"foreign", FOREIGN)]
-    assert store.put_many([*puts("a"), *puts("b", held.version + 1)]) == [None, held]
-    assert store.put_many([*puts("a"), *puts("c", 7)]) == [None, None]
-    assert set(admin.keys()) == {b"b", b"f"}
-    written = store.put_many([*puts("a"), *puts("b", held.version, b"new")])
-    assert [entry.value for entry in written] == [b"aa", b"newb"]
+    foreign = Entry(b"foreign", FOREIGN)
+    assert store.put_many(puts("af")) == [None, foreign]
+    assert store.invalidate_many([Removal("b", held.version), Removal("f", FOREIGN)]) == [None, foreign]
+    assert admin.keys() == [b"f"]
 
 
 def test_many_follow_the_rules_of_versions(store: Opened, admin: redis.Redis) -> None:
@@ -108,15 +84,6 @@ def test_many_follow_the_rules_of_versions(store: Opened, admin: redis.Redis) ->
     assert store.invalidate_many([Removal("a", ahead), Removal("b", ahead)]) == [None, None]
     assert admin.get("a") == b"%d!gone" % ahead
     assert [entry.version for entry in store.put_many(puts("ab"))] == [ahead + 1] * 2
-
-
-def test_each_whose_version_is_there_is_removed(store: Opened, admin: redis.Redis) -> None:
-    """The others are shown what is there."""
-    a, b = store.put_many(puts("ab"))
-    admin.set("f", b"foreign")
-    removals = [Removal("a", a.version), Removal("b", b.version - 1), Removal("c", 7), Removal("f", FOREIGN)]
-    assert store.invalidate_many(removals) == [None, b, None, Entry(b"foreign", FOREIGN)]
-    assert set(admin.keys()) == {b"b", b"f"}
 
 
 def test_removing_many_wakes_a_waiter(redis_server: Server, store: Opened, admin: redis.Redis) -> None:
@@ -183,179 +150,120 @@ async def one(store: AsyncRedisStore, key: str) -> None:
     assert await store.invalidate(key, entry.version) is None
 
 
-def test_a_thousand_tasks_share_one_connection_and_few_packets(new_redis: NewServer) -> None:
+@in_a_loop
+async def test_a_thousand_tasks_share_one_connection_and_few_packets(new_redis: NewServer) -> None:
     """Each gets its own answers, and the server is sent far fewer packets than requests."""
     server = new_redis()
 
-    async def main() -> None:
-        store = AsyncRedisStore.from_url(server.url + "?client_name=tasks")
-        await one(store, "first")
+    store = AsyncRedisStore.from_url(server.url + "?client_name=tasks")
+    await one(store, "first")
+    with redis.Redis.from_url(server.url) as admin:
+        before = admin.info("stats")["total_reads_processed"]
+        await asyncio.gather(*(one(store, f"k{number}") for number in range(1000)))
+        assert admin.info("stats")["total_reads_processed"] - before < 300
+        assert [each["name"] for each in admin.client_list()].count("tasks") == 1
+        assert admin.dbsize() == 0
+    await store.aclose()
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+@in_a_loop
+async def test_a_cancelled_caller_disturbs_nobody(new_redis: NewServer, replicas: int) -> None:
+    """At whatever step: the others of its packet, those that share its WAIT, and those after it are answered."""
+    server = new_redis("--repl-diskless-sync-delay", "0")
+    if replicas:
+        new_redis("--replicaof", HOST, str(server.port))
         with redis.Redis.from_url(server.url) as admin:
-            before = admin.info("stats")["total_reads_processed"]
-            await asyncio.gather(*(one(store, f"k{number}") for number in range(1000)))
-            assert admin.info("stats")["total_reads_processed"] - before < 300
-            assert [each["name"] for each in admin.client_list()].count("tasks") == 1
-            assert admin.dbsize() == 0
-        await store.aclose()
-
-    asyncio.run(main())
-
-
-def test_a_cancelled_caller_disturbs_nobody(redis_server: Server) -> None:
-    """At whatever step: the others of its packet, and those after it, get their own answers."""
-
-    async def main() -> None:
-        store = AsyncRedisStore.from_url(redis_server.url)
-        for steps in range(12):
-            tasks = [asyncio.create_task(one(store, f"c{number}")) for number in range(20)]
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            for task in tasks[::3]:
-                task.cancel()
-            for number, outcome in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
-                assert outcome is None or (number % 3 == 0 and isinstance(outcome, asyncio.CancelledError))
-            for number in range(20):
-                if entry := await store.get(f"c{number}"):
-                    await store.invalidate(f"c{number}", entry.version)
-        await store.aclose()
-
-    asyncio.run(main())
+            while not admin.wait(1, 100):  # until the replica has connected
+                pass
+    store = AsyncRedisStore.from_url(server.url, replicas=replicas)
+    for steps in range(12):
+        tasks = [asyncio.create_task(one(store, f"c{steps}:{number}")) for number in range(20)]
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        for task in tasks[::3]:
+            task.cancel()
+        for number, outcome in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
+            assert outcome is None or (number % 3 == 0 and isinstance(outcome, asyncio.CancelledError))
+    await store.aclose()
 
 
-def test_a_packet_without_an_answer_fails_for_each_of_its_callers(new_redis: NewServer) -> None:
+@in_a_loop
+async def test_a_packet_without_an_answer_fails_for_each_of_its_callers(new_redis: NewServer) -> None:
     """Each gets an error of its own, which says whether its request may have been applied; the next ones succeed."""
     server = new_redis()
 
-    async def main() -> None:
-        store = AsyncRedisStore.from_url(server.url + "?socket_timeout=1")
-        await asyncio.gather(*(one(store, f"k{number}") for number in range(50)))
-        server.pause()
-        outcomes = await asyncio.gather(*(one(store, f"k{number}") for number in range(50)), return_exceptions=True)
-        server.resume()
-        assert len({id(outcome) for outcome in outcomes}) == 50
-        for outcome in outcomes:
-            assert isinstance(outcome, StoreUnavailable)
-        first = outcomes[0]  # some of the others may have waited for a further connection
-        assert isinstance(first, StoreUnavailable)
-        assert first.sent
-        tasks = [asyncio.create_task(one(store, f"n{number}")) for number in range(50)]
-        await asyncio.sleep(0)
-        server.restart()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            assert outcome is None or isinstance(outcome, StoreUnavailable)
-        await one(store, "afterwards")
-        await store.aclose()
-
-    asyncio.run(main())
+    store = AsyncRedisStore.from_url(server.url + "?socket_timeout=1")
+    await asyncio.gather(*(one(store, f"k{number}") for number in range(50)))
+    server.pause()
+    outcomes = await asyncio.gather(*(one(store, f"k{number}") for number in range(50)), return_exceptions=True)
+    server.resume()
+    assert len({id(outcome) for outcome in outcomes}) == 50
+    for outcome in outcomes:
+        assert isinstance(outcome, StoreUnavailable)
+    first = outcomes[0]  # some of the others may have waited for a further connection
+    assert isinstance(first, StoreUnavailable)
+    assert first.sent
+    tasks = [asyncio.create_task(one(store, f"n{number}")) for number in range(50)]
+    await asyncio.sleep(0)
+    server.restart()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        assert outcome is None or isinstance(outcome, StoreUnavailable)
+    await one(store, "afterwards")
+    await store.aclose()
 
 
-def test_a_frozen_server_costs_all_tasks_one_timeout(new_redis: NewServer) -> None:
-    """None of them is kept longer, and none opens a connection of its own."""
-    server, timeout = new_redis(), 1.0
-
-    async def main() -> None:
-        timeouts = f"socket_timeout={timeout}&socket_connect_timeout={timeout}"
-        store = AsyncRedisStore.from_url(f"{server.url}?{timeouts}&client_name=hung")
-        await one(store, "first")  # else all would send the scripts, which the server does not know yet
-        await asyncio.gather(*(one(store, f"k{number}") for number in range(1500)))
-        server.pause()
-        with Stopwatch() as watch:
-            gets = (store.get(f"k{number}") for number in range(3000))
-            outcomes = await asyncio.gather(*gets, return_exceptions=True)
-        assert watch.seconds < 2 * timeout
-        server.resume()
-        assert all(isinstance(outcome, StoreUnavailable) and outcome.sent for outcome in outcomes)
-        await one(store, "afterwards")
-        await store.aclose()
-
-    asyncio.run(main())
-
-
-def test_one_refusal_in_a_packet_is_one_callers(redis_server: Server, admin: redis.Redis) -> None:
+@in_a_loop
+async def test_one_refusal_in_a_packet_is_one_callers(redis_server: Server, admin: redis.Redis) -> None:
     """So is a script that the server has lost: every request of the packet succeeds all the same."""
-
-    async def main() -> None:
-        store = AsyncRedisStore.from_url(redis_server.url)
-        await one(store, "first")
-        admin.script_flush()
-        admin.lpush("list", "x")
-        outcomes = await asyncio.gather(*(one(store, key) for key in ("a", "list", "b")), return_exceptions=True)
-        assert outcomes[0] is outcomes[2] is None
-        assert isinstance(outcomes[1], StoreError)
-        assert not isinstance(outcomes[1], StoreUnavailable)
-        await store.aclose()
-
-    asyncio.run(main())
+    store = AsyncRedisStore.from_url(redis_server.url)
+    await one(store, "first")
+    admin.script_flush()
+    admin.lpush("list", "x")
+    outcomes = await asyncio.gather(*(one(store, key) for key in ("a", "list", "b")), return_exceptions=True)
+    assert outcomes[0] is outcomes[2] is None
+    assert isinstance(outcomes[1], StoreError)
+    assert not isinstance(outcomes[1], StoreUnavailable)
+    await store.aclose()
 
 
-def test_nobody_waits_for_ever_for_a_server_that_is_not_there() -> None:
+@in_a_loop
+async def test_nobody_waits_for_ever_for_a_server_that_is_not_there() -> None:
     """Each of many learns that nothing was sent."""
-
-    async def main() -> None:
-        store = AsyncRedisStore.from_url(f"redis://{HOST}:{free_port()}")
-        outcomes = await asyncio.gather(*(store.get(f"k{number}") for number in range(100)), return_exceptions=True)
-        assert len({id(outcome) for outcome in outcomes}) == 100
-        for outcome in outcomes:
-            assert isinstance(outcome, StoreUnavailable)
-            assert not outcome.sent
-        await store.aclose()
-
-    asyncio.run(main())
+    store = AsyncRedisStore.from_url(f"redis://{HOST}:{free_port()}")
+    outcomes = await asyncio.gather(*(store.get(f"k{number}") for number in range(100)), return_exceptions=True)
+    assert len({id(outcome) for outcome in outcomes}) == 100
+    for outcome in outcomes:
+        assert isinstance(outcome, StoreUnavailable)
+        assert not outcome.sent
+    await store.aclose()
 
 
-def test_replicas_acknowledge_a_packet_as_a_whole(new_redis: NewServer) -> None:
+@in_a_loop
+async def test_replicas_acknowledge_a_packet_as_a_whole(new_redis: NewServer) -> None:
     """One WAIT follows it: too few is an error for each."""
     server = new_redis()
 
-    async def main() -> None:
-        store = AsyncRedisStore.from_url(server.url + "?socket_timeout=0.4", replicas=1)
-        outcomes = await asyncio.gather(*(one(store, f"k{number}") for number in range(20)), return_exceptions=True)
-        assert all(isinstance(outcome, StoreUnavailable) and "replicas" in str(outcome) for outcome in outcomes)
-        assert len({id(outcome) for outcome in outcomes}) == 20
-        await store.aclose()
-
-    asyncio.run(main())
+    store = AsyncRedisStore.from_url(server.url + "?socket_timeout=4", replicas=1)
+    outcomes = await asyncio.gather(*(one(store, f"k{number}") for number in range(20)), return_exceptions=True)
+    assert all(isinstance(outcome, StoreUnavailable) and "replicas" in str(outcome) for outcome in outcomes)
+    assert len({id(outcome) for outcome in outcomes}) == 20
+    await store.aclose()
 
 
-def test_a_cancelled_task_leaves_the_replicas_answer_to_the_others(new_redis: NewServer) -> None:
-    """All requests of a turn share one WAIT: a task that is cancelled while it waits for that disturbs nobody."""
-    server = new_redis("--repl-diskless-sync-delay", "0")
-    new_redis("--replicaof", HOST, str(server.port))
-    with redis.Redis.from_url(server.url) as admin:
-        while not admin.wait(1, 100):  # until the replica has connected
-            pass
-
-    async def main() -> None:
-        store = AsyncRedisStore.from_url(server.url, replicas=1)
-        for steps in range(12):
-            tasks = [asyncio.create_task(one(store, f"c{steps}:{number}")) for number in range(20)]
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            for task in tasks[::3]:
-                task.cancel()
-            for number, outcome in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
-                assert outcome is None or (number % 3 == 0 and isinstance(outcome, asyncio.CancelledError))
-        await store.aclose()
-
-    asyncio.run(main())
-
-
-def test_who_asks_as_the_store_is_closed_is_answered(redis_server: Server) -> None:
+@in_a_loop
+async def test_who_asks_as_the_store_is_closed_is_answered(redis_server: Server) -> None:
     """A request of the turn in which a connection that is being opened is cancelled opens one anew."""
+    store = AsyncRedisStore.from_url(redis_server.url)
+    first = asyncio.create_task(store.get("nobody's"))
+    for _ in range(3):  # a connection is being opened for it
+        await asyncio.sleep(0)
 
-    async def main() -> None:
-        store = AsyncRedisStore.from_url(redis_server.url)
-        first = asyncio.create_task(store.get("nobody's"))
-        for _ in range(3):  # a connection is being opened for it
-            await asyncio.sleep(0)
-
-        async def close() -> None:
-            first.cancel()
-            await store.aclose()
-
-        closing, asking = asyncio.create_task(close()), asyncio.create_task(store.get("nobody's"))
-        assert await asyncio.wait_for(asking, 20) is None
-        await closing
+    async def close() -> None:
+        first.cancel()
         await store.aclose()
 
-    asyncio.run(main())
+    closing, asking = asyncio.create_task(close()), asyncio.create_task(store.get("nobody's"))
+    assert await asyncio.wait_for(asking, 20) is None
+    await closing
+    await store.aclose()

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import os
 import shutil
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -22,9 +21,12 @@ from redis.crc import key_slot
 
 from caslock.errors import StaleFence, StoreError, StoreUnavailable
 from caslock.fencing import write_value, write_value_async
-from caslock.store import ABSENT, WOKEN, Entry, Put, Removal
+from caslock.store import ABSENT, WOKEN, Put, Removal
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.testing.stopwatch import Stopwatch
+from tests.stores.opening import Opening, apis, made, put, unsent
+from tests.support.locations import until
+from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, REDIS, absent, free_port, private
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class Nodes:
             self.say(number, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for server, bus in list(zip(self.servers, self.buses, strict=True))[1:]:
             self.say(0, "CLUSTER", "MEET", HOST, server.port, bus)
-        until(lambda: all(self.agreed(number) for number in range(3)))
+        assert until(lambda: all(self.agreed(number) for number in range(3)))
 
     def agreed(self, number: int) -> bool:
         info = self.say(number, "CLUSTER", "INFO")
@@ -114,70 +116,31 @@ def nodes(module_nodes: Nodes) -> Nodes:
     return module_nodes
 
 
-class OnLoop:
-    """An `AsyncRedisStore` as a blocking one, for any thread."""
-
-    def __init__(self, store: AsyncRedisStore) -> None:
-        self.store, self.traits = store, store.traits
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        call = getattr(self.store, verb)
-        return lambda *arguments: asyncio.run_coroutine_threadsafe(call(*arguments), self._loop).result(50)
-
-    def close(self) -> None:
-        self.aclose()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
+api = apis(partial(made, RedisStore), partial(made, AsyncRedisStore))
 
 Opened = Any  # a store of either API
 New = Any  # opens one
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
-def new(request: pytest.FixtureRequest) -> Iterator[New]:
+@pytest.fixture
+def new(api: Opening) -> New:
     """Open a store of either API on a cluster."""
-    with contextlib.ExitStack() as stack:
 
-        def open_store(nodes: Nodes, prefix: str = "", **options: Any) -> Opened:  # noqa: ANN401 - redis-py's
-            store: Opened
-            if not TELLS:
-                hosts = ",".join(f"{HOST}:{server.port}" for server in nodes.servers)
-                url = f"redis+cluster://{hosts}?{urlencode(options)}"
-                by_url: Any = RedisStore if request.param == "blocking" else AsyncRedisStore
-                store = by_url.from_url(url, prefix=prefix)
-                store = store if request.param == "blocking" else OnLoop(store)
-            elif request.param == "blocking":
-                node: Any = ClusterNode  # untyped
-                startup = [node(HOST, server.port) for server in nodes.servers]
-                client = stack.enter_context(contextlib.closing(RedisCluster(startup_nodes=startup, **options)))
-                store = RedisStore(client, prefix=prefix)
-            else:
-                spread = [AsyncClusterNode(HOST, server.port) for server in nodes.servers]
-                store = OnLoop(AsyncRedisStore(AsyncRedisCluster(startup_nodes=spread, **options), prefix=prefix))
-            stack.callback(store.close)
-            return store
+    def open_store(nodes: Nodes, prefix: str = "", **options: Any) -> Opened:  # noqa: ANN401 - redis-py's
+        client: Any
+        if not TELLS:
+            hosts = ",".join(f"{HOST}:{server.port}" for server in nodes.servers)
+            client = f"redis+cluster://{hosts}?{urlencode(options)}"
+        elif api.blocking:
+            node: Any = ClusterNode  # untyped
+            client = RedisCluster(startup_nodes=[node(HOST, server.port) for server in nodes.servers], **options)
+            client.close()  # the store needs no more than its settings
+        else:
+            spread = [AsyncClusterNode(HOST, server.port) for server in nodes.servers]
+            client = AsyncRedisCluster(startup_nodes=spread, **options)
+        return api.open(client, prefix=prefix)
 
-        yield open_store
-
-
-def until(condition: Callable[[], Any], seconds: float = 50.0) -> None:
-    """Return as soon as the condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-
-
-def put(store: Opened, key: str, version: int = ABSENT, value: bytes = b"a") -> Entry:
-    """Write, and expect success."""
-    entry: Entry | None = store.put_if_version(key, value, version, 30.0)
-    assert entry is not None
-    assert entry.value == value
-    return entry
+    return open_store
 
 
 def test_every_key_goes_to_the_node_of_its_slot(nodes: Nodes, new: New) -> None:
@@ -221,16 +184,12 @@ def test_a_client_that_does_not_tell_its_nodes_is_refused(nodes: Nodes, kind: An
         client.close()
 
 
-def test_a_url_names_nodes_of_which_one_may_be_down(nodes: Nodes) -> None:
+def test_a_url_names_nodes_of_which_one_may_be_down(nodes: Nodes, api: Opening) -> None:
     """The others are asked for the map; keys of all slots are served, and nothing is sent before."""
     places = ",".join(f"{HOST}:{port}" for port in (free_port(), *(server.port for server in nodes.servers)))
-    for store in (
-        RedisStore.from_url(f"redis+cluster://{places}?socket_timeout=1"),
-        OnLoop(AsyncRedisStore.from_url(f"redis+cluster://{places}?socket_timeout=1")),
-    ):
-        with contextlib.closing(store):
-            for key in "abc":
-                assert store.invalidate(key, put(store, key).version) is None
+    store = api.open(f"redis+cluster://{places}?socket_timeout=1")
+    for key in "abc":
+        assert store.invalidate(key, put(store, key).version) is None
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -244,12 +203,12 @@ def test_a_slot_that_moves_is_followed(nodes: Nodes, new: New, protocol: int, re
     nodes.begin_move(tag, source, target)
     nodes.carry(tag + "carried", source, target)
     assert store.get(tag + "carried") == carried
-    carried = put(store, tag + "carried", carried.version, b"b")
+    carried = put(store, tag + "carried", b"b", carried.version)
     for admin in nodes.admins:
         admin.script_flush()
-    carried = put(store, tag + "carried", carried.version, b"c")
+    carried = put(store, tag + "carried", b"c", carried.version)
     assert store.get(tag + "kept") == kept
-    kept = put(store, tag + "kept", kept.version, b"b")
+    kept = put(store, tag + "kept", b"b", kept.version)
     new_one = put(store, tag + "new")
     assert nodes.say(target, "CLUSTER", "COUNTKEYSINSLOT", key_slot(tag.encode())) == 2
     assert store.invalidate(tag + "new", new_one.version) is None
@@ -273,7 +232,7 @@ def test_a_removal_wakes_a_waiter(nodes: Nodes, new: New, key: str) -> None:
     admin = nodes.admins[nodes.owner(key)]
     with ThreadPoolExecutor() as pool:
         waiter = pool.submit(store.put_when_absent, key, b"w", 30, 20)
-        until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in admin.client_list()))
+        assert until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in admin.client_list()))
         assert other.invalidate(key, entry.version) is WOKEN
         written = waiter.result()
     assert written is not None
@@ -290,7 +249,7 @@ def test_a_node_that_forgot_the_scripts_learns_them_again(nodes: Nodes, new: New
     admin.script_flush()
     with ThreadPoolExecutor() as pool:
         waiter = pool.submit(store.put_when_absent, "k", b"w", 30, 20)
-        until(lambda: admin.zcard(b"{k}\xffwaiters"))
+        assert until(lambda: admin.zcard(b"{k}\xffwaiters"))
         admin.script_flush()
         assert store.invalidate("k", entry.version) is WOKEN
         written = waiter.result()
@@ -310,7 +269,7 @@ def test_a_waiter_follows_a_slot_that_moves(nodes: Nodes, new: New, request: pyt
     with ThreadPoolExecutor() as pool:
         waiter = pool.submit(store.put_when_absent, key, b"w", 30, 1)
         blocked = nodes.admins[source].client_list
-        until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in blocked()))
+        assert until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in blocked()))
         nodes.begin_move(key, source, target)
         for name in (key.encode(), b"{%b}\xffwaiters" % key.encode()):
             nodes.say(source, "MIGRATE", HOST, nodes.servers[target].port, name, 0, 5000)
@@ -324,9 +283,7 @@ def test_a_key_that_can_have_nothing_beside_it_is_not_waited_for(nodes: Nodes, n
     store = new(nodes)
     for key in ("a}b", "{}"):
         entry = put(store, key)
-        with pytest.raises(StoreUnavailable, match="cannot queue a put now") as caught:
-            store.put_when_absent(key, b"w", 30, 20)
-        assert not caught.value.sent
+        unsent(partial(store.put_when_absent, key, b"w", 30, 20), "cannot queue a put now")
         assert store.invalidate(key, entry.version) is None
 
 
@@ -350,34 +307,25 @@ def test_a_list_has_the_keys_of_all_nodes(nodes: Nodes, new: New) -> None:
     entries = {key: put(store, key) for key in (f"k{number}" for number in range(50))}
     assert len({nodes.owner("p:" + key) for key in entries}) == 3
 
-    async def listed() -> dict[str, Entry]:
-        return {key: entry async for key, entry in store.store.list("k")}
-
-    if isinstance(store, RedisStore):
-        assert dict(store.list("k")) == entries
-    else:
-        assert asyncio.run_coroutine_threadsafe(listed(), store._loop).result(50) == entries
+    assert dict(store.list("k")) == entries
 
 
-def test_many_tasks_use_few_connections_of_each_node(nodes: Nodes) -> None:
+@in_a_loop
+async def test_many_tasks_use_few_connections_of_each_node(nodes: Nodes) -> None:
     """Batches are made per node."""
+    options = "client_name=tasks&socket_timeout=20&socket_connect_timeout=20"
+    store = AsyncRedisStore.from_url(f"redis+cluster://{HOST}:{nodes.servers[0].port}?{options}")
 
-    async def main() -> None:
-        options = "client_name=tasks&socket_timeout=20&socket_connect_timeout=20"
-        store = AsyncRedisStore.from_url(f"redis+cluster://{HOST}:{nodes.servers[0].port}?{options}")
+    async def work(key: str) -> None:
+        entry = await store.put_if_version(key, b"a", ABSENT, 30)
+        assert entry is not None
+        assert await store.invalidate(key, entry.version) is None
 
-        async def work(key: str) -> None:
-            entry = await store.put_if_version(key, b"a", ABSENT, 30)
-            assert entry is not None
-            assert await store.invalidate(key, entry.version) is None
-
-        await asyncio.gather(*(work(f"t{number}") for number in range(500)))
-        for admin in nodes.admins:
-            names = [each["name"] for each in admin.client_list()]
-            assert names.count("tasks") == 1
-        await store.aclose()
-
-    asyncio.run(main())
+    await asyncio.gather(*(work(f"t{number}") for number in range(500)))
+    for admin in nodes.admins:
+        names = [each["name"] for each in admin.client_list()]
+        assert names.count("tasks") == 1
+    await store.aclose()
 
 
 @pytest.mark.long
@@ -402,7 +350,7 @@ def test_a_lost_node_is_unavailable_and_the_others_serve(tmp_path_factory: pytes
                 return store.get(keys[0]) is None
             return False
 
-        until(back)
+        assert until(back)
         put(store, keys[0])
         for server in nodes.servers:
             server_body: Any = server.body
@@ -441,7 +389,7 @@ def test_nodes_that_are_stopped_cost_two_timeouts(nodes: Nodes, new: New, *, war
     finally:
         for server in nodes.servers:
             server.resume()
-        until(lambda: all(nodes.agreed(number) for number in range(3)))
+        assert until(lambda: all(nodes.agreed(number) for number in range(3)))
 
 
 def test_a_guarded_value_lives_on_the_node_of_its_slot(nodes: Nodes) -> None:

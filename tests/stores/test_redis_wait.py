@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import redis
@@ -17,64 +16,29 @@ import redis.asyncio
 
 from caslock.connections import MOST_WAITING
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.store import ABSENT, WOKEN, AsyncQueueingStore, Entry, QueueingStore
+from caslock.store import ABSENT, WOKEN, AsyncQueueingStore, Entry, QueueingStore, Store
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.testing.stopwatch import Stopwatch
+from tests.stores.opening import opening, put, unsent
+from tests.support.locations import until
+from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Iterator
     from concurrent.futures import Future
 
     from tests.conftest import NewServer
     from tests.support.servers import Server
 
+    class Queueing(Store, QueueingStore):
+        """A store with `put_when_absent`."""
 
-T = TypeVar("T")
 
 WAIT_ENDS = 0.1
 """Seconds by which a wait may end late: Redis looks ten times a second."""
 
 
-class Threaded:
-    """An `AsyncRedisStore` for any thread: its loop runs in one of its own."""
-
-    def __init__(self, store: AsyncRedisStore) -> None:
-        self.store = store
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-
-    def get(self, key: str) -> Entry | None:
-        return self._run(self.store.get(key))
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        return self._run(self.store.put_if_version(key, value, version, ttl))
-
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        return self._run(self.store.invalidate(key, version))
-
-    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
-        return self._run(self.store.put_when_absent(key, value, ttl, timeout))
-
-    async def _end(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}  # those that wait in vain
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.store.aclose()
-
-    def close(self) -> None:
-        self._run(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
-
-
-Opened = RedisStore | Threaded
 New = Any  # starts a private server with options, and gives it with a Waiting
 
 
@@ -94,21 +58,18 @@ class Waiting:
         with contextlib.suppress(redis.ConnectionError):
             self.admin.client_kill_filter(_type="normal", skipme=True)  # ends the waiters that are left
 
-    def open(self, **options: Any) -> Opened:  # noqa: ANN401 - as redis-py takes them
-        prefix = options.pop("prefix", "")
-        store: Opened
-        if self.blocking:
-            store = RedisStore(redis.Redis.from_url(self.url, **options), prefix=prefix)
-        else:
-            store = Threaded(AsyncRedisStore(redis.asyncio.Redis.from_url(self.url, **options), prefix=prefix))
-        self.stack.callback(store.close)
-        return store
+    def open(self, **options: Any) -> Queueing:  # noqa: ANN401 - as redis-py takes them
+        prefix, module = options.pop("prefix", ""), redis if self.blocking else redis.asyncio
+        stores = opening(RedisStore if self.blocking else AsyncRedisStore, blocking=self.blocking)
+        return cast(
+            "Queueing", self.stack.enter_context(stores).open(module.Redis.from_url(self.url, **options), prefix=prefix)
+        )
 
-    def start(self, store: Opened, key: str, timeout: float = 30.0) -> Future[Entry | None]:
+    def start(self, store: Queueing, key: str, timeout: float = 30.0) -> Future[Entry | None]:
         """Begin to wait, and return when that wait blocks."""
         before = self.blocked()
         started = self.pool.submit(wait, store, key, timeout)
-        until(lambda: self.blocked() > before or started.done())
+        assert until(lambda: self.blocked() > before or started.done())
         return started
 
     def blocked(self) -> int:
@@ -137,22 +98,7 @@ def new(request: pytest.FixtureRequest, new_redis: NewServer) -> Iterator[New]:
         yield start
 
 
-def until(condition: Callable[[], Any], seconds: float = 50.0) -> None:
-    """Return as soon as the condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-
-
-def put(store: Opened, key: str, version: int = ABSENT) -> Entry:
-    """Write, and expect success."""
-    entry = store.put_if_version(key, b"a", version, 30.0)
-    assert entry is not None
-    assert entry.value == b"a"
-    return entry
-
-
-def wait(store: Opened, key: str, timeout: float = 30.0) -> Entry | None:
+def wait(store: QueueingStore, key: str, timeout: float = 30.0) -> Entry | None:
     """Put when free."""
     return store.put_when_absent(key, b"w", 30.0, timeout)
 
@@ -177,40 +123,22 @@ def test_a_removal_wakes_a_waiter_and_says_so(here: Waiting, key: str) -> None:
     assert store.get(key) == written
     assert here.keys() == {f"p:{key}".encode()}
     # Redis counts in whole milliseconds.
-    assert 29_998 - 1000 * (time.monotonic() - begun) < here.admin.pttl(f"p:{key}") <= 30_001
+    left = here.admin.pttl(f"p:{key}")
+    assert 29_998 - 1000 * (time.monotonic() - begun) < left <= 30_001
 
 
-def test_one_removal_wakes_one_waiter_first_come_first_served(here: Waiting) -> None:
-    """The waiter that has waited longest writes first; the others go on waiting."""
-    stores = [here.open(), here.open()]
-    entry = put(stores[0], "k")
-    waiters = [here.start(stores[turn % 2], "k") for turn in range(4)]
-    for turn, waiter in enumerate(waiters):
-        assert not any(each.done() for each in waiters[turn:])
-        assert stores[1].invalidate("k", entry.version) is WOKEN
-        entry = won(waiter)
-    assert stores[1].invalidate("k", entry.version) is None
-    assert here.keys() == set()
-
-
-def test_where_nothing_is_there_it_puts_at_once(here: Waiting) -> None:
-    """It does not block, has no ticket, and takes no other's token: also where only a marker is left."""
+def test_where_only_a_marker_is_left_it_puts_at_once(here: Waiting) -> None:
+    """It does not block, has no ticket, and takes no other's token."""
     store = here.open()
     entry = put(store, "k")
     other = here.start(store, "k")
-    for key in ("never", "removed", "expired", "marker"):
-        here.admin.set("marker", b"7!gone")
-        store.invalidate("removed", put(store, "removed").version)
-        assert store.put_if_version("expired", b"a", ABSENT, 0.001) is not None
-        until(lambda: not here.admin.exists("expired"))
-        with Stopwatch() as watch:
-            written = wait(store, key)
-        assert watch.seconds < 5
-        assert written is not None
-        assert written.value == b"w"
-        assert written == store.get(key)
-        assert store.invalidate(key, written.version) is None
-        here.admin.delete("marker")
+    here.admin.set("marker", b"7!gone")
+    with Stopwatch() as watch:
+        written = wait(store, "marker")
+    assert watch.seconds < 5
+    assert written is not None
+    assert written == store.get("marker") == (b"w", written.version)
+    assert store.invalidate("marker", written.version) is None
     assert not other.done()
     assert store.invalidate("k", entry.version) is WOKEN
     assert store.invalidate("k", won(other).version) is None
@@ -223,7 +151,7 @@ def test_a_put_wakes_nobody(here: Waiting) -> None:
     entry = put(store, "k")
     waiter = here.start(store, "k")
     for _ in range(2):
-        entry = put(store, "k", entry.version)
+        entry = put(store, "k", b"a", entry.version)
     assert store.put_if_version("k", b"b", ABSENT, 30) == entry
     assert store.invalidate("k", 7) == entry
     assert here.blocked() == 1
@@ -250,20 +178,10 @@ def test_a_wait_ends_with_its_timeout_and_so_does_its_ticket(here: Waiting) -> N
         assert watch.elapsed >= 0.2
         assert watch.seconds <= 0.2 + WAIT_ENDS
     assert wait(store, "k", 1e-9) == entry
-    until(lambda: all(score < now(here) for score in scores(here)))
+    assert until(lambda: all(score < now(here) for score in scores(here)))
     assert store.invalidate("k", entry.version) is None
     assert here.keys() == {b"foreign", b"foreign\xffwaiters"}
     assert here.admin.pttl(b"foreign\xffwaiters") <= 60_150
-
-
-def test_after_the_timeout_it_puts_where_nothing_is_there(here: Waiting) -> None:
-    """An expiry wakes nobody, but a waiter that waited through it writes."""
-    store = here.open()
-    with Stopwatch() as watch:
-        assert store.put_if_version("k", b"a", ABSENT, 1.0) is not None
-        won(here.start(store, "k", 1.5))
-    assert watch.elapsed >= 1.0
-    assert watch.seconds < 5
 
 
 def test_tickets_that_have_ended_wake_nobody(here: Waiting) -> None:
@@ -273,7 +191,7 @@ def test_tickets_that_have_ended_wake_nobody(here: Waiting) -> None:
     waiter = here.start(store, "k")
     for _ in range(3):
         assert wait(store, "k", 0.001) == entry
-    until(lambda: all(score < now(here) for score in scores(here)[:-1]))
+    assert until(lambda: all(score < now(here) for score in scores(here)[:-1]))
     assert store.invalidate("k", entry.version) is WOKEN
     assert store.invalidate("k", won(waiter).version) is None
     assert here.keys() == set()
@@ -287,7 +205,7 @@ def test_tickets_do_not_pile_up(here: Waiting) -> None:
     waiter = here.start(store, "k")
     for _ in range(20):
         assert wait(store, "k", 0.001) == entry
-    until(lambda: sum(score >= now(here) for score in scores(here)) == 1)
+    assert until(lambda: sum(score >= now(here) for score in scores(here)) == 1)
     assert len(scores(here)) > 1
     assert wait(store, "k", 0.001) == entry
     assert len(scores(here)) == 2
@@ -350,22 +268,9 @@ def test_no_helper_lives_for_ever(here: Waiting) -> None:
     here.start(store, "k", 0.5)
     begun = time.monotonic()
     here.start(store, "k", float("inf"))
-    assert 59_998 - 1000 * (time.monotonic() - begun) < here.admin.pttl(b"k\xffwaiters") <= 60_150
+    left = here.admin.pttl(b"k\xffwaiters")
+    assert 59_998 - 1000 * (time.monotonic() - begun) < left <= 60_150
     assert max(scores(here)) <= now(here) + 60_150
-
-
-def test_a_waiter_whose_connection_is_cut_learns_it(here: Waiting) -> None:
-    """StoreUnavailable: its put may have been applied; the store goes on."""
-    store = here.open()
-    entry = put(store, "k")
-    waiter = here.start(store, "k")
-    here.admin.client_kill_filter(_type="normal", skipme=True)
-    error = waiter.exception(50)
-    assert isinstance(error, StoreUnavailable)
-    assert error.sent
-    waiter = here.start(store, "k")
-    assert store.invalidate("k", entry.version) is WOKEN
-    won(waiter)
 
 
 def test_a_token_of_a_lost_waiter_costs_nothing_but_time(here: Waiting) -> None:
@@ -382,7 +287,7 @@ def test_a_token_of_a_lost_waiter_costs_nothing_but_time(here: Waiting) -> None:
     assert wait(store, "k") == entry
     assert not here.admin.exists(b"k\xfftokens")
     assert store.invalidate("k", entry.version) is WOKEN  # the ticket of the wait that found a token lying there
-    until(lambda: here.keys() == set())
+    assert until(lambda: here.keys() == set())
 
 
 def test_waiting_connections_are_bounded_and_used_again(new: New) -> None:
@@ -391,9 +296,7 @@ def test_waiting_connections_are_bounded_and_used_again(new: New) -> None:
     store = here.open(client_name="ours")
     entry = put(store, "k")
     waiters = [here.start(store, "k") for _ in range(MOST_WAITING)]
-    with pytest.raises(StoreUnavailable, match="cannot queue a put now") as caught:
-        wait(store, "k")
-    assert not caught.value.sent
+    unsent(lambda: wait(store, "k"), "cannot queue a put now")
     for waiter in waiters:
         assert store.invalidate("k", entry.version) is WOKEN
         entry = won(waiter)
@@ -413,7 +316,7 @@ def test_a_server_that_forgot_the_scripts_learns_them_again(here: Waiting, when:
         if when != "meanwhile":
             here.admin.script_flush()
         waiter = here.start(store, "k")
-        until(lambda: scores(here))
+        assert until(lambda: scores(here))
         if when != "before":
             here.admin.script_flush()
         assert not waiter.done()
@@ -435,7 +338,7 @@ def test_a_server_that_forgot_the_scripts_lets_put_where_nothing_is_there(here: 
     assert written.value == b"w"
     here.admin.script_flush()
     waiter = here.start(store, "k", 0.5)
-    until(lambda: scores(here))
+    assert until(lambda: scores(here))
     here.admin.script_flush()
     assert waiter.result(50) == written
 
@@ -464,9 +367,7 @@ def test_a_client_that_may_not_wait_sleeps(new: New) -> None:
     store = here.open()
     entry = put(store, "k")
     assert wait(store, "k") == entry
-    with pytest.raises(StoreUnavailable, match="cannot queue a put now") as caught:
-        wait(store, "k")
-    assert not caught.value.sent
+    unsent(lambda: wait(store, "k"), "cannot queue a put now")
     assert store.invalidate("k", entry.version) is None
 
 
@@ -483,35 +384,6 @@ def test_a_full_server_wakes_all_the_same(new: New) -> None:
     assert store.invalidate("k", entry.version) is WOKEN
     assert isinstance(waiter.exception(50), StoreError)
     assert not isinstance(waiter.exception(), StoreUnavailable)
-
-
-def test_a_server_that_is_gone_is_unavailable(new: New) -> None:
-    """Both where it ends during the wait and where it was never there."""
-    here, server = new()
-    store = here.open()
-    put(store, "k")
-    waiter = here.start(store, "k")
-    server.restart()
-    error = waiter.exception(50)
-    assert isinstance(error, StoreUnavailable)
-    assert error.sent
-    here.url = f"redis://{HOST}:{free_port()}"
-    with pytest.raises(StoreUnavailable, match="is unreachable") as caught:
-        wait(here.open(), "k")
-    assert not caught.value.sent
-
-
-def test_a_server_that_hangs_is_given_up(new: New) -> None:
-    """A wait ends no later than its timeout and the socket's."""
-    here, server = new()
-    store = here.open(socket_timeout=0.3)
-    put(store, "k")
-    waiter = here.start(store, "k", 0.3)
-    server.pause()
-    assert isinstance(waiter.exception(50), StoreUnavailable)
-    with pytest.raises(StoreUnavailable):
-        wait(store, "k")
-    server.resume()
 
 
 @pytest.mark.parametrize("options", [{"protocol": 3}, {"protocol": 3, "decode_responses": True}, {"protocol": 2}])
@@ -558,34 +430,31 @@ def test_an_interrupted_wait_drops_its_connection(redis_server: Server) -> None:
     connections: Any = store._connections
     assert not connections._waiters._places.here()
     with redis.Redis.from_url(redis_server.url) as admin:
-        until(lambda: [each["name"] for each in admin.client_list()].count("interrupted") == 1)
+        assert until(lambda: [each["name"] for each in admin.client_list()].count("interrupted") == 1)
     assert store.invalidate("interrupted", entry.version) is WOKEN
     assert store.get("interrupted") is None
     store.close()
 
 
-def test_a_cancelled_wait_drops_its_connection(redis_server: Server) -> None:
+@in_a_loop
+async def test_a_cancelled_wait_drops_its_connection(redis_server: Server) -> None:
     """At whatever step it is cancelled, and the place it took is free again."""
-
-    async def main() -> None:
-        store = AsyncRedisStore.from_url(redis_server.url)
-        entry = await store.put_if_version("cancelled", b"a", ABSENT, 30)
-        assert entry is not None
-        for steps in range(60):
-            task = asyncio.create_task(store.put_when_absent("cancelled", b"w", 30, 30))
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert await store.get("cancelled") == entry
-        connections: Any = store._connections
-        assert not connections.here()._waiters._places.here()
-        await store.invalidate("cancelled", entry.version)
-        assert await store.get("cancelled") is None
-        await store.aclose()
-
-    asyncio.run(main())
+    store = AsyncRedisStore.from_url(redis_server.url)
+    entry = await store.put_if_version("cancelled", b"a", ABSENT, 30)
+    assert entry is not None
+    for steps in range(60):
+        task = asyncio.create_task(store.put_when_absent("cancelled", b"w", 30, 30))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await store.get("cancelled") == entry
+    connections: Any = store._connections
+    assert not connections.here()._waiters._places.here()
+    await store.invalidate("cancelled", entry.version)
+    assert await store.get("cancelled") is None
+    await store.aclose()
 
 
 def test_a_child_process_waits_on_connections_of_its_own(redis_server: Server) -> None:

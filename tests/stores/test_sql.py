@@ -10,7 +10,6 @@ import gc
 import itertools
 import socket
 import sys
-import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -22,15 +21,14 @@ import sqlalchemy
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from caslock import Lock, StoreError, StoreUnavailable, connect, connect_async
-from caslock.store import ABSENT, Entry
+from caslock import StoreUnavailable, connect, connect_async
+from caslock.store import ABSENT
 from caslock.stores.sql import AsyncSQLStore, SQLStore, metadata
 from caslock.stores.sql.table import name_of
 from caslock.testing.drive import driven, on_loop
-from caslock.testing.extremes import KEYS, VALUES
-from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port
-from caslock.testing.steps import timed
-from caslock.testing.stopwatch import Stopwatch
+from caslock.testing.proxy import FaultProxy, refused_port
+from caslock.testing.steps import again, at_once, timed
+from tests.stores.opening import SECRET, expect_requests, opening, put, refusal
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, MYSQL, POSTGRESQL, Server, private
 
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
     from caslock import Store
-
-SECRET = "p@ss/w0rd?"  # noqa: S105 - of a user that ends with its test
 
 
 class Database(NamedTuple):
@@ -78,10 +74,10 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
         stack.callback(engine.dispose)
         admin = stack.enter_context(engine.connect())
 
+        stores = stack.enter_context(opening(SQLStore if blocking else AsyncSQLStore, blocking=blocking))
+
         def make(target: Any = server.url, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
-            store = SQLStore(target, **settings) if blocking else AsyncSQLStore(target, **settings)
-            stack.callback(store.close if isinstance(store, SQLStore) else lambda: on_loop(store.aclose()))
-            return driven(store)
+            return stores.open(target, **settings)
 
         yield Database(server, admin, make, blocking)
 
@@ -90,15 +86,6 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
 def store(database: Database) -> Store:
     """A store on the shared server."""
     return database.open()
-
-
-def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
-    """Write, and expect success."""
-    entry = store.put_if_version(key, value, version, ttl)
-    assert entry is not None
-    assert entry.value == value
-    assert entry.version > version
-    return entry
 
 
 def test_a_removed_row_stays_and_its_version_counts_on(database: Database, store: Store) -> None:
@@ -130,37 +117,13 @@ def test_a_refused_put_writes_nothing(database: Database, store: Store) -> None:
 
 def test_an_uncontended_cycle_is_two_statements(database: Database, store: Store) -> None:
     """To acquire is one statement and to release is another, and nothing is sent around them."""
-    proxied = requests = 0
     with FaultProxy(database.server.host, database.server.port) as proxy:
         through = database.open(make_url(database.server.url).set(host="127.0.0.1", port=proxy.port))
         key = fresh()
         put(through, key, ttl=0.01)
-        until(lambda: store.get(key) is None)
-        sent = list[bytes]()
-
-        def listen(request: bytes) -> Passage:
-            sent.append(request)
-            return PASS
-
-        proxy.decide = listen
-        entry = put(through, key)
-        requests = len(sent)
-        assert through.invalidate(key, entry.version) is None
-        proxied = len(sent)
-        proxy.decide = lambda _: PASS
-    assert (requests, proxied) == (1, 2)
-
-
-def test_hostile_keys_and_values_reach_the_table_as_they_are(database: Database, store: Store) -> None:
-    """Keys are compared byte for byte: no collation, no padding, no trimming; statements are never made of them."""
-    salt = fresh()
-    hostile = [key for key in KEYS if len(key) < 500] + ["ä", "a\u0308", "%s", "%(x)s", ":name"]
-    entries = {salt + key: put(store, salt + key, VALUES[number % len(VALUES)]) for number, key in enumerate(hostile)}
-    for key, entry in entries.items():
-        assert store.get(key) == entry
-    listed = dict(store.list(salt))  # type: ignore[attr-defined] # both stores have it
-    assert listed == entries
-    assert database.run("SELECT count(*) FROM caslock") >= len(entries)
+        assert until(lambda: store.get(key) is None)
+        entry = expect_requests(1, proxy, lambda: put(through, key))
+        assert expect_requests(1, proxy, lambda: through.invalidate(key, entry.version)) is None
 
 
 def test_no_two_keys_have_one_name() -> None:
@@ -175,18 +138,12 @@ def test_no_two_keys_have_one_name() -> None:
             name_of(key)
 
 
-@pytest.mark.parametrize(("value", "ttl"), [(b"x" * 4097, 1), (b"", 0), (b"", -1), (b"", float("nan")), (b"", 1e10)])
-def test_bad_input_is_refused_before_any_request(value: bytes, ttl: float) -> None:
-    """A value that is too long, or a ttl that is none, is a ValueError although there is no server."""
-    with SQLStore("postgresql://127.0.0.1:1/none") as store, pytest.raises(ValueError, match="must be"):
-        store.put_if_version("key", value, ABSENT, ttl)
-
-
 def test_the_table_is_made_once_whoever_comes_first(database: Database) -> None:
     """Twenty verbs of four stores that find no table all succeed; `metadata` makes the same table."""
-    schema = "first_use"
-    database.run(f"DROP {'DATABASE' if database.is_mysql else 'SCHEMA'} IF EXISTS {schema}{_cascade(database)}")
-    database.run(f"CREATE {'DATABASE' if database.is_mysql else 'SCHEMA'} {schema}")
+    schema, kind = "first_use", "DATABASE" if database.is_mysql else "SCHEMA"
+    drop = f"DROP {kind} IF EXISTS {schema}{'' if database.is_mysql else ' CASCADE'}"
+    database.run(drop)
+    database.run(f"CREATE {kind} {schema}")
     url = make_url(database.server.url)
     if database.is_mysql:
         url = url.set(database=schema)
@@ -195,31 +152,11 @@ def test_the_table_is_made_once_whoever_comes_first(database: Database) -> None:
         database.run(f"CREATE ROLE first LOGIN SUPERUSER; ALTER ROLE first SET search_path = {schema}")
         url = url.set(username="first")
     stores = [database.open(url, timeout=20) for _ in range(4)]
-    outcomes = list[object]()
-
-    def use(number: int) -> None:
-        outcomes.append(stores[number % 4].put_if_version(f"k{number}", b"v", ABSENT, 30))
-
-    threads = [threading.Thread(target=use, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [type(outcome) for outcome in outcomes] == [Entry] * 20
+    entries = at_once(lambda number: put(stores[number % 4], f"k{number}"), 20)
+    assert len(entries) == 20
     columns = f"SELECT count(*) FROM information_schema.columns WHERE table_schema = '{schema}'"
     assert database.run(columns) == len(metadata.tables["caslock"].columns)
-    database.run(f"DROP {'DATABASE' if database.is_mysql else 'SCHEMA'} {schema}{_cascade(database)}")
-
-
-def test_metadata_makes_the_table_that_the_stores_use(database: Database, store: Store) -> None:
-    """Migrations may make the table before any store does."""
-    metadata.drop_all(database.admin)
-    metadata.create_all(database.admin)
-    put(store, fresh())
-
-
-def _cascade(database: Database) -> str:
-    return "" if database.is_mysql else " CASCADE"
+    database.run(drop)
 
 
 def test_a_user_who_may_not_make_the_table_is_told_so(database: Database) -> None:
@@ -229,14 +166,12 @@ def test_a_user_who_may_not_make_the_table_is_told_so(database: Database) -> Non
     if not database.is_mysql:
         database.run("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     poor = database.open(url)
-    with pytest.raises(StoreError, match="Grant the user") as caught:
-        poor.put_if_version("k", b"v", ABSENT, 1)
-    assert not isinstance(caught.value, StoreUnavailable)
-    metadata.create_all(database.admin)
+    refusal(lambda: poor.put_if_version("k", b"v", ABSENT, 1), "Grant the user")
+    metadata.create_all(database.admin)  # as migrations may do
+    put(database.open(), fresh())
     database.run(f"GRANT SELECT ON caslock TO {_name(database, 'poor')}")
     assert poor.get("k") is None
-    with pytest.raises(StoreError, match="Grant the user"):
-        poor.put_if_version("k", b"v", ABSENT, 1)
+    refusal(lambda: poor.put_if_version("k", b"v", ABSENT, 1), "Grant the user")
 
 
 def _name(database: Database, name: str) -> str:
@@ -270,10 +205,8 @@ def test_a_wrong_password_is_a_refusal_that_shows_none(
     with where as target:
         stores = [database.open(target), database.open(target.set(password=""))]
         for store in (*stores, *stores):
-            with pytest.raises(StoreError, match="Check the user and the password") as caught:
-                store.get("k")
-            assert not isinstance(caught.value, StoreUnavailable)
-            told = "".join(traceback.format_exception(caught.value)) + repr(store.traits) + repr(store)
+            refused = refusal(lambda: store.get("k"), "Check the user and the password")  # noqa: B023 - called at once
+            told = "".join(traceback.format_exception(refused)) + repr(store.traits) + repr(store)
             assert SECRET not in told
             assert "p%40ss" not in told
 
@@ -295,63 +228,21 @@ def _with_passwords(folders: pytest.TempPathFactory) -> Iterator[Any]:
         yield url.set(password=f"{SECRET}no")
 
 
+READ_ONLY = "-c default_transaction_read_only=on"
+
+
 def test_a_read_only_server_is_a_refusal(database: Database) -> None:
     """A put that a replica would refuse is a `StoreError` that says to use the primary; reads work."""
-    if database.is_mysql:
-        engine = create_engine(driver_url(database.server), connect_args={"init_command": "SET tx_read_only = 1"})
-        awaits = create_async_engine(
-            driver_url(database.server, awaits=True), connect_args={"init_command": "SET tx_read_only = 1"}
-        )
-    else:
-        options = {"options": "-c default_transaction_read_only=on"}
-        engine = create_engine(driver_url(database.server), connect_args=options)
-        awaits = create_async_engine(driver_url(database.server, awaits=True), connect_args=options)
+    option = ("init_command", "SET tx_read_only = 1") if database.is_mysql else ("options", READ_ONLY)
+    make: Any = create_engine if database.blocking else create_async_engine
+    engine = make(driver_url(database.server, awaits=not database.blocking), connect_args=dict([option]))
     key = fresh()
     entry = put(database.open(), key)
-    store = database.open(engine if database.blocking else awaits)
+    store = database.open(engine)
     assert store.get(key) == entry
-    acts: list[Callable[[], object]] = [
-        lambda: store.put_if_version(key, b"v", ABSENT, 1),
-        lambda: store.invalidate(key, entry.version),
-    ]
-    for act in acts:
-        with pytest.raises(StoreError, match="Connect to the primary") as caught:
-            act()
-        assert not isinstance(caught.value, StoreUnavailable)
-    engine.dispose()
-
-
-@pytest.mark.long
-def test_a_frozen_server_hangs_nobody(database: Database, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """While the server is stopped, verbs on open and on new connections end in time; then both go on."""
-    with _to_freeze(database, tmp_path_factory) as server:
-        store, new = database.open(server.url, timeout=1.0), database.open(server.url, timeout=1.0)
-        until(lambda: _answers(store))
-        server.pause()
-        try:
-            for each, sent in ((store, True), (new, False), (store, False)):
-                with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
-                    each.get("k")
-                assert watch.seconds <= each.traits.request_timeout
-                assert caught.value.sent is sent
-        finally:
-            server.resume()
-        assert until(lambda: _answers(store))
-        assert until(lambda: _answers(new))
-
-
-def _to_freeze(database: Database, folders: pytest.TempPathFactory) -> contextlib.AbstractContextManager[Server]:
-    """Give the shared server, which nobody else uses now, or another one if that is not ours."""
-    if database.server.body is None:
-        return private(database.server.kind, folders.mktemp("frozen"))
-    return contextlib.nullcontext(database.server)
-
-
-def _answers(store: Store) -> bool:
-    try:
-        return store.get("k") is None
-    except StoreUnavailable:
-        return False
+    refusal(lambda: store.put_if_version(key, b"v", ABSENT, 1), "Connect to the primary")
+    refusal(lambda: store.invalidate(key, entry.version), "Connect to the primary")
+    engine.dispose() if database.blocking else on_loop(engine.dispose())
 
 
 MYSQL_WAITS = "SELECT COUNT(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%lock'"
@@ -369,7 +260,7 @@ def test_a_statement_that_was_given_up_does_not_land_late(database: Database, st
     users = make(driver_url(database.server, awaits=not database.blocking))
     patient = {fresh(): each for each in (database.open(timeout=1.0), database.open(users, timeout=1.0))}
     for key, each in patient.items():
-        each.get(key)
+        again(partial(each.get, key))
     engine = create_engine(driver_url(database.server))
     with engine.connect() as blocker:
         lock = "LOCK TABLES caslock WRITE" if database.is_mysql else "LOCK TABLE caslock IN ACCESS EXCLUSIVE MODE"
@@ -414,63 +305,17 @@ def test_an_engine_of_the_user_is_not_disturbed(database: Database) -> None:
     assert store.get(key) is None
 
 
-def test_a_rollback_of_the_user_does_not_release_a_lock(database: Database) -> None:
-    """A lock that is taken inside of a transaction is held by its lease, not by the transaction."""
-    if not database.blocking:
-        pytest.skip("the same statements")
-    engine = create_engine(driver_url(database.server))
-    store: Any = database.open(engine)
-    lock = Lock(store, fresh(), ttl=30)
-    with engine.connect() as mine:
-        mine.execute(text("SELECT 1"))
-        hold = lock.acquire(timeout=0)
-        mine.rollback()
-    assert hold
-    assert hold.remaining() > 20
-    assert Lock(store, hold.key, ttl=30).acquire(timeout=0) is None
-    hold.release()
-    engine.dispose()
-
-
-def test_errors_of_a_url_tell_what_to_write() -> None:
-    """What is not a URL of a database, or names another driver, is refused before any I/O."""
-    cases: list[tuple[Any, type[Exception], str]] = [
-        ("sqlite:///x.db", ValueError, "the database must be PostgreSQL"),
-        ("postgresql+psycopg2://localhost", ValueError, "needs the driver psycopg"),
-        ("mysql+asyncmy://localhost", ValueError, "needs the driver pymysql"),
-        ("postgresql://localhost?timeout=soon", ValueError, "number of seconds"),
-        ("postgresql://localhost?timeout=0", ValueError, "above 0"),
-        ("postgresql://localhost?timeout=1&timeout=2", ValueError, "number of seconds"),
-        (5, TypeError, "not int"),
-    ]
-    for target, kind, sentence in cases:
-        with pytest.raises(kind, match=sentence):
-            SQLStore(target)
-    with pytest.raises(ValueError, match="once"):
-        SQLStore("postgresql://localhost?timeout=1", timeout=2)
+def test_what_the_store_has_no_driver_for_is_refused() -> None:
+    """Another database, another driver, or an engine of the other API: before any I/O."""
+    for url, sentence in {
+        "sqlite:///x.db": "the database must be PostgreSQL",
+        "postgresql+psycopg2://localhost": "needs the driver psycopg",
+        "mysql+asyncmy://localhost": "needs the driver pymysql",
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            SQLStore(url)
     with pytest.raises(TypeError, match="AsyncSQLStore takes"):
         SQLStore(create_async_engine("postgresql+psycopg://localhost"))  # type: ignore[arg-type] # which is the test
-
-
-@pytest.mark.parametrize(
-    ("url", "location"),
-    [
-        ("postgresql://me:secret@db/app", "postgresql://db:5432/app"),
-        ("postgresql+psycopg://db:6000/app?sslmode=require&timeout=1", "postgresql://db:6000/app"),
-        ("postgresql:///app?host=/run/postgresql", "postgresql:///run/postgresql:5432/app"),
-        ("postgresql://[::1]/app", "postgresql://[::1]:5432/app"),
-        ("mariadb://me:secret@db/app", "mysql://db:3306/app"),
-        ("mysql+pymysql://me:secret@db/app", "mysql://db:3306/app"),
-    ],
-)
-def test_the_location_names_the_database_and_no_user(url: str, location: str) -> None:
-    """However a URL is written, one database has one location, without user and password."""
-    with connect(url) as store:
-        assert type(store) is SQLStore
-        assert store.traits.location == location
-        assert "secret" not in repr(store)
-    if "pymysql" not in url:
-        assert connect_async(url).traits.location == location
 
 
 def test_connect_takes_engines() -> None:
@@ -478,17 +323,6 @@ def test_connect_takes_engines() -> None:
     engine: Engine = create_engine("postgresql+psycopg://db/app")
     assert type(connect(engine)) is type(connect_async(engine)) is SQLStore
     assert type(connect_async(create_async_engine("postgresql+psycopg://db/app"))) is AsyncSQLStore
-    with pytest.raises(ValueError, match="has no prefix"):
-        connect("postgresql://db/app", prefix="p")
-
-
-def test_a_store_for_asyncio_serves_every_loop(database: Database) -> None:
-    """One store is used in several loops, one after the other, and each closes its connections as it ends."""
-    if database.blocking:
-        pytest.skip("it has no loops")
-    store = AsyncSQLStore(database.server.url, timeout=20)
-    for _ in range(3):
-        assert asyncio.run(store.get(fresh())) is None
 
 
 def test_two_names_of_one_database_have_one_identity(database: Database, store: Store) -> None:

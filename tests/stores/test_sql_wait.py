@@ -21,11 +21,12 @@ from caslock.stores.sql.listener import MOST_KEYS
 from caslock.stores.sql.statements import look_at
 from caslock.stores.sql.table import name_of, place_of
 from caslock.stores.sql.wait import Wait
-from caslock.testing.drive import driven, on_loop
+from caslock.testing.drive import on_loop
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import FaultProxy, Passage
 from caslock.testing.steps import timed
 from caslock.testing.stopwatch import Stopwatch
+from tests.stores.opening import answers, opening, put, unsent
 from tests.support.locations import fresh, until
 from tests.support.servers import POSTGRESQL, private
 
@@ -47,7 +48,9 @@ class Postgres:
     """The server, and how to make stores on it and to ask it."""
 
     def __init__(self, server: Server, stack: contextlib.ExitStack, *, blocking: bool) -> None:
-        self.server, self.blocking, self._stack = server, blocking, stack
+        self.server, self.blocking = server, blocking
+        kind = SQLStore if blocking else AsyncSQLStore
+        self._stores = stack.enter_context(opening(kind, blocking=blocking))
         self._name = fresh()  # other tests use the server at the same time
         self.url = server.url.replace("postgresql:", "postgresql+psycopg:")
         engine = create_engine(self.url, isolation_level="AUTOCOMMIT")
@@ -57,9 +60,7 @@ class Postgres:
     def open(self, target: Any = None, **settings: Any) -> Watching:  # noqa: ANN401 - as the stores take them
         """Make a store that is closed at the end of the test."""
         target = f"{self.server.url}?application_name={self._name}" if target is None else target
-        store = SQLStore(target, **settings) if self.blocking else AsyncSQLStore(target, **settings)
-        self._stack.callback(store.close if isinstance(store, SQLStore) else lambda: on_loop(store.aclose()))
-        return cast("Watching", driven(store))
+        return cast("Watching", self._stores.open(target, **settings))
 
     def ask(self, statement: str, **values: object) -> Any:  # noqa: ANN401 - one value of any kind
         """Give the first value that a statement finds."""
@@ -93,13 +94,6 @@ def postgres(request: pytest.FixtureRequest, postgresql_server: Server) -> Itera
         yield Postgres(postgresql_server, stack, blocking=request.param == "blocking")
 
 
-def put(store: Store, key: str, version: int = ABSENT) -> Entry:
-    """Write, and expect success."""
-    entry = store.put_if_version(key, b"v", version, 60)
-    assert entry is not None
-    return entry
-
-
 def test_only_a_store_in_postgresql_waits() -> None:
     """MySQL can't notify, so locks poll there."""
     assert isinstance(SQLStore("postgresql://db/app"), WatchingStore)
@@ -130,7 +124,7 @@ def test_forty_waiters_share_one_connection(postgres: Postgres) -> None:
         other.invalidate(key, entry.version)
     assert max(wait.result(LONG)[0] for wait in waits[:-4]) < SOON
     assert not any(wait.done() for wait in waits[-4:])
-    put(other, last[0], last[1].version)
+    put(other, last[0], b"v", last[1].version)
     assert max(wait.result(LONG)[0] for wait in waits[-4:]) < SOON
     assert until(lambda: not any(postgres.listeners(key) for key in entries))
     assert postgres.sessions() == 1
@@ -149,7 +143,7 @@ def test_nobody_is_notified_of_a_key_that_nobody_waits_for(postgres: Postgres) -
     with psycopg.connect(postgres.server.url, autocommit=True) as plain:
         place = place_of(name_of(key)[0])
         plain.execute(f'LISTEN "caslock{place}"')
-        entry = put(store, key, entry.version)
+        entry = put(store, key, b"v", entry.version)
         store.invalidate(key, entry.version)
         assert list(plain.notifies(timeout=0.2)) == []
         entry = put(store, key)
@@ -165,9 +159,7 @@ def test_more_keys_than_a_session_may_lock_are_polled(postgres: Postgres) -> Non
     *most, (key, entry) = entries.items()
     waits = [timed(_wait(store, *each)) for each in most]
     assert until(lambda: all(postgres.listeners(each) for each, _ in most))
-    with pytest.raises(StoreUnavailable, match="too many keys") as caught:
-        store.wait_while(key, entry.version, LONG)
-    assert not caught.value.sent
+    unsent(lambda: store.wait_while(key, entry.version, LONG), "too many keys")
     for each, one in most:
         store.invalidate(each, one.version)
     assert max(wait.result(LONG)[0] for wait in waits) < SOON
@@ -195,36 +187,11 @@ def test_a_terminated_session_ends_its_waits_and_the_next_one_is_served(postgres
 
 
 @pytest.mark.long
-def test_a_frozen_server_holds_no_waiter(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A wait ends at its timeout, and the next ones within a request timeout; all is well when the server goes on."""
-    with private(POSTGRESQL, tmp_path_factory.mktemp("frozen")) as server:
-        store = postgres.open(server.url, timeout=0.5)
-        key = fresh()
-        assert until(lambda: _answers(store))
-        entry = put(store, key)
-        store.wait_while(key, entry.version, 0.05)
-        under_way = timed(_wait(store, key, entry, 0.5))
-        time.sleep(0.2)  # so that it has most likely begun
-        server.pause()
-        try:
-            with contextlib.suppress(StoreUnavailable):
-                under_way.result(LONG)
-            for _ in range(2):
-                with Stopwatch() as watch, pytest.raises(StoreUnavailable):
-                    store.wait_while(key, entry.version, 0.5)
-                assert watch.seconds <= 0.5 + store.traits.request_timeout
-        finally:
-            server.resume()
-        assert until(lambda: _answers(store))
-        store.wait_while(key, entry.version, 0.05)
-
-
-@pytest.mark.long
 def test_waits_at_a_frozen_server_end_in_time(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Neither for the answer to the end of another wait, nor for another connection, does one wait a second time."""
     with private(POSTGRESQL, tmp_path_factory.mktemp("frozen")) as server:
         store, new = postgres.open(server.url, timeout=2), postgres.open(server.url, timeout=2)
-        assert until(lambda: _answers(store))
+        assert until(lambda: answers(store))
         entries = {key: put(store, key) for key in [fresh() for _ in range(3)]}
         waits = [timed(_wait(store, *each, 2.0 + number / 10)) for number, each in enumerate(entries.items())]
         assert until(lambda: all(_listeners(server, each) for each in entries))
@@ -269,22 +236,12 @@ def test_who_finds_the_connection_dead_tells_the_one_that_reads(postgres: Postgr
         assert time.monotonic() - began < SOON
 
 
-def _answers(store: Store) -> bool:
-    try:
-        store.get("k")
-    except StoreUnavailable:
-        return False
-    return True
-
-
 def test_behind_pgbouncer_a_lock_polls(postgres: Postgres, pgbouncer: str) -> None:
     """A wait is refused at once and leaves nothing in the pooled session, and a lock waits all the same."""
     store, key = postgres.open(pgbouncer, timeout=20), fresh()
     entry = put(store, key)
     for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="PgBouncer") as caught:
-            store.wait_while(key, entry.version, LONG)
-        assert not caught.value.sent
+        unsent(lambda: store.wait_while(key, entry.version, LONG), "PgBouncer")
     assert postgres.listeners(key) == 0
     # What a waiter without a pooler hears of, although the release comes through one.
     direct = postgres.open(timeout=20)
@@ -438,42 +395,6 @@ def test_a_forked_child_waits_on_a_connection_of_its_own(postgresql_server: Serv
 
 
 @pytest.mark.long
-def test_a_release_wakes_a_lock_of_another_process(postgresql_server: Server) -> None:
-    """A lock that was held for long is passed on by a notification: no wait for it lasts until its timeout."""
-    key, context = fresh(), multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_hold, args=(postgresql_server.url, key, theirs))
-    child.start()
-    left = list[float]()
-    with SQLStore(postgresql_server.url, timeout=20) as store:
-        wait_while = cast("Watching", store).wait_while
-
-        def noted(key: str, version: int, timeout: float) -> None:
-            with Stopwatch() as watch:
-                wait_while(key, version, timeout)
-            left.append(timeout - watch.seconds)
-
-        cast("Any", store).wait_while = noted
-        for _ in range(3):
-            assert ours.poll(50)
-            ours.recv()
-            with Lock(store, key):
-                ours.send("again")
-    child.join(50)
-    assert len(left) >= 3
-    assert min(left) > 1, left
-
-
-def _hold(url: str, key: str, pipe: Any) -> None:  # noqa: ANN401 - a connection of multiprocessing
-    with SQLStore(url, timeout=20) as store:
-        for _ in range(3):
-            with Lock(store, key):
-                pipe.send("held")
-                time.sleep(0.6)
-            pipe.recv()
-
-
-@pytest.mark.long
 def test_a_server_without_room_for_another_lock_is_asked_again(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A release needs an advisory lock to learn whether anybody waits; that it can't have one now is no refusal."""
     import psycopg  # noqa: PLC0415 - an optional package
@@ -489,9 +410,7 @@ def test_a_server_without_room_for_another_lock_is_asked_again(tmp_path_factory:
             with contextlib.suppress(psycopg.errors.OutOfMemory):
                 for number in range(10_000):
                     other.execute(f"SELECT pg_advisory_lock({number})")
-            with pytest.raises(StoreUnavailable, match="shared memory") as caught:
-                store.invalidate("key", entry.version)
-            assert not caught.value.sent
+            unsent(lambda: store.invalidate("key", entry.version), "shared memory")
         assert until(lambda: _is_gone(store, entry))
 
 

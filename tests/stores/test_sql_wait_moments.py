@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from caslock.testing.steps import in_a_thread
-from tests.stores.test_sql_wait import LONG, SOON, Postgres, put
+from tests.stores.opening import put
+from tests.stores.test_sql_wait import LONG, SOON, Postgres
 from tests.support.locations import fresh, until
 
 if TYPE_CHECKING:

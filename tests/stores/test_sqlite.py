@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.store import ABSENT, Entry, ListingStore, Put, Removal, Store
+from caslock.store import ABSENT, BatchingStore, Entry, ListingStore, Put, Removal, Store
 from caslock.stores.sqlite import SQLiteStore, table
 from caslock.testing.stopwatch import Stopwatch
 
@@ -90,73 +91,30 @@ def run(script: str, *args: object) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, timeout=55, stdout=subprocess.PIPE, text=True).stdout
 
 
-@pytest.mark.parametrize("kind", ["device", "pipe", "directory", "text"])
-def test_a_path_that_can_be_no_database_is_refused(tmp_path: Path, kind: str) -> None:
-    """At the first use, and not as a store that may answer later."""
-    path = Path(os.devnull) if kind == "device" else tmp_path / kind
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    elif kind == "text":
-        path.write_text("not a database " * 100)
-    with SQLiteStore(path) as store:
-        calls: tuple[Callable[[], object], ...] = (
-            lambda: store.get("k"),
-            lambda: store.put_if_version("k", b"", ABSENT, 30),
-        )
-        for call in calls:
-            with pytest.raises(StoreError, match=r"regular file|directory|database") as caught:
-                call()
-            assert not isinstance(caught.value, StoreUnavailable)
-
-
-def test_a_stale_version_neither_removes_nor_overwrites(store: SQLiteStore) -> None:
-    """A client that returns with the version of an earlier tenure changes nothing, and is shown who holds the key."""
-    stale = put(store)
-    store.invalidate("k", stale)
-    observed = Entry(b"other", put(store, value=b"other"))
-    assert store.invalidate("k", stale) == observed
-    assert store.put_if_version("k", b"mine", stale, 60) == observed
-    assert store.put_if_version("k", b"mine", ABSENT, 60) == observed
-    assert store.invalidate("another", observed.version) is None
-    assert store.get("k") == observed
-
-
 KILLED = """
 import os, signal, sys
 from caslock.stores.sqlite import SQLiteStore
-print(SQLiteStore(sys.argv[1]).put_if_version(sys.argv[2], b"of the dead", 0, float(sys.argv[3])).version, flush=True)
+print(SQLiteStore(sys.argv[1]).put_if_version("k", b"of the dead", 0, float(sys.argv[2])).version, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def version_of_the_dead(path: Path, key: str, ttl: float) -> int:
-    """Let a process write, and kill it at once."""
-    process = python(KILLED, path, key, ttl)
-    version = int(process.communicate(timeout=50)[0])
-    assert process.returncode == -signal.SIGKILL
-    return version
-
-
-def test_no_version_comes_twice(path: Path, store: SQLiteStore) -> None:
-    """Versions only grow: across renewal, removal, expiry, re-creation, `close`, and processes that are killed."""
+def test_versions_grow_though_processes_are_killed(path: Path, store: SQLiteStore) -> None:
+    """What was written last is there, and its version does not come again, also after an expiry and a `close`."""
     seen = [put(store)]
-    seen.append(put(store, version=seen[-1]))
     store.invalidate("k", seen[-1])
-    seen.append(put(store, ttl=0.01))
-    expire(store)
-    seen.append(put(store))
-    store.invalidate("k", seen[-1])
-    seen.append(version_of_the_dead(path, "k", 60))
-    assert store.get("k") == (b"of the dead", seen[-1])
-    store.invalidate("k", seen[-1])
-    store.close()
-    seen.append(version_of_the_dead(path, "k", 0.01))
-    expire(store)
+    for ttl in (60, 0.01):
+        process = python(KILLED, path, ttl)
+        seen.append(int(process.communicate(timeout=50)[0]))
+        assert process.returncode == -signal.SIGKILL
+        if ttl == 60:
+            assert store.get("k") == (b"of the dead", seen[-1])
+            store.invalidate("k", seen[-1])
+            store.close()
+        else:
+            expire(store)
     seen.append(put(store))
     assert seen == sorted(set(seen))
-    assert seen[0] > ABSENT
 
 
 def test_versions_grow_even_when_the_file_is_deleted(path: Path, store: SQLiteStore) -> None:
@@ -197,24 +155,16 @@ def test_without_a_name_for_the_boot_leases_go_on(
             assert opener.get(f"named: {first_named}") is not None
 
 
-@pytest.mark.parametrize("verb", ["get", "put"])
-def test_a_file_taken_over_while_it_is_open_is_an_error(path: Path, store: SQLiteStore, verb: str) -> None:
+@pytest.mark.parametrize("act", [SQLiteStore.get, put, SQLiteStore.list])
+def test_a_file_taken_over_while_it_is_open_is_an_error(
+    path: Path, store: SQLiteStore, act: Callable[[SQLiteStore, str], object]
+) -> None:
     """Two machines on one file is an error that says so, not a wrong answer."""
     put(store)
     with sql(path) as execute:
         execute("UPDATE caslock SET value = 'another' WHERE key = 0")
     with pytest.raises(StoreError, match=f"{path} .* another machine"):
-        store.get("k") if verb == "get" else put(store, "other")
-
-
-def test_an_expired_entry_is_gone(store: SQLiteStore) -> None:
-    """After its ttl an entry can be neither renewed nor removed, only replaced."""
-    version = put(store, ttl=0.02)
-    expire(store)
-    assert store.put_if_version("k", b"mine", version, 60) is None
-    assert store.invalidate("k", version) is None
-    assert store.get("k") is None
-    assert put(store) > version
+        act(store, "other")
 
 
 def test_a_lease_begins_when_the_write_lock_is_ours(path: Path, store: SQLiteStore) -> None:
@@ -237,18 +187,6 @@ def test_a_lease_begins_when_the_write_lock_is_ours(path: Path, store: SQLiteSto
         ((expires,),) = execute("SELECT expires FROM caslock WHERE key = 'k'")
     assert isinstance(expires, float)
     assert expires >= released + 60
-
-
-def test_exactly_one_of_50_threads_wins(store: SQLiteStore) -> None:
-    """Of 50 threads that put where nothing is there, one succeeds, and all see the same entry; over one connection."""
-    barrier = threading.Barrier(50)
-
-    def contend(number: int) -> Entry | None:
-        barrier.wait()
-        return store.put_if_version("k", b"%d" % number, ABSENT, 60)
-
-    with ThreadPoolExecutor(50) as threads:
-        assert set(threads.map(contend, range(50))) == {store.get("k")}
 
 
 CONTEND = """
@@ -284,33 +222,6 @@ def test_exactly_one_of_8_processes_wins_in_a_brand_new_file(tmp_path: Path) -> 
     assert [len({version for _, version in answer}) for answer in answers] == [1] * 60
 
 
-EXCLUDE = """
-import os, sys
-from caslock.stores.sqlite import SQLiteStore
-store, mine = SQLiteStore(sys.argv[1], timeout=30), b"%d" % os.getpid()
-taken = 0
-while taken < 300:
-    standing = store.put_if_version("k", mine, 0, 60)
-    if standing is None or standing.value != mine:
-        continue
-    os.close(os.open(sys.argv[1] + ".held", os.O_CREAT | os.O_EXCL))  # Fails if another process holds the key.
-    os.unlink(sys.argv[1] + ".held")
-    print(standing.version, flush=True)
-    taken += 1
-    assert store.invalidate("k", standing.version) in (None, store.get("k"))
-"""
-
-
-@pytest.mark.long
-def test_8_processes_exclude_each_other(path: Path) -> None:
-    """Over 2,400 tenures of one key no two overlap, and no two have the same version."""
-    processes = [python(EXCLUDE, path) for _ in range(8)]
-    each = [[int(line) for line in process.communicate(timeout=55)[0].split()] for process in processes]
-    assert [process.returncode for process in processes] == [0] * 8
-    assert all(versions == sorted(versions) for versions in each)
-    assert len({version for versions in each for version in versions}) == 2400
-
-
 @pytest.mark.parametrize("opened", [True, False])
 def test_a_file_that_stays_locked_is_unavailable(path: Path, hasty: SQLiteStore, opened: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A verb gives up within the timeout, says that nothing was sent, has applied nothing, and works again after."""
@@ -343,23 +254,6 @@ def test_reading_needs_no_write_lock(path: Path, store: SQLiteStore) -> None:
     with sql(path) as execute:
         execute("BEGIN IMMEDIATE")
         assert store.get("k") == (b"v", version)
-
-
-def test_many_threads_give_up_together(path: Path, hasty: SQLiteStore) -> None:
-    """Threads behind one another in a locked file don't add up their timeouts."""
-    store = hasty
-    store.get("k")
-
-    def fail(number: int) -> bool:
-        with pytest.raises(StoreUnavailable) as caught:
-            put(store, str(number))
-        return caught.value.sent
-
-    with sql(path) as execute, ThreadPoolExecutor(20) as threads:
-        execute("BEGIN IMMEDIATE")
-        with Stopwatch() as watch:
-            assert set(threads.map(fail, range(20))) == {False}
-        assert watch.seconds < 2 * 0.3  # and not 20 * 0.3
 
 
 def test_a_verb_leaves_no_transaction_open(path: Path, store: SQLiteStore) -> None:
@@ -452,48 +346,6 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 def test_a_signal_handler_inside_a_verb_is_refused(path: Path) -> None:
     """A handler that uses the store in the middle of a verb gets an error: no deadlock, and the verb is not harmed."""
     run(NESTED, path)
-
-
-FORK = """
-import os, sys, threading
-from caslock.stores.sqlite import SQLiteStore
-store, stop = SQLiteStore(sys.argv[1], timeout=30), threading.Event()
-def use(key, times):
-    seen = []
-    while not stop.is_set() and len(seen) < times:
-        entry = store.put_if_version(key, b"%d" % os.getpid(), 0, 60)
-        assert entry.value == b"%d" % os.getpid()
-        seen.append(entry.version)
-        assert store.invalidate(key, entry.version) is None
-    return seen
-threads = [threading.Thread(target=use, args=(f"thread {number}", 1e9)) for number in range(4)]
-for thread in threads:
-    thread.start()
-children = []
-for number in range(20):
-    child = os.fork()
-    if child == 0:
-        try:
-            seen = use(f"child {number}", 50)
-            assert seen == sorted(set(seen)) and len(seen) == 50
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), flush=True)
-            os._exit(1)
-    children.append(child)
-assert [os.waitpid(child, 0)[1] for child in children] == [0] * 20
-stop.set()
-for thread in threads:
-    thread.join()
-"""
-
-
-@needs_fork
-def test_a_fork_with_the_store_in_use(path: Path) -> None:
-    """Children forked while four threads are inside verbs work on their own connections, and the parent goes on."""
-    run("import warnings; warnings.simplefilter('ignore')\n" + FORK, path)
-    with sql(path) as execute:
-        assert execute("PRAGMA integrity_check") == [("ok",)]
 
 
 STRUCK = """
@@ -625,34 +477,11 @@ def test_an_entry_that_lives_is_never_swept(path: Path, store: SQLiteStore) -> N
     assert {key: store.get(key) for key in lasting} == {key: (b"v", version) for key, version in lasting.items()}
 
 
-KEYS = [
-    "k",
-    "K",
-    "k ",
-    "k\0",
-    "k\0k",
-    "\0",
-    "0",
-    "1",
-    "'; DROP TABLE caslock; --",
-    "?",
-    "%",
-    "é",
-    "e\u0301",
-    "🔒" * 1024,
-]
-
-
-def test_every_key_is_a_key_of_its_own(store: SQLiteStore) -> None:
-    """No two keys are taken for one, whatever characters they hold."""
-    versions = {key: put(store, key, key.encode()) for key in KEYS}
-    assert {key: store.get(key) for key in KEYS} == {key: (key.encode(), versions[key]) for key in KEYS}
-
-
 def test_a_lone_surrogate_is_refused_before_any_io(path: Path, store: SQLiteStore) -> None:
     """A key that is no Unicode text is a ValueError, and the file is not even made."""
     verbs: list[Callable[[str], object]] = [
         store.get,
+        store.list,
         lambda key: put(store, key),
         lambda key: store.invalidate(key, 1),
         lambda key: store.put_many([Put("k", b"", ABSENT, 60), Put(key, b"", ABSENT, 60)]),
@@ -664,14 +493,6 @@ def test_a_lone_surrogate_is_refused_before_any_io(path: Path, store: SQLiteStor
     assert not path.exists()
 
 
-@pytest.mark.parametrize("value", [b"", bytes(range(256)) * 16, b"\0" * 4096])
-def test_every_value_comes_back_as_it_was(store: SQLiteStore, value: bytes) -> None:
-    """A value is bytes of any kind, up to 4 KiB."""
-    assert store.get("k") is None
-    version = put(store, value=value)
-    assert store.get("k") == (value, version)
-
-
 def test_a_value_written_by_hand_is_an_entry_like_any_other(path: Path, store: SQLiteStore) -> None:
     """Text that somebody wrote in the file reads as bytes, and is not overwritten."""
     version = put(store)
@@ -680,21 +501,28 @@ def test_a_value_written_by_hand_is_an_entry_like_any_other(path: Path, store: S
     assert store.put_if_version("k", b"mine", ABSENT, 60) == (b"by hand", version)
 
 
-def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
-    """No directory, a directory, or a file of something else: a `StoreError` names the file and the reason."""
-    (tmp_path / "text").write_text("something else, and long enough that SQLite would look at its header " * 20)
-    for name, reason in (
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
         ("no/such.db", "directory must exist"),
-        ("", "it is a directory; give the path of a file"),
+        ("directory", "it is a directory; give the path of a file"),
         ("text", "not an SQLite database"),
         ("x" * 300, "unable to open database file"),
-    ):
-        store = SQLiteStore(tmp_path / name)
-        with pytest.raises(StoreError, match=reason) as caught:
-            store.get("k")
-        assert str(tmp_path / name) in str(caught.value)
-        assert not isinstance(caught.value, StoreUnavailable)
-        assert isinstance(caught.value.__cause__, sqlite3.Error)
+        ("pipe", "regular file"),
+        (os.devnull, "regular file"),
+    ],
+)
+def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path, name: str, reason: str) -> None:
+    """A `StoreError` at the first use names the file and the reason: it is not one that may answer later."""
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "text").write_text("something else, and long enough that SQLite would look at its header " * 20)
+    os.mkfifo(tmp_path / "pipe")
+    with SQLiteStore(tmp_path / name) as store:
+        for act in (partial(store.get, "k"), partial(store.put_if_version, "k", b"", ABSENT, 30)):
+            with pytest.raises(StoreError, match=reason) as caught:
+                act()
+            assert str(tmp_path / name) in str(caught.value)
+            assert not isinstance(caught.value, StoreUnavailable)
 
 
 def test_a_full_disk_is_refused_and_nothing_is_applied(path: Path, store: SQLiteStore) -> None:
@@ -796,13 +624,6 @@ def test_without_a_timeout_no_verb_waits_for_ever(path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("name", ["", ":memory:"])
-def test_a_database_without_a_file_is_refused(name: str) -> None:
-    """What SQLite would keep to this connection alone is a ValueError that names the store to use."""
-    with pytest.raises(ValueError, match="memory://"):
-        SQLiteStore(name)
-
-
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), 86_401])
 def test_a_timeout_that_cannot_be_meant_is_refused(path: Path, timeout: float) -> None:
     """Timeouts are from 0 to a day."""
@@ -823,7 +644,7 @@ def test_one_file_is_one_place(tmp_path: Path, path: Path, store: SQLiteStore, m
     assert here.get("k") == (b"v", version)
     here.close()
     assert store.traits.location in repr(store)
-    assert isinstance(store, Store)
+    assert all(isinstance(store, kind) for kind in (Store, BatchingStore, ListingStore))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -850,51 +671,6 @@ def test_a_store_keeps_few_handles_and_gives_them_back(tmp_path: Path) -> None:
     store.close()
 
 
-def test_random_verbs_do_as_a_dict_would(store: SQLiteStore) -> None:
-    """Over 3,000 random verbs on three keys, every answer is that of the plainest model of the contract."""
-    chance, model, last = random.Random(1), dict[str, Entry](), 0
-    for number in range(3000):
-        key = chance.choice("abc")
-        versions = [ABSENT, last, *(entry.version for entry in model.values())]
-        verb, version, value = chance.choice("gpi"), chance.choice(versions), b"%d" % number
-        observed = model.get(key)
-        if verb == "g":
-            assert store.get(key) == observed
-        elif verb == "i":
-            if observed and observed.version == version:
-                del model[key]
-            assert store.invalidate(key, version) == model.get(key)
-        else:
-            answer = store.put_if_version(key, value, version, 60)
-            if version == (observed.version if observed else ABSENT):
-                assert answer is not None
-                assert answer.version > last
-                model[key], last = Entry(value, answer.version), answer.version
-            assert answer == model.get(key)
-
-
-def test_several_puts_are_one(store: SQLiteStore) -> None:
-    """All are written or none, each with a version of its own, and the answers tell what is under each key."""
-    first = store.put_many([Put(key, key.encode(), ABSENT, 60) for key in "abc"])
-    assert first == [store.get(key) for key in "abc"]
-    versions = [entry.version for entry in first if entry]
-    assert versions == sorted(set(versions))
-    mixed = [Put("a", b"x", versions[0], 60), Put("b", b"y", ABSENT, 60), Put("d", b"z", ABSENT, 60)]
-    assert store.put_many(mixed) == [first[0], first[1], None]
-    assert [store.get(key) for key in "abcd"] == [*first, None]
-    assert put(store) > versions[-1]
-    assert store.put_many([]) == []
-
-
-def test_several_removals_are_one(store: SQLiteStore) -> None:
-    """Each that matches is removed, the others stay, and the answers tell what is under each key."""
-    entries = [Entry(b"v", put(store, key)) for key in "abc"]
-    stale = [Removal("a", entries[0].version), Removal("b", entries[0].version), Removal("d", 1)]
-    assert store.invalidate_many(stale) == [None, entries[1], None]
-    assert [store.get(key) for key in "abc"] == [None, *entries[1:]]
-    assert store.invalidate_many([]) == []
-
-
 def test_several_puts_count_as_many_for_the_sweeper(path: Path, store: SQLiteStore) -> None:
     """What is put together and expires does not pile up either."""
     for number in range(200):
@@ -910,42 +686,7 @@ def test_a_failure_in_the_middle_of_several_applies_none(store: SQLiteStore) -> 
     with pytest.raises(StoreError):
         store.invalidate_many([Removal("c", version), Removal("d", 2**63)])
     assert [store.get(key) for key in "abc"] == [None, None, Entry(b"v", version)]
-
-
-def test_a_list_has_what_there_is_under_a_prefix(path: Path, store: SQLiteStore) -> None:
-    """Keys that begin with the prefix, byte by byte, with entries that exist at this moment, and no other row."""
-    keys = [*KEYS, "k%", "k_", "k*", "k[a]", "kk", "kK", "\0k"]
-    entries = {key: Entry(key.encode(), put(store, key, key.encode())) for key in keys}
-    put(store, "k:expired", ttl=1e-6)
-    expire(store, "k:expired")
-    store.invalidate("k:removed", put(store, "k:removed"))
-    for prefix in (
-        "",
-        "k",
-        "K",
-        "k%",
-        "k_",
-        "k*",
-        "k[",
-        "k\0",
-        "\0",
-        "0",
-        "e",
-        "é",
-        "🔒",
-        "🔒🔒",
-        "'",
-        "nothing",
-        *keys,
-    ):
-        assert dict(store.list(prefix)) == {key: entries[key] for key in keys if key.startswith(prefix)}, prefix
-    assert isinstance(store, ListingStore)
-    with sql(path) as execute:
-        execute("UPDATE caslock SET value = 'another' WHERE key = 0")
-    with pytest.raises(StoreError, match="another machine"):
-        store.list("")
-    with pytest.raises(ValueError, match="lone surrogate"):
-        store.list("\ud800")
+    assert store.put_many([]) == store.invalidate_many([]) == []
 
 
 KILLED_IN_TURN = """

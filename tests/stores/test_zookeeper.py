@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import itertools
 import re
 import socket
 import ssl
-import subprocess
 import threading
 import time
 import traceback
@@ -18,23 +17,21 @@ from kazoo import exceptions
 from kazoo.client import KazooClient
 
 import caslock
-from caslock import AsyncLock, Lock, StoreError, StoreUnavailable, connect, connect_async
-from caslock.store import ABSENT, Entry
+from caslock import Lock, StoreUnavailable, connect
+from caslock.store import ABSENT
 from caslock.stores.zookeeper import ZooKeeperStore
 from caslock.stores.zookeeper.failures import Failures
 from caslock.stores.zookeeper.znodes import key_of, path_of
 from caslock.testing.extremes import KEYS
-from caslock.testing.proxy import PASS, FaultProxy, Passage
+from caslock.testing.proxy import FaultProxy
 from caslock.testing.stopwatch import Stopwatch
+from tests.stores.opening import QUOTED, SECRET, answers, expect_requests, put, refusal, unsent, until_put
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, Server, free_port, private, zookeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-SECRET = "p@ss/w0rd?"  # noqa: S105 - of a user that ends with its test
-QUOTED = "p%40ss%2Fw0rd%3F"
 
 
 @pytest.fixture
@@ -61,15 +58,6 @@ def client_of(server: Server, **settings: Any) -> Iterator[Any]:  # noqa: ANN401
     finally:
         client.stop()
         client.close()
-
-
-def put(store: ZooKeeperStore, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
-    """Write, and expect success."""
-    entry = store.put_if_version(key, value, version, ttl)
-    assert entry is not None
-    assert entry.value == value
-    assert entry.version > version
-    return entry
 
 
 def path(key: str) -> str:
@@ -113,56 +101,28 @@ def test_a_stale_holder_does_nothing_to_a_znode_that_was_made_again(
     assert store.get(key) == newest
 
 
-def test_an_uncontended_cycle_is_two_requests(zookeeper_server: Server) -> None:
-    """To acquire is one packet, and to release is one."""
-    with FaultProxy(zookeeper_server.host, zookeeper_server.port) as proxy:
-        with ZooKeeperStore(f"zookeeper://{HOST}:{proxy.port}/locks") as store:
-            with Lock(store, fresh()):
-                pass
-            sent = list[bytes]()
-
-            def listen(request: bytes) -> Passage:
-                sent.append(request)
-                return PASS
-
-            proxy.decide = listen
-            with Lock(store, fresh()):
-                assert len(sent) == 1
-            assert len(sent) == 2
-        proxy.decide = lambda _: PASS
-
-
 def test_whoever_finds_an_expired_entry_deletes_it(
     store: ZooKeeperStore, zookeeper_server: Server, admin: KazooClient
 ) -> None:
-    """A dead holder leaves a znode behind, until somebody reads, puts, removes or lists it."""
+    """A dead holder leaves a znode behind, until somebody reads, puts, removes or lists it; nobody revives it."""
     with ZooKeeperStore(zookeeper_server.url) as another:
-        acts: list[Callable[[str, int], object]] = [
-            lambda key, _: another.get(key),
-            another.invalidate,
-            lambda key, version: another.put_if_version(key, b"late", version, 30),
-            lambda key, _: list(another.list(key)) or None,
+        acts: list[Callable[[ZooKeeperStore, str, int], object]] = [
+            lambda who, key, _: who.get(key),
+            ZooKeeperStore.invalidate,
+            lambda who, key, version: who.put_if_version(key, b"late", version, 30),
+            lambda who, key, _: list(who.list(key)) or None,
         ]
-        for act in acts:
+        for act, who in itertools.product(acts, (another, store)):
             key = fresh()
             entry = put(store, key, ttl=0.05)
             time.sleep(0.1)
             assert admin.exists(path(key))
-            assert act(key, entry.version) is None
+            assert act(who, key, entry.version) is None
             assert admin.exists(path(key)) is None
         key = fresh()
         dead = put(store, key, ttl=0.05)
         time.sleep(0.1)
         assert put(another, key).version > dead.version
-
-
-def test_a_lease_that_is_over_is_not_renewed_even_if_nobody_has_looked(store: ZooKeeperStore) -> None:
-    """A put at the version of an expired entry does not revive it."""
-    key = fresh()
-    entry = put(store, key, ttl=0.05)
-    time.sleep(0.1)
-    assert store.put_if_version(key, b"late", entry.version, 30) is None
-    assert store.get(key) is None
 
 
 def test_no_key_has_the_name_of_another() -> None:
@@ -188,9 +148,7 @@ def test_a_znode_of_another_program_is_never_overwritten(store: ZooKeeperStore, 
         lambda: store.invalidate(key, 5),
     ]
     for act in acts:
-        with pytest.raises(StoreError, match="that caslock has not written") as caught:
-            act()
-        assert not isinstance(caught.value, StoreUnavailable)
+        refusal(act, "that caslock has not written")
     assert admin.get(path(key))[0] == b"something else"
     for name in ("%2e", "%zz", "x" * 2000, "%FF"):  # those of no key
         admin.ensure_path(f"/locks/{name}")
@@ -207,15 +165,14 @@ def test_a_session_that_expires_loses_no_lock(tmp_path_factory: pytest.TempPathF
     settings = {"tickTime": 100, "maxSessionTimeout": 400}
     with private(zookeeper(settings), tmp_path_factory.mktemp("sessions")) as server:
         lost = list[object]()
-        with ZooKeeperStore(server.url) as store, client_of(server) as admin:
+        with ZooKeeperStore(server.url) as store:
             hold = Lock(store, "k", ttl=30, on_lost=lost.append).acquire(timeout=0)
             assert hold
             assert until(lambda: not store._servers.idle._stack[0].is_quiet())  # the server has closed it
             assert Lock(store, "k", ttl=30).acquire(timeout=0) is None
-            assert admin.get("/locks/k")[1].mzxid == hold.fence
             hold.extend(30)
             hold.release()
-            assert admin.get_children("/locks") == []
+            assert until_put(store, "k").value == b"v"  # it was free
         assert lost == []
 
 
@@ -229,19 +186,11 @@ def test_leases_and_fences_survive_a_restart(tmp_path_factory: pytest.TempPathFa
         hold = Lock(store, "k", ttl=60).acquire(timeout=0)
         assert hold
         server.restart()
-        assert until(lambda: _answers(another))
+        assert until(lambda: answers(another))
         assert Lock(another, "k").acquire(timeout=0) is None
         hold.release()
         with Lock(another, "k") as later:
             assert later.fence > hold.fence
-
-
-def _answers(store: ZooKeeperStore) -> bool:
-    try:
-        store.get("another")
-    except StoreUnavailable:
-        return False
-    return True
 
 
 def test_a_user_needs_the_password_and_no_error_shows_it(zookeeper_server: Server) -> None:
@@ -257,11 +206,8 @@ def test_a_user_needs_the_password_and_no_error_shows_it(zookeeper_server: Serve
                     lambda: theirs.put_if_version("other", b"v", ABSENT, 30),
                 ]
                 for act in acts:
-                    with pytest.raises(StoreError, match="Check the user and the password") as caught:
-                        act()
-                    assert not isinstance(caught.value, StoreUnavailable)
-                    assert str(caught.value).count(place) == 1
-                    told = "".join(traceback.format_exception(caught.value)) + repr(theirs)
+                    refused = refusal(act, "Check the user and the password", place)
+                    told = "".join(traceback.format_exception(refused)) + repr(theirs)
                     assert not any(secret in told for secret in (SECRET, QUOTED, "wrong@"))
         assert mine.invalidate("k", entry.version) is None
 
@@ -309,12 +255,10 @@ def test_a_full_server_is_said_to_be_full(tmp_path_factory: pytest.TempPathFacto
         ZooKeeperStore(server.url) as one,
         ZooKeeperStore(server.url) as two,
     ):
-        assert until(lambda: _answers(one))
-        with pytest.raises(StoreUnavailable, match="maxClientCnxns") as caught:
-            two.get("k")
-        assert not caught.value.sent
+        assert until(lambda: answers(one))
+        unsent(lambda: two.get("k"), "maxClientCnxns")
         one.close()
-        assert until(lambda: _answers(two))
+        assert until(lambda: answers(two))
 
 
 def test_fifty_threads_share_eight_connections(zookeeper_server: Server) -> None:
@@ -346,9 +290,7 @@ def test_fifty_threads_share_eight_connections(zookeeper_server: Server) -> None
         for wait in waits:
             wait.start()
         assert until(lambda: len(store._busy[max(store._busy)]) == 8)
-        with pytest.raises(StoreUnavailable, match="8 waits") as caught:
-            store.wait_while(key, entry.version, 20)
-        assert not caught.value.sent
+        unsent(lambda: store.wait_while(key, entry.version, 20), "8 waits")
         assert store.get(key) == entry
         assert store.invalidate(key, entry.version) is None
         for wait in waits:
@@ -373,95 +315,11 @@ def test_a_waiter_is_woken_by_a_release(store: ZooKeeperStore, zookeeper_server:
         thread.start()
         assert until(lambda: any(len(busy) for (_, waits), busy in waiting._busy.items() if waits))
         time.sleep(0.3)
-        sent = list[bytes]()
-
-        def listen(request: bytes) -> Passage:
-            sent.append(request)
-            return PASS
-
-        proxy.decide = listen
-        time.sleep(1)
-        assert sent == []
+        expect_requests(0, proxy, lambda: time.sleep(1))
         with Stopwatch() as watch:
             hold.release()
             thread.join()
         assert watch.seconds < 1
-
-
-def test_asyncio_uses_the_blocking_store(zookeeper_server: Server) -> None:
-    """`connect_async` gives it, and `AsyncLock` calls it in worker threads."""
-
-    async def use() -> int:
-        async with connect_async(zookeeper_server.url) as store:
-            assert type(store) is ZooKeeperStore
-            async with AsyncLock(store, fresh(), timeout=50) as hold:
-                return hold.fence
-
-    assert asyncio.run(use()) > 0
-
-
-@pytest.mark.parametrize(
-    ("url", "location"),
-    [
-        ("zookeeper://db", "zookeeper://db:2181/caslock"),
-        ("zookeeper://db/", "zookeeper://db:2181/caslock"),
-        ("zookeeper://me:secret@db:1,db:2/a/b/?timeout=3", "zookeeper://db:1,db:2/a/b"),
-        ("zookeeper://b,a:7", "zookeeper://a:7,b:2181/caslock"),
-        ("zookeeper://[::1]:7/x%20y", "zookeeper://[::1]:7/x%20y"),
-        ("zookeepers://db:7", "zookeepers://db:7/caslock"),
-    ],
-)
-def test_the_location_names_the_ensemble_and_no_user(url: str, location: str) -> None:
-    """However hosts are ordered, one ensemble has one location, without user and password."""
-    with connect(url) as store:
-        assert type(store) is ZooKeeperStore
-        assert store.traits.location == location
-        assert store.traits.request_timeout == (3 if "timeout" in url else 2)
-        assert "secret" not in repr(store)
-
-
-@pytest.mark.parametrize(
-    ("url", "sentence"),
-    [
-        ("zookeeper://", "a ZooKeeper URL is"),
-        ("zookeeper:///path", "a ZooKeeper URL is"),
-        ("zookeeper://nobody@db", "a ZooKeeper URL is"),
-        ("zookeeper://db:0", "the port of a ZooKeeper URL"),
-        ("zookeeper://db:port", "the port of a ZooKeeper URL"),
-        ("zookeeper://db,,db", "a ZooKeeper URL is"),
-        ("zookeeper://db?prefix=x", "a ZooKeeper URL is"),
-        ("zookeeper://db?ca=x", "a ZooKeeper URL is"),
-        ("zookeeper://db#x", "no fragment: write # as %23"),
-        ("zookeepers://db?check_hostname=perhaps", "a ZooKeeper URL is"),
-        ("zookeepers://db?ca=/no/such/file", "can't be used"),
-        ("zookeeper://db//x", "names a znode"),
-        ("zookeeper://db/a/../b", "names a znode"),
-        ("zookeeper://db/zookeeper/x", "names a znode"),
-        ("zookeeper://db/%00", "must not contain control characters"),
-        ("zookeeper://db?timeout=soon", "number of seconds"),
-        ("zookeeper://db?timeout=0", "above 0"),
-        ("zookeeper://db?timeout=1&timeout=1", "given twice"),
-    ],
-)
-def test_errors_of_a_url_tell_what_to_write(url: str, sentence: str) -> None:
-    """A URL that names no ensemble is refused before any I/O."""
-    with pytest.raises(ValueError, match=sentence):
-        connect(url)
-
-
-def test_bad_input_is_refused_before_any_request() -> None:
-    """So are a value that is too long, a ttl that is none, and a target that is neither URL nor client."""
-    with ZooKeeperStore(f"zookeeper://{HOST}:1") as store:
-        for value, ttl in ((b"x" * 4097, 1.0), (b"", 0.0), (b"", -1.0), (b"", float("nan")), (b"", 1e13)):
-            for version in (ABSENT, 5):
-                with pytest.raises(ValueError, match="must be"):
-                    store.put_if_version("key", value, version, ttl)
-    with pytest.raises(TypeError, match="not int"):
-        ZooKeeperStore(5)
-    with pytest.raises(ValueError, match="once"):
-        ZooKeeperStore("zookeeper://db?timeout=1", timeout=2)
-    with pytest.raises(ValueError, match="has no prefix"):
-        connect("zookeeper://db", prefix="p")
 
 
 def test_connect_takes_a_client(zookeeper_server: Server) -> None:
@@ -481,22 +339,11 @@ def test_connect_takes_a_client(zookeeper_server: Server) -> None:
         connect(KazooClient(hosts, use_ssl=True, verify_certs=False))
 
 
-def _certificate(folder: Path) -> Path:
-    """Make a key and a certificate for the loopback, in one file."""
-    key, pem = folder / "key.pem", folder / "certificate.pem"
-    names = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{HOST},DNS:localhost"]
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(pem), *names]
-    subprocess.run(made, check=True, capture_output=True)
-    both = folder / "both.pem"
-    both.write_text(key.read_text() + pem.read_text())
-    return pem
-
-
-def test_tls_is_spoken_and_verified(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With the certificate of the server it works; without it, or without TLS, nothing is sent."""
-    folder, port = tmp_path_factory.mktemp("tls"), free_port()
-    pem = _certificate(folder)
-    stores = {"ssl.keyStore.location": folder / "both.pem", "ssl.trustStore.location": pem}
+def test_tls_is_spoken_and_verified(certificates: Path, tmp_path: Path) -> None:
+    """With the authority of the server it works; without it, or without TLS, nothing is sent."""
+    port, pem, both = free_port(), certificates / "ca.pem", tmp_path / "both.pem"
+    both.write_text((certificates / "server.key").read_text() + (certificates / "server.pem").read_text())
+    stores = {"ssl.keyStore.location": both, "ssl.trustStore.location": pem}
     settings = {
         "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
         "secureClientPort": port,
@@ -504,10 +351,10 @@ def test_tls_is_spoken_and_verified(tmp_path_factory: pytest.TempPathFactory) ->
         "ssl.keyStore.password": "",
         "ssl.trustStore.password": "",
     }
-    with private(zookeeper(settings | stores), folder):
+    with private(zookeeper(settings | stores), tmp_path):
         for host in (HOST, "localhost"):
             with ZooKeeperStore(f"zookeepers://{host}:{port}?ca={pem}", timeout=20) as store:
-                assert until(lambda: _answers(store))
+                assert until(lambda: answers(store))
                 with Lock(store, "k") as hold:
                     assert hold.fence > 0
         with ZooKeeperStore(KazooClient(f"{HOST}:{port}", use_ssl=True, ca=str(pem)), timeout=20) as store:
@@ -542,7 +389,7 @@ def test_the_extra_is_named_where_kazoo_is_missing(monkeypatch: pytest.MonkeyPat
         (exceptions.SystemZookeeperError(), r"\(SystemZookeeper\)", False),
     ],
 )
-def test_an_answer_that_a_test_can_not_provoke(error: Exception, sentence: str, refused: bool) -> None:  # noqa: FBT001 - a parameter
+def test_an_answer_that_a_test_cannot_provoke(error: Exception, sentence: str, refused: bool) -> None:  # noqa: FBT001 - a parameter
     """What a server says for good is a `StoreError`; what leaves the outcome open is `StoreUnavailable`."""
     failed = Failures("zookeeper://db").of(error, sent=True)
     assert re.search(sentence, str(failed))

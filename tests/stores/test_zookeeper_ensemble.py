@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import CaslockError, Hold, Lock, StoreUnavailable
+from caslock import Hold, Lock, StoreUnavailable
 from caslock.cli.doctor import examined
 from caslock.store import ABSENT
 from caslock.stores.zookeeper import ZooKeeperStore
 from caslock.testing.stopwatch import Stopwatch
+from tests.stores.opening import answers
+from tests.support.clusters import contenders
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, Server, _prepared, _remove, free_port, zookeeper
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.long
 
 PATIENCE = 40.0
 """Seconds in which an ensemble has elected a leader."""
@@ -107,15 +109,6 @@ def ensemble(_ensemble: Ensemble) -> Iterator[Ensemble]:
         thread.join()
 
 
-def answered(store: ZooKeeperStore) -> bool:
-    """Tell whether there is an answer."""
-    try:
-        store.get("another")
-    except StoreUnavailable:
-        return False
-    return True
-
-
 def test_a_lock_outlives_the_leader(ensemble: Ensemble) -> None:
     """The leader is killed while a lock is held: it is renewed, nobody else gets it, and later fences are larger."""
     lost = list[object]()
@@ -126,7 +119,7 @@ def test_a_lock_outlives_the_leader(ensemble: Ensemble) -> None:
         before = store.get(key)
         assert before
         ensemble.kill(ensemble.leader())
-        assert until(lambda: answered(another), PATIENCE)
+        assert until(lambda: answers(another), PATIENCE)
         assert Lock(another, key).acquire(timeout=0) is None
         hold.extend(30)
         after = another.get(key)
@@ -142,35 +135,13 @@ def test_a_lock_outlives_the_leader(ensemble: Ensemble) -> None:
 
 def test_locks_are_taken_in_turn_while_leaders_die(ensemble: Ensemble) -> None:
     """Four contenders take a key, while two leaders are killed: no two hold it at one time, and fences only grow."""
-    key, fences, inside, over = fresh(), list[int](), list[int](), threading.Event()
-    overlaps = list[object]()
-
-    def contend(number: int) -> None:
-        with ZooKeeperStore(ensemble.url) as store:
-            while not over.is_set():
-                with contextlib.suppress(CaslockError), Lock(store, key, ttl=5, timeout=PATIENCE) as hold:
-                    inside.append(number)
-                    if len(inside) > 1:
-                        overlaps.append(list(inside))
-                    fences.append(hold.fence)
-                    inside.remove(number)
-
-    threads = [threading.Thread(target=contend, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
+    with contenders(lambda: ZooKeeperStore(ensemble.url), ttl=5, timeout=PATIENCE) as turns:
         for _ in range(2):
-            count = len(fences)
-            assert until(lambda: len(fences) > count + 20, 3 * PATIENCE)  # noqa: B023 - it is called at once
+            assert turns.go_on(3 * PATIENCE)
             ensemble.kill(ensemble.leader())
-            count = len(fences)
-            assert until(lambda: len(fences) > count + 20, 3 * PATIENCE)  # noqa: B023 - as above
+            assert turns.go_on(3 * PATIENCE)
             ensemble.revive()
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-    assert overlaps == []
+    fences = [hold.fence for _, hold in turns.holds]
     assert fences == sorted(set(fences))
     assert fences[-1] >> 32 >= (fences[0] >> 32) + 2
 
@@ -184,7 +155,7 @@ def test_the_lease_of_a_dead_holder_ends_after_the_leader_has_changed(ensemble: 
             with contextlib.suppress(StoreUnavailable):
                 entry = dead.put_if_version(key, b"v", ABSENT, ttl)
         ensemble.kill(ensemble.leader())
-        assert until(lambda: answered(another), PATIENCE)
+        assert until(lambda: answers(another), PATIENCE)
         with Stopwatch() as watch:
             assert another.get(key) == entry  # although its ttl is over by any clock
             assert until(lambda: another.get(key) is None)
@@ -206,14 +177,14 @@ def test_without_a_quorum_nothing_is_certain_and_leases_go_on(ensemble: Ensemble
         assert until(acquire, PATIENCE)
         for server in ensemble.followers():
             ensemble.kill(server)
-        assert until(lambda: not answered(store) and not answered(another))  # a leader may not know for a moment
+        assert until(lambda: not answers(store) and not answers(another))  # a leader may not know for a moment
         for _ in range(2):
             for each in (store, another):
                 with Stopwatch() as watch, pytest.raises(StoreUnavailable):
                     each.get(key)
                 assert watch.seconds <= each.traits.request_timeout
         ensemble.revive()
-        assert until(lambda: answered(another) and answered(store), PATIENCE)
+        assert until(lambda: answers(another) and answers(store), PATIENCE)
         assert Lock(another, key).acquire(timeout=0) is None
         (hold,) = holds
         assert hold

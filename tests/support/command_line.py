@@ -27,17 +27,25 @@ def environment(store: str = "", **more: str) -> dict[str, str]:
     )
 
 
-def start(*arguments: str, store: str = "", stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    """Start ``caslock`` in a session of its own, without a terminal."""
+def start(
+    *arguments: str,
+    store: str = "",
+    stdin: int = subprocess.DEVNULL,
+    stderr: int = subprocess.PIPE,
+    cwd: Path | None = None,
+    **more: str,
+) -> subprocess.Popen[str]:
+    """Start ``caslock`` in a session of its own, without a terminal; `more` is in its environment."""
     return subprocess.Popen(
         [*CASLOCK, *arguments],
-        env=environment(store),
+        cwd=cwd,
+        env=environment(store, **more),
         preexec_fn=_hear_all,  # noqa: PLW1509 - it only sets signals
         text=True,
         start_new_session=True,
         stdin=stdin,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
     )
 
 
@@ -47,10 +55,10 @@ def _hear_all() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finished(process: subprocess.Popen[str], seconds: float = 30) -> tuple[int, str, str]:
     """Wait for its end: exit status, output and errors."""
     with process:
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=seconds)
     assert "Traceback" not in errors, errors
     return process.returncode, output, errors
 
@@ -70,7 +78,6 @@ class AtTerminal:
     """A program that is the leader of a session with a terminal, which we type at and read."""
 
     def __init__(self, *command: str, env: Mapping[str, str]) -> None:
-        """Start it."""
         self.pid, self._file = pty.fork()
         if self.pid == 0:
             _hear_all()

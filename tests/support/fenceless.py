@@ -53,27 +53,21 @@ class Fenceless:
             )
 
     def get(self, key: str) -> Entry | None:
-        """Read."""
         return outside(self._below.get(key))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write."""
         return outside(self._below.put_if_version(key, value, inside(version), ttl))
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove."""
         return outside(self._below.invalidate(key, inside(version)))
 
     def close(self) -> None:
-        """Close the store below."""
         getattr(self._below, "close", lambda: None)()
 
     def __enter__(self) -> Self:
-        """Return the store."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the store below."""
         self.close()
 
 

@@ -19,16 +19,13 @@ class Lasting:
         self._below = below
 
     def get(self, key: str) -> Entry | None:
-        """Read."""
         return self._below.get(key)
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write, for good."""
         del ttl
         return self._below.put_if_version(key, value, version, YEAR)
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove."""
         return self._below.invalidate(key, version)
 
 
@@ -41,14 +38,11 @@ class AsyncLasting:
         self._below = below
 
     async def get(self, key: str) -> Entry | None:
-        """Read."""
         return await self._below.get(key)
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write, for good."""
         del ttl
         return await self._below.put_if_version(key, value, version, YEAR)
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove."""
         return await self._below.invalidate(key, version)

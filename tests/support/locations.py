@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from caslock import AsyncStore, Entry, Record, Store
+    from caslock import AsyncStore, Entry, Hold, Lock, Record, Store
     from caslock.local.workers import Workers
     from tests.support.servers import Server
 
 KINDS: Final = ("memory", "sqlite", "redis", "memcached")
-"""All stores."""
+"""The stores on which a test with the fixture `location` runs."""
 
 SHARED: Final = ("sqlite", "redis", "memcached")
 """Those that several processes can share."""
@@ -41,19 +41,7 @@ SHARED: Final = ("sqlite", "redis", "memcached")
 PROMPT: Final = ("memory", "sqlite", "redis")
 """Those whose entries end when their ttl does; memcached's may last 3 s longer, which costs a test that much."""
 
-EVERY: Final = (
-    "memory",
-    "sqlite",
-    "redis",
-    "memcached",
-    "postgresql",
-    "mysql",
-    "zookeeper",
-    "etcd",
-    "nats",
-    "hazelcast",
-    "dynamodb",
-)
+EVERY: Final = (*KINDS, "postgresql", "mysql", "zookeeper", "etcd", "nats", "hazelcast", "dynamodb")
 """The stores of a test that needs no more than a URL: see `url_of`."""
 
 
@@ -77,7 +65,6 @@ class Place:
     """Where the locks of one test live."""
 
     def __init__(self, address: Address) -> None:
-        """Begin with nothing opened."""
         self.address = address
         self._memory = MemoryStore()
         self._opened: list[Store] = []
@@ -140,11 +127,31 @@ def fresh(name: str = "key") -> str:
     return f"{name}:{uuid.uuid4().hex}"
 
 
+def three_keys() -> list[str]:
+    """Make three keys, in the order in which they are taken."""
+    name = fresh()
+    return [f"{name}:{letter}" for letter in "abc"]
+
+
 def observed(store: Store, key: str) -> Record | None:
     """Read the record under the key; None when nobody holds it."""
     entry = store.get(key)
     found = None if entry is None else record.decode(entry.value)
     return None if found is None or found.free else found
+
+
+def held(lock: Lock, timeout: float | None = 0) -> Hold:
+    """Acquire a lock that must be free, or become so."""
+    hold = lock.acquire(timeout=timeout)
+    assert hold is not None
+    return hold
+
+
+def patient() -> MemoryStore:
+    """Return a store whose request timeout no stop of the machine outlasts: a QuorumLock waits so long for threads."""
+    store = MemoryStore()
+    store.traits = store.traits._replace(request_timeout=60.0)
+    return store
 
 
 def until(happened: Callable[[], object], seconds: float = 50.0) -> bool:
@@ -168,24 +175,20 @@ class Watched:
     """A store that notes every request before it passes it on, and loses those that `lose` says."""
 
     def __init__(self, store: Store) -> None:
-        """Begin with nothing noted and nothing lost."""
         self._store = store
         self.traits = store.traits
         self.requests: list[tuple[str, str]] = []
         self.lose: Callable[[str, str], bool] = lambda _verb, _key: False
 
     def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
         self._pass("get", key)
         return self._store.get(key)
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `Store.put_if_version`."""
         self._pass("put", key)
         return self._store.put_if_version(key, value, version, ttl)
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`."""
         self._pass("invalidate", key)
         return self._store.invalidate(key, version)
 

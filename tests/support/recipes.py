@@ -29,7 +29,6 @@ class Folder:
     """Where the files of a recipe are."""
 
     def __init__(self, path: Path) -> None:
-        """Begin with nothing."""
         self.path = path
         self.store = f"sqlite:///{path}/locks.db"
         self.environment = {
@@ -81,7 +80,6 @@ class Program:
     """A process in the background, with all its output in one file."""
 
     def __init__(self, output: Path, command: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
-        """Start it."""
         self._output = output
         # What is started in the background may inherit that it ignores Ctrl-C.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final, cast
 
 from caslock.errors import StoreUnavailable
 from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Retry, Terms
+from caslock.protocol.life import State
 from caslock.protocol.record import Stamp, encode, opening
 from caslock.protocol.sightings import Sightings
 from caslock.store import Entry, Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from caslock.protocol.runtime import Runtime
     from caslock.store import Put, Removal
@@ -99,9 +100,6 @@ class Scripted:
         answer = self._answer("invalidate_many")
         return None if answer is None else [answer] * len(removals)
 
-    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
-        await work()
-
     def in_background(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         del settle
         self.background.append(seconds)
@@ -171,4 +169,5 @@ def held(script: Scripted, retry: Retry = Retry(), *, key: str = "key") -> Attem
     assert write.record is not None
     assert write.value == encode(write.record)
     attempt.holds_with(write.record, 5, START)
+    attempt.go(State.HELD)
     return attempt

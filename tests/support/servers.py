@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -58,10 +58,10 @@ class Kind:
     port: int  # the usual one, and the one inside a container
     binaries: tuple[str, ...]  # the first that is on the PATH is taken
     arguments: Callable[[int, Path], list[str]]  # for the binary: given a port and a folder, which it may fill
-    options: tuple[str, ...]  # for the binary and for the container
-    image: str  # "": it is not run in a container
     hello: bytes  # what is sent to find out whether it is up
     ready: tuple[bytes, ...]  # how its answer begins once it is
+    options: tuple[str, ...] = ()  # for the binary and for the container
+    image: str = ""  # "": it is not run in a container
     folders: str = ""  # where a binary may be that is not on the PATH: a pattern, from / on
     needs: str = ""  # a file that the program can't do without
     package: str = ""  # of Debian, where `make servers` does not install it unless it is told to
@@ -102,7 +102,6 @@ MEMCACHED: Final = Kind(
     binaries=("memcached",),
     # As root it wants to be told which user to be; others can't change theirs.
     arguments=lambda port, _: ["-l", HOST, "-p", str(port), "-U", "0", *(["-u", "root"] if os.geteuid() == 0 else [])],
-    options=(),
     image="memcached:1.6",
     hello=b"version\r\n",
     ready=(b"VERSION", b"ERROR unauthenticated"),
@@ -187,7 +186,6 @@ POSTGRESQL: Final = Kind(
     folders="usr/lib/postgresql/*/bin",
     arguments=_postgresql,
     options=("-c", "fsync=off", "-c", "shared_buffers=16MB", "-c", "max_wal_size=64MB", "-c", "lc_messages=C"),
-    image="",
     # The first packet of a client: who it is.  The answer is "R" if it may come in, and an error while it starts.
     hello=b"\0\0\0\x28\0\3\0\0user\0caslock\0database\0postgres\0\0",
     ready=(b"R",),
@@ -202,11 +200,14 @@ MYSQL: Final = Kind(
     folders="usr/sbin",
     arguments=_mysql,
     options=("--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=16M", "--skip-name-resolve"),
-    image="",
     hello=b"",  # it speaks first, once it is up
     ready=tuple(bytes([length]) for length in range(40, 160)),  # of its greeting
     package="mariadb-server",
 )
+
+
+_JAVA: Final = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto")
+"""Options with which it starts soon and stays small."""
 
 
 def _zookeeper(port: int, folder: Path, settings: Mapping[str, object] = MappingProxyType({})) -> list[str]:
@@ -217,11 +218,10 @@ def _zookeeper(port: int, folder: Path, settings: Mapping[str, object] = Mapping
     jars = ":".join(
         f"/usr/share/java/{name}.jar" for name in ("zookeeper", "slf4j-simple", "netty-codec", "netty-resolver")
     )
-    quick = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto"]
     names = {"admin.enableServer": "false", "forceSync": "no", "preAllocSize": 100}
     options = [f"-Dzookeeper.{name}={value}" for name, value in names.items()]
     main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-    return [*quick, *options, "-cp", jars, main, str(folder / "zoo.cfg")]
+    return [*_JAVA, *options, "-cp", jars, main, str(folder / "zoo.cfg")]
 
 
 ZOOKEEPER: Final = Kind(
@@ -231,8 +231,6 @@ ZOOKEEPER: Final = Kind(
     binaries=("java",),
     needs="/usr/share/java/zookeeper.jar",
     arguments=_zookeeper,
-    options=(),
-    image="",
     hello=b"srvr",
     ready=(b"Zookeeper version",),  # and not: This ZooKeeper instance is not currently serving requests
     package="zookeeper",
@@ -263,8 +261,6 @@ ETCD: Final = Kind(
     port=2379,
     binaries=("etcd",),
     arguments=_etcd,
-    options=(),
-    image="",
     hello=b"GET /health HTTP/1.1\r\nHost: etcd\r\n\r\n",
     ready=(b"HTTP/1.1 200",),  # and not yet: 503, without a leader
     package="etcd-server",
@@ -278,8 +274,6 @@ NATS: Final = Kind(
     binaries=("nats-server-2.12.15", "nats-server"),  # the one that `make servers SERVERS=all` builds is tried first
     folders=str((Path(__file__).parents[2] / ".servers").relative_to("/")),
     arguments=lambda port, folder: ["-a", HOST, "-p", str(port), "-js", "-sd", str(folder / "data")],
-    options=(),
-    image="",
     hello=b"",  # it speaks first
     ready=(b"INFO {",),
     package="nats-server",
@@ -337,9 +331,8 @@ def _hazelcast(port: int, folder: Path, member: Member = _ALONE) -> list[str]:
         elements=member.elements,
     )
     (folder / "hazelcast.xml").write_text(configuration)
-    quick = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto"]
     main = "com.hazelcast.core.server.HazelcastMemberStarter"
-    return [*quick, f"-Dhazelcast.config={folder / 'hazelcast.xml'}", "-cp", HAZELCAST.needs, main]
+    return [*_JAVA, f"-Dhazelcast.config={folder / 'hazelcast.xml'}", "-cp", HAZELCAST.needs, main]
 
 
 HAZELCAST: Final = Kind(
@@ -349,8 +342,6 @@ HAZELCAST: Final = Kind(
     binaries=("java",),
     needs=str(Path(__file__).parents[2] / ".servers" / "hazelcast-5.7.0.jar"),
     arguments=_hazelcast,
-    options=(),
-    image="",
     hello=b"GET /hazelcast/health/ready HTTP/1.1\r\nHost: hazelcast\r\n\r\n",
     ready=(b"HTTP/1.1 200",),
     package="hazelcast",  # of Maven Central, not of Debian
@@ -359,10 +350,9 @@ HAZELCAST: Final = Kind(
 
 def _dynamodb(port: int, _: Path) -> list[str]:
     """Have DynamoDB Local keep all in memory, in one place for all regions and access keys."""
-    quick = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto"]
     main = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
     jars, options = DYNAMODB.needs, ["-inMemory", "-sharedDb", "-disableTelemetry", "-port", str(port)]
-    return [*quick, f"-Djava.library.path={jars}", "-cp", f"{jars}/*", main, *options]
+    return [*_JAVA, f"-Djava.library.path={jars}", "-cp", f"{jars}/*", main, *options]
 
 
 DYNAMODB: Final = Kind(
@@ -372,8 +362,6 @@ DYNAMODB: Final = Kind(
     binaries=("java",),
     needs=str(Path(__file__).parents[2] / ".servers" / "dynamodb-2.6.1"),
     arguments=_dynamodb,
-    options=(),
-    image="",
     hello=b"GET / HTTP/1.1\r\nHost: dynamodb\r\n\r\n",
     ready=(b"HTTP/1.1 400",),  # it wants a signature
     package="dynamodb",  # of Maven Central, not of Debian
@@ -385,33 +373,6 @@ def hazelcast(member: Member) -> Kind:
     return replace(HAZELCAST, arguments=functools.partial(_hazelcast, member=member))
 
 
-class Body(Protocol):
-    """That in which a server runs: a process or a container."""
-
-    def start(self) -> None:
-        """Start it, or start it again on the same port."""
-
-    def kill(self) -> None:
-        """End it at once, as a crash would."""
-
-    def pause(self) -> None:
-        """Freeze it: it keeps its connections and answers nothing."""
-
-    def resume(self) -> None:
-        """Let it run again."""
-
-    def alive(self) -> bool:
-        """Tell whether there is still something to wait for."""
-        ...
-
-    def remove(self) -> None:
-        """Leave nothing behind.  May be called twice."""
-
-    def log(self) -> str:
-        """What it has said."""
-        ...
-
-
 @dataclass(frozen=True)
 class Server:
     """A server for tests."""
@@ -420,7 +381,7 @@ class Server:
     url: str
     host: str
     port: int
-    body: Body | None = None  # None: it is not ours
+    body: Process | Container | None = None  # in which it runs; None: it is not ours
 
     def start(self) -> None:
         """Start it for the first time, and wait until it answers."""
@@ -465,7 +426,7 @@ class Server:
             return connection.recv(100).startswith(self.kind.ready)
         return False
 
-    def _ours(self) -> Body:
+    def _ours(self) -> Process | Container:
         if self.body is None:
             pytest.skip(f"the server in {self.kind.variable} is not ours to stop")
         return self.body
@@ -512,7 +473,7 @@ def _started(kind: Kind, folder: Path, options: tuple[str, ...]) -> Server:
 
 def _prepared(kind: Kind, folder: Path, port: int, options: tuple[str, ...]) -> Server:
     binary = kind.binary()
-    body: Body
+    body: Process | Container
     if binary:
         before = as_nobody() if kind.name == POSTGRESQL.name else []
         body = Process([*before, binary, *kind.arguments(port, folder), *kind.options, *options], folder)
@@ -557,6 +518,13 @@ def free_port() -> int:
                 _ours.add(port)
                 return port
     raise RuntimeError("no free port")
+
+
+def listens(port: int) -> bool:
+    """Whether anybody listens on the loopback port."""
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        return True
+    return False
 
 
 _ours: Final = set[int]()
@@ -605,14 +573,14 @@ class Process:
         self.child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """See `Body.start`."""
+        """Start it, or start it again on the same port."""
         with (self.folder / "log").open("ab") as log:
             self.child = subprocess.Popen(
                 self.command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
 
     def kill(self) -> None:
-        """See `Body.kill`."""
+        """End it at once, as a crash would."""
         if self.child:
             family = _family(self.child.pid)
             _signal(family, signal.SIGSTOP)  # so that it starts nobody else
@@ -622,23 +590,21 @@ class Process:
     remove = kill
 
     def pause(self) -> None:
-        """See `Body.pause`; it is frozen when this returns."""
+        """Freeze it: it keeps its connections and answers nothing; it is frozen when this returns."""
         if self.child:
             self.child.send_signal(signal.SIGSTOP)
             os.waitpid(self.child.pid, os.WUNTRACED)
             _signal(_family(self.child.pid)[1:], signal.SIGSTOP)
 
     def resume(self) -> None:
-        """See `Body.resume`."""
         if self.child:
             _signal(_family(self.child.pid), signal.SIGCONT)
 
     def alive(self) -> bool:
-        """See `Body.alive`."""
+        """Tell whether there is still something to wait for."""
         return self.child is not None and self.child.poll() is None
 
     def log(self) -> str:
-        """See `Body.log`."""
         return (self.folder / "log").read_text(errors="replace")
 
 
@@ -665,7 +631,6 @@ class Container:
     """A server that runs in Docker, reachable on the loopback address only."""
 
     def __init__(self, kind: Kind, port: int, folder: Path, options: list[str]) -> None:
-        """Prepare a container of the kind's image."""
         self.container = _container(kind.image)
         shared: dict[str, object] = {"labels": {LABEL: str(os.getpid())}}
         if _has_our_network():
@@ -683,7 +648,6 @@ class Container:
         self.started = False
 
     def start(self) -> None:
-        """See `Body.start`."""
         if self.started:
             self.container.get_wrapped_container().start()
         else:
@@ -692,31 +656,25 @@ class Container:
             self.started = True
 
     def kill(self) -> None:
-        """See `Body.kill`."""
         self.container.get_wrapped_container().kill()
 
     def pause(self) -> None:
-        """See `Body.pause`."""
         self.container.get_wrapped_container().pause()
 
     def resume(self) -> None:
-        """See `Body.resume`."""
         self.container.get_wrapped_container().unpause()
 
     def alive(self) -> bool:
-        """See `Body.alive`."""
         container = self.container.get_wrapped_container()
         container.reload()
         return bool(container.status != "exited")
 
     def remove(self) -> None:
-        """See `Body.remove`."""
         if self.started:
             self.container.stop()
             self.started = False
 
     def log(self) -> str:
-        """See `Body.log`."""
         return b"".join(self.container.get_logs()).decode(errors="replace") if self.started else ""
 
 

@@ -37,6 +37,7 @@ WAITING: Final = (
     "tests/stores/test_nats.py::",
     "tests/stores/test_hazelcast.py::",
     "tests/stores/test_dynamodb.py::",
+    "tests/stores/test_every_server.py::",
     "tests/stores/test_quorum.py::",
     "tests/stores/test_redis_cluster.py::test_nodes_that_are_stopped",
     "tests/stores/test_redis_wait.py::",

@@ -25,31 +25,26 @@ class WatchingMemory:
         self.traits = self._memory.traits
 
     def get(self, key: str) -> Entry | None:
-        """Read."""
         return self._memory.get(key)
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write, and tell those who watch."""
         with self._changed:
             self._keys[key] = None
             self._changed.notify_all()
             return self._memory.put_if_version(key, value, version, ttl)
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove, and tell those who watch."""
         with self._changed:
             self._changed.notify_all()
             return self._memory.invalidate(key, version)
 
     def wait_while(self, key: str, version: int, timeout: float) -> None:
-        """Look again after every change."""
         end = time.monotonic() + timeout
         with self._changed:
             while self._has(key, version) and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """Look at every key that was ever put."""
         for key in tuple(self._keys):
             if key.startswith(prefix) and (entry := self._memory.get(key)) is not None:
                 yield key, entry
@@ -68,23 +63,19 @@ class AsyncWatchingMemory:
         self.traits = self._below.traits
 
     async def get(self, key: str) -> Entry | None:
-        """Read."""
         return self._below.get(key)
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write, and tell those who watch."""
         async with self._changed:
             self._changed.notify_all()
             return self._below.put_if_version(key, value, version, ttl)
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove, and tell those who watch."""
         async with self._changed:
             self._changed.notify_all()
             return self._below.invalidate(key, version)
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
-        """Look again after every change."""
         try:
             async with asyncio.timeout(timeout), self._changed:
                 while (entry := self._below.get(key)) and entry.version == version:
@@ -93,6 +84,5 @@ class AsyncWatchingMemory:
             return
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
-        """Look at every key that was ever put."""
         for pair in self._below.list(prefix):
             yield pair

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-from caslock.guards import undoing
 from caslock.stores.redis.connections import Pool
 from caslock.stores.redis.failures import TOO_LATE
 from caslock.stores.redis.pipeline import Pipeline
@@ -17,10 +16,15 @@ class Pipelines(Pool[Pipeline]):
     async def open(self, ends: float) -> Pipeline:
         """See `Pool.open`."""
         connection = self._new()
-        async with undoing(lambda _: connection.disconnect(nowait=True)):
+        try:
             async with asyncio.timeout(ends - monotonic()):
                 await connection.connect()
             return Pipeline(connection, self._server.acknowledge)
+        except GeneratorExit:  # nothing can be awaited
+            raise
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
 
 
 class SharedPipeline(Pipelines):

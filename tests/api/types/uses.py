@@ -36,6 +36,16 @@ def told_of_either(hold: Hold | AsyncHold) -> None:
     print(hold.key)  # noqa: T201 - as a user may
 
 
+async def what_connect_gives_can_be_closed() -> None:
+    """By hand, as in the lifespan of FastAPI, and by a block."""
+    store = caslock.connect_async("redis://localhost:6379/0", prefix="locks:", replicas=1)
+    await store.aclose()
+    async with caslock.connect_async("redis://localhost:6379/0") as entered:
+        caslock.AsyncLock(entered, "k")
+    with caslock.connect("sqlite:///locks.db") as blocking, caslock.Lock(blocking, "k"):
+        blocking.close()
+
+
 def a_lock_at_several_stores(store: Store, async_store: AsyncStore) -> None:
     """A lock at several stores gives the holds of a Lock, and takes neither an owner nor async stores."""
     with caslock.QuorumLock([store] * 3, "k", ttl=3, on_lost=told) as held:

@@ -1,14 +1,4 @@
-"""Tests of a lock over a store whose requests fail as planned: `LockContract`.
-
-Subclass it with one fixture, and pytest runs it on your store, through `caslock.Lock` and `caslock.AsyncLock`::
-
-    class TestMyLocks(LockContract):
-        @pytest.fixture
-        def store(self):
-            return MyStore(...)  # a Store; for an AsyncStore add: apis = ("asyncio",)
-
-Every other name that it gives to pytest begins with ``caslock_``.
-"""
+"""Tests of a lock over a store whose requests fail as planned, through `Lock` and `AsyncLock`: `LockContract`."""
 
 from __future__ import annotations
 
@@ -20,7 +10,7 @@ import pytest
 from caslock.testing.drive import is_async
 from tests.proof.laws.holders import Holders
 from tests.proof.laws.owners import Owners
-from tests.proof.laws.scene import Asyncio, Blocking, Play, Scene
+from tests.proof.laws.scene import Asyncio, Blocking, Scene
 from tests.proof.laws.several import SeveralKeys
 from tests.proof.laws.trials import Trials
 from tests.proof.laws.waiters import Waiters
@@ -30,7 +20,7 @@ if TYPE_CHECKING:
 
     from caslock.store import AsyncStore, Store
 
-PLAYS: Final[dict[str, type[Play]]] = {"blocking": Blocking, "asyncio": Asyncio}
+PLAYS: Final[dict[str, type[Blocking | Asyncio]]] = {"blocking": Blocking, "asyncio": Asyncio}
 
 
 class LockContract(Waiters, SeveralKeys, Owners, Trials, Holders):
@@ -47,9 +37,9 @@ class LockContract(Waiters, SeveralKeys, Owners, Trials, Holders):
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run every scenario with every API."""
-        if "caslock_scene" in metafunc.fixturenames:
+        if "scene" in metafunc.fixturenames:
             apis = [pytest.param(api, marks=pytest.mark.long if api in self.proved else ()) for api in self.apis]
-            metafunc.parametrize("caslock_scene", apis, indirect=True)
+            metafunc.parametrize("scene", apis, indirect=True)
 
     @pytest.fixture
     def another_store(self, store: Store | AsyncStore) -> Store | AsyncStore:
@@ -57,7 +47,7 @@ class LockContract(Waiters, SeveralKeys, Owners, Trials, Holders):
         return store
 
     @pytest.fixture
-    def caslock_scene(
+    def scene(
         self, request: pytest.FixtureRequest, store: Store | AsyncStore, another_store: Store | AsyncStore
     ) -> Iterator[Scene]:
         """Make the scene for one API."""

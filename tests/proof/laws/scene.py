@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock
 from caslock.blocking import Hold, Lock, MultiHold, MultiLock
@@ -41,50 +40,8 @@ AnyHold: TypeAlias = Hold | AsyncHold
 AnyMultiHold: TypeAlias = MultiHold | AsyncMultiHold
 AnyFaultyStore: TypeAlias = FaultyStore | AsyncFaultyStore
 
-PREFIX: Final = "caslock_"
-"""The prefix of every name that the kit gives to pytest, except the fixtures that the user provides."""
-
 WIDTH: Final = 32
 """How many cases are played at the same time, where a scenario has many."""
-
-
-class Play(Protocol):
-    """How one API plays: `Blocking` and `Asyncio`."""
-
-    interruption: type[BaseException]
-    """What interrupts a call."""
-
-    def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """Play a whole scenario."""
-
-    def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
-        """Wrap a store; `plain`: without what it can do beyond the three verbs."""
-        ...
-
-    def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
-        """Make a lock."""
-        ...
-
-    def multi(
-        self, store: Store | AsyncStore, keys: Sequence[str], **settings: Unpack[Settings[AnyHold]]
-    ) -> AnyMultiLock:
-        """Make a lock of several keys."""
-        ...
-
-    def hook(self, act: Callable[[], Coroutine[object, object, object]]) -> Callable[[], object]:
-        """Make what a faulty store can call between two requests."""
-        ...
-
-    async def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-
-    async def together(self, acts: list[Coroutine[object, object, T]], width: int) -> list[T]:
-        """Play several acts at the same time, at most `width` of them at once, each in a thread or task of its own."""
-        ...
-
-    async def elsewhere(self, act: Coroutine[object, object, T], name: str) -> T:
-        """Play an act in a new thread or task of that name, to its end."""
-        ...
 
 
 class _FaultyStore(FaultyStore):
@@ -103,35 +60,29 @@ class Blocking:
     """Threads, and calls that block: a coroutine of a scenario never suspends."""
 
     interruption: type[BaseException] = KeyboardInterrupt
+    """What interrupts a call."""
 
     def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """See `Play.run`."""
+        """Play a whole scenario."""
         run(scenario)
 
-    def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
-        """See `Play.faulty`."""
-        return _FaultyStore(cast("Store", store), plain=plain)
-
     def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
-        """See `Play.lock`."""
         return Lock(cast("Store", store), key, **settings)
 
     def multi(
         self, store: Store | AsyncStore, keys: Sequence[str], **settings: Unpack[Settings[AnyHold]]
     ) -> AnyMultiLock:
-        """See `Play.multi`."""
         return MultiLock(cast("Store", store), keys, **settings)
 
     def hook(self, act: Callable[[], Coroutine[object, object, object]]) -> Callable[[], object]:
-        """See `Play.hook`."""
+        """Make what a faulty store can call between two requests."""
         return lambda: run(act())
 
     async def sleep(self, seconds: float) -> None:
-        """See `Play.sleep`."""
         time.sleep(seconds)  # noqa: ASYNC251 - the thread is ours
 
     async def together(self, acts: list[Coroutine[object, object, T]], width: int) -> list[T]:
-        """See `Play.together`."""
+        """Play several acts at the same time, at most `width` of them at once, each in a thread or task of its own."""
         try:
             with ThreadPoolExecutor(min(width, len(acts))) as threads:
                 return list(threads.map(run, acts))
@@ -140,7 +91,7 @@ class Blocking:
                 act.close()  # after a failure, those that have not begun
 
     async def elsewhere(self, act: Coroutine[object, object, T], name: str) -> T:
-        """See `Play.elsewhere`."""
+        """Play an act in a new thread or task of that name, to its end."""
         outcome: Future[T] = Future()
 
         def play() -> None:
@@ -159,27 +110,17 @@ class Asyncio:
     interruption: type[BaseException] = asyncio.CancelledError
 
     def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """See `Play.run`."""
         on_loop(scenario)
 
-    def faulty(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
-        """See `Play.faulty`."""
-        if is_async(store):
-            return _AsyncFaultyStore(cast("AsyncStore", store), plain=plain)
-        return _FaultyStore(cast("Store", store), plain=plain)
-
     def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
-        """See `Play.lock`."""
         return AsyncLock(store, key, **settings)
 
     def multi(
         self, store: Store | AsyncStore, keys: Sequence[str], **settings: Unpack[Settings[AnyHold]]
     ) -> AnyMultiLock:
-        """See `Play.multi`."""
         return AsyncMultiLock(store, keys, **settings)
 
     def hook(self, act: Callable[[], Coroutine[object, object, object]]) -> Callable[[], object]:
-        """See `Play.hook`."""
         loop = asyncio.get_running_loop()
 
         def play() -> object:
@@ -192,11 +133,9 @@ class Asyncio:
         return play
 
     async def sleep(self, seconds: float) -> None:
-        """See `Play.sleep`."""
         await asyncio.sleep(seconds)
 
     async def together(self, acts: list[Coroutine[object, object, T]], width: int) -> list[T]:
-        """See `Play.together`."""
         room = asyncio.Semaphore(width)
 
         async def one(act: Coroutine[object, object, T]) -> T:
@@ -211,15 +150,16 @@ class Asyncio:
         return results
 
     async def elsewhere(self, act: Coroutine[object, object, T], name: str) -> T:
-        """See `Play.elsewhere`."""
         return await asyncio.create_task(act, name=name)
+
+
+Play: TypeAlias = Blocking | Asyncio
 
 
 class Scene:
     """Two clients of one store, a key that nobody else uses, and the API that they use."""
 
     def __init__(self, play: Play, store: Store | AsyncStore, another: Store | AsyncStore, key: str) -> None:
-        """Set the scene."""
         self.play = play
         self.store = store
         self._wrapped = list[AnyFaultyStore]()
@@ -228,7 +168,10 @@ class Scene:
         self.traits = store.traits
 
     def _wrap(self, store: Store | AsyncStore, *, plain: bool = False) -> AnyFaultyStore:
-        self._wrapped.append(self.play.faulty(store, plain=plain))
+        if is_async(store):
+            self._wrapped.append(_AsyncFaultyStore(cast("AsyncStore", store), plain=plain))
+        else:
+            self._wrapped.append(_FaultyStore(cast("Store", store), plain=plain))
         return self._wrapped[-1]
 
     def end(self) -> None:
@@ -320,21 +263,12 @@ async def inside(lock: AnyLock) -> AsyncIterator[AnyHold]:
 
 
 def scenario(tell: Callable[..., Coroutine[object, object, None]]) -> Callable[..., None]:
-    """Make a test of a coroutine, which is played by threads or by tasks.
-
-    pytest knows its parameters with `PREFIX` before their names, so that none collides with a fixture of the user's.
-    """
+    """Make a test of a coroutine, which is played by threads or by tasks."""
 
     @functools.wraps(tell)
-    def test(self: object, **given: object) -> None:
-        arguments = {name.removeprefix(PREFIX): value for name, value in given.items()}
-        scene = arguments["scene"]
-        assert isinstance(scene, Scene)
-        scene.play.run(tell(self, **arguments))
+    def test(self: object, *, scene: Scene, **given: object) -> None:
+        scene.play.run(tell(self, scene=scene, **given))
 
-    itself, *parameters = inspect.signature(tell).parameters.values()
-    renamed = [parameter.replace(name=PREFIX + parameter.name) for parameter in parameters]
-    vars(test)["__signature__"] = inspect.Signature([itself, *renamed])
     return test
 
 

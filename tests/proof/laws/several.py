@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from caslock.errors import LockLost, StoreUnavailable
+from caslock.errors import StoreUnavailable
 from caslock.testing.drive import done
 from caslock.testing.faults import Fault, late, lose_reply, lose_request, unsent
 from tests.proof.laws.scene import TTL, Scene, attempt_all, each, scenario, take
@@ -71,57 +71,6 @@ class SeveralKeys:
             assert await scene.holder(keys[number]) is None
 
         await each(scene, range(4), fail)
-
-    @scenario
-    async def test_of_several_keys_one_may_be_lost(self, scene: Scene) -> None:
-        """The loss of one of several keys is reported, its next holder left alone, and the others released."""
-        keys = [f"{scene.key}:{letter}" for letter in "abc"]
-        holds = await attempt_all(scene.play.multi(scene.store, keys, ttl=TTL, auto_renew=False))
-        assert holds is not None
-        await scene.vanish(keys[1])
-        theirs = await take(scene.rival(keys[1]))
-
-        with pytest.raises(LockLost):
-            await done(holds.extend())
-        with pytest.raises(LockLost):
-            await done(holds.release())
-
-        assert [await scene.holder(key) is None for key in keys] == [True, False, True]
-        theirs.ensure_held()
-        await done(theirs.release())
-
-    @scenario
-    async def test_several_keys_travel_as_one_request(self, scene: Scene) -> None:
-        """Where the store can, ten keys are one request to take and one to release."""
-        faulty = scene.faulty()
-        if not hasattr(faulty, "put_many"):
-            return
-        keys = [f"{scene.key}:{letter}" for letter in "abcdefghij"]
-        holds = await attempt_all(scene.play.multi(faulty, keys, ttl=TTL, auto_renew=False))
-        assert holds is not None
-        assert faulty.calls == {"put_many": 1}
-        assert [hold.key for hold in holds] == keys
-        holds.ensure_held()
-        for hold in holds:
-            holder = await scene.holder(hold.key)
-            assert holder is not None
-            assert holder.holds == (hold._attempt.hold_id,)
-        faulty.calls.clear()
-        await done(holds.release())
-        assert faulty.calls == {"invalidate_many": 1}
-        assert [await scene.holder(key) for key in keys] == [None] * len(keys)
-
-    @scenario
-    async def test_of_one_request_for_several_keys_all_is_written_or_nothing(self, scene: Scene) -> None:
-        """When one of the keys is held by somebody else, nothing of the request is written, and its holder keeps it."""
-        faulty = scene.faulty()
-        keys = [f"{scene.key}:{letter}" for letter in "abc"]
-        theirs = await take(scene.rival(keys[2]))
-        for timeout in (0, 0.05):
-            assert await attempt_all(scene.play.multi(faulty, keys, ttl=TTL, auto_renew=False), timeout) is None
-            assert [await scene.holder(key) is None for key in keys] == [True, True, False]
-        theirs.ensure_held()
-        await done(theirs.release())
 
     @scenario
     async def test_one_request_for_several_keys_without_an_answer(self, scene: Scene) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Trials:
     """Each call of a lock, with every kind of fault, for every request, at every moment."""
 
-    @pytest.mark.parametrize("caslock_kind", KINDS)
+    @pytest.mark.parametrize("kind", KINDS)
     @scenario
     async def test_acquire_is_right(self, scene: Scene, kind: str) -> None:
         """Whatever happens to a request of an acquire: it never loses to itself, and leaves nothing behind."""
@@ -40,7 +40,7 @@ class Trials:
 
         await each(scene, troubles(kind, "put_if_version", "get"), acquire)
 
-    @pytest.mark.parametrize("caslock_kind", KINDS)
+    @pytest.mark.parametrize("kind", KINDS)
     @scenario
     async def test_extend_is_right(self, scene: Scene, kind: str) -> None:
         """Whatever happens to a request of a renewal: a hold that is there is not reported as lost, nor left behind."""
@@ -66,8 +66,8 @@ class Trials:
 
         await each(scene, troubles(kind, "put_if_version", "get"), extend)
 
-    @pytest.mark.parametrize("caslock_clean", [True, False], ids=["after a clean acquire", "after a lost request"])
-    @pytest.mark.parametrize("caslock_kind", KINDS)
+    @pytest.mark.parametrize("clean", [True, False], ids=["after a clean acquire", "after a lost request"])
+    @pytest.mark.parametrize("kind", KINDS)
     @scenario
     async def test_release_is_right(self, scene: Scene, kind: str, clean: bool) -> None:  # noqa: FBT001 - a parameter
         """Whatever happens to a request of a release: the key is free after it, and the next hold is not touched."""
@@ -90,7 +90,7 @@ class Trials:
 
         await each(scene, troubles(kind, writes_by, "get"), release)
 
-    @pytest.mark.parametrize("caslock_kind", KINDS)
+    @pytest.mark.parametrize("kind", KINDS)
     @scenario
     async def test_busy_is_reported_as_busy(self, scene: Scene, kind: str) -> None:
         """Whatever happens to a request for a lock that another holds: it is not acquired, and the other keeps it."""
@@ -115,7 +115,7 @@ class Trials:
 
         await each(scene, troubles(kind, "put_if_version", "get"), contend)
 
-    @pytest.mark.parametrize("caslock_kind", KINDS)
+    @pytest.mark.parametrize("kind", KINDS)
     @scenario
     async def test_reentry_elsewhere_is_right(self, scene: Scene, kind: str) -> None:
         """Whatever happens to a request of a re-entry by its owner: the key is free after the last release only."""
@@ -145,7 +145,7 @@ class Trials:
 
         await each(scene, troubles(kind, "put_if_version", "get"), enter)
 
-    @pytest.mark.parametrize("caslock_kind", KINDS)
+    @pytest.mark.parametrize("kind", KINDS)
     @scenario
     async def test_force_release_is_right(self, scene: Scene, kind: str) -> None:
         """Whatever happens to a request of a `force_release`: its holder learns of it, the next one is untouched."""
@@ -265,23 +265,6 @@ class Trials:
 
         await each(scene, ["at once", "another has it", "another had it", "nothing is late"], give_up)
 
-    @pytest.mark.parametrize("caslock_store_is", ["down from the start", "down after the put", "down after a late put"])
-    @scenario
-    async def test_an_outcome_that_nobody_knows_is_reported_as_unknown(self, scene: Scene, store_is: str) -> None:
-        """When the store can't even be read, the error says so; what may come of it ends with the lease, or before."""
-        faulty = scene.faulty()
-        lock = scene.lock(faulty, ttl=TTL, retry=RETRY)
-        faulty.down()
-        if store_is != "down from the start":
-            faulty.on("put_if_version", 1, late() if store_is.endswith("late put") else lose_reply)
-
-        with pytest.raises(OutcomeUnknown):
-            await attempt(lock)
-
-        faulty.heal()
-        await done(faulty.deliver())
-        await free_or_an_echo(scene, lock)
-
     @scenario
     async def test_reads_and_writes_are_repeated_a_bounded_number_of_times(self, scene: Scene) -> None:
         """Writes and reads are repeated as often as asked, each counted apart; and once more to settle the outcome."""
@@ -303,9 +286,7 @@ class Trials:
 
         await each(scene, [(0, 0), (1, 1), (3, 0), (0, 3)], count)
 
-    @pytest.mark.parametrize(
-        "caslock_applied", [0, 1, 2], ids=["before it arrives", "after it arrived", "and it is late"]
-    )
+    @pytest.mark.parametrize("applied", [0, 1, 2], ids=["before it arrives", "after it arrived", "and it is late"])
     @scenario
     async def test_an_interrupted_acquire_leaves_nothing(self, scene: Scene, applied: int) -> None:
         """A KeyboardInterrupt or a cancellation during any request of an acquire leaves the key free at once."""
@@ -327,7 +308,7 @@ class Trials:
         verbs: list[Verb] = ["put_if_version", "get"]
         await each(scene, verbs, interrupt)
 
-    @pytest.mark.parametrize("caslock_applied", [False, True], ids=["before it arrives", "after it arrived"])
+    @pytest.mark.parametrize("applied", [False, True], ids=["before it arrives", "after it arrived"])
     @scenario
     async def test_an_interrupted_release_leaves_nothing(self, scene: Scene, applied: bool) -> None:  # noqa: FBT001 - a parameter
         """A KeyboardInterrupt or a cancellation during a release goes on only when the key is free."""
@@ -345,7 +326,7 @@ class Trials:
             await done(lock.release())
         await done((await take(lock)).release())
 
-    @pytest.mark.parametrize("caslock_applied", [False, True], ids=["before it arrives", "after it arrived"])
+    @pytest.mark.parametrize("applied", [False, True], ids=["before it arrives", "after it arrived"])
     @scenario
     async def test_an_interrupted_renewal_loses_nothing(self, scene: Scene, applied: bool) -> None:  # noqa: FBT001 - a parameter
         """A KeyboardInterrupt or a cancellation during a renewal leaves a hold that can be renewed and released."""

@@ -15,8 +15,8 @@ from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 from caslock.errors import CaslockError, StoreError, StoreUnavailable
-from caslock.local import multi
 from caslock.local.lock_state import LockState
+from caslock.local.multi import MultiAcquire
 from caslock.protocol import exchange as request
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER, Lease
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from caslock.protocol.runtime import Runtime
     from caslock.protocol.writes import InFlight, Write
 
-WRITE_SURELY, ROLL_BACK = request.write_surely, multi._roll_back
+WRITE_SURELY, ROLL_BACK = request.write_surely, MultiAcquire._roll_back
 RENEW, RELEASE, REMOVE_TOGETHER, SETTLE = protocol.renew, protocol.release, protocol.remove_together, request.settle
 BEGIN = LockState._begin
 ASK, BELIEVE = Lease.ask, Lease.believe
@@ -50,7 +50,6 @@ class LooksBeforeItRemoves(MemoryStore):
     """Reads and removes in two steps."""
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Read, wait, and remove."""
         observed = self.get(key)
         if observed is None or observed.version != version:
             return observed
@@ -63,7 +62,6 @@ class RenewsForEver(MemoryStore):
     """Forgets the ttl of what is written over an entry."""
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write without an end."""
         return super().put_if_version(key, value, version, ttl if version == ABSENT else NEVER)
 
 
@@ -74,14 +72,15 @@ def altered(function: Callable[..., object], words: str, instead: str, name: str
     tests.
     """
     assert isinstance(function, FunctionType)
-    source = textwrap.dedent(inspect.getsource(function))
+    source = vars(function).get("source") or textwrap.dedent(inspect.getsource(function))
     assert source.count(words) == 1, f"{function.__name__} does not say {words!r} once"
-    source = f"from __future__ import annotations\n{source.replace(words, instead)}"
-    code = compile(source, function.__code__.co_filename, "exec")
+    source = source.replace(words, instead)
+    code = compile(f"from __future__ import annotations\n{source}", function.__code__.co_filename, "exec")
     made: dict[str, FunctionType] = {}
     exec(code, function.__globals__, made)  # noqa: S102 - our own source
-    mutant = made[function.__name__]
+    mutant = made[function.__code__.co_name]
     mutant.__name__ = name or mutant.__name__
+    vars(mutant)["source"] = source  # for another change of it
     return mutant
 
 
@@ -163,14 +162,12 @@ async def forget_at_release(
 
 
 async def roll_back_but_one(
-    begun: dict[LockState, Attempt],
-    holds: list[Holding],
-    failure: BaseException,
-    stuck: list[CaslockError | ValueError],
-    limit: float,
-) -> None:
+    self: MultiAcquire[Holding], failure: BaseException, limit: float
+) -> list[CaslockError | ValueError]:
     """Give back what was taken of several keys, but for the first."""
-    await ROLL_BACK(begun, holds[1:], failure, stuck, limit)
+    for hold in self.taken[:1]:
+        del self._holds[hold._state]
+    return await ROLL_BACK(self, failure, limit)
 
 
 def fence_by_chance(self: Attempt, observed: Record | None, version: int) -> Record:

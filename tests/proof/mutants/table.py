@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from pymemcache.client.base import Client
@@ -13,7 +13,7 @@ from caslock.local import multi
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
-from caslock.local.multi import _MultiAcquire
+from caslock.local.multi import MultiAcquire
 from caslock.local.queue import LocalQueue
 from caslock.local.tasks import TaskRuntime
 from caslock.local.threads import ThreadRuntime
@@ -43,6 +43,8 @@ from tests.support import protocol_functions as protocol
 from tests.support.locations import fresh, observed, opened
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pytest
 
     from tests.conftest import NewServer
@@ -65,18 +67,6 @@ def a_restart(request: pytest.FixtureRequest) -> None:
         return Client((server.host, server.port), timeout=5, default_noreply=False)
 
     memcacheds.test_a_restart_never_repeats_a_version(new, client, MemcachedStore.from_url)
-
-
-def a_child_leaves(request: pytest.FixtureRequest) -> None:
-    """Fork inside a block that the child leaves first."""
-    with opened("sqlite", request) as location:
-        forks.test_a_child_that_leaves_the_block_frees_nothing(location, "the end")
-
-
-def an_interrupt(kind: str, request: pytest.FixtureRequest) -> None:
-    """Interrupt a request at each moment, and ask others of which the answers are known."""
-    with opened(kind, request) as location:
-        forks.test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply(location, "get")
 
 
 def a_reply_is_slow(request: pytest.FixtureRequest) -> None:
@@ -102,18 +92,6 @@ def a_batch_is_lost(request: pytest.FixtureRequest) -> None:
     assert not any(observed(store, key) for key in keys), "a release that was lost is reported as done"
 
 
-def nobody_is_left(request: pytest.FixtureRequest) -> None:
-    """Cancel the successor while the releaser waits for a renewal."""
-    del request
-    queues.test_nothing_is_handed_over_to_one_that_has_gone_before()
-
-
-def any_order(request: pytest.FixtureRequest) -> None:
-    """Pass the keys of a MultiLock in any order."""
-    with opened("memory", request) as location:
-        multilocks.test_any_order_and_duplicates_are_one_lock(location)
-
-
 def a_lease_ends(request: pytest.FixtureRequest) -> None:
     """Wait with long pauses for the end of a dead holder's lease."""
     del request
@@ -121,16 +99,20 @@ def a_lease_ends(request: pytest.FixtureRequest) -> None:
         interleavings.test_a_wait_ends_with_the_lease_it_saw(queueing=queueing)
 
 
-def undone_while_renewed(request: pytest.FixtureRequest) -> None:
-    """Undo an acquire whose hold is being renewed."""
-    del request
-    interleavings.test_a_clean_up_waits_for_the_renewal_under_way()
-
-
 def nobody_is_stuck(request: pytest.FixtureRequest) -> None:
     """Torture MultiLocks in several processes, with the mutant in them if it is planted here."""
-    planted = _MultiAcquire.acquire is simulate_bites.take_every_turn_first
+    planted = MultiAcquire.acquire is simulate_bites.take_every_turn_first
     tortures.torture_who_waits(request.getfixturevalue("tmp_path"), planted=planted)
+
+
+def of_the_suite(test: Callable[..., None], kind: str = "", *arguments: object) -> Directed:
+    """Take a test of the suite; `kind`: of the store that is its first argument."""
+
+    def play(request: pytest.FixtureRequest) -> None:
+        with opened(kind, request) if kind else nullcontext() as location:
+            test(*([location] if kind else ()), *arguments)
+
+    return Directed(test.__name__, play)
 
 
 def law(scenario: str, **arguments: object) -> Law:
@@ -152,7 +134,7 @@ MUTANTS: Final = (
         "get-then-delete",
         "A release reads the entry and removes it, without checking whose it is.",
         (law("test_a_stale_holder_can_do_nothing", loss="another has it"), Seeds("has removed")),
-        ((protocol, "withdraw", faults_bite.get_then_delete), (protocol, "_leave", faults_bite.leave_the_long_way)),
+        ((protocol, "withdraw", faults_bite.get_then_delete), (LockState, "begin_removal", faults_bite.not_at_once)),
     ),
     Mutant(
         "get-then-delete in a store",
@@ -269,7 +251,7 @@ MUTANTS: Final = (
     Mutant(
         "fork keeps ownership",
         "A forked child believes in the holds of its parent, and releases them.",
-        (Directed("test_a_child_that_leaves_the_block_frees_nothing", a_child_leaves),),
+        (of_the_suite(forks.test_a_child_that_leaves_the_block_frees_nothing, "sqlite", "the end"),),
         (
             (Holding, "_inherited", property(seeded.nothing_is_inherited)),
             (LockState, "_begin", seeded.never_forked),
@@ -278,13 +260,13 @@ MUTANTS: Final = (
     Mutant(
         "connection kept after BaseException",
         "A memcached connection whose request was interrupted serves the next one.",
-        (Directed("test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply", partial(an_interrupt, "memcached")),),
+        (of_the_suite(forks.test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply, "memcached", "get"),),
         ((MemcachedStore, "_open", seeded.open_and_keep),),
     ),
     Mutant(
         "connection kept after BaseException by Redis",
         "The same with a Redis connection.",
-        (Directed("test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply", partial(an_interrupt, "redis")),),
+        (of_the_suite(forks.test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply, "redis", "get"),),
         ((Sockets, "give_up", seeded.give_back_interrupted),),
     ),
     Mutant(
@@ -299,7 +281,7 @@ MUTANTS: Final = (
         (
             law("test_several_keys_are_all_or_nothing"),
             Seeds("wait for each other"),
-            Directed("test_any_order_and_duplicates_are_one_lock", any_order),
+            of_the_suite(multilocks.test_any_order_and_duplicates_are_one_lock, "memory"),
         ),
         ((multi, "sorted", list),),
     ),
@@ -307,7 +289,7 @@ MUTANTS: Final = (
         "MultiLock that queues for every key first",
         "A MultiLock waits for its turn in the local queues of all its keys, and keeps them while it waits for one.",
         (Seeds("wait for each other"), Directed("who waits is not stuck", nobody_is_stuck, layer="torture")),
-        ((_MultiAcquire, "acquire", simulate_bites.take_every_turn_first),),
+        ((MultiAcquire, "acquire", simulate_bites.take_every_turn_first),),
     ),
     Mutant(
         "next one in the local queue not woken",
@@ -319,7 +301,7 @@ MUTANTS: Final = (
         "MultiLock that leaks on the k-th failure",
         "When a later one of several keys can't be had, the first is not given back.",
         (law("test_several_keys_are_all_or_nothing"), Seeds("told to have failed")),
-        ((multi, "_roll_back", seeded.roll_back_but_one),),
+        ((MultiAcquire, "_roll_back", seeded.roll_back_but_one),),
     ),
     Mutant(
         "MultiLock that stops at the first failed release",
@@ -383,27 +365,27 @@ MUTANTS: Final = (
         "failed acquire not made definite",
         "An acquire that ends in an error leaves what may be there, or land later.",
         (law("test_giving_up_is_for_certain"), Seeds("told to have failed")),
-        ((protocol, "give_up", simulate_bites.give_up_without_looking),),
+        ((protocol, "give_up", faults_bite.give_up_without_looking),),
     ),
     Mutant(
         "removal while a lost put may land",
         "A hold whose acquire left a request unanswered is released into nothing.",
         (law("test_acquire_is_right", kind="late request"), SEEDS),
-        ((Attempt, "remainder", simulate_bites.leave_nothing),),
+        ((Attempt, "remainder", faults_bite.leave_nothing),),
         control=faults_bite.LONG_WAY,
     ),
     Mutant(
         "late request forgotten",
         "What got no answer is taken for lost.",
         (law("test_acquire_is_right", kind="late request"), SEEDS),
-        ((Writes, "may_land", simulate_bites.forget_what_was_sent),),
+        ((Writes, "may_land", faults_bite.forget_what_was_sent),),
         control=faults_bite.LONG_WAY,
     ),
     Mutant(
         "re-entry that drops the other holds",
         "A re-entry elsewhere takes its owner's other holds for its own.",
         (law("test_an_owner_enters_from_anywhere", order=(0, 1, 2)), Seeds("has removed")),
-        ((Attempt, "others", simulate_bites.drop_others),),
+        ((Attempt, "others", faults_bite.drop_others),),
     ),
     Mutant(
         "renewal that revives",
@@ -416,12 +398,6 @@ MUTANTS: Final = (
         "A renewal that finds its own hold id in a later tenure goes on as if nothing had happened.",
         (law("test_a_late_request_does_not_revive_a_lost_hold"),),
         ((protocol, "_renewed", seeded.altered(protocol._renewed, " or observed.fence != attempt.lease.fence", "")),),
-    ),
-    Mutant(
-        "clean-up beside a renewal",
-        "An acquire is undone without waiting for the renewal of its hold that is under way.",
-        (Directed("test_a_clean_up_waits_for_the_renewal_under_way", undone_while_renewed),),
-        ((protocol, "_withdraw_all", seeded.altered(protocol._withdraw_all, "async with attempt.mutex:", "if True:")),),
     ),
     Mutant(
         "wait past the end of a lease",
@@ -458,14 +434,14 @@ MUTANTS: Final = (
         "The releaser hands over without checking that its successor still waits.",
         (
             Search("two tasks, extending aside", word="told to have failed"),
-            Directed("test_nothing_is_handed_over_to_one_that_has_gone_before", nobody_is_left),
+            of_the_suite(queues.test_nothing_is_handed_over_to_one_that_has_gone_before),
         ),
         ((protocol, "hand_over", simulate_bites.hand_over_unseen),),
     ),
     Mutant(
         "no second look as the key is handed over",
         "The releaser checks its successor before it notes what it sends, and not after.",
-        (Search("two threads, racing", word="told to have failed"),),
+        (Search("two threads, racing", faults=2, word="told to have failed"),),
         ((protocol, "hand_over", simulate_bites.write_and_not_look),),
     ),
     Mutant(

@@ -43,7 +43,7 @@ SERVERS: Final = (
     "zookeeper",
 )
 
-ELSEWHERE: Final = " and ".join(f"not {name}" for name in (*SERVERS, "of_the_suites"))
+ELSEWHERE: Final = " and ".join(f"not {name}" for name in (*SERVERS, "takes_one_of_the_users"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

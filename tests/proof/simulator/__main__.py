@@ -12,11 +12,9 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import repeat
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.proof.simulator.chance import simulate
-from tests.proof.simulator.diagram import diagram
 from tests.proof.simulator.explore import Bounds, Explored, explore
 from tests.proof.simulator.scenes import SCENES
 from tests.proof.simulator.shrink import shrunk
@@ -30,11 +28,10 @@ BATCH = 250
 
 
 class Failure(NamedTuple):
-    """A story that broke a law, as short as it was found, in words and as a picture."""
+    """A story that broke a law, as short as it was found."""
 
     name: str
     story: str
-    picture: str
 
 
 def seeds_from(first: int, count: int) -> tuple[int, Failure | None]:
@@ -59,7 +56,7 @@ def scene(name: str, bounds: Bounds) -> tuple[str, Explored | Failure]:
 def failure(name: str, violation: Violation) -> Failure:
     """Shrink a violation, and describe it."""
     shortest = shrunk(violation)
-    return Failure(name, f"{shortest}\nchoices: {shortest.choices}\nplan: {shortest.plan}", diagram(shortest))
+    return Failure(name, f"{shortest}\nchoices: {shortest.choices}\nplan: {shortest.plan}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--faults", type=int, default=3, help="how many faults in one run of a search, at the most")
     parser.add_argument("--processes", type=int, default=1, help="how many processes share the work")
-    parser.add_argument("--pictures", type=Path, default=Path(), help="where to put the picture of a story that fails")
     options = parser.parse_args(arguments)
     began = time.perf_counter()
     with ProcessPoolExecutor(options.processes) as pool:
@@ -81,9 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _say(f"{time.perf_counter() - began:.1f} s")
     if found is None:
         return 0
-    path = options.pictures / f"{found.name.replace(' ', '-').replace(',', '')}.svg"
-    path.write_text(found.picture)
-    _say(f"{found.name} breaks a law: {found.story}\npicture: {path}")
+    _say(f"{found.name} breaks a law: {found.story}")
     return 1
 
 

@@ -74,10 +74,10 @@ def _trouble(run: Run, chance: random.Random) -> bool:
 
 def _of_a_flow(run: Run, chance: random.Random) -> Choice | None:
     flows = list(run.flows.values())
-    cleaning = [flow for flow in flows if flow.shielded or flow.struck]
+    cleaning = [flow for flow in flows if flow.undoes or flow.struck]
     if cleaning and chance.random() < 0.3:
         flow = chance.choice(cleaning)
-        return flow.name, chance.choice([what for what in faults(flow) if what in {"cancel", "end"}] or ["go"])
+        return flow.name, chance.choice([what for what in faults(flow) if what == "cancel"] or ["go"])
     if not flows:
         return None
     flow = chance.choice(flows)

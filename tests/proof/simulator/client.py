@@ -1,12 +1,14 @@
 """The clients of a run do what users of the library do, with the real `LockState` and `MultiState`.
 
-A thread that is interrupted takes back what it has begun, as `caslock.blocking` does; a task need not.
+Who is interrupted or cancelled has that finished in another flow, as `caslock.blocking` and `caslock.aio` have it.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
 
 from caslock.errors import CaslockError, StoreError, StoreUnavailable, with_notes
 from caslock.local.hold import Holding
@@ -15,6 +17,7 @@ from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiState
 from caslock.local.stamps import Stamps
 from caslock.protocol.attempt import LockSettings, Retry
+from caslock.protocol.life import State
 from tests.proof.simulator.runtime import Flow, Runtime
 from tests.proof.simulator.waits import NEVER, Cancelled, Wait
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from caslock.local.queue import LocalQueue
     from caslock.protocol.attempt import Attempt
+    from caslock.protocol.exchange import Sent
     from caslock.protocol.record import Observed, Record
     from tests.proof.simulator.plan import ClientPlan, Round, Stay
     from tests.proof.simulator.run import Run
@@ -40,7 +44,6 @@ class NamedLockState(LockState):
     """The real one, but for its name, which chance would make."""
 
     def __init__(self, name: str, runtime: Runtime, key: str, plan: ClientPlan, poll: WaitBaseT | None) -> None:
-        """Make the state of the Lock object `name`."""
         self.name = name
         self.process = runtime
         self._breaking = False
@@ -58,12 +61,14 @@ class NamedLockState(LockState):
 
     def _begin(self) -> None:
         super()._begin()
+        self._known: dict[str, Attempt] = {}
         self._nonce = self.name
         self._terms = terms = self._terms._replace(owner=self.settings.owner or self.name)
         self._stamps = Stamps(terms.owner, self.settings.ttl, "host", self.settings.note)
 
     def _attempt(self) -> Attempt:
         attempt = super()._attempt()
+        self._known[attempt.hold_id] = attempt
         if self._breaking:
             self._breaking = False
             self.process.run.judge.breaks[attempt.hold_id] = None
@@ -71,15 +76,19 @@ class NamedLockState(LockState):
             cast("Client", attempt.caller).attempts += (attempt,)
         return attempt
 
-    async def undo(self, attempt: Attempt, error: BaseException) -> None:
-        """Note the error of the clean-up: an interrupt may take its place before the caller sees it."""
+    async def undo(self, hold: Holding, error: BaseException) -> None:
+        """Note how it ends: its caller may wait no longer."""
+        before, flow = hold._attempt.state, self.process.run.current
+        flow.undoes = True
         try:
-            await super().undo(attempt, error)
+            await super().undo(hold, error)
         except CaslockError as trouble:
-            self.process.run.judge.undone(attempt, trouble)
+            self.process.run.judge.undone(hold._attempt, trouble)
             raise
         finally:
-            self.process.run.judge.undone(attempt, error)
+            flow.undoes = False
+        if before is not State.OVER:
+            self.process.run.judge.undone(hold._attempt, error)
 
     async def force_release(self) -> Record | None:
         """Note the attempt that takes the key away, and what it has done."""
@@ -88,18 +97,18 @@ class NamedLockState(LockState):
         self.process.run.judge.broke(self, broken)
         return broken
 
-    async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | None = None) -> None:
+    async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | Sent | None = None) -> None:
         """Note when it begins and ends."""
         judge = self.process.run.judge
         judge.releasing(self)
         try:
             await super().release(hold, limit, removed)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            if isinstance(error, CaslockError):
-                judge.not_released(hold)
+        except CaslockError:
+            judge.not_released(hold)
             judge.released(self)
+            raise
+        except Cancelled:  # it goes on in another flow
+            judge.released(self, over=False)
             raise
         judge.released(self)
 
@@ -111,7 +120,10 @@ class NamedLockState(LockState):
     @property
     def attempts(self) -> dict[str, Attempt]:
         """All that wait, hold or are being released."""
-        return self._attempts
+        begun = State.ASKING, State.WITHDRAWING
+        known = self._known.items()
+        self._known = {name: attempt for name, attempt in known if name in self._held or attempt.state in begun}
+        return self._known
 
     @property
     def guards(self) -> tuple[threading.RLock, threading.RLock]:
@@ -148,7 +160,8 @@ class Client:
         self.process = process
         self.locations = states, others
         self.multis = [
-            MultiState(location, Holds[Holding]) if len(location) > 1 else None for location in self.locations
+            MultiState(location, Holds[Holding], of_locks=True) if len(location) > 1 else None
+            for location in self.locations
         ]
         self.alive = True
         self.entered: list[tuple[Holding, ...]] = []  # what the program has to release, the newest last
@@ -157,13 +170,11 @@ class Client:
         self.prefixes = tuple(
             state.prefix for location in self.locations for state in location
         )  # of the ids of its holds
-        self._others = 0
         self.silent = 0  # requests of it that got no answer
 
     def next_name(self) -> str:
-        """Name another coroutine of this client."""
-        self._others += 1
-        return f"{self.name}'{self._others}"
+        """Name another coroutine of this client, by the first number that none has now."""
+        return next(name for number in count(1) if (name := f"{self.name}'{number}") not in self.run.flows)
 
     async def program(self) -> None:
         """Go through the rounds."""
@@ -245,6 +256,7 @@ class Client:
         judge.leaves(self, holds)
         self.holding = self.holding[: -len(holds)]
         loss: BaseException | None = None  # of several holds one may be lost, and another give no answer
+        interrupts: list[BaseException] = []
         for tries in range(RELEASES):
             try:
                 await self._release(holds)
@@ -255,58 +267,30 @@ class Client:
                 if isinstance(trouble, CaslockError) or hasattr(trouble, "__notes__") or not any_open(holds):
                     judge.left(self, holds, trouble, again=tries > 0)
                     break
+                interrupts += [trouble, trouble.__context__ or trouble]  # the first one gets the notes of the clean-up
                 self.run.tell(self.name, "interrupted twice at the release")
             else:
-                judge.left(self, holds, loss)
+                told = next((each for each in interrupts if "was lost" in with_notes(each)), None)  # meanwhile
+                judge.left(self, holds, loss or told)
                 break
 
     async def _acquire(self, location: int, timeout: float | None) -> tuple[Holding, ...]:
-        made: list[Holding] = []
-
-        def make(state: LockState, attempt: Attempt) -> Holding:
-            made.append(Holding(state, attempt))
-            return made[-1]
-
-        multi = self.multis[location]
+        state = self.multis[location] or self.locations[location][0]
+        begun: Any = state.begin(Holding)
         try:
-            if multi is not None:
-                return tuple(await multi.acquire(make, timeout))
-            return (await self.locations[location][0].acquire(make, timeout),)
+            held: Any = await state.acquire(begun, timeout)
         except Cancelled as error:
-            if self.process.threads:
-                await self._take_back(location, made, error)
+            await self.process.finish(begun._each, partial(state.undo, begun, error), error)
             raise
-
-    async def _take_back(self, location: int, made: list[Holding], error: BaseException) -> None:
-        try:
-            for hold in reversed(made):
-                if hold._is_open:
-                    hold._keep_nothing()
-                    try:
-                        await self._release((hold,))
-                    except CaslockError as trouble:
-                        error.add_note(with_notes(trouble))
-        except GeneratorExit:
-            raise
-        except Cancelled:
-            await self._take_back_states(location, error)
-            raise
-        await self._take_back_states(location, error)
-
-    async def _take_back_states(self, location: int, error: BaseException) -> None:
-        for state in self.locations[location]:
-            await state.take_back(error)
+        state.committed[held] = None
+        return tuple(held) if isinstance(held, Holds) else (held,)
 
     async def _release(self, holds: tuple[Holding, ...]) -> None:
-        released = Holds(holds)._released if len(holds) > 1 else holds[0]._released
+        held = Holds(holds) if len(holds) > 1 else holds[0]
         try:
-            await released()
-        except Cancelled:
-            if self.process.threads:
-                for hold in reversed(holds):
-                    if hold._is_open:
-                        with suppress(CaslockError):
-                            await (self._release((hold,)) if len(holds) > 1 else hold._released())
+            await held._released()
+        except Cancelled as error:
+            await self.process.finish(held._each, held._released, error)
             raise
 
 

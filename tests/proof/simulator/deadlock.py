@@ -27,7 +27,10 @@ def deadlocked(run: Run) -> dict[Client, set[Client]]:
     """Return the clients that wait for each other, or for one that does, and for whom each of them waits."""
     owners = {attempt.hold_id: cast("Client", attempt.caller) for attempt in run.attempts() if not _is_lost(attempt)}
     waiting: dict[Client, set[Client]] = {}
+    finishing = {flow.client for flow in run.flows.values() if flow.finishes}
     for client in run.clients:
+        if client in finishing:  # it releases or withdraws something
+            continue
         renewers = {renewer for renewer in _kept_by(run, client, owners) if renewer.alive and renewer is not client}
         if renewers:
             waiting[client] = renewers

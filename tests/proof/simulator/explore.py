@@ -45,7 +45,6 @@ class Explored(NamedTuple):
     """With up to how many faults nothing was left to look at; -1: not even without any."""
 
     def __str__(self) -> str:
-        """Tell it."""
         return f"{self.states:,} states in {self.steps:,} steps and {self.runs:,} runs; all with {self.complete} faults"
 
 

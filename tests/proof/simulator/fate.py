@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.proof.simulator.runtime import Flow
 
 STRIKES: Final = 2
-"""How often a thread is interrupted in one call, at the most: in it, and in its clean-up."""
+"""How often a thread or task is interrupted in one call, at the most: in it, and as it waits for its clean-up."""
 
 _FAULTS: Final = {"get": ("lose", "slow", "refuse", "unsent"), "wait": ("late", "lose reply", "slow", "unsent")}
 _WRITE: Final = ("lose", "lose reply", "late", "twice", "slow", "refuse", "unsent")
@@ -36,7 +36,7 @@ def faults(flow: Flow) -> tuple[str, ...]:
     if flow.interruptible and flow.struck < STRIKES:
         found += ("cancel",)
         if not flow.client.process.threads:
-            found += ("abandon", "end") if flow.shielded and not flow.ended else ("abandon",)
+            found += ("abandon",)
     return found
 
 
@@ -44,10 +44,6 @@ def befall(run: Run, flow: Flow, what: str) -> None:
     """Let it happen."""
     if what == "cancel":
         _cancel(run, flow)
-    elif what == "end":
-        flow.ended, flow.doomed = True, flow.shielded - 1
-        flow.cancelled = flow.deferred = True
-        _strike(run, flow, "its event loop ends")
     elif what == "abandon":
         abandon(run, flow.client)
     elif isinstance(flow.waits, Lined):
@@ -66,25 +62,25 @@ def _go(run: Run, flow: Flow, asking: Asking, what: str = "go") -> None:
         until = flow.client.process.now() + request.timeout
         waiter = run.store.line_up(request.parts[0].key, run.now, until)
         if waiter is not None:
-            run.note(flow, "waits in line", asking, arrives=True)
+            run.note(flow, "waits in line", asking)
             flow.waits = Lined(asking, waiter)
             return
     answer = run.apply(request, flow.client)
     if what == "twice":  # the copy comes at once: nothing below repeats a request after its answer
         answer = run.apply(request, flow.client)
-    run.note(flow, "refused: full" if answer is None else what, asking, arrives=True, answer=answer)
+    run.note(flow, "refused: full" if answer is None else what, asking, answer=answer)
     _answer(run, flow, answer)
 
 
 def _slow(run: Run, flow: Flow, asking: Asking) -> None:
     answer = run.apply(asking.request, flow.client)
-    run.note(flow, "the reply is slow", asking, arrives=True)
+    run.note(flow, "the reply is slow", asking)
     flow.waits = Answered(asking, answer)
 
 
 def _lose_reply(run: Run, flow: Flow, asking: Asking) -> None:
     run.apply(asking.request, flow.client)
-    run.note(flow, "the reply is lost", asking, arrives=True)
+    run.note(flow, "the reply is lost", asking)
     _unanswered(run, flow)
 
 
@@ -100,7 +96,7 @@ def _lose(run: Run, flow: Flow, asking: Asking) -> None:
 
 
 def _refuse(run: Run, flow: Flow, asking: Asking) -> None:
-    run.note(flow, "refused", asking, arrives=True)
+    run.note(flow, "refused", asking)
     run.resume(flow, None, StoreError("refused"))
 
 
@@ -163,17 +159,8 @@ def _in_line(run: Run, flow: Flow, lined: Lined, what: str) -> None:
 
 
 def _cancel(run: Run, flow: Flow) -> None:
-    if flow.shielded and not flow.client.process.threads:  # it is cancelled when the work that it finishes is done
-        run.tell(flow.name, "cancelled, and notices it later")
-        flow.cancelled = flow.deferred = True
-        return
-    flow.struck += flow.client.process.threads
-    flow.spoiled += bool(flow.shielded)
-    _strike(run, flow, "interrupted" if flow.struck else "cancelled")
-
-
-def _strike(run: Run, flow: Flow, what: str) -> None:
-    run.tell(flow.name, what)
+    flow.struck += 1
+    run.tell(flow.name, "interrupted" if flow.client.process.threads else "cancelled")
     if isinstance(flow.waits, Lined):
         run.store.step_out(flow.waits.waiter)
     run.delay(flow)  # what it has sent may land, at once or later, or never

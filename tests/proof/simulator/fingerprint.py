@@ -21,11 +21,12 @@ from tenacity.wait import wait_base
 from caslock.errors import with_notes
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
-from caslock.local.multi import MultiState, _MultiAcquire
+from caslock.local.multi import MultiAcquire, MultiState
 from caslock.protocol.attempt import Attempt, Turn
 from caslock.protocol.contention import Contention
 from caslock.protocol.hand_over import HandOver
 from caslock.protocol.lease import Lease
+from caslock.protocol.life import State
 from caslock.protocol.observation import ObservingStore
 from caslock.protocol.record import Record
 from caslock.protocol.writes import Writes
@@ -170,9 +171,12 @@ class _Print:
     def hold(self, hold: Holding) -> None:
         self.reference(hold._attempt)
 
-    def several_keys(self, attempt: _MultiAcquire[Holding]) -> None:
+    def several_keys(self, attempt: MultiAcquire[Holding]) -> None:
         limit = None if attempt._timeout is None else attempt._began + attempt._timeout
-        self.several((attempt.attempts, attempt._holds, limit))
+        self.several((attempt._holds, limit))
+
+    def state(self, state: State) -> None:
+        self._out.append(state.name)
 
     def name(self, named: Client | Flow | NamedLockState | Runtime) -> None:
         self._out.append(named.name)
@@ -210,7 +214,12 @@ class _Print:
         # What it knows of holds that nothing else refers to has no effect on what happens next.
         known = {item for item in self._out if type(item) is str}
         self.several(
-            (sorted(known & judge.settled.keys()), sorted(known & judge.excused), sorted(known & judge.unsure))
+            (
+                sorted(known & judge.settled.keys()),
+                sorted(known & judge.excused),
+                sorted(known & judge.unsure),
+                sorted(known & judge.given_up),
+            )
         )
         self.several(
             (
@@ -230,8 +239,7 @@ class _Print:
                 self.several((lost, lease and (lease.entry.version, lease.record.holds)))
 
     def flow(self, flow: Flow) -> None:
-        self._out += (flow.name, flow.shielded, flow.cancelled, flow.deferred, flow.blind, flow.ended, flow.doomed)
-        self._out += (flow.struck, flow.spoiled)
+        self._out += (flow.name, flow.finishes, flow.undoes, len(flow.unfinished), flow.struck)
         self.wait(flow.waits)
         awaited: object = flow.coroutine
         while awaited is not None:
@@ -270,7 +278,7 @@ class _Print:
 _SEVERAL: Final = "several"
 _PLAIN: Final = frozenset({bool, int, str})
 _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
-    _MultiAcquire: _Print.several_keys,
+    MultiAcquire: _Print.several_keys,
     AsyncRetrying: _Print.nothing,
     Client: _Print.name,
     Attempt: _Print.reference,
@@ -292,6 +300,7 @@ _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
     RetryCallState: _Print.attempt,
     Run: _Print.nothing,
     Runtime: _Print.name,
+    State: _Print.state,
     Turn: _Print.fields,
     Writes: _Print.fields,
     bytes: _Print.bytes,

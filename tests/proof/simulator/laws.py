@@ -35,8 +35,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, cast
 
 from caslock.errors import LockLost, with_notes
+from caslock.protocol.life import State
 from caslock.protocol.record import decode
-from caslock.store import ABSENT
 from tests.proof.simulator.deadlock import deadlocked, forgotten
 from tests.proof.simulator.story import short
 
@@ -61,7 +61,6 @@ class Judge:
     """Watches one run."""
 
     def __init__(self, run: Run) -> None:
-        """Begin with nothing seen."""
         self._run = run
         self._trusts = run.plan.trusts_clocks
         self.settled: dict[str, tuple[str, str]] = {}  # by hold: its key, and why it must not have a record
@@ -69,6 +68,7 @@ class Judge:
         self.broken: dict[str, bool] = {}  # holds, and whether their client knew that it held
         self.succeeded: set[str] = set()
         self.unsure: set[str] = set()  # holds whose client was told that their request may still be applied
+        self.given_up: set[str] = set()  # holds whose acquire was undone
         self.excused: set[str] = set()  # holds that the store was allowed to forget
         self.fences: dict[str, dict[int, int]] = {}  # by key and tenure
         self.leaving: dict[
@@ -180,8 +180,9 @@ class Judge:
         self.holders.add(client)
         for hold in holds:
             attempt = hold._attempt
-            run.tell(client.name, f"holds {hold.key!r}, fence {short(hold.fence)}", hold)
-            if (attempt.hold_id in self.succeeded) != (len(attempt.levels) > 1):
+            run.tell(client.name, f"holds {hold.key!r}, fence {short(hold.fence)}")
+            again = len(attempt.levels) > 1
+            if (attempt.hold_id in self.succeeded) != again:
                 run.violate(f"{attempt.hold_id} succeeds for a second time")
             self.succeeded.add(attempt.hold_id)
             self._is_to_keep(client, hold)
@@ -215,24 +216,20 @@ class Judge:
         run = self._run
         flow = run.current
         self.unsure.update(attempt.hold_id for attempt in client.attempts if _tells(error, attempt))
-        unsure = (flow.deferred and flow.blind) or flow.spoiled > 1
-        sure = [] if unsure else [attempt for attempt in client.attempts if attempt.hold_id not in self.unsure]
+        sure = [] if flow.unfinished else [attempt for attempt in client.attempts if attempt.hold_id not in self.unsure]
         run.tell(client.name, f"{type(error).__name__}{'' if len(sure) == len(client.attempts) else ', unsure'}")
         for attempt in sure:
-            if not flow.deferred or self._kept_out(attempt):
+            if attempt.hold_id not in self.given_up:
                 self._settle(attempt.hold_id, attempt.key, f"{client.name} was told to have failed")
 
     def undone(self, attempt: Attempt, error: BaseException) -> None:
-        """Note what the error says that an acquire has ended with."""
+        """Note that an acquire has been undone, unless the error says that more of it may come."""
         if _tells(error, attempt):
             self.unsure.add(attempt.hold_id)
-
-    def _kept_out(self, attempt: Attempt) -> bool:
-        """Whether no late request of an attempt can land: else the error says so, unless a cancellation hides that."""
-        there, writes = self._run.store.entry(attempt.key, self._run.now), attempt.writes
-        if there is not None and writes.may_land(there.entry.version):
-            return False
-        return not writes.may_land(ABSENT) or (there is not None and there.record.free)
+        elif attempt.state is State.OVER:
+            self.given_up.add(attempt.hold_id)
+            client = cast("Client", attempt.caller)
+            self._settle(attempt.hold_id, attempt.key, f"{client.name} was told to have failed")
 
     def _settle(self, hold: str, key: str, why: str) -> None:
         if hold in self.excused:
@@ -249,7 +246,7 @@ class Judge:
             client.silent,
             [(bool(hold._attempt.lease.lost), run.store.observed(hold.key, run.now)) for hold in holds],
         )
-        run.tell(client.name, "releases", *holds)
+        run.tell(client.name, "releases")
 
     def left(
         self, client: Client, holds: Sequence[Holding], error: BaseException | None, *, again: bool = False
@@ -335,10 +332,10 @@ class Judge:
         """Note a release that begins."""
         self.releases[state.local_queue] = self.releases.get(state.local_queue, 0) + 1
 
-    def released(self, state: NamedLockState) -> None:
+    def released(self, state: NamedLockState, *, over: bool = True) -> None:
         """Check that the successor of a release that is over has learned the outcome."""
         self.releases[state.local_queue] -= 1
-        if self.releases[state.local_queue]:
+        if self.releases[state.local_queue] or not over:
             return
         for other in self._run.states:
             for attempt in other.attempts.values() if other.local_queue is state.local_queue else ():
@@ -351,7 +348,7 @@ class Judge:
         if found:
             for client, renewers in found.items():
                 names = " and ".join(sorted(renewer.name for renewer in renewers))
-                self._run.tell(client.name, f"waits for {names}", *client.holding)
+                self._run.tell(client.name, f"waits for {names}")
             self._run.violate("contenders wait for each other: nobody can move before a lease ends")
         attempt = forgotten(self._run)
         if attempt is not None:

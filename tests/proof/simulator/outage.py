@@ -59,7 +59,7 @@ def _land(run: Run, who: str) -> None:
     run.late.remove(late)
     answer = run.apply(late.request, late.client)
     sender = who.removeprefix("late ")
-    run.story.append(Step(run.now - START, sender, "lands late", late.request, late.row, arrives=True, answer=answer))
+    run.story.append(Step(run.now - START, sender, "lands late", late.request, answer))
 
 
 def forget_dead(run: Run) -> None:

@@ -21,17 +21,16 @@ CROWD_KEYS: Final = ("k", "l", "m", "n")
 FAULTS: Final = frozenset({
     "lose", "lose reply", "late", "twice", "slow", "refuse", "unsent",  # of a request
     "woken for nothing",  # of one that waits at the store
-    "cancel", "end", "race", "abandon", "kill", "stop", "stall", "restart", "full", "forget",
+    "cancel", "race", "abandon", "kill", "stop", "stall", "restart", "full", "forget",
 })  # fmt: skip
 """All that may go wrong.
 
 A request is lost, or its reply, or it is applied later (any later step within `PACKET_LIFE`), or twice, or its reply is
-slow; it is refused, or never leaves.  A program is cancelled (a thread: interrupted) at an await, and again in the
-clean-up after it; its event loop ends, which cancels even what is shielded from that; between two lines of a thread
-another one takes a step (``race``).  The event loop of a client is closed and its coroutines with it (``abandon``); a
-process is killed, or stopped for a while; time passes although something could happen (``stall``).  The store drops
-all connections (``restart``), refuses every put for a while, for want of memory (``full``), or drops all entries
-(``forget``).
+slow; it is refused, or never leaves.  A program is cancelled (a thread: interrupted) at an await, and again as it waits
+for the clean-up after that; between two lines of a thread another one takes a step (``race``).  The event loop of a
+client is closed and its coroutines with it (``abandon``); a process is killed, or stopped for a while; time passes
+although something could happen (``stall``).  The store drops all connections (``restart``), refuses every put for a
+while, for want of memory (``full``), or drops all entries (``forget``).
 """
 
 _UNANSWERED: Final = ("lose", "lose reply", "late", "slow")

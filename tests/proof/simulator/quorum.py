@@ -29,13 +29,12 @@ from tests.proof.simulator.runtime import Flow, Runtime
 from tests.proof.simulator.waits import NEVER, Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Sequence
 
     from tenacity.wait import WaitBaseT
 
     from caslock.local.hold import Holding
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.runtime import Runtime as ProtocolRuntime
     from caslock.store import Entry
     from tests.proof.simulator.client import Client
 
@@ -55,15 +54,12 @@ class Node(Runtime):
         self._number = number
 
     async def get(self, key: str) -> Entry | None:
-        """See `caslock.store.Store`."""
         return await super().get(self._own(key))
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `caslock.store.Store`."""
         return await super().put_if_version(self._own(key), value, version, ttl)
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `caslock.store.Store`."""
         return await super().invalidate(self._own(key), version)
 
     def watch(self, attempt: Attempt) -> None:
@@ -87,7 +83,6 @@ class NamedQuorumState(NamedLockState, QuorumState):
     def __init__(
         self, name: str, process: Runtime, plan: ClientPlan, nodes: Sequence[Node], poll: WaitBaseT | None
     ) -> None:
-        """Make the state of the QuorumLock object `name`."""
         self.name = name
         self.process = process
         self._breaking = False
@@ -98,21 +93,8 @@ class NamedQuorumState(NamedLockState, QuorumState):
             retry=Retry(*plan.retry),
             poll=poll,
         )
-        QuorumState.__init__(self, process, KEY, settings, nodes, _start)
+        QuorumState.__init__(self, process, KEY, settings, nodes)
         self.begun()
-
-
-def _start(node: ProtocolRuntime, work: Callable[[], Coroutine[object, object, None]]) -> None:
-    """Run it beside the caller."""
-    assert isinstance(node, Node)
-    run = node.run
-    client = run.current.client
-
-    async def go() -> None:
-        await Wait(node.now())
-        await work()
-
-    run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False))
 
 
 class QuorumJudge(Judge):
@@ -142,7 +124,7 @@ class QuorumJudge(Judge):
     def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
         """Note a success."""
         for hold in holds:
-            self._run.tell(client.name, "holds the lock", hold)
+            self._run.tell(client.name, "holds the lock")
             self.succeeded.add(hold._attempt.hold_id)
 
     def failed(self, client: Client, error: BaseException) -> None:
@@ -151,7 +133,8 @@ class QuorumJudge(Judge):
 
     def leaves(self, client: Client, holds: Sequence[Holding]) -> None:
         """Note that a release begins."""
-        self._run.tell(client.name, "releases", *holds)
+        del holds
+        self._run.tell(client.name, "releases")
 
     def left(
         self, client: Client, holds: Sequence[Holding], error: BaseException | None, *, again: bool = False
@@ -174,7 +157,6 @@ class QuorumRun(Run):
     """One simulated run of QuorumLocks."""
 
     def __init__(self, plan: Plan) -> None:
-        """Start every client's program."""
         self._nodes: dict[Runtime, list[Node]] = {}
         super().__init__(plan)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from tenacity import wait_fixed
 
-from caslock.errors import StoreError
 from caslock.protocol.writes import FREE_TTL
 from tests.proof.simulator.client import Client, NamedLockState
 from tests.proof.simulator.fate import befall, faults
@@ -28,7 +27,6 @@ from tests.proof.simulator.waits import NEVER, RUNS, START, Answered, Asking, Bl
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from caslock.local.hold import Holding
     from caslock.protocol.attempt import Attempt
     from caslock.store import Entry
 
@@ -44,7 +42,6 @@ class Late(NamedTuple):
     name: str
     request: Request
     client: Client
-    row: int
     dies: float
 
 
@@ -52,7 +49,6 @@ class Run:
     """One simulated run."""
 
     def __init__(self, plan: Plan) -> None:
-        """Start every client's program."""
         random.seed(plan.seed)  # tenacity's jitter
         self.plan = plan
         self.now = START
@@ -80,7 +76,6 @@ class Run:
         return Judge(self)
 
     def enter(self, plan: ClientPlan) -> None:
-        """Start a client."""
         process = self.processes[plan.process]
         states = [self._lock(plan, process, plan.lock, key) for key in plan.keys]
         others = []
@@ -113,7 +108,6 @@ class Run:
 
     @property
     def states(self) -> list[NamedLockState]:
-        """All Lock objects."""
         return list(self._locks.values())
 
     def attempts(self) -> Iterator[Attempt]:
@@ -121,21 +115,13 @@ class Run:
         for state in self._locks.values():
             yield from state.attempts.values()
 
-    def tell(self, who: str, what: str, *holds: Holding) -> None:
+    def tell(self, who: str, what: str) -> None:
         """Add to the story."""
-        self.story.append(Step(self.now - START, who, what, beliefs=tuple(hold._attempt.hold_id for hold in holds)))
+        self.story.append(Step(self.now - START, who, what))
 
-    def note(
-        self,
-        flow: Flow,
-        what: str,
-        asking: Asking,
-        *,
-        arrives: bool = False,
-        answer: Sequence[Entry | None] | None = None,
-    ) -> None:
+    def note(self, flow: Flow, what: str, asking: Asking, answer: Sequence[Entry | None] | None = None) -> None:
         """Add what happens to a request to the story."""
-        self.story.append(Step(self.now - START, flow.name, what, asking.request, flow.row, arrives, answer))
+        self.story.append(Step(self.now - START, flow.name, what, asking.request, answer))
 
     def violate(self, law: str) -> NoReturn:
         """End the run."""
@@ -144,7 +130,6 @@ class Run:
         raise self.violation
 
     def ready(self) -> list[Flow]:
-        """Who can go on."""
         now = self.now
         return [
             flow
@@ -155,7 +140,7 @@ class Run:
     @property
     def tense(self) -> bool:
         """Whether a client waits for a mutex or cleans up, where faults matter most."""
-        return any(type(flow.waits) is Blocked or flow.shielded for flow in self.flows.values())
+        return any(type(flow.waits) is Blocked or flow.finishes or flow.undoes for flow in self.flows.values())
 
     @property
     def over(self) -> bool:
@@ -233,7 +218,6 @@ class Run:
         return True
 
     def wait(self) -> None:
-        """Let time pass until something can happen."""
         if not self.moments():
             self.violate(f"{', '.join(self.flows)} will wait for ever")
         self.do("time", "1")
@@ -290,12 +274,9 @@ class Run:
     def resume(self, flow: Flow, answer: object, error: BaseException | None = None) -> None:
         """Let a coroutine go on."""
         self.current = flow
-        if flow.shielded and isinstance(error, StoreError):
-            flow.blind = True
         flow.waits = RUNS
         try:
             flow.waits = flow.coroutine.throw(error) if error else flow.coroutine.send(answer)
-            flow.row = len(self.story) - 1
         except StopIteration:
             del self.flows[flow.name]
         except Violation:
@@ -314,7 +295,7 @@ class Run:
         asking = flow.waits
         if isinstance(asking, Asking) and not isinstance(asking, Answered) and asking.request.verb != "get":
             name = f"late {flow.name} {asking.request.verb}"
-            self.late.append(Late(name, asking.request, flow.client, flow.row, self.now + PACKET_LIFE))
+            self.late.append(Late(name, asking.request, flow.client, self.now + PACKET_LIFE))
 
     def bury(self, flow: Flow) -> None:
         """Never resume a coroutine again, nor close it before the end."""

@@ -6,21 +6,23 @@ Clients of one process share its store object, and so its local queues.  Each pr
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, cast
 
+from caslock.local.finishing import finished, stop_renewals
 from caslock.local.shared import Shared
 from caslock.protocol.clean_up import CleanUp, run_clean_ups
 from caslock.protocol.observation import ObservingStore
 from caslock.protocol.sightings import Sightings
 from caslock.store import ABSENT, Put, Traits
 from tests.proof.simulator.store import Request
-from tests.proof.simulator.waits import NEVER, START, Asking, Blocked, Cancelled, Listening, Wait
+from tests.proof.simulator.waits import NEVER, START, Asking, Blocked, Listening, Wait
 from tests.support import protocol_functions as protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
+    from caslock.local.hold import Holding
     from caslock.protocol.attempt import Attempt
     from caslock.store import AsyncStore, Entry
     from tests.proof.simulator.client import Client
@@ -36,7 +38,6 @@ class Mutex:
     """A mutex whose waiting the scheduler sees."""
 
     def __init__(self) -> None:
-        """Begin as free."""
         self.taken = False
 
     def acquire(self, *, blocking: Literal[False]) -> bool:
@@ -46,17 +47,14 @@ class Mutex:
         return free
 
     def release(self) -> None:
-        """Give it back."""
         self.taken = False
 
     async def __aenter__(self) -> None:
-        """Wait."""
         while self.taken:
             await Blocked(self)
         self.taken = True
 
     async def __aexit__(self, *error: object) -> None:
-        """Give it back."""
         self.taken = False
 
 
@@ -64,7 +62,6 @@ class Event:
     """What a client waits for in a local queue."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Begin as not set."""
         self._runtime = runtime
         self._client = runtime.run.current.client
         self.flag = False
@@ -80,7 +77,6 @@ class Event:
         self.flag = False
 
     def set(self) -> None:
-        """Wake the waiter."""
         self.flag = True
 
 
@@ -93,20 +89,14 @@ class Flow:
     coroutine: Coroutine[Wait, object, object]
     waits: Wait
     interruptible: bool = True
-    shielded: int = 0  # levels of `finish` that it is in
-    cancelled: bool = False  # meanwhile
-    deferred: bool = False  # it was, in this call, so its error may say less than there is to say
-    blind: bool = False  # a request in there got no answer
-    ended: bool = False  # its event loop has, in this call
-    doomed: int = 0  # levels of `finish` that this has cancelled, too
-    struck: int = 0  # how often a thread was interrupted in this call
-    spoiled: int = 0  # and how often in a clean-up
-    row: int = 0  # of the story, where it went on last
+    finishes: bool = False  # what an interrupt or a cancellation has cut short
+    undoes: bool = False  # an acquire that has failed
+    unfinished: list[str] = field(default_factory=list)  # the flows that still finish what was cut short in this call
+    struck: int = 0  # how often it was interrupted, or cancelled, in this call
 
     def begin(self) -> None:
         """Begin a call of the library."""
-        self.deferred = self.blind = self.ended = False
-        self.doomed = self.struck = self.spoiled = 0
+        self.unfinished, self.struck = [], 0
 
 
 class Runtime:
@@ -144,30 +134,24 @@ class Runtime:
         return moment if self.rate == 1 else START + (moment - START) / self.rate + 1e-8
 
     async def get(self, key: str) -> Entry | None:
-        """See `caslock.store.Store`."""
         return (await _ask("get", Put(key, b"", ABSENT, 0.0)))[0]
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `caslock.store.Store`."""
         put = Put(key, value, version, ttl)
         self.run.judge.puts([put])
         return (await _ask("put", put))[0]
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `caslock.store.Store`."""
         return (await _ask("remove", Put(key, b"", version, 0.0)))[0]
 
     async def put_many(self, puts: Sequence[Put]) -> list[Entry | None]:
-        """See `caslock.store.BatchingStore`."""
         self.run.judge.puts(puts)
         return await _ask("put", *puts)
 
     async def invalidate_many(self, removals: Sequence[tuple[str, int]]) -> list[Entry | None]:
-        """See `caslock.store.BatchingStore`."""
         return await _ask("remove", *(Put(key, b"", version, 0.0) for key, version in removals))
 
     async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
-        """See `caslock.store.QueueingStore`."""
         return (await _ask("wait", Put(key, value, ABSENT, ttl), timeout=timeout))[0]
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
@@ -180,27 +164,25 @@ class Runtime:
         """Wait for a moment; a jitter is no choice, so the shortest sleeps are all alike."""
         await Wait(self.now() + (seconds if seconds > 0.02 else 0.01))
 
-    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` to its end: a task is cancelled afterwards, a thread is interrupted here as well.
+    async def finish(
+        self, holds: Sequence[Holding], work: Callable[[], Coroutine[object, object, object]], interrupt: BaseException
+    ) -> None:
+        """Run `work` in a flow that nothing interrupts, and wait for it, as each API does."""
+        flow, ended = self.run.current, Event(self)
+        stop_renewals(holds)
+        if not holds:
+            return
+        name, unfinished = flow.client.next_name(), flow.unfinished
 
-        The end of a task's loop strikes `work` too: then it is run once more.
-        """
-        flow = self.run.current
-        flow.shielded += 1
-        try:
-            await work()
-        except Cancelled:
-            if self.threads:
-                raise
-            await work()
-        finally:
-            flow.shielded -= 1
-        if 0 < flow.shielded <= flow.doomed:
-            flow.doomed = flow.shielded - 1
-            raise Cancelled
-        if flow.cancelled and not flow.shielded:
-            flow.cancelled = False
-            raise Cancelled
+        async def finish() -> None:
+            await Wait(self.now())
+            await finished(work, interrupt)
+            unfinished.remove(name)
+            ended.set()
+
+        unfinished.append(name)
+        self.run.start(Flow(name, flow.client, finish(), Wait(), interruptible=False, finishes=True))
+        await ended.wait(2 * self.traits.request_timeout)
 
     def in_background(self, settle: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run it as a flow of its own."""
@@ -211,6 +193,17 @@ class Runtime:
             await run_clean_ups(self, deque([CleanUp(settle, self.now() + seconds)]))
 
         self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False))
+
+    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run it as a flow of its own."""
+        client = self.run.current.client
+
+        async def go() -> None:
+            await Wait(self.now())
+            await work()
+
+        flow = Flow(client.next_name(), client, go(), Wait(), interruptible=False)
+        self.run.start(flow)
 
     def me(self) -> object:
         """Return the client that runs."""

@@ -25,20 +25,14 @@ class Step(NamedTuple):
     who: str
     what: str
     request: Request | None = None
-    sent: int = 0
-    """At which step of the story the request was sent."""
-    arrives: bool = False
     answer: Sequence[Entry | None] | None = None
     """What went back, and came; None: nothing did."""
-    beliefs: tuple[str, ...] = ()
-    """The holds that a client believes in from now on, or no longer."""
 
 
 class Violation(AssertionError):  # noqa: N818 - named by what it is
     """A law was broken; the text is the story that led to it."""
 
     def __init__(self, law: str, plan: Plan, choices: Sequence[Choice], story: Sequence[Step]) -> None:
-        """Return which, and how."""
         super().__init__(f"{law}\n{text(story)}")
         self.law = law
         self.plan = plan

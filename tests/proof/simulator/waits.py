@@ -31,11 +31,9 @@ class Wait:
         self.until = until
 
     def __await__(self) -> Generator[Wait, object, object]:
-        """Stop."""
         return (yield self)
 
     def ready(self, now: float) -> bool:
-        """Whether it can go on."""
         return self.until <= now
 
 
@@ -43,7 +41,6 @@ class _Running(Wait):
     """Stops at nothing."""
 
     def ready(self, now: float) -> bool:
-        """Whether it can go on: it does."""
         del now
         return False
 
@@ -58,12 +55,10 @@ class Asking(Wait):
     __slots__ = ("request",)
 
     def __init__(self, request: Request) -> None:
-        """Send `request`."""
         self.until = NEVER
         self.request = request
 
     def ready(self, now: float) -> bool:
-        """Whether it may arrive."""
         del now
         return True
 
@@ -74,7 +69,6 @@ class Answered(Asking):
     __slots__ = ("answer",)
 
     def __init__(self, asking: Asking, answer: Sequence[Entry | None] | None) -> None:
-        """Send `answer`."""
         super().__init__(asking.request)
         self.answer = answer
 
@@ -85,13 +79,11 @@ class Lined(Asking):
     __slots__ = ("waiter",)
 
     def __init__(self, asking: Asking, waiter: Waiter) -> None:
-        """Be `waiter`."""
         super().__init__(asking.request)
         self.until = waiter.until
         self.waiter = waiter
 
     def ready(self, now: float) -> bool:
-        """Whether it was woken, or waits no longer."""
         return self.waiter.woken or self.until <= now
 
 
@@ -101,12 +93,10 @@ class Listening(Wait):
     __slots__ = ("event",)
 
     def __init__(self, event: Event, until: float) -> None:
-        """Wait for `event`, at most until a moment."""
         self.until = until
         self.event = event
 
     def ready(self, now: float) -> bool:
-        """Whether it is set, or time is over."""
         return self.event.flag or self.until <= now
 
 
@@ -116,11 +106,9 @@ class Blocked(Wait):
     __slots__ = ("mutex",)
 
     def __init__(self, mutex: Mutex) -> None:
-        """Wait for `mutex`."""
         self.until = NEVER
         self.mutex = mutex
 
     def ready(self, now: float) -> bool:
-        """Whether it is free."""
         del now
         return not self.mutex.taken

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import sys
 import tempfile
@@ -85,28 +84,12 @@ def main() -> int:
     options = vars(parser.parse_args())
     store, (shortest, longest) = options.pop("store"), options.pop("ttl")
     plan = Plan(ttls=(shortest, longest), **options)
-    wrong = _wrong(plan)
-    if wrong:
-        parser.error(wrong)
     interrupts = Interrupts()
     try:
         with interrupts:
             return _run(replace(plan, url=store))
     except KeyboardInterrupt:
         return _say("interrupted; nothing is left behind", interrupts.exit_code)
-
-
-def _wrong(plan: Plan) -> str:
-    """Say what a plan can't mean, if anything."""
-    shortest, longest = plan.ttls
-    if not 0 < plan.seconds < math.inf:
-        return f"--seconds must be a number above 0, not {plan.seconds:g}"
-    if not 0 < shortest <= longest < math.inf:
-        return f"--ttl must be two numbers above 0, the shorter one first, not {shortest:g} {longest:g}"
-    for name in ("keys", "workers", "threads", "tasks"):
-        if getattr(plan, name) < 1:
-            return f"--{name} must be 1 at least, not {getattr(plan, name)}"
-    return ""
 
 
 def _run(plan: Plan) -> int:

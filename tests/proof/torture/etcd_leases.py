@@ -25,7 +25,6 @@ class LeasesBegunAnew:
     """Takes back each orphan that is explained by a restart, and reports those that outlast their new lease."""
 
     def __init__(self, judgement: Judgement, delays: Delays) -> None:
-        """Begin with no restart."""
         self._judgement, self._delays = judgement, delays
         self._restarting = False
         self._up = -math.inf
@@ -45,6 +44,8 @@ class LeasesBegunAnew:
             self._versions[event.key] = event.fence
             if self._before.get(event.key) == event.fence:
                 self._judge(event)
+            elif self._is_new_lease(event):  # what nobody has seen before the restart may have been there
+                self._excused.add((event.key, event.at))
 
     def end(self) -> None:
         """Take them back."""
@@ -53,9 +54,13 @@ class LeasesBegunAnew:
             each for each in violations if each.law != "orphaned record" or (each.key, each.at) not in self._excused
         ]
 
+    def _is_new_lease(self, event: Event) -> bool:
+        """Tell whether a lease that the restart has begun may last until then."""
+        return event.at <= self._up + event.until + SLACK + self._delays.lag(self._up)
+
     def _judge(self, event: Event) -> None:
         """Tell whether a record of before the restart may still be there."""
-        if event.at <= self._up + event.until + SLACK + self._delays.lag(self._up):
+        if self._is_new_lease(event):
             self._excused.add((event.key, event.at))
         else:
             del self._before[event.key]  # it is reported once

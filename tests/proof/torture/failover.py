@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import time
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import redis
 
 from caslock.verify.run import Action
+from tests.support.locations import until
 from tests.support.servers import HOST, REDIS, Process, absent, free_port, private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from caslock.verify.run import Run
@@ -28,25 +28,10 @@ OPTIONS = ("--save", "", "--repl-diskless-sync-delay", "0", "--repl-ping-replica
 SLOTS = 16384
 
 
-class Servers(Protocol):
-    """Redis servers that fail over."""
-
-    url: str
-
-    def primaries(self) -> list[Server]:
-        """Those that are primaries now, of those that answer."""
-
-    def replaced(self) -> bool:
-        """Tell whether another has taken the place of the one that was killed."""
-
-    def ready(self) -> bool:
-        """Tell whether each primary has its replica."""
-
-
 class TroubledPrimaries:
     """Stops and kills one primary after the other."""
 
-    def __init__(self, servers: Servers, every: float) -> None:
+    def __init__(self, servers: SixNodes | Watched, every: float) -> None:
         """`every` seconds one is stopped, and one is killed."""
         self._servers, self._every = servers, every
         self.kills = 0
@@ -72,14 +57,14 @@ class TroubledPrimaries:
         try:
             body(server).kill()
             self.kills += 1
-            until(self._servers.replaced)
+            assert until(self._servers.replaced)
         finally:
             body(server).start()
             server.wait()
             self._settle(run)
 
     def _settle(self, run: Run) -> None:
-        until(self._servers.ready)
+        assert until(self._servers.ready)
         run.note("thaw")
 
 
@@ -104,10 +89,10 @@ class SixNodes:
                 said(self._nodes[-1], "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             if number:
                 said(self._nodes[-1], "CLUSTER", "MEET", HOST, self._nodes[0].port, first)
-        until(lambda: all(_knows_all(node) for node in self._nodes))
+        assert until(lambda: all(_knows_all(node) for node in self._nodes))
         for primary, replica in zip(self._nodes[:3], self._nodes[3:], strict=True):
             said(replica, "CLUSTER", "REPLICATE", said(primary, "CLUSTER", "MYID").decode())
-        until(self.ready)
+        assert until(self.ready)
         places = ",".join(f"{HOST}:{node.port}" for node in self._nodes)
         self.url = f"redis+cluster://{places}?replicas=1&socket_timeout=1"
 
@@ -136,33 +121,34 @@ class Watched:
             (folder / name).mkdir()
         primary = stack.enter_context(private(REDIS, folder / "one", *OPTIONS))
         replica = stack.enter_context(private(REDIS, folder / "two", *OPTIONS, "--replicaof", HOST, str(primary.port)))
-        self._servers = primary, replica
-        self._port = free_port()
-        until(self.ready)
+        self.servers = primary, replica
+        self.port = free_port()
+        assert until(self.ready)
         settings = folder / "sentinel" / "sentinel.conf"
         settings.write_text(
-            f"port {self._port}\nbind {HOST}\nsentinel monitor main {HOST} {primary.port} 1\n"
+            f"port {self.port}\nbind {HOST}\nsentinel monitor main {HOST} {primary.port} 1\n"
             "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 2000\n"
         )
         sentinel = Process([shutil.which("redis-server") or "", str(settings), "--sentinel"], folder / "sentinel")
         stack.callback(sentinel.remove)
         sentinel.start()
-        until(lambda: self._asked("SENTINEL", "REPLICAS", "main"))
-        self.url = f"redis+sentinel://{HOST}:{self._port}/main?replicas=1&socket_timeout=1"
+        assert until(lambda: self.asked("SENTINEL", "REPLICAS", "main"))
+        self.url = f"redis+sentinel://{HOST}:{self.port}/main?replicas=1&socket_timeout=1"
 
-    def _asked(self, *command: str) -> Any:  # noqa: ANN401 - as redis-py answers
-        client: Any = redis.Redis(host=HOST, port=self._port, socket_timeout=1)
+    def asked(self, *command: str) -> Any:  # noqa: ANN401 - as redis-py answers
+        """Ask the Sentinel; None: it does not answer, or refuses."""
+        client: Any = redis.Redis(host=HOST, port=self.port, socket_timeout=1)
         with client, contextlib.suppress(redis.RedisError):
             return client.execute_command(*command)
         return None
 
     def _current(self) -> int:
-        place = self._asked("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")
+        place = self.asked("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")
         return int(place[1]) if place else 0
 
     def primaries(self) -> list[Server]:
         """The one that is primary now, if it answers."""
-        return [each for each in self._servers if _role(each)[0] == b"master" and each.port == self._current()]
+        return [each for each in self.servers if _role(each)[0] == b"master" and each.port == self._current()]
 
     def replaced(self) -> bool:
         """Tell whether the other has taken the place of the one that was killed."""
@@ -170,21 +156,12 @@ class Watched:
 
     def ready(self) -> bool:
         """Tell whether the primary has its replica; have it follow, as Sentinel would after ten seconds."""
-        roles = [_role(each) for each in self._servers]
+        roles = [_role(each) for each in self.servers]
         for current in self.primaries():
-            for each, role in zip(self._servers, roles, strict=True):
+            for each, role in zip(self.servers, roles, strict=True):
                 if each is not current and role[0] == b"master":
                     said(each, "REPLICAOF", HOST, current.port)
         return sorted(role[0] for role in roles) == [b"master", b"slave"] and all(map(_follows, roles))
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Return as soon as the condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError("it never came true")
-        time.sleep(0.02)
 
 
 def body(server: Server) -> Process:

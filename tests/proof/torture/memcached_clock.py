@@ -29,7 +29,6 @@ class ShortenedLeases:
     """Notes in each tenure by how much its lease may have been shortened."""
 
     def __init__(self, judgement: Judgement, _delays: Delays) -> None:
-        """Begin with no stop."""
         self._judgement = judgement
         self._began: float | None = None
         self._stops: list[tuple[float, float]] = []  # from when to when

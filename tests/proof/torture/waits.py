@@ -47,7 +47,6 @@ class Waits:
     """Who waits, and what is at the store, as the events go by."""
 
     def __init__(self, judgement: Judgement, delays: Delays) -> None:
-        """Begin with nobody."""
         self._judgement, self._delays = judgement, delays
         self._waiters = dict[str, Waiter]()  # by client
         self._waiting = dict[tuple[str, str], Waiter]()  # by key and owner

@@ -93,7 +93,7 @@ async def _busy(herd: Herd, process: Process, waits: list[float]) -> None:
     await pause(herd.timeline, random.uniform(0, ARRIVAL))
     while herd.timeline.now < herd.ends:
         began = herd.timeline.now
-        hold = await state.acquire(Holding, None)
+        hold = await state.acquire(state.begin(Holding), None)
         waits.append(herd.timeline.now - began)
         await pause(herd.timeline, random.choice(BODIES))
         await hold._released()
@@ -118,7 +118,7 @@ async def _waiter(herd: Herd, process: Process) -> None:
     await pause(herd.timeline, random.uniform(0, ARRIVAL))
     for _ in range(TURNS):
         herd.ask()
-        hold = await state.acquire(Holding, None)
+        hold = await state.acquire(state.begin(Holding), None)
         await herd.hold()
         await hold._released()
 

@@ -17,7 +17,7 @@ from caslock.protocol.sightings import Sightings
 from caslock.store import ABSENT, WOKEN, Entry, Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
+    from collections.abc import Callable, Coroutine, Generator
 
     from caslock.protocol.attempt import Attempt
 
@@ -240,6 +240,10 @@ class Process:
         """Nothing is left for later by a server that always answers."""
         raise AssertionError(settle, seconds)
 
+    def start(self, work: Callable[[], object]) -> None:
+        """Nothing runs beside an acquire or a release of one key."""
+        raise AssertionError(work)
+
     async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `caslock.store.QueueingStore`."""
         del key
@@ -257,10 +261,6 @@ class Process:
     async def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
         await pause(self._timeline, seconds)
-
-    async def shielded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Nothing is cancelled here."""
-        await work()
 
     def me(self) -> object:
         """Which thread runs."""

@@ -39,8 +39,8 @@ do
       local name = string.upper(given[i])
       if not known[name] then refuse('ERR syntax error: the TairString emulator has no option ' .. name) end
       if found[name] then refuse(SYNTAX) end
-      found[name] = known[name] == 'flag' or given[i + 1] or refuse(SYNTAX)
-      i = i + (known[name] == 'flag' and 1 or 2)
+      found[name] = given[i + 1] or refuse(SYNTAX)
+      i = i + 2
     end
     if found.PX and (not string.match(found.PX, '^%d+$') or tonumber(found.PX) == 0) then refuse(SYNTAX) end
     return found
@@ -56,12 +56,10 @@ do
   function emulated.EXSET(key, value, ...)
     if not value then refuse("ERR wrong number of arguments for 'exset' command") end
     demand_memory(key)
-    local given = options({ ... }, { PX = 'value', ABS = 'value', NX = 'flag', WITHVERSION = 'flag' })
+    local given = options({ ... }, { PX = true, ABS = true })
     if given.ABS then natural(given.ABS, SYNTAX) end
-    local there, version = read(key)
-    if given.NX and there then return false end
+    local _, version = read(key)
     write(key, value, given.ABS or string.format('%.0f', (version or 0) + 1), given.PX)
-    if given.WITHVERSION then return tonumber(given.ABS or (version or 0) + 1) end
     return { ok = 'OK' }
   end
 
@@ -77,7 +75,7 @@ do
     if not expected then refuse("ERR wrong number of arguments for 'excas' command") end
     demand_memory(key)
     if EXCAS_WITHOUT_PX and ... then refuse(SYNTAX) end
-    local given = options({ ... }, { PX = 'value' })
+    local given = options({ ... }, { PX = true })
     if not string.match(expected, '^-?%d+$') then refuse(NO_INTEGER) end
     natural(expected, SYNTAX)
     local there, version = read(key)

@@ -1,0 +1,110 @@
+"""Stores that are right, or broken in the ways that broke locks in the field: workers of torture make them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from caslock.local.multi import MultiAcquire
+from caslock.stores.sqlite import SQLiteStore
+from caslock.verify.plan import SEVERAL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from caslock import Entry
+    from caslock.store import Put, Removal
+
+
+class Plain(SQLiteStore):
+    """Is right, and keeps its locks in the file that the test names."""
+
+    def __init__(self) -> None:
+        super().__init__(os.environ["CASLOCK_BROKEN_DB"])
+
+
+class LooksThenRemoves(Plain):
+    """Removes in two requests: it looks whether it is still its own, and then removes whatever is there."""
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        observed = self.get(key)
+        if observed is None or observed.version != version:
+            return observed
+        time.sleep(random.uniform(0, 0.2))
+        observed = self.get(key)
+        return None if observed is None else super().invalidate(key, observed.version)
+
+
+class EndsLeasesEarly(Plain):
+    """Rounds a lease down."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return super().put_if_version(key, value, version, 0.6 * ttl)
+
+
+class NeverEndsLeases(Plain):
+    """Forgets the ttl."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return super().put_if_version(key, value, version, 3600 + ttl)
+
+
+class KeepsSeveral(Plain):
+    """Never ends the leases of MultiLocks, and says of each of their releases that it has removed the record."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return super().put_if_version(key, value, version, 3600 if SEVERAL in key else ttl)
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        return None if SEVERAL in key else super().invalidate(key, version)
+
+    def put_many(self, puts: Sequence[Put]) -> None:  # type: ignore[override] # BatchingStore allows None
+        """Nothing travels together."""
+
+    def invalidate_many(self, removals: Sequence[Removal]) -> None:  # type: ignore[override] # as above
+        """Nothing travels together."""
+
+
+class FencesByChance(Plain):
+    """Its versions don't grow, though it says so: they are its own, with a random number before them."""
+
+    def _before(self, entry: Entry | None) -> Entry | None:
+        dice = random.Random(entry.version if entry else 0)
+        return entry and entry._replace(version=entry.version + (dice.randrange(1 << 20) << 60))
+
+    def get(self, key: str) -> Entry | None:
+        return self._before(super().get(key))
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        return self._before(super().put_if_version(key, value, version & ((1 << 60) - 1), ttl))
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        return self._before(super().invalidate(key, version & ((1 << 60) - 1)))
+
+
+class Hangs(Plain):
+    """Gives no worker an answer, ever."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        threading.Event().wait()
+        return super().put_if_version(key, value, version, ttl)
+
+
+class Stops(Plain):
+    """Stops the worker that asks it."""
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return super().put_if_version(key, value, version, ttl)
+
+
+def queues_for_every_key_first() -> Plain:
+    """Make one that is not broken, and have this worker's MultiLocks queue for every key before they wait for one."""
+    from tests.proof.test_simulate_bites import take_every_turn_first  # noqa: PLC0415 - it takes long
+
+    MultiAcquire.acquire = take_every_turn_first  # type: ignore[assignment, method-assign] # a mutant
+    return Plain()

@@ -1,0 +1,261 @@
+"""What several stores are asked alike, against their real servers, and the contract does not ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import pytest
+
+from caslock import StoreUnavailable
+from caslock.store import ABSENT, Entry
+from caslock.testing.proxy import PASS, FaultProxy, Passage
+from caslock.testing.steps import timed
+from caslock.testing.stopwatch import Stopwatch
+from tests.stores.opening import KINDS, PING, Opening, expect_requests, opening, put, until_put
+from tests.support.locations import fresh, until
+from tests.support.servers import HOST, Server, private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from caslock import Store
+    from caslock.store import WatchingStore
+
+
+class Served(NamedTuple):
+    """A server of one kind, and how to make stores of one API on it."""
+
+    kind: str
+    server: Server
+    api: Opening
+
+    def open(self, port: int | None = None, **settings: float) -> Store:
+        """Make a store, which goes through a proxy on this port if one is given."""
+        url = self.server.url.replace(f":{self.server.port}", f":{port or self.server.port}")
+        return self.api.open(url, **({"timeout": 20} | settings))
+
+    def proxied(self) -> FaultProxy:
+        """Make a proxy of the server."""
+        return FaultProxy(self.server.host, self.server.port)
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """Give the shared server of the kind that the test names, with one API."""
+    kind, name = request.param.split("-")
+    kinds = KINDS[kind]
+    with opening(kinds[name == "asyncio"], blocking=name == "blocking") as api:
+        yield Served(kind, request.getfixturevalue(f"{kind}_server"), api)
+
+
+def with_each(*kinds: str, apis: tuple[str, ...] = ("blocking", "asyncio")) -> pytest.MarkDecorator:
+    """Run a test with each of these servers, by each API."""
+    return pytest.mark.parametrize("served", [f"{kind}-{api}" for kind in kinds for api in apis], indirect=True)
+
+
+COUNTS: dict[str, tuple[int, Callable[[bytes], bool]]] = {
+    "dynamodb": (1, lambda request: request.startswith(b"POST ")),
+    "hazelcast": (2, lambda request: len(request) > PING),
+    "zookeeper": (1, lambda _: True),
+}
+"""How many requests it takes to write over an entry, and what a request is."""
+
+
+@with_each(*COUNTS, apis=("blocking",))
+def test_an_uncontended_cycle_is_two_requests(served: Served) -> None:
+    """To acquire is one request, and to release is one, also where the key was used before."""
+    with served.proxied() as proxy:
+        store, key = served.open(proxy.port), fresh()
+        put(store, fresh())  # which may have to make the place of all keys
+        renewal, counts = COUNTS[served.kind]
+        for _ in range(2):
+            version = expect_requests(1, proxy, lambda: put(store, key), counts).version
+            renew = partial(put, store, key, b"2", version)
+            version = expect_requests(renewal, proxy, renew, counts).version
+            assert expect_requests(1, proxy, partial(store.invalidate, key, version), counts) is None
+
+
+@with_each("etcd", "nats")
+def test_a_removal_is_one_although_the_key_is_taken_at_once(served: Served) -> None:
+    """Whoever removes its own entry is told so, even if another has put one before the look that follows."""
+    key = fresh()
+    removed = list[object]()
+
+    def contend(mine: Store) -> None:
+        while len(removed) < 200:
+            value = fresh().encode()
+            entry = mine.put_if_version(key, value, ABSENT, 30)
+            if entry is not None and entry.value == value:
+                removed.append(mine.invalidate(key, entry.version))
+
+    stores = [served.open() for _ in range(4)]
+    with ThreadPoolExecutor(len(stores)) as threads:
+        list(threads.map(contend, stores))
+    assert set(removed) == {None}
+
+
+@with_each("etcd", "nats")
+def test_a_packet_that_comes_twice_is_applied_once(served: Served) -> None:
+    """Whichever copy is first, the put has succeeded, and its version is the one that is there."""
+    with served.proxied() as proxy:
+        through = served.open(proxy.port)
+        through.get(fresh())
+        proxy.decide = lambda _: Passage("duplicate")
+        for _ in range(20):
+            key = fresh()
+            entry = put(through, key)
+            assert proxy.settle(5)
+            assert through.get(key) == entry
+            assert through.invalidate(key, entry.version) is None
+            assert proxy.settle(5)
+            assert through.get(key) is None
+
+
+@with_each("etcd", "nats")
+def test_more_waiters_than_connections_are_told_to_sleep(served: Served) -> None:
+    """32 of a process wait at a time: the next one is told at once; the others end with the change."""
+    store = served.open()
+    key, watching = fresh(), cast("WatchingStore", store)
+    entry = put(store, key)
+
+    def wait() -> None:
+        while True:
+            with contextlib.suppress(StoreUnavailable):  # `refused` had the last place for a moment
+                return watching.wait_while(key, entry.version, 20)
+
+    def refused() -> bool:
+        try:
+            watching.wait_while(key, entry.version, 0.01)
+        except StoreUnavailable as error:
+            return not error.sent and "another waiter" in str(error)
+        return False
+
+    waits = [timed(wait) for _ in range(32)]
+    assert until(refused)
+    store.invalidate(key, entry.version)
+    assert max(wait.result(50)[0] for wait in waits) < 15
+    watching.wait_while(key, entry.version, 0.1)
+
+
+@with_each("dynamodb", "etcd", "hazelcast", "mysql", "nats", "postgresql", apis=("asyncio",))
+def test_a_store_for_asyncio_serves_every_loop(served: Served) -> None:
+    """Each loop, one after the other, has connections of its own, which are closed before the loop ends."""
+    with served.proxied() as proxy:
+        url = served.server.url.replace(f":{served.server.port}", f":{proxy.port}")
+        store, key = KINDS[served.kind][1](url, timeout=20), fresh()
+
+        async def write() -> Entry | None:
+            entry: Entry | None = await store.put_if_version(key, b"v", ABSENT, 30)
+            return entry
+
+        entries = set[Entry | None]()
+        for number in range(1, 4):
+            entries.add(asyncio.run(write()))
+            assert proxy.accepted >= number
+            assert until(lambda: not proxy.connections)
+        assert len(entries) == 1
+
+
+@pytest.mark.parametrize("served", ["dynamodb-blocking", "dynamodb-asyncio", "hazelcast-blocking"], indirect=True)
+def test_a_store_is_closed_while_others_use_it(served: Served) -> None:
+    """Requests that are under way get their answers, and neither they nor later ones leave a connection open."""
+    with served.proxied() as proxy:
+        store, key, held = served.open(proxy.port), fresh(), list[bytes]()
+        entry = put(store, key)
+
+        def hold(request: bytes) -> Passage:
+            held.append(request)
+            return Passage("hold reply", 0.3)
+
+        proxy.decide = hold
+        with ThreadPoolExecutor(4) as threads:
+            gets = [threads.submit(store.get, key) for _ in range(4)]
+            assert until(lambda: held)
+            cast("Any", store).close()
+            assert {get.result(50) for get in gets} == {entry}
+        proxy.decide = lambda _: PASS
+        cast("Any", store).close()
+        assert until(lambda: not proxy.connections)
+        if served.api.blocking:  # a loop has a connection until it ends
+            assert store.get(key) == entry
+            assert until(lambda: not proxy.connections)
+
+
+@pytest.mark.long
+@with_each("etcd", "mysql", "nats", "postgresql")
+def test_a_frozen_server_hangs_nobody(served: Served, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """While the server is stopped, verbs and waits on open and on new connections end in time; then all go on."""
+    with (
+        contextlib.nullcontext(served.server)  # which nobody else uses now
+        if served.server.body
+        else private(served.server.kind, tmp_path_factory.mktemp("frozen")) as server
+    ):
+        here = served._replace(server=server)
+        patience = 1.0 if "sql" in served.kind else 0.5  # to connect takes several requests
+        store, new = here.open(timeout=patience), here.open(timeout=patience)
+        key = fresh()
+        entry = until_put(store, key)
+        server.pause()
+        try:
+            for each, sent in ((store, True), (new, False), (store, False)):
+                with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
+                    each.get(key)
+                assert watch.seconds <= each.traits.request_timeout
+                assert caught.value.sent is sent
+            if hasattr(new, "wait_while"):
+                with Stopwatch() as watch, pytest.raises(StoreUnavailable):
+                    new.wait_while(key, entry.version, 20)
+                assert watch.seconds <= new.traits.request_timeout
+        finally:
+            server.resume()
+        assert until_put(store, key) == until_put(new, key) == entry
+
+
+GREETINGS = {
+    "etcd": b'HTTP/1.1 200 OK\r\nContent-Length: 24\r\n\r\n{"etcdserver": "3.4.23"}',
+    "nats": b'INFO {"server_id": "N", "version": "2.11.0", "jetstream": true}\r\n',
+}
+
+
+@pytest.mark.parametrize("greets", [True, False])
+@pytest.mark.parametrize("kind", GREETINGS)
+@pytest.mark.parametrize("name", ["blocking", "asyncio"])
+def test_an_answer_that_trickles_is_given_up_in_time(kind: str, name: str, *, greets: bool) -> None:
+    """A byte every tenth of a second keeps no verb waiting beyond its timeout, also after a good greeting."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=trickle, args=(listener.accept()[0],), daemon=True).start()
+
+    def trickle(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            if greets:
+                if kind == "etcd":
+                    connection.recv(9999)
+                connection.sendall(GREETINGS[kind])
+            if greets or kind == "etcd":
+                connection.recv(9999)
+            slow = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" if kind == "etcd" else b'INFO {"server_id": "'
+            for byte in slow + b" " * 1000:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.1)
+
+    with (
+        socket.create_server((HOST, 0)) as listener,
+        opening(KINDS[kind][name == "asyncio"], blocking=name == "blocking") as api,
+    ):
+        threading.Thread(target=serve, daemon=True).start()
+        store = api.open(f"{kind}://{HOST}:{listener.getsockname()[1]}", timeout=0.5)
+        with Stopwatch() as watch, pytest.raises(StoreUnavailable) as caught:
+            store.put_if_version("k", b"v", ABSENT, 1)
+        assert watch.seconds <= store.traits.request_timeout
+        assert caught.value.sent is (greets and kind == "etcd")
+        listener.close()

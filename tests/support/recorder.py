@@ -1,0 +1,26 @@
+"""An observer that keeps what it is told."""
+
+from __future__ import annotations
+
+from caslock import LockEvent, Observer
+
+
+class Recorder(Observer):
+    """Notes all events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, LockEvent]] = []
+
+    def note(self, name: str, event: LockEvent) -> None:
+        """Keep it."""
+        self.events.append((name, event))
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("waited", "acquired", "busy", "renewed", "renewal_failed", "lost", "released"):
+            return lambda event: self.note(name, event)
+        return super().__getattribute__(name)
+
+    @property
+    def names(self) -> list[str]:
+        """What has happened."""
+        return [name for name, _ in self.events]
