@@ -272,7 +272,10 @@ def _versions(mine: Store, theirs: Store, key: str) -> list[int]:
 
 
 def _contend(clients: Clients, version: int, before: Callable[[Store], None] = lambda _: None) -> Entry:
-    """Let fifty put at `version` at the same moment; check that all answers are one entry, and give it."""
+    """Let fifty put at `version` at the same moment; check that all are told who has won, and give the entry.
+
+    The winner is told its version; others may have seen an earlier one, as a slow put may be made once more.
+    """
     mine, theirs, key = clients
 
     def contend(number: int) -> Entry | None:
@@ -282,6 +285,8 @@ def _contend(clients: Clients, version: int, before: Callable[[Store], None] = l
 
     answers = at_once(contend)
 
-    assert answers[0] is not None
-    assert set(answers) == {mine.get(key)}
-    return answers[0]
+    entry = mine.get(key)
+    assert entry is not None
+    assert {answer and answer.value for answer in answers} == {entry.value}
+    assert answers[int(entry.value)] == entry
+    return entry
