@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     from caslock.store import AsyncStore, Store
     from tests.support.servers import Server
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")]
 
 
 QUICK = 1.0
