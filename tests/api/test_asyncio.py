@@ -241,12 +241,12 @@ def test_a_plain_store_serves_from_worker_threads(location: Place) -> None:
     plain.get("warm")  # a new memcached asks for seconds
 
     async def main() -> None:
-        lock = AsyncLock(plain, fresh(), ttl=3)
+        lock = AsyncLock(plain, fresh(), ttl=9)
         async with lock as hold, lock as again:
             assert again.fence == hold.fence
             assert Lock(plain, lock.key).acquire(timeout=0) is None
             await renewed(hold)
-            await hold.extend(5)
+            await hold.extend(50)
             assert await lock.locked()
         assert observed(plain, lock.key) is None
 
@@ -455,7 +455,7 @@ def test_a_foreign_cancellation_at_the_moment_of_the_loss_stays_one(memory: Memo
     """When the loss and somebody else cancel a block together, it is cancelled: LockLost hides no cancellation."""
 
     async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh(), ttl=0.2)
+        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
         inside = asyncio.Event()
 
         async def work() -> None:
@@ -468,7 +468,7 @@ def test_a_foreign_cancellation_at_the_moment_of_the_loss_stays_one(memory: Memo
 
         task = asyncio.create_task(work())
         await inside.wait()
-        Lock(memory, lock.key).force_release()
+        await lock.force_release()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert task.cancelled()
@@ -495,11 +495,11 @@ def test_loss_within_timeouts_is_lock_lost(memory: MemoryStore, where: str) -> N
     """Timeouts around and inside that have not expired don't change it: the loss surfaces as LockLost."""
 
     async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh(), ttl=0.2)
+        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
 
         async def body() -> None:
             async with lock:
-                Lock(memory, lock.key).force_release()
+                await lock.force_release()
                 async with asyncio.timeout(None if where == "around" else 20):
                     await asyncio.sleep(20)
 
@@ -515,10 +515,10 @@ def test_a_block_that_swallows_the_cancellation_still_learns_of_the_loss(memory:
     """A block that goes on after its cancellation ends in LockLost, and no cancellation is left over."""
 
     async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh(), ttl=0.2)
+        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
         with pytest.raises(LockLost, match=lock.key):
             async with lock:
-                Lock(memory, lock.key).force_release()
+                await lock.force_release()
                 with pytest.raises(asyncio.CancelledError):
                     await asyncio.sleep(20)
                 await asyncio.sleep(0)
@@ -532,10 +532,10 @@ def test_the_error_of_the_block_is_never_masked(memory: MemoryStore) -> None:
     """A block that answers its cancellation with an error of its own leaves by that, with a note of the loss."""
 
     async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh(), ttl=0.2)
+        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
         with pytest.raises(KeyError) as caught:
             async with lock:
-                Lock(memory, lock.key).force_release()
+                await lock.force_release()
                 try:
                     await asyncio.sleep(20)
                 except asyncio.CancelledError:
@@ -551,11 +551,11 @@ def test_loss_in_nested_blocks(memory: MemoryStore) -> None:
 
     async def main(lost: tuple[int, ...]) -> None:
         store = AsyncMemoryStore(memory)
-        locks = [AsyncLock(store, fresh(), ttl=0.2) for _ in range(2)]
+        locks = [AsyncLock(store, fresh()) for _ in range(2)]
         with pytest.raises(LockLost) as caught:
             async with locks[0], locks[1]:
                 for number in lost:
-                    Lock(memory, locks[number].key).force_release()
+                    await locks[number].force_release()
                 await asyncio.sleep(20)
         assert any(locks[number].key in str(caught.value) for number in lost)
         assert not_cancelling()
@@ -569,10 +569,10 @@ def test_loss_in_a_re_entered_block(memory: MemoryStore) -> None:
     """A task that has entered one lock twice and loses it ends in LockLost outside, with no cancellation left over."""
 
     async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh(), ttl=0.2)
+        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
         with pytest.raises(LockLost, match=lock.key):
             async with lock, lock:
-                Lock(memory, lock.key).force_release()
+                await lock.force_release()
                 await asyncio.sleep(20)
         assert not_cancelling()
         await (await held(lock)).release()
@@ -584,10 +584,10 @@ def test_a_task_group_inside_the_block_is_cancelled_with_it(memory: MemoryStore)
     """Loss ends a TaskGroup inside the block: its tasks are cancelled, and LockLost surfaces."""
 
     async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh(), ttl=0.2)
+        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
         with pytest.raises(LockLost, match=lock.key):
             async with lock:
-                Lock(memory, lock.key).force_release()
+                await lock.force_release()
                 async with asyncio.TaskGroup() as group:
                     children = [group.create_task(asyncio.sleep(20)) for _ in range(3)]
         assert all(child.cancelled() for child in children)
@@ -608,11 +608,11 @@ def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
 
     async def main() -> None:
         store = AsyncMemoryStore(memory)
-        doomed = AsyncLock(store, key, ttl=3, on_lost=fail)
-        async with AsyncLock(store, fresh(), ttl=3) as other:
+        doomed = AsyncLock(store, key, on_lost=fail)
+        async with AsyncLock(store, fresh(), ttl=9) as other:
             with pytest.raises(LockLost):
                 async with doomed:
-                    Lock(memory, doomed.key).force_release()
+                    await doomed.force_release()
                     await asyncio.sleep(20)
             await renewed(other)
 
@@ -630,13 +630,14 @@ def test_loss_that_another_task_notices_first_cancels_the_block(memory: MemorySt
     calls: list[object] = []
 
     async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh(), ttl=0.2, on_lost=calls.append)
+        lock = AsyncLock(AsyncMemoryStore(memory), fresh(), on_lost=calls.append)
         inside: asyncio.Future[AsyncHold] = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
             async with lock as hold:
                 inside.set_result(hold)
-                await asyncio.sleep(0.6)
+                await asyncio.sleep(20)
+                pytest.fail("the body ran on to its end")
 
         task = asyncio.create_task(work())
         hold = await inside
@@ -648,10 +649,8 @@ def test_loss_that_another_task_notices_first_cancels_the_block(memory: MemorySt
             hold._attempt.lease.deadline = 0.0  # it has just passed
             with pytest.raises(LockLost):
                 hold.ensure_held()
-        began = asyncio.get_running_loop().time()
         with pytest.raises(LockLost):
             await task
-        assert asyncio.get_running_loop().time() - began < 0.5, "the body ran on to its end"
         assert len(calls) == 1
 
     asyncio.run(main())
@@ -712,7 +711,7 @@ def test_a_loss_that_the_block_has_seen_is_raised_at_its_exit() -> None:
 def test_a_loop_that_was_closed_during_a_renewal_keeps_no_release_waiting(keys: list[str]) -> None:
     """Given holds of a loop that was closed while it renewed them, they can be released in another loop."""
     store, loop, renewing = AsyncFaultyStore(AsyncMemoryStore()), asyncio.new_event_loop(), list[bool]()
-    holds = loop.run_until_complete(AsyncMultiLock(store, keys, ttl=3).acquire())
+    holds = loop.run_until_complete(AsyncMultiLock(store, keys, ttl=9).acquire())
 
     async def hang() -> None:
         renewing.append(True)
@@ -728,7 +727,7 @@ def test_a_loop_that_was_closed_during_a_renewal_keeps_no_release_waiting(keys: 
 
     async def leave() -> None:
         assert holds is not None
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             await holds.release()
 
     asyncio.run(leave())

@@ -310,11 +310,11 @@ def test_async_loss_of_one_cancels_the_block(memory: MemoryStore) -> None:
     told: list[str] = []
 
     async def main() -> None:
-        lock = AsyncMultiLock(AsyncMemoryStore(memory), keys, ttl=0.3, on_lost=lambda hold: told.append(hold.key))
+        lock = AsyncMultiLock(store := AsyncMemoryStore(memory), keys, on_lost=lambda hold: told.append(hold.key))
 
         async def work() -> None:
             async with lock:
-                Lock(memory, keys[1]).force_release()
+                await AsyncLock(store, keys[1]).force_release()
                 await asyncio.sleep(20)
 
         with pytest.raises(LockLost, match=keys[1]):

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from caslock.store import Put
 
 
-LEASE, EXTENDED = 1.2, 2.4
+LEASE, EXTENDED = 9.0, 18.0
 """Seconds of a lease, and of its extension."""
 
 
+@pytest.mark.long
 def test_an_extension_under_way_is_not_undone_by_a_renewal_that_comes_due() -> None:
     """A renewal that comes due while extend() has no answer yet is left out, and the next one keeps the new ttl."""
     memory, sent, answer = MemoryStore(), threading.Event(), threading.Event()
@@ -52,14 +53,14 @@ def test_an_extension_under_way_is_not_undone_by_a_renewal_that_comes_due() -> N
             ttls.append(ttl)
             if ttl == EXTENDED:
                 sent.set()
-                answer.wait(10)
+                answer.wait(50)
             return memory.put_if_version(key, value, version, ttl)
 
     hold = held(Lock(Slow(), "key", ttl=LEASE))
     due = hold._attempt.lease.due
     extending = threading.Thread(target=hold.extend, args=(EXTENDED,))
     extending.start()
-    assert sent.wait(5)
+    assert sent.wait(50)
     assert eventually(lambda: hold._attempt.lease.due != due), "no renewal has come due"
     answer.set()
     extending.join()
@@ -97,8 +98,8 @@ Told = list[tuple[str, float]]
 
 
 def noting(told: Told) -> Callable[[Holding], object]:
-    """Make an `on_lost` that notes which hold was lost, and when."""
-    return lambda hold: told.append((hold.key, clock.now()))
+    """Make an `on_lost` that notes which hold was lost, and how long after its deadline."""
+    return lambda hold: told.append((hold.key, clock.now() - hold._attempt.lease.deadline))
 
 
 def test_many_leases_are_renewed_in_time() -> None:
@@ -125,12 +126,11 @@ def test_many_leases_are_renewed_in_time() -> None:
 def test_a_loss_is_reported_at_the_deadline_while_the_store_hangs() -> None:
     """Within 0.1 s, though a request for its renewal has had no answer for long."""
     store, told = DistantBatches(), Told()
-    holds = [held(Lock(store, f"key {number}", ttl=0.9, on_lost=noting(told))) for number in range(3)]
-    store.gate.clear()
-    deadlines = {hold.key: hold._attempt.lease.deadline for hold in holds}
     with Stopwatch() as watch:
+        holds = [held(Lock(store, f"key {number}", ttl=0.9, on_lost=noting(told))) for number in range(3)]
+        store.gate.clear()
         assert eventually(lambda: len(told) == 3)
-    assert all(0 <= moment - deadlines[key] < 0.1 + watch.late for key, moment in told)
+    assert all(0 <= late < 0.1 + watch.late for _, late in told)
     store.gate.set()
     assert all(hold.lost for hold in holds)
 
@@ -140,15 +140,14 @@ def test_an_async_loss_is_reported_at_the_deadline_while_the_store_hangs() -> No
 
     async def main() -> None:
         store, told = DistantBatches(), Told()
-        hold = await AsyncLock(store, "key", ttl=0.9, on_lost=noting(told)).acquire()
-        assert hold is not None
-        store.gate.clear()
-        deadline = hold._attempt.lease.deadline
         with Stopwatch() as watch:
+            hold = await AsyncLock(store, "key", ttl=0.9, on_lost=noting(told)).acquire()
+            store.gate.clear()
             async with asyncio.timeout(20):
                 while not told:  # noqa: ASYNC110 - the callback is a plain function
                     await asyncio.sleep(0.01)
-        assert [0 <= moment - deadline < 0.1 + watch.late for _, moment in told] == [True]
+        assert hold is not None
+        assert [0 <= late < 0.1 + watch.late for _, late in told] == [True]
         store.gate.set()
 
     asyncio.run(main())
@@ -157,14 +156,15 @@ def test_an_async_loss_is_reported_at_the_deadline_while_the_store_hangs() -> No
 def test_a_loss_is_reported_while_another_callback_blocks() -> None:
     """A callback that does not return delays no other loss, nor any renewal."""
     store, told, gate = MemoryStore(), Told(), threading.Event()
-    blocked = held(Lock(store, "blocked", ttl=0.3, auto_renew=False, on_lost=lambda _: gate.wait(20)))
-    other = held(Lock(store, "other", ttl=0.6, auto_renew=False, on_lost=noting(told)))
-    renewed = held(Lock(store, "renewed", ttl=3))
-    deadline, first = other._attempt.lease.deadline, renewed._attempt.lease.deadline
+    renewed = held(Lock(store, "renewed", ttl=9))
     with Stopwatch() as watch:
+        blocked = held(Lock(store, "blocked", ttl=0.3, auto_renew=False, on_lost=lambda _: gate.wait(200)))
+        other = held(Lock(store, "other", ttl=0.6, auto_renew=False, on_lost=noting(told)))
         assert eventually(lambda: told)
-    assert told[0][1] - deadline < 0.1 + watch.late
-    assert eventually(lambda: renewed._attempt.lease.deadline > first, 3)
+    assert told[0][1] < 0.1 + watch.late
+    first = renewed._attempt.lease.deadline
+    assert eventually(lambda: renewed._attempt.lease.deadline > first)
+    assert other.lost
     assert blocked.lost
     assert not gate.is_set()
     gate.set()
@@ -193,10 +193,10 @@ def test_a_loss_is_reported_once_by_every_means(how: str, caplog: pytest.LogCapt
         with pytest.raises(LockLost):
             hold.ensure_held() if how == "ensure_held" else lock.acquire(timeout=0)
     if how != "exit":
-        assert eventually(lambda: told, 1)
+        assert eventually(lambda: told)
     with pytest.raises(LockLost):
         hold.release()
-    assert eventually(lambda: told, 1)
+    assert eventually(lambda: told)
     time.sleep(0.2)
     assert len(told) == 1
     (warning,) = (text for text in caplog.messages if " 'key' " in text and "was lost" in text)
