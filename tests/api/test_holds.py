@@ -49,14 +49,14 @@ def test_a_hold_shows_names_for_users_only(kind: type, names: set[str]) -> None:
 
 def one(memory: MemoryStore) -> Hold:
     """Acquire a lock that must be free."""
-    hold = Lock(memory, "k", ttl=5).acquire(timeout=0)
+    hold = Lock(memory, "k").acquire(timeout=0)
     assert hold is not None
     return hold
 
 
 def several(memory: MemoryStore) -> MultiHold:
     """Acquire two locks that must be free."""
-    hold = MultiLock(memory, ["k", "l"], ttl=5).acquire(timeout=0)
+    hold = MultiLock(memory, ["k", "l"]).acquire(timeout=0)
     assert hold is not None
     return hold
 
@@ -118,14 +118,14 @@ def test_an_inner_with_releases_once(memory: MemoryStore) -> None:
 
 async def async_one(memory: AsyncMemoryStore) -> AsyncHold:
     """Acquire a lock that must be free."""
-    hold = await AsyncLock(memory, "k", ttl=3).acquire(timeout=0)
+    hold = await AsyncLock(memory, "k").acquire(timeout=0)
     assert hold is not None
     return hold
 
 
 async def async_several(memory: AsyncMemoryStore) -> AsyncMultiHold:
     """Acquire two locks that must be free."""
-    hold = await AsyncMultiLock(memory, ["k", "l"], ttl=3).acquire(timeout=0)
+    hold = await AsyncMultiLock(memory, ["k", "l"]).acquire(timeout=0)
     assert hold is not None
     return hold
 

@@ -290,7 +290,7 @@ def test_an_interrupt_at_any_moment_keeps_no_key(memory: MemoryStore, fault: Fau
     moments = list(every_moment(prepare))
     assert len(moments) > 100
     left.pop()  # it got through
-    assert until(lambda: not any(observed(memory, key) for _, keys, _ in left for key in keys[::2]), 1.0)
+    assert until(lambda: not any(observed(memory, key) for _, keys, _ in left for key in keys[::2]))
     for moment, (store, keys, _) in zip(moments, left, strict=True):
         for key in keys[::2]:
             with Lock(store, key, timeout=5) as hold:

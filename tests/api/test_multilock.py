@@ -187,18 +187,18 @@ def test_a_first_lease_that_ends_before_the_last_is_had_is_a_loss(
     memory: MemoryStore, pool: ThreadPoolExecutor
 ) -> None:
     """An acquire that takes longer than an unrenewed lease does not pretend to hold all: LockLost, and nothing held."""
-    keys = three_keys()
+    store, keys = Watched(memory), three_keys()
     last = Lock(FaultyStore(memory), keys[2]).acquire()  # in another process
     assert last is not None
 
     def release_late() -> None:
-        assert until(lambda: observed(memory, keys[0]))
+        assert until(lambda: ("put", keys[2]) in store.requests)
         assert until(lambda: not observed(memory, keys[0]))
         last.release()
 
     releasing = pool.submit(release_late)
     with pytest.raises(LockLost, match=keys[0]):
-        MultiLock(memory, keys, ttl=0.2, auto_renew=False, poll=POLL).acquire()
+        MultiLock(store, keys, ttl=0.2, auto_renew=False, poll=POLL).acquire()
     releasing.result()
     assert not any(observed(memory, key) for key in keys)
 

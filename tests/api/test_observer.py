@@ -122,7 +122,7 @@ def test_each_loss_is_told_once(recorder: OfOneStore) -> None:
     for renew in (True, False):
         with pytest.raises(LockLost), Lock(store, "key", ttl=0.3, auto_renew=renew, on_lost=lost.append):
             Lock(store, "key").force_release()
-    assert until(lambda: len(lost) == 2 and recorder.names.count("lost") == 2, 2)
+    assert until(lambda: len(lost) == 2 and recorder.names.count("lost") == 2)
     assert recorder.names == ["acquired", "lost"] * 2 or recorder.names.count("released") == 0
     assert all(event.reason and event.seconds > 0 for name, event in recorder.events if name == "lost")
 
@@ -183,11 +183,11 @@ def test_each_renewal_is_told(recorder: OfOneStore, caplog: pytest.LogCaptureFix
     store = FaultyStore(recorder.store)
     for put in (2, 3):
         store.on("put_if_version", put, lose_request)
-    with Lock(store, "key", ttl=3):
-        assert until(lambda: "renewed" in recorder.names, 4)
+    with Lock(store, "key", ttl=9):
+        assert until(lambda: "renewed" in recorder.names)
     assert recorder.names[:3] == ["acquired", "renewal_failed", "renewed"]
     failed, renewed = (event.seconds for _, event in recorder.events[1:3])
-    assert 0 < failed < 2 < renewed < 3
+    assert 0 < failed < renewed
     assert (
         len([text for text in caplog.messages if f"{recorder.store.traits.location} could not be renewed" in text]) == 1
     )

@@ -28,7 +28,7 @@ def test_prometheus_counts_and_times() -> None:
         labels = {"location": store.traits.location, "group": group, "outcome": outcome}
         return registry.get_sample_value(name, labels)
 
-    with Lock(store, "room:42", ttl=3):
+    with Lock(store, "room:42", ttl=9):
         assert Lock(store, "room:42").acquire(timeout=0) is None
         assert until(lambda: value("caslock_renewals_total", "room", "renewed"))
     with pytest.raises(LockLost), Lock(store, "job:1"):

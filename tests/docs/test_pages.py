@@ -19,6 +19,7 @@ import redis
 
 import caslock
 from tests.docs.test_readme import PAGES, blocks
+from tests.support.locations import fresh
 
 if TYPE_CHECKING:
     from tests.support.servers import Server
@@ -106,19 +107,19 @@ def test_the_record_in_redis_is_what_the_page_explains(redis_server: Server, cli
     shown = re.search(r"^\d+:({.*?})\n", FAILURES, re.MULTILINE | re.DOTALL)
     assert shown
     named = set(re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()[2:]))) - {"PTTL"}
+    key = fresh("pages")
     with contextlib.closing(client), caslock.connect(redis_server.url) as store:
-        with caslock.Lock(store, "pages:record", note="nightly backup") as hold:
-            version, _, record = str(client.get("pages:record")).partition(":")
+        with caslock.Lock(store, key, note="nightly backup") as hold:
+            version, _, record = str(client.get(key)).partition(":")
             assert int(version) == hold.fence
             assert set(json.loads(record)) == named == set(json.loads(shown[1].replace("\n", "")))
             assert json.loads(record)["fence"] is None
             hold.extend()
-            assert json.loads(str(client.get("pages:record")).partition(":")[2])["fence"] == hold.fence
-        assert client.get("pages:record") is None
-        with caslock.Lock(store, "pages:record", min_hold=1):
+            assert json.loads(str(client.get(key)).partition(":")[2])["fence"] == hold.fence
+        assert client.get(key) is None
+        with caslock.Lock(store, key, min_hold=60):
             pass
-        assert json.loads(str(client.get("pages:record")).partition(":")[2])["holds"] == ["kept"]
-        client.delete("pages:record")
+        assert json.loads(str(client.get(key)).partition(":")[2])["holds"] == ["kept"]
 
 
 def test_break_does_more_than_del(redis_server: Server, client: redis.Redis) -> None:

@@ -181,7 +181,7 @@ def test_a_lock_takes_over_from_a_holder_that_is_gone() -> None:
     time.sleep(0.2)  # it had been there for a while
     began = clock.now()
     with Lock(Lasting(memory), "key", ttl=30, timeout=10) as hold:
-        assert TTL <= clock.now() - began < TTL + 1.0
+        assert clock.now() - began >= TTL
         assert hold.fence > gone.fence
         with pytest.raises(LockLost):
             gone.release()
@@ -208,7 +208,7 @@ def test_an_async_lock_takes_over() -> None:
         assert gone
         began = clock.now()
         async with AsyncLock(second, "key", timeout=10):
-            assert TTL <= clock.now() - began < TTL + 1.0
+            assert clock.now() - began >= TTL
         with pytest.raises(LockLost):
             await gone.release()
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 async def turns_until(condition: Callable[[], object]) -> None:
-    """Let the loop turn until it is so."""
+    """Look now and then, while the loop turns, until it is so."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the protocol sets no event when it has renewed
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.002)
 
 
 def test_force_release_is_not_told_to_a_hold_that_leaves_by_itself() -> None:
@@ -73,7 +73,7 @@ def test_a_refused_extension_leaves_the_renewals_alone() -> None:
                 raise ValueError(message)
             return memory.put_if_version(key, value, version, ttl)
 
-    hold = held(Lock(Choosy(), "key", ttl=3))
+    hold = held(Lock(Choosy(), "key", ttl=9))
     with pytest.raises(ValueError, match="too long"):
         hold.extend(3600)
     before = hold._attempt.lease.deadline
@@ -126,22 +126,22 @@ def test_a_refusal_in_a_roll_back_leaves_no_other_key_behind() -> None:
 
 def test_a_cancelled_renewal_is_not_the_last() -> None:
     """Cancelling every other task of the loop does not end the renewals of a block that goes on."""
+    arrived = asyncio.Event()
 
     class Slow(AsyncMemoryStore):
         """Suspends in each verb."""
 
         async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+            arrived.set()
             await asyncio.sleep(0)
             return await super().put_if_version(key, value, version, ttl)
 
     async def main() -> None:
-        async with AsyncLock(Slow(), "key", ttl=3) as hold:
-            cancelled = 0
+        async with AsyncLock(Slow(), "key", ttl=9) as hold:
+            arrived.clear()
             async with asyncio.timeout(60):
-                while not cancelled:
-                    await asyncio.sleep(0)
-                    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                        cancelled += task.cancel()
+                await arrived.wait()  # and go on before the store does
+            assert sum(task.cancel() for task in asyncio.all_tasks() - {asyncio.current_task()})
             before = hold._attempt.lease.deadline
             await turns_until(lambda: hold._attempt.lease.deadline > before)
 

@@ -38,7 +38,7 @@ def test_why_a_lease_was_not_renewed_is_told(
     stop = observe(Notes())
     with redis.Redis.from_url(server.url) as admin, connect(server.url) as store:
         keys = ["k", "l"] if several else ["k"]
-        holds = [held(Lock(store, key, ttl=1, on_lost=lambda _: lost.set())) for key in keys]
+        holds = [held(Lock(store, key, ttl=5, on_lost=lambda _: lost.set())) for key in keys]
         admin.config_set("maxmemory", "1")
         assert lost.wait(50)
         stop()

@@ -62,7 +62,7 @@ def test_an_entry_is_a_text_that_a_person_can_read_and_nothing_stays(store: Stor
     first = put(store, key, b'{"caslock":1}', ttl=7.5)
     assert locks.get(key) == f'caslock {first.version} ttl\n{{"caslock":1}}'
     assert locks.get_entry_view(key).ttl == 8000  # of seconds; a second more than was asked for, cut
-    second = put(store, key, b"2", first.version, ttl=0.5)
+    second = put(store, key, b"2", first.version, ttl=5)
     assert locks.get(key) == f"caslock {second.version} lease\n2"
     assert locks.get(second.version) == key
     assert locks.get_entry_view(key).ttl == caslock.stores.hazelcast.session.FOREVER
