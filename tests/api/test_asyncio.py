@@ -499,8 +499,8 @@ def test_loss_within_timeouts_is_lock_lost(memory: MemoryStore, where: str) -> N
 
         async def body() -> None:
             async with lock:
-                await lock.force_release()
                 async with asyncio.timeout(None if where == "around" else 20):
+                    await lock.force_release()
                     await asyncio.sleep(20)
 
         with pytest.raises(LockLost, match=lock.key):
@@ -586,10 +586,9 @@ def test_a_task_group_inside_the_block_is_cancelled_with_it(memory: MemoryStore)
     async def main() -> None:
         lock = AsyncLock(AsyncMemoryStore(memory), fresh())
         with pytest.raises(LockLost, match=lock.key):
-            async with lock:
+            async with lock, asyncio.TaskGroup() as group:
+                children = [group.create_task(asyncio.sleep(20)) for _ in range(3)]
                 await lock.force_release()
-                async with asyncio.TaskGroup() as group:
-                    children = [group.create_task(asyncio.sleep(20)) for _ in range(3)]
         assert all(child.cancelled() for child in children)
         assert not_cancelling()
 

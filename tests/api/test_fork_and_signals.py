@@ -717,8 +717,8 @@ def test_an_interrupt_as_one_thread_gives_up_wakes_the_next() -> None:
         if len(waiting) < len(locks):  # it was interrupted before it had asked
             waiting.append(pool.submit(locks[-1].acquire))
         store, key = MemoryStore(), fresh()
-        others.append(held(Lock(store, key, ttl=20)))
-        locks.append(Lock(Inviting(store), key, ttl=20))
+        others.append(held(Lock(store, key)))
+        locks.append(Lock(Inviting(store), key, ttl=200))  # a sleeper looks again after so long
         return lambda: locks[-1].acquire(timeout=0)
 
     moments = [*every_moment(prepare), "none"]
