@@ -66,7 +66,7 @@ class Family:
         self.child = self._pid == 0
         if self.child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)
+            signal.alarm(60)
         return self.child
 
     def tell(self, **facts: object) -> None:
