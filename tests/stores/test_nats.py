@@ -21,7 +21,8 @@ from caslock import Lock, StoreError, StoreUnavailable, connect
 from caslock.cli.doctor_nats import examine
 from caslock.store import ABSENT, Entry
 from caslock.stores.nats import AsyncNatsStore, NatsStore
-from caslock.stores.nats.requests import Verbs
+from caslock.stores.nats.failures import Failures
+from caslock.stores.nats.requests import RefusedError, Verbs
 from caslock.stores.nats.wire import Ask, Message
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import FaultProxy
@@ -493,6 +494,14 @@ def cluster(tmp_path: Path) -> Iterator[Three]:
         with NatsStore(cluster.url) as store:
             until_put(store, "first")
         yield cluster
+
+
+def test_a_bucket_can_be_made_once_all_its_servers_are_there() -> None:
+    """As a cluster starts, its servers know each other only after a while; NATS 2.12.15 has said these words."""
+    refused = RefusedError("no suitable peers for placement, peer offline", code=10005, status=400)
+    error = Failures("nats://h").of(refused, sent=True)
+    assert isinstance(error, StoreUnavailable)
+    assert not error.sent
 
 
 @pytest.mark.long

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _UNAVAILABLE: Final = 503
-_NOT_APPLIED: Final = (0, 10008)  # no responders; JetStream has no leader
+_NOT_APPLIED: Final = (0, 10005, 10008)  # no responders; too few servers for a bucket; JetStream has no leader
+_OFFLINE: Final = "peer offline"  # it may come back, or has only just started
 _FULL: Final = ("maximum bytes", "maximum messages", "maximum number", "resource limits", "insufficient")
 _BUSY: Final = (
     "maximum connections",
@@ -61,7 +62,7 @@ class Failures(AnyFailures):
     def _answered(self, error: RefusedError, *, sent: bool) -> StoreError:
         if any(word in str(error) for word in _FULL):
             return StoreError(f"{self._location} is full ({error}). Raise its limits, or those of the account.")
-        if error.status == _UNAVAILABLE:
+        if error.status == _UNAVAILABLE or _OFFLINE in str(error):
             maybe = sent and error.code not in _NOT_APPLIED
             what = "may have applied the request" if maybe else "can't serve it now"
             return StoreUnavailable(f"{self._location} {what} ({error}). Try again later.", sent=maybe)
