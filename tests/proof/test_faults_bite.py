@@ -21,6 +21,7 @@ from caslock.protocol.record import NOTHING, Observed, Record, decode
 from caslock.protocol.writes import Write, Writes
 from caslock.store import ABSENT, Put
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.proof.laws import holders, scene, trials
 from tests.proof.laws.locks import PLAYS, LockContract
 from tests.proof.laws.scene import Scene
 from tests.proof.test_contract_bites import DeletesUnseen, ForgetsVersions, WakesNobody
@@ -348,11 +349,18 @@ REMOVALS = [  # and those of `mutants.table`
 ]
 
 
+def hurried(patch: pytest.MonkeyPatch) -> None:
+    """Wait less long: with a broken lock much that has to happen never does."""
+    for module in (holders, trials):
+        patch.setattr(module, "TTL", 10.0)
+    patch.setattr(scene, "LONG", 8.0)
+
+
 def play(api: str, memory: MemoryStore, scenario: str, arguments: dict[str, object]) -> None:
     """Run one scenario on a store."""
     store = memory if api == "blocking" else AsyncMemoryStore(memory)
-    scene = Scene(PLAYS[api](), store, store, f"key:{uuid4().hex}")
-    getattr(LockContract(), scenario)(scene=scene, **arguments)
+    given = Scene(PLAYS[api](), store, store, f"key:{uuid4().hex}")
+    getattr(LockContract(), scenario)(scene=given, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -365,5 +373,6 @@ def test_a_protection_that_is_removed_is_missed(monkeypatch: pytest.MonkeyPatch,
 
     for owner, name, mutant in (*removal.patches, *LONG_WAY):
         monkeypatch.setattr(owner, name, mutant)
+    hurried(monkeypatch)
     with pytest.raises(RED):
         play(api, removal.make(), removal.scenario, removal.arguments)

@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from caslock.errors import StoreUnavailable
 from caslock.store import ABSENT, Entry, Traits
-from caslock.testing import StoreContract, StoreServer, life_contract, server_contract, trial
+from caslock.testing import StoreContract, StoreServer, life_contract, server_contract, steps, trial
 from caslock.testing.drive import driven
 from caslock.testing.life_contract import LifeContract
 from caslock.testing.server_contract import ServerContract
@@ -464,7 +464,8 @@ def test_a_store_that_fails_badly_is_found_out(
     wrong: WrongStore, redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each turns exactly those tests red that ask for what it does wrong."""
-    monkeypatch.setattr(trial, "RECONNECT", 4.0)
+    for module in (steps, trial):
+        monkeypatch.setattr(module, "RECONNECT", 4.0)
     WatchesForEver.over.clear()
     try:
         why = {test: verdict(wrong.make, redis_server, test) for test in ALL}

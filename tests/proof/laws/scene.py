@@ -213,9 +213,10 @@ class Scene:
         assert await done(self.another.invalidate(key, entry.version)) is None
 
     async def until(
-        self, happened: Callable[[], Coroutine[object, object, bool]], what: str, within: float = LONG
+        self, happened: Callable[[], Coroutine[object, object, bool]], what: str, within: float | None = None
     ) -> None:
-        """Look again and again."""
+        """Look again and again; None: for `LONG`."""
+        within = LONG if within is None else within
         give_up = time.monotonic() + within
         while not await happened():
             assert time.monotonic() < give_up, f"{what}: not within {within:g} s"

@@ -28,8 +28,9 @@ from tests.proof.simulator import Violation
 from tests.proof.simulator.chance import simulate
 from tests.proof.simulator.explore import Bounds, explore
 from tests.proof.simulator.scenes import SCENES
+from tests.proof.simulator.shrink import replay
 from tests.proof.test_contract_bites import meets
-from tests.proof.test_faults_bite import play
+from tests.proof.test_faults_bite import hurried, play
 from tests.support.locations import opened
 
 if TYPE_CHECKING:
@@ -106,8 +107,9 @@ class Law(NamedTuple):
         for api in ("blocking", "asyncio"):
             with patched(mutant.control):
                 green(self, api, mutant.control, run=partial(self._play, api, MemoryStore))
-                with patched(mutant.patches):
-                    if not red(partial(self._play, api, mutant.make)):
+                with patched(mutant.patches), pytest.MonkeyPatch.context() as patch:
+                    hurried(patch)
+                    if red(partial(self._play, api, mutant.make)) is None:
                         return False
         return True
 
@@ -124,17 +126,7 @@ class Seeds(NamedTuple):
     def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> bool:
         """Whether one does."""
         del request
-        with patched(mutant.control):
-            green("seeds", mutant.control, run=partial(self._first, range(SEEDS)))
-            with patched(mutant.patches):
-                return self._first(range(SEEDS))
-
-    def _first(self, seeds: range) -> bool:
-        for seed in seeds:
-            said = red(partial(simulate, seed), patience=2 * PATIENCE)
-            if said and self.word in said:
-                return True
-        return False
+        return any(breaks_a_law(mutant, self.word, partial(simulate, seed)) for seed in range(SEEDS))
 
 
 class Search(NamedTuple):
@@ -149,11 +141,18 @@ class Search(NamedTuple):
         """Whether one is."""
         del request
         search = partial(explore, SCENES[self.scene], Bounds(self.faults, states=30_000))
-        with patched(mutant.control):
-            green(self, mutant.control, run=partial(red, search, patience=2 * PATIENCE))
-            with patched(mutant.patches):
-                said = red(search, patience=2 * PATIENCE)
-                return bool(said) and self.word in said
+        return breaks_a_law(mutant, self.word, search)
+
+
+def breaks_a_law(mutant: Mutant, word: str, runs: Callable[[], object]) -> bool:
+    """Whether a run of the simulator breaks a law that speaks of `word`, and the same choices break none without it."""
+    with patched(mutant.control):
+        with patched(mutant.patches):
+            found = red(runs, patience=2 * PATIENCE)
+        if not isinstance(found, Violation) or word not in found.law:
+            return False
+        assert not replay(found.plan, found.choices), "it is red without the mutant too"
+        return True
 
 
 class Directed(NamedTuple):
@@ -170,7 +169,7 @@ class Directed(NamedTuple):
             green(self, mutant.control, run=scene)
             with patched(mutant.patches):
                 patience = 10 * PATIENCE if self.layer == "torture" else PATIENCE  # torture ends when all clients have
-                return bool(red(scene, patience))
+                return red(scene, patience) is not None
 
 
 Check: TypeAlias = Contract | Law | Seeds | Search | Directed
@@ -185,16 +184,16 @@ def green(*check: object, run: Callable[[], object]) -> None:
         _green.add(check)
 
 
-def red(check: Callable[[], object], patience: float = PATIENCE) -> str:
-    """Return what a check says, "" if it is green; raises errors that are no verdict."""
+def red(check: Callable[[], object], patience: float = PATIENCE) -> BaseException | None:
+    """Return what a check raises, None if it is green; raises errors that are no verdict."""
     began = time.monotonic()
     try:
         check()
     except (AssertionError, pytest.fail.Exception, CaslockError) as error:
         if not is_judgement(error) or time.monotonic() - began > patience:
             raise
-        return error.law if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
-    return ""
+        return error
+    return None
 
 
 def is_judgement(error: BaseException) -> bool:
