@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # They open nothing: what is collected as garbage meanwhile was left by a test before them.
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
-SEEDS = int(os.environ.get("CASLOCK_SEEDS", "20000")) // 40
+SEEDS = int(os.environ.get("CASLOCK_SEEDS", "10000")) // 40
 
 
 @pytest.mark.parametrize("part", range(2))

@@ -1,6 +1,6 @@
 """Torture of locks on every store finds no violation; and it finds what is broken on purpose.
 
-``CASLOCK_TORTURE_SECONDS`` says how long each store is tortured (12).
+``CASLOCK_TORTURE_SECONDS`` says how long each store is tortured (8).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from caslock.verify.history import What
     from tests.support.servers import Server
 
-SECONDS = float(os.environ.get("CASLOCK_TORTURE_SECONDS", "12"))
+SECONDS = float(os.environ.get("CASLOCK_TORTURE_SECONDS", "8"))
 
 unix = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP here")
 patient = pytest.mark.timeout(10 * SECONDS + 300)  # a worker that hangs is reported after a plan's `grace`
