@@ -45,7 +45,6 @@ WAITING: Final = (
     "tests/stores/test_tair.py::",
     "tests/servers/test_bounds.py::",
     "tests/commands/test_cli_doctor.py::",  # servers that start
-    "tests/commands/test_verify.py::",
     *(
         f"tests/proof/test_contract.py::Test{api}{name}"
         for api in ("", "Async")
