@@ -112,7 +112,8 @@ class AsyncHold(Holding, _Releasing):
 
     async def release(self) -> None:
         """Release the hold, from any task; see `Hold.release`.  If cancelled, it releases first."""
-        await super().release()
+        if not (self._state.settings.linger and self._state.linger(self)):
+            await super().release()
 
 
 B = TypeVar("B", AsyncHold, "AsyncMultiHold")

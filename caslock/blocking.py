@@ -139,6 +139,8 @@ class Hold(Holding, _Held):
     def _release(self) -> None:
         """Send one request, if that is enough: see `LockState.begin_removal`."""
         state, attempt = self._state, self._attempt
+        if state.settings.linger and state.linger(self):
+            return
         runtime: ThreadRuntime = state.runtime  # type: ignore[assignment] # it is that of the blocking API
         removal = state.begin_removal(self)
         sent: Sent | None = None
@@ -300,7 +302,9 @@ class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
         runtime: ThreadRuntime = state.runtime  # type: ignore[assignment] # it is that of the blocking API
         put = state.begin_put(begun)
         if put is None:
-            return run(state.acquire(begun, timeout))
+            if state.re_enter(begun) or (state.settings.linger and state.resume(begun)):
+                return begun
+            return run(state.win(begun, timeout))
         try:
             entry = runtime.direct.put_if_version(state.key, put.value, ABSENT, put.ttl)
         except (StoreError, ValueError) as error:

@@ -14,6 +14,7 @@ from caslock.local.settings import (
     check_callback,
     check_expires,
     check_lease,
+    check_linger,
     check_min_hold,
     check_no_settings,
     check_owner,
@@ -58,9 +59,12 @@ class Settings(TypedDict, Generic[H], total=False):
     poll: WaitBaseT | None
 
 
-def _checked(given: Settings[Any], owner: str | None = None, min_hold: float | None = None) -> LockSettings:
+def _checked(
+    given: Settings[Any], owner: str | None = None, min_hold: float | None = None, linger: float | None = None
+) -> LockSettings:
     on_lost, poll = given["on_lost"], given["poll"]
-    values = given["ttl"], owner, given["auto_renew"], given["max_hold"], min_hold, given["note"], given["retry"]
+    kept = min_hold, linger
+    values = given["ttl"], owner, given["auto_renew"], given["max_hold"], *kept, given["note"], given["retry"]
     try:
         settings = _remembered(*values)
     except TypeError:  # also of one that can't be hashed
@@ -77,6 +81,7 @@ def _values(  # noqa: PLR0917 - it is called by nobody else, and by position it 
     auto_renew: bool,  # noqa: FBT001 - as above
     max_hold: float | None,
     min_hold: float | None,
+    linger: float | None,
     note: str,
     retry: Retry | tuple[int, int],
 ) -> LockSettings:
@@ -88,6 +93,7 @@ def _values(  # noqa: PLR0917 - it is called by nobody else, and by position it 
         auto_renew=check_switch("auto_renew", auto_renew),
         max_hold=longest,
         min_hold=check_min_hold(min_hold, longest, owner),
+        linger=check_linger(linger, owner, min_hold),
         note=check_text("note", note, MAX_NOTE_BYTES),
         retry=check_retry(retry),
     )
@@ -151,6 +157,7 @@ class SingleLock(OneKey, Generic[S, H]):
         auto_renew: bool = True,
         max_hold: float | None = None,
         min_hold: float | None = None,
+        linger: float | None = None,
         on_lost: Callable[[H], object] | None = None,
         note: str = "",
         retry: Retry | tuple[int, int] = Retry(),
@@ -175,6 +182,12 @@ class SingleLock(OneKey, Generic[S, H]):
                 same time runs once.  The release leaves a record that expires (`Record.kept`), and does not wait.  At
                 most ``max_hold``, and a week; not with `owner`.  The lease of a holder that dies ends after `ttl`, as
                 ever.  Not at a store whose ``traits.expires`` is False.  None: the key is free at its release.
+            linger: seconds for which this process may keep the key after a release, although nobody holds it.  If this
+                object acquires it again by then, that takes no request, and its fence is the one of before.  After that
+                time, or as soon as another lock of this process wants the key, it is released; other processes have to
+                wait for so long.  A process that has seen others want the key within the last minute does not keep it,
+                and none keeps it beyond a third of `ttl`.  Meanwhile `locked()` is true.  Not with `owner` or
+                `min_hold`.  None: each release frees the key at once.
             on_lost: called once with the hold when the lease is lost, from a background thread (in asyncio:
                 from the event loop, which it must not block).  At most 8 such threads run at one time.  Each loss is
                 logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is
@@ -199,7 +212,7 @@ class SingleLock(OneKey, Generic[S, H]):
         given = Settings(
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
-        self._begin(LockState(runtime, key, _checked(given, owner, min_hold)), timeout)
+        self._begin(LockState(runtime, key, _checked(given, owner, min_hold, linger)), timeout)
 
 
 L = TypeVar("L", bound=SingleLock[Any, Any])
@@ -237,6 +250,8 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
         Duplicates count once.  The settings are those of `Lock`; existing locks keep their own.  `timeout` is one
         deadline for all keys together.
         """
+        if "linger" in settings:
+            raise no_such_setting({"linger": None})
         if keys is None:
             locks = check_locks(store, self._lock_type)
             check_no_settings(settings)
@@ -293,7 +308,7 @@ class SeveralStores(OneKey, Generic[S, H]):
             retry: how many times each store is asked again after no answer.
             poll: a tenacity wait strategy for the pauses between attempts; default: random, 5 ms doubling to 0.5 s, and
                 longer than the last attempt has taken if contenders have split the votes.
-            unknown: nothing else.  `owner` and `min_hold` are for `Lock` only.
+            unknown: nothing else.  `owner`, `min_hold` and `linger` are for `Lock` only.
 
         Raises:
             ValueError, TypeError: an argument is invalid.

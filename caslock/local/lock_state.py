@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, cast
 from caslock import observer
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError
 from caslock.fork import at_fork, generation
+from caslock.local import linger
 from caslock.local.hold import Holding
 from caslock.local.refusals import BY_OURSELVES, busy, in_use, waited
 from caslock.local.reports import call_on_lost, event_of
@@ -24,7 +25,7 @@ from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt, LockSettings, Terms
 from caslock.protocol.exchange import Sent, answered, note_write, read
 from caslock.protocol.lease import NEVER
-from caslock.protocol.life import ASKING, HAD, HELD, OVER
+from caslock.protocol.life import ASKING, HAD, HELD, LINGERING, OVER
 from caslock.protocol.limits import last_start_of_three
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import ABSENT
@@ -150,11 +151,86 @@ class LockState:
             hold._attempt = self._attempt()
         return False
 
+    def linger(self, hold: Holding) -> bool:
+        """Keep the key for a while in place of a release; False: it is to be released.
+
+        Not while another process is known to want it, nor after an extension.  From its first release on, a tenure goes
+        on for `linger` seconds at the most, however often it is resumed: few stores tell who waits.
+        """
+        attempt, now = hold._attempt, self.runtime.now()
+        lease, contention = attempt.lease, attempt.contention
+        with self._guard:
+            if hold._generation != generation() or attempt.state is not HELD or attempt.levels != [hold]:
+                return False
+            if not attempt.lingers_until:  # whoever resumes it has most of a lease, and no renewal is due before
+                attempt.lingers_until = min(now + self.settings.linger, lease.deadline - lease.ttl * 2 / 3)
+            met = contention is not None and contention.observed.record is not None  # another process has had it
+            if met or self._queue.is_wanted(now) or now >= attempt.lingers_until:
+                return False
+            if lease.lost or lease.ttl != self.settings.ttl:
+                return False
+            linger.keep(attempt, self)
+            lease.rest(attempt.lingers_until)
+            attempt.go(LINGERING)
+            self.committed.pop(hold, None)
+            attempt.levels.clear()
+        self.runtime.watch(attempt)
+        if observer.listens():
+            observer.tell("released", event_of(attempt, now - lease.began))
+        if self._queue.waiting:  # who came meanwhile has not seen that it lingers
+            linger.end(attempt)
+        return True
+
+    def resume(self, hold: Holding) -> bool:
+        """Hold what lingers; False: nothing does, or not for long enough, or somebody waits for it."""
+        attempt, now = hold._attempt, self.runtime.now()
+        for other in self._attempts() if attempt.state is ASKING else ():
+            with self._guard:
+                if other.state is not LINGERING or other.lease.lost or self._queue.waiting:
+                    continue
+                if now >= other.lingers_until:
+                    continue
+                other.lease.resume(now)
+                if self.settings.on_lost is not None:
+                    other.lease.on_loss.append(partial(call_on_lost, self.settings.on_lost, hold))
+                attempt.levels.append(hold)
+                attempt.take_over(other)
+                self._queue.replace(other, attempt)
+                self._watch(attempt)
+                self._held[attempt.hold_id] = weakref.ref(attempt)
+            linger.forget(other)
+            if observer.listens():
+                self._tell_outcome(attempt, "acquired", now)
+            return True
+        return False
+
+    async def give_up(self, attempt: Attempt, limit: float = NEVER) -> None:
+        """Release what lingers, unless it is held again; in the background, if that gets no answer."""
+        with self._guard:
+            lingers = attempt.state is LINGERING and self.generation == generation()
+            if lingers:
+                attempt.begin_release()
+        if not lingers:
+            return
+        try:
+            if self._queue.waiting:
+                self._queue.name_successor(attempt, self.runtime.now())
+            await release.release_quietly(self.runtime, attempt, limit)
+        except (CaslockError, ValueError):
+            if attempt.state is not OVER:
+                self.runtime.in_background(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
+        finally:
+            linger.forget(attempt)
+            self._held.pop(attempt.hold_id, None)
+            self._queue.leave(attempt, self.runtime.now())
+
     async def acquire(self, hold: H, timeout: float | None) -> H:
         """Win a hold, or re-enter; raises `NotAcquired` after `timeout` seconds."""
         put = self.begin_put(hold)
         if put is None:
-            return hold if self.re_enter(hold) else await self.win(hold, timeout)
+            if self.re_enter(hold) or (self.settings.linger and self.resume(hold)):
+                return hold
+            return await self.win(hold, timeout)
         try:
             entry = await self.runtime.store.put_if_version(self.key, put.value, ABSENT, put.ttl)
         except (StoreError, ValueError) as error:
@@ -204,10 +280,12 @@ class LockState:
         if any(other.caller is attempt.caller and other.levels for other in inside):
             observer.warn(f"lock {self.key!r} waits for itself: it is held {BY_OURSELVES}")
         del inside  # a waiter must not keep an abandoned hold alive
+        if timeout == 0 and self._queue.end_lingering(began):
+            limit = began + self.runtime.patience  # nobody holds it
         if limit == began or not await self._queue.turn(attempt, self.runtime, limit):
             now = self.runtime.now()
             raise NotAcquired(in_use(attempt, self._queue.inside(now), waited(now, began, since)))
-        return None if timeout is None else max(0.0, limit - self.runtime.now())
+        return None if timeout is None else max(0.0, began + timeout - self.runtime.now())
 
     async def win(
         self,
@@ -315,6 +393,7 @@ class LockState:
     def _forget(self, attempt: Attempt) -> None:
         """Leave the local queue, and tell observers and the log once of a release, also if the store gave no answer."""
         now = self.runtime.now()
+        linger.forget(attempt)  # an interrupt may have left it there
         self._queue.leave(attempt, now)
         for hold in attempt.levels:
             self.committed.pop(hold, None)  # type: ignore[call-overload] # of a hold
@@ -471,8 +550,9 @@ class LockState:
         for attempt in inside:
             # Not one whose acquire is still under way: it may have the key again, and there is nobody to tell yet.
             # Nor one whose release has begun: only its answer shows whether it was in time.
-            if attempt.state is HELD and attempt.lease.fence == broken.fence:
-                attempt.lose("this process called force_release()")
+            with self._guard:
+                if attempt.state in {HELD, LINGERING} and attempt.lease.fence == broken.fence:
+                    attempt.lose("this process called force_release()")
         self._queue.inside(self.runtime.now())
         location = self.runtime.store.traits.location
         observer.warn(f"lock {self.key!r} at {location} was released by force; it was held by {broken}")

@@ -11,6 +11,7 @@ import weakref
 from threading import RLock
 from typing import TYPE_CHECKING, Final
 
+from caslock.local import linger
 from caslock.protocol.contention import LONGEST_PAUSE
 from caslock.protocol.hand_over import HandOver
 from caslock.protocol.life import HAD
@@ -108,6 +109,7 @@ class LocalQueue:
         attempt.turn.event = event = runtime.event()
         patience = 0.0
         self.waiting.append(attempt)
+        self.end_lingering(runtime.now())  # only now: whoever lingers looks whether somebody waits
         while True:
             now = runtime.now()
             with self._guard:
@@ -178,7 +180,7 @@ class LocalQueue:
             if not self.waiting and len(self._inside) == 1 and self._inside[0]() is attempt:  # nobody else is here
                 self._inside = []
                 return
-            self._inside = [other for other in self._inside if other() is not attempt]
+            self._inside = [other for other in self._inside if getattr(other(), "lease", None) is not attempt.lease]
             if turn.event is not None and attempt in self.waiting:
                 self.waiting.remove(attempt)
             self._admit(now)
@@ -187,6 +189,19 @@ class LocalQueue:
         """Return the attempts that are inside."""
         with self._guard:
             return self._admit(now)
+
+    def replace(self, attempt: Attempt, other: Attempt) -> None:
+        """Let another one have the place of an attempt."""
+        with self._guard:
+            self._inside = [weakref.ref(other) if each() is attempt else each for each in self._inside]
+
+    def end_lingering(self, now: float) -> bool:
+        """Have what lingers released beside the caller; whether something does, or is being released."""
+        return sum(map(linger.end, self.inside(now))) > 0
+
+    def is_wanted(self, now: float) -> bool:
+        """Whether somebody waits for the key: in this process, or as far as we know in another one."""
+        return bool(self.waiting) or now < self._others_until
 
     def _admit(self, now: float) -> list[Attempt]:
         """Remove the attempts that are over, let in and wake those that may enter, and return all that are inside."""

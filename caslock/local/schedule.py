@@ -12,9 +12,11 @@ from itertools import count
 from threading import RLock
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from caslock.local import linger
 from caslock.local.reports import Renewed
 from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
+from caslock.protocol.life import LINGERING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -45,10 +47,17 @@ class Due(NamedTuple):
     """What a look at the schedule has shown."""
 
     over: list[Attempt]
-    """Their leases have ended."""
+    """Their leases have ended, or they have lingered for long enough."""
     renew: list[Attempt]
     late: list[Attempt]
     """Their renewals were due long ago, and have not succeeded."""
+
+
+def end(attempt: Attempt) -> None:
+    """Report the end of its lease, or give it up if it lingers."""
+    if attempt.lingers_until and (linger.end(attempt) or attempt.runtime.now() < attempt.lease.deadline):
+        return
+    attempt.lose(attempt.lease.end("renewed"))
 
 
 def by_store(attempts: Iterable[Attempt]) -> Iterable[list[Attempt]]:
@@ -108,7 +117,7 @@ class Schedule:
     def _sort_in(self) -> None:
         while self._new:
             attempt = self._new.popitem()[1]()  # one by one, because others may be added meanwhile
-            if attempt is not None and _is_held(attempt):
+            if attempt is not None and _is_looked_after(attempt):
                 self._at(_moment(attempt), attempt)
         if self._size > self._most:
             self._forget_dead()
@@ -116,7 +125,9 @@ class Schedule:
     def _look_at(self, attempt: Attempt, now: float, due: Due, *, asked: bool) -> None:
         lease = attempt.lease
         late = _together(lease.deadline - LATE_SHARE * lease.ttl, lease.ttl)
-        if now >= lease.deadline:
+        if attempt.state is LINGERING and now < attempt.lingers_until:
+            self._at(attempt.lingers_until, attempt)
+        elif attempt.state is LINGERING or now >= lease.deadline:
             due.over.append(attempt)
         elif asked and now >= late:
             due.late.append(attempt)
@@ -152,7 +163,7 @@ _Look: TypeAlias = tuple[float, bool]  # when, and whether the renewal has been 
 def _awaited(reference: weakref.ref[Attempt], when: float) -> Attempt | None:
     """Return the attempt to look at; None: it is held no longer, or another look has replaced this one."""
     attempt = reference()
-    looks = attempt is not None and attempt.scheduled == when and _is_held(attempt)
+    looks = attempt is not None and attempt.scheduled == when and _is_looked_after(attempt)
     return attempt if looks else None
 
 
@@ -160,9 +171,15 @@ def _is_held(attempt: Attempt) -> bool:
     return not (attempt.ending or attempt.lease.lost)
 
 
+def _is_looked_after(attempt: Attempt) -> bool:
+    return attempt.state is LINGERING or _is_held(attempt)
+
+
 def _moment(attempt: Attempt) -> float:
-    """When to renew it."""
+    """When to renew it, or to give it up."""
     lease = attempt.lease
+    if attempt.state is LINGERING:
+        return attempt.lingers_until
     return _together(lease.due, lease.ttl) if lease.due < lease.deadline else lease.due
 
 

@@ -74,6 +74,20 @@ def check_min_hold(value: float | None, max_hold: float, owner: str | None) -> f
     return checked
 
 
+def check_linger(value: float | None, owner: str | None, min_hold: float | None) -> float:
+    """Check for how long a key is kept after its release; None is 0."""
+    if value is None:
+        return 0.0
+    checked = check_seconds("linger", value)
+    if owner is not None:
+        message = "linger needs a private owner, so leave out owner: locks that share one re-enter it anyway"
+        raise ValueError(message)
+    if min_hold is not None:
+        message = "linger lets this process have the key again at once, which min_hold forbids: leave one of them out"
+        raise ValueError(message)
+    return checked
+
+
 def check_expires(traits: Traits) -> None:
     """Check that a store ends what a release with `min_hold` leaves there."""
     if not traits.expires:

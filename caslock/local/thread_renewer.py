@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 from caslock.fork import at_fork
 from caslock.local import clock
 from caslock.local.reports import warn_of_late_renewals, warn_of_loss
-from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due, Renewals, Schedule, by_store
+from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due, Renewals, Schedule, by_store, end
 from caslock.local.workers import LINGER, Workers, run, run_safely, start
 from caslock.observer import warn
 from caslock.protocol.lease import NEVER
@@ -138,7 +138,7 @@ class ThreadRenewer:
 
 def _act(due: Due) -> None:
     for attempt in due.over:
-        attempt.lose(attempt.lease.end("renewed"))
+        end(attempt)
     for attempts in by_store(due.renew):
         runtime = attempts[0].runtime
         begin = partial(_renewals, batches=runtime.batching is not None)

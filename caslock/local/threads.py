@@ -5,6 +5,7 @@ None of them ever suspends, because the store, the clock and sleep block instead
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 import threading
@@ -13,7 +14,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, Self, cast
 
-from caslock.local import clock
+from caslock.local import clock, linger
 from caslock.local.finishing import finished, stop_renewals
 from caslock.local.settings import check_store, suspends
 from caslock.local.shared import Shared, shared_of
@@ -128,6 +129,11 @@ class ThreadRuntime:
         """Run what `work` returns in one of the threads of the store."""
         self.shared.part("beside", partial(Workers, "caslock-beside", MOST_BESIDE)).do(lambda: run(work()))
 
+    def start_for(self, attempt: Attempt, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run what `work` returns; any thread will do."""
+        del attempt
+        self.start(work)
+
     def me(self) -> object:
         """Return an object of the thread: unlike its name and number, it is never reused."""
         return _thread.me
@@ -156,7 +162,7 @@ MOST_FINISHING: Final = 4
 """Threads that finish what was interrupted at one store at one time."""
 
 MOST_BESIDE: Final = 32
-"""Threads that acquire and release for QuorumLocks at one store at one time."""
+"""Threads that acquire and release for QuorumLocks, or give up what lingers, at one store at one time."""
 
 
 class _Thread(threading.local):
@@ -278,3 +284,15 @@ class _Immediate:
 
     async def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None] | None:
         return cast("BatchingStore", self._store).invalidate_many(removals)
+
+
+def _end_what_lingers() -> None:
+    """At the end of the interpreter, release what else would stay until its lease ends."""
+    began = clock.now()
+    for attempt in linger.kept():
+        limit = began + attempt.runtime.patience
+        if isinstance(attempt.runtime, ThreadRuntime) and clock.now() < limit:  # else its lease ends it
+            run(linger.end_now(attempt, limit))
+
+
+atexit.register(_end_what_lingers)

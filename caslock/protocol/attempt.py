@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from caslock.errors import LockLost
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
-from caslock.protocol.life import ASKING, HELD, LEAVING, State
+from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, OVER, State
 from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Record, Stamp, fence_of
 from caslock.protocol.writes import FREE_TTL, InFlight, Write, Writes
 from caslock.store import ABSENT
@@ -46,6 +46,7 @@ class LockSettings(NamedTuple):
     auto_renew: bool = True
     max_hold: float = NEVER
     min_hold: float = 0.0
+    linger: float = 0.0
     on_lost: Callable[..., object] | None = None
     note: str = ""
     retry: Retry = Retry()
@@ -109,6 +110,7 @@ class Attempt:
         "lease",
         "levels",
         "limit",
+        "lingers_until",
         "min_hold",
         "mutex",
         "owner",
@@ -145,7 +147,7 @@ class Attempt:
         """
         self.terms = terms
         _, self.key, self.owner, settings = terms
-        ttl, owner, auto_renew, max_hold, self.min_hold, _, _, self.retry, _ = settings
+        ttl, owner, auto_renew, max_hold, self.min_hold, _, _, _, self.retry, _ = settings
         self.shared = owner is not None
         self.hold_id: str = hold_id
         self.stamps: Callable[[], FirstRecord] = stamps
@@ -160,6 +162,7 @@ class Attempt:
         self.turn: Turn = Turn()
         self.woken: bool = False  # our removal woke a waiter of another process
         self.scheduled: float = NEVER  # when the renewer looks at it next
+        self.lingers_until: float = 0.0  # when this process gives up a key that it keeps while nobody holds it
         self.after_renewal: Callable[[], object] | None = None  # set for one of the several leases of a QuorumLock
 
     def go(self, state: State) -> None:
@@ -168,8 +171,14 @@ class Attempt:
 
     def begin_release(self) -> None:
         """Note that a release begins: no renewal does from now on.  Does nothing if it has begun before."""
-        if self.state is HELD:
+        if self.state is HELD or self.state is LINGERING:
             self.go(LEAVING)
+
+    def take_over(self, other: Attempt) -> None:
+        """Hold what another attempt of the same Lock object has let linger, which is over then."""
+        self.hold_id, self.writes, self.lingers_until = other.hold_id, other.writes, other.lingers_until
+        self.lease = other.lease
+        other.state, self.state = OVER, HELD  # without a call, in which an interrupt could leave the key to nobody
 
     @property
     def ending(self) -> bool:

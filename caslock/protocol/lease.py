@@ -87,6 +87,15 @@ class Lease:
         """Note that we do not hold the key, while still trying: a later success is another tenure."""
         self.record, self.version, self.fence, self.began, self.deadline = None, ABSENT, 0, 0.0, -NEVER
 
+    def rest(self, until: float) -> None:
+        """Nobody holds it from now on, and nobody is told of its end; it is looked at at the moment `until`."""
+        self.reported, self.due = True, until
+
+    def resume(self, now: float) -> None:
+        """It is held again, by another hold: `max_hold` begins anew."""
+        self.on_loss, self.reported, self.reporting, self.began = [], False, False, now
+        self.due = self._next_renewal(self.deadline + margin(self.ttl) - self.ttl, self.ttl)
+
     def ask(self, ttl: float | None, now: float) -> bool:
         """Prepare a renewal for `ttl` seconds (None: the ttl that was accepted last); False: `max_hold` is over.
 

@@ -1,5 +1,8 @@
 """The life of an attempt: from its first put to its last release it is in one of these states.
 
+                       LINGERING --> OVER
+                        ^      |
+                        |      v
     ASKING ------> HELD ---> LEAVING <---> UNSETTLED
        |                        |
        +--> WITHDRAWING --> OVER
@@ -19,6 +22,7 @@ class State(Enum):
 
     ASKING = "it waits for its turn in this process, or asks the store"
     HELD = "its acquire has succeeded; it is renewed, unless that is lost or switched off"
+    LINGERING = "nobody holds it, and this process keeps the key for a while: see `caslock.local.linger`"
     LEAVING = "its release has begun"
     UNSETTLED = "its release got no answer, and may be made again"
     WITHDRAWING = "its acquire has failed, and what it has left is being removed"
@@ -27,13 +31,14 @@ class State(Enum):
 
 ASKING: Final = State.ASKING
 HELD: Final = State.HELD
+LINGERING: Final = State.LINGERING
 LEAVING: Final = State.LEAVING
 UNSETTLED: Final = State.UNSETTLED
 WITHDRAWING: Final = State.WITHDRAWING
 OVER: Final = State.OVER
 # Bound as globals: `State.HELD` takes ten times as long on Python 3.11, which was 0.5 us of each cycle of a lock.
 
-HAD: Final = frozenset({HELD, LEAVING, UNSETTLED})
+HAD: Final = frozenset({HELD, LINGERING, LEAVING, UNSETTLED})
 """Its acquire has succeeded, and its release has not."""
 
 RELEASING: Final = frozenset({LEAVING, UNSETTLED})
@@ -41,7 +46,8 @@ RELEASING: Final = frozenset({LEAVING, UNSETTLED})
 
 NEXT: Final = {
     ASKING: frozenset({HELD, WITHDRAWING}),
-    HELD: frozenset({LEAVING}),
+    HELD: frozenset({LINGERING, LEAVING}),
+    LINGERING: frozenset({LEAVING, OVER}),  # over: another attempt holds what it has held
     LEAVING: frozenset({UNSETTLED, OVER}),
     UNSETTLED: frozenset({LEAVING}),
     WITHDRAWING: frozenset({OVER}),

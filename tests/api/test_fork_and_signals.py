@@ -465,6 +465,32 @@ def test_an_interrupted_lock_is_free_at_once(
     other.release()
 
 
+def test_what_lingers_is_to_be_had_wherever_an_interrupt_strikes() -> None:
+    """As it is held again, and as it is released: others have it at once, and its own Lock object after that."""
+    store, locks = patient(), list[Lock]()
+
+    def prepare() -> Callable[[], object]:
+        locks.append(Lock(store, fresh(), ttl=60, linger=20))
+        with locks[-1]:
+            pass
+        return block
+
+    def block() -> None:
+        with locks[-1]:
+            pass
+
+    for moment in every_moment(prepare):
+        lock = locks.pop()
+        if any(first in moment for first in ("__exit__", "_Held.release")):
+            with contextlib.suppress(NotHeld):
+                lock.release()
+        for each in (Lock(store, lock.key), lock):
+            hold = each.acquire(timeout=0)
+            assert hold is not None, moment
+            hold.release()
+        assert lock._state.committed == {}
+
+
 @pytest.mark.parametrize("way", ["Lock", "MultiLock", "QuorumLock"])
 @pytest.mark.parametrize("act", ["acquire", "release", "with"])
 def test_no_orphan_outlives_its_lease_after_two_interrupts(way: str, act: str) -> None:  # noqa: C901 - one scene

@@ -133,7 +133,7 @@ def test_pages_have_blocks() -> None:
         "functions.md": 3,
         "observing.md": 3,
         "quorum.md": 2,
-        "start.md": 4,
+        "start.md": 5,
         "stores.md": 1,
         "testing.md": 4,
     }

@@ -294,6 +294,12 @@ hand_over_unseen = altered(
 """Hand over without a look whether the successor still waits."""
 
 
+resume_what_is_released = altered(
+    LockState.resume, "other.state is not LINGERING", "other.state is HELD", "resume_what_is_released"
+)
+"""Hold again what lingers no longer."""
+
+
 def half_a_lease_is_enough(self: ObservingStore, key: str, entry: Entry | None) -> None:
     """Take a lease for over that may have half of its time left."""
     seen(self, key, entry)
@@ -329,6 +335,7 @@ MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
     (ObservingStore, "_note", half_a_lease_is_enough),
     (ObservingStore, "_note", any_version_will_do),
     (ObservingStore, "_note", see_nothing),
+    (LockState, "resume", resume_what_is_released),
 ]
 
 

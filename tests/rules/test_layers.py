@@ -23,6 +23,7 @@ LOCAL = (
         "holds",
         "reports",
         "refusals",
+        "linger",
         "queue",
         "shared",
         "stamps",

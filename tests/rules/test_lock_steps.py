@@ -106,7 +106,9 @@ def test_what_is_left_of_the_timeout_is_for_the_store(
         store.passed += passes
         return True
 
-    state._queue = SimpleNamespace(turn=turn, inside=lambda _now: [])  # type: ignore[assignment] # of a test
+    state._queue = SimpleNamespace(  # type: ignore[assignment] # of a test
+        turn=turn, inside=lambda _now: [], end_lingering=lambda _now: False
+    )
     began = state.runtime.now()
     assert run(state._turn(attempt, began, timeout, None)) == (None if left is None else pytest.approx(left, abs=0.2))
     assert limits == [NEVER if timeout is None else began + timeout]
@@ -421,7 +423,9 @@ def test_who_has_no_hold_is_not_waited_for_in_vain(store: Timed, caplog: pytest.
     async def turn(*_: object) -> bool:
         return True
 
-    state._queue = SimpleNamespace(turn=turn, inside=lambda _now: others)  # type: ignore[assignment] # of a test
+    state._queue = SimpleNamespace(  # type: ignore[assignment] # of a test
+        turn=turn, inside=lambda _now: others, end_lingering=lambda _now: False
+    )
     run(state._turn(attempt, state.runtime.now(), 5.0, None))
     assert caplog.messages == []
     others[0].levels.append("held")

@@ -53,6 +53,7 @@ class NamedLockState(LockState):
             auto_renew=plan.auto_renew,
             max_hold=NEVER if plan.max_hold is None else plan.max_hold,
             min_hold=plan.min_hold or 0.0,
+            linger=plan.linger or 0.0,
             retry=Retry(*plan.retry),
             poll=poll,
         )
@@ -110,6 +111,15 @@ class NamedLockState(LockState):
         except Cancelled:  # it goes on in another flow
             judge.released(self, over=False)
             raise
+        judge.released(self)
+
+    async def give_up(self, attempt: Attempt, limit: float = NEVER) -> None:
+        """Note when it begins and ends."""
+        judge, lingered = self.process.run.judge, attempt.state is State.LINGERING
+        judge.releasing(self)
+        await super().give_up(attempt, limit)
+        if lingered:
+            judge.gave_up(attempt)
         judge.released(self)
 
     @property
@@ -255,6 +265,10 @@ class Client:
         self.run.current.begin()
         judge.leaves(self, holds)
         self.holding = self.holding[: -len(holds)]
+        state = holds[0]._state
+        if len(holds) == 1 and state.settings.linger and state.linger(holds[0]):
+            judge.lingers(self, holds[0])
+            return
         loss: BaseException | None = None  # of several holds one may be lost, and another give no answer
         interrupts: list[BaseException] = []
         for tries in range(RELEASES):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from caslock.protocol.life import LINGERING, OVER
 from tests.proof.simulator.runtime import Event
 from tests.proof.simulator.waits import Asking, Blocked, Lined, Listening
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 def deadlocked(run: Run) -> dict[Client, set[Client]]:
     """Return the clients that wait for each other, or for one that does, and for whom each of them waits."""
-    owners = {attempt.hold_id: cast("Client", attempt.caller) for attempt in run.attempts() if not _is_lost(attempt)}
+    attempts = sorted(run.attempts(), key=lambda attempt: attempt.state is not OVER)  # the last one counts
+    owners = {attempt.hold_id: cast("Client", attempt.caller) for attempt in attempts if not _ends(attempt)}
     waiting: dict[Client, set[Client]] = {}
     finishing = {flow.client for flow in run.flows.values() if flow.finishes}
     for client in run.clients:
@@ -38,6 +40,11 @@ def deadlocked(run: Run) -> dict[Client, set[Client]]:
         for client in going:
             del waiting[client]
     return waiting
+
+
+def _ends(attempt: Attempt) -> bool:
+    """Whether it ends by itself."""
+    return attempt.state is LINGERING or _is_lost(attempt)
 
 
 def _is_lost(attempt: Attempt) -> bool:

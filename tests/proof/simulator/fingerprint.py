@@ -19,6 +19,7 @@ from tenacity.asyncio import AsyncRetrying
 from tenacity.wait import wait_base
 
 from caslock.errors import with_notes
+from caslock.local import linger
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.multi import MultiAcquire, MultiState
@@ -202,6 +203,7 @@ class _Print:
 
     def an_attempt(self, attempt: Attempt) -> None:
         self._out += (attempt.hold_id, isinstance(attempt.mutex, Mutex) and attempt.mutex.taken)
+        self._out.append(attempt in linger._kept)
         self.fields(attempt)
 
     def fields(self, value: Attempt | Lease | Writes | Contention | HandOver) -> None:

@@ -35,6 +35,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, cast
 
 from caslock.errors import LockLost, with_notes
+from caslock.local import linger
 from caslock.protocol.life import State
 from caslock.protocol.record import decode
 from tests.proof.simulator.deadlock import deadlocked, forgotten
@@ -181,7 +182,7 @@ class Judge:
         for hold in holds:
             attempt = hold._attempt
             run.tell(client.name, f"holds {hold.key!r}, fence {short(hold.fence)}")
-            again = len(attempt.levels) > 1
+            again = len(attempt.levels) > 1 or attempt.lingers_until > 0  # then it was resumed
             if (attempt.hold_id in self.succeeded) != again:
                 run.violate(f"{attempt.hold_id} succeeds for a second time")
             self.succeeded.add(attempt.hold_id)
@@ -275,6 +276,18 @@ class Judge:
                 run.violate(f"{client.name} was not told that it had lost {hold.key!r}")
             if not entered and name not in run.store.expired:  # else its own lost put, if any, may have landed
                 self._settle(name, hold.key, f"{client.name} has released")
+
+    def lingers(self, client: Client, hold: Holding) -> None:
+        """Check a release that has kept the key."""
+        del self.leaving[client]
+        self._run.tell(client.name, f"has released {hold.key!r}, which lingers")
+        if hold._attempt in linger.kept() and hold._state._queue.waiting:
+            self._run.violate(f"{hold.key!r} lingers although somebody of its process waits for it")
+
+    def gave_up(self, attempt: Attempt) -> None:
+        """Note the release of what has lingered."""
+        if attempt.state is State.OVER and attempt.hold_id not in self._run.store.expired:
+            self._settle(attempt.hold_id, attempt.key, "has lingered, and was released")
 
     def _may_be_lost(self, hold: Holding) -> bool:
         """Whether its lease has ended, by any clock, or it was released by force or forgotten."""

@@ -93,6 +93,7 @@ class ClientPlan(NamedTuple):
     auto_renew: bool = True
     max_hold: float | None = None
     min_hold: float | None = None
+    linger: float | None = None
 
 
 class Plan(NamedTuple):
@@ -133,17 +134,27 @@ def drawn(seed: int) -> Plan:
     if plan.trusts_clocks and random.Random(f"expires {seed}").random() < LASTING:
         # A lease is over for whoever has seen it for its ttl, by a clock that may be faster than the store's.
         plan = plan._replace(expires=False, early=max(plan.early, 0.5))
+    plan = _lingering(plan, random.Random(f"linger {seed}"))
     chance = random.Random(f"min_hold {seed}")
     if chance.random() > KEEPING or seed % CROWDED == CROWDED - 1:
         return plan
     kept = {client.lock: chance.choice((None, 0.4, 2.0, 4.0, 12.0)) for client in plan.clients}
     clients = [
         client
-        if client.owner or (client.max_hold or NEVER) < (kept[client.lock] or 0.0)
+        if client.owner or client.linger or (client.max_hold or NEVER) < (kept[client.lock] or 0.0)
         else client._replace(min_hold=kept[client.lock])
         for client in plan.clients
     ]
     return plan._replace(clients=tuple(clients), watching=False, poll=1.5)
+
+
+def _lingering(plan: Plan, chance: random.Random) -> Plan:
+    """Have the keys of some Lock objects linger, in one plan of six."""
+    if chance.random() > KEEPING:
+        return plan
+    lingers = {client.lock: chance.choice((None, 0.05, 0.4, 2.0, 12.0)) for client in plan.clients}
+    clients = (client if client.owner else client._replace(linger=lingers[client.lock]) for client in plan.clients)
+    return plan._replace(clients=tuple(clients))
 
 
 def _drawn(seed: int) -> Plan:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from tenacity import wait_fixed
 
+from caslock.local import linger
 from caslock.protocol.writes import FREE_TTL
 from tests.proof.simulator.client import Client, NamedLockState
 from tests.proof.simulator.fate import befall, faults
@@ -303,7 +304,9 @@ class Run:
         self._graves.append(flow)
 
     def close(self) -> None:
-        """Let go of every coroutine."""
+        """Let go of every coroutine, and of what lingers."""
+        for attempt in linger.kept():
+            linger.forget(attempt)
         for flow in [*self.flows.values(), *self._graves]:
             self.current = flow
             flow.coroutine.close()

@@ -9,9 +9,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, cast
 
+from caslock.local import linger
 from caslock.local.finishing import finished, stop_renewals
 from caslock.local.shared import Shared
 from caslock.protocol.clean_up import CleanUp, run_clean_ups
+from caslock.protocol.life import LINGERING
 from caslock.protocol.observation import ObservingStore
 from caslock.protocol.sightings import Sightings
 from caslock.store import ABSENT, Put, Traits
@@ -196,14 +198,18 @@ class Runtime:
 
     def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Run it as a flow of its own."""
-        client = self.run.current.client
+        self._start(self.run.current.client, work, finishes=False)
 
+    def start_for(self, attempt: Attempt, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run it as a flow of the client whose attempt it is."""
+        self._start(cast("Client", attempt.caller), work, finishes=True)
+
+    def _start(self, client: Client, work: Callable[[], Coroutine[object, object, None]], *, finishes: bool) -> None:
         async def go() -> None:
             await Wait(self.now())
             await work()
 
-        flow = Flow(client.next_name(), client, go(), Wait(), interruptible=False)
-        self.run.start(flow)
+        self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False, finishes=finishes))
 
     def me(self) -> object:
         """Return the client that runs."""
@@ -224,7 +230,7 @@ class Runtime:
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end."""
         lease, renews = attempt.lease, attempt.terms.settings.auto_renew
-        due = min(lease.due, lease.deadline) if renews else lease.deadline
+        due = min(lease.due, lease.deadline) if renews or attempt.state is LINGERING else lease.deadline
         flow = self.renewers.get(attempt)
         if flow is None or flow.name not in self.run.flows:
             self.renewers[attempt] = self.run.keep(attempt, due)
@@ -234,7 +240,7 @@ class Runtime:
     def forget_ending(self) -> None:
         """Stop renewing what is being released, as the renewer of each API does when it looks again."""
         for attempt, flow in list(self.renewers.items()):
-            if attempt.ending:
+            if attempt.ending and attempt.state is not LINGERING:
                 del self.renewers[attempt]
                 if type(flow.waits) is Wait:
                     self.run.drop(flow)
@@ -250,7 +256,7 @@ class Runtime:
         """Look after an attempt, as the renewer of each API does."""
         while due is not None:
             await Wait(due)
-            if attempt.ending:
+            if attempt.ending and attempt.state is not LINGERING:
                 return
             due = await self._visit(attempt)
         self.run.judge.kept(attempt)
@@ -258,6 +264,11 @@ class Runtime:
     async def _visit(self, attempt: Attempt) -> float | None:
         """Notice the end of the lease, or renew it together with all that is due; returns when to look again."""
         now = self.now()
+        if attempt.state is LINGERING and now < attempt.lingers_until:
+            return attempt.lingers_until
+        if attempt.state is LINGERING:
+            linger.end(attempt)
+            return attempt.lease.deadline if now < attempt.lease.deadline else None
         if now >= attempt.lease.deadline:
             attempt.lose(attempt.lease.end("renewed"))
         elif now >= attempt.lease.due and not attempt.lease.lost:

@@ -51,10 +51,11 @@ def _client(
     ttl: float = TTL,
     once: bool = False,
     min_hold: float | None = None,
+    linger: float | None = None,
 ) -> ClientPlan:
     retry = (0, 0) if once else (1, 1)
     plan = ClientPlan(name, process, lock or name, keys, ttl, owner, rounds, retry, auto_renew=not once)
-    return plan._replace(min_hold=min_hold)
+    return plan._replace(min_hold=min_hold, linger=linger)
 
 
 def _scene(
@@ -85,6 +86,18 @@ SCENES: Final = {
     "two processes, breaking": _scene(_client("A", 0, _SOON), _client("B", 1, _BREAKS)),
     "two processes, keeping": _scene(_client("A", 0, _TWICE, min_hold=1.0), _client("B", 1, _ONE, min_hold=4.0)),
     "two tasks, keeping": _scene(_client("A", 0, _TWICE, min_hold=1.0), _client("B", 0, _ONE), queueing=True),
+    "two tasks, lingering": _scene(_client("A", 0, _TWICE, linger=0.5), _client("B", 0, _ONE)),
+    "two tasks of one Lock, lingering": _scene(
+        _client("A", 0, _TWICE, lock="L", linger=0.5), _client("B", 0, _SOON, lock="L", linger=0.5)
+    ),
+    "two processes, lingering": _scene(_client("A", 0, _SOON, linger=0.5), _client("B", 1, _ONE), queueing=True),
+    "two threads, lingering, racing": _scene(
+        _client("A", 0, _BRIEF, lock="L", linger=0.5),
+        _client("B", 0, _BRIEF_WAIT, lock="L", linger=0.5),
+        _client("C", 0, _BRIEF_WAIT),
+        threads=True,
+        faults=RACES,
+    ),
     "two processes, waking": _scene(_client("A", 0, _TWICE), _client("B", 1, _ONE), queueing=True),
     "two processes, observing": _scene(_client("A", 0, _TWICE), _client("B", 1, _ONE), expires=False),
     "three processes, observing": _scene(

@@ -1,0 +1,54 @@
+"""Keys that this process keeps for a while after their release, so that its next acquire of one takes no request.
+
+Nobody holds what lingers.  It keeps its place in the local queue and its record at the store; it is not renewed, and
+nobody is told of its loss.  The next acquire of the same Lock object holds it again (`LockState.re_enter`), or it is
+released (`LockState.give_up`): at its time, for a contender of this process, and at the end of the event loop or of the
+interpreter.  Chubby calls this lock caching.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from caslock.fork import at_fork
+from caslock.protocol.life import LINGERING
+
+if TYPE_CHECKING:
+    from caslock.local.lock_state import LockState
+    from caslock.protocol.attempt import Attempt
+
+_kept: dict[Attempt, LockState] = {}  # strongly: nothing else refers to them
+
+
+def keep(attempt: Attempt, state: LockState) -> None:
+    """Keep what lingers."""
+    _kept[attempt] = state
+
+
+def forget(attempt: Attempt) -> None:
+    """Forget what lingers no longer."""
+    _kept.pop(attempt, None)
+
+
+def end(attempt: Attempt) -> bool:
+    """Have it released beside the caller; False: it is not kept."""
+    state = _kept.get(attempt)
+    if state is not None and attempt.state is LINGERING:
+        attempt.runtime.start_for(attempt, partial(state.give_up, attempt))
+    return state is not None
+
+
+async def end_now(attempt: Attempt, limit: float) -> None:
+    """Release it; after a failure, no request begins at or after `limit`."""
+    state = _kept.get(attempt)
+    if state is not None:
+        await state.give_up(attempt, limit)
+
+
+def kept() -> list[Attempt]:
+    """Return all that lingers in this process."""
+    return [attempt for attempt in tuple(_kept) if attempt.state is LINGERING]
+
+
+at_fork(after_in_child=_kept.clear)  # it is the parent's
