@@ -21,8 +21,7 @@ DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
 .NOTPARALLEL:
 .PHONY: help demo test prove quick oldest mutate pythons bench servers check lint types clean
 
-PYTEST = $(RUN) -m pytest --quiet
-BOTH = --numprocesses=auto  # workers for tests that compute, and for those that wait: see tests/support/turns.py
+PYTEST = $(RUN) -m pytest --quiet --dist=loadgroup
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Two minutes on two cores.
 QUICK := tests/rules $(patsubst %,tests/api/test_%.py,asyncio bad_input connect ends fork_and_signals holds import lock \
     lock_order multilock queue renewal tasks) tests/stores/test_memory.py tests/stores/test_sqlite.py \
@@ -39,17 +38,17 @@ demo: $(VENV)/.demo  ## show double bookings without the lock, and none with it;
 	@$(RUN) examples/booking.py $(ARGS)
 
 test: servers $(VENV)/.dev  ## run the tests against real servers (ARGS goes to pytest)
-	@$(PYTEST) $(BOTH) -m "not long" $(ARGS)
+	@$(PYTEST) --numprocesses=auto -m "not long" $(ARGS)
 
 prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, torture, other libraries, benchmarks
-	@$(PYTEST) $(BOTH) -m long $(ARGS)
+	@$(PYTEST) --numprocesses=auto -m long $(ARGS)
 
 quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (two minutes)
 	@$(PYTEST) --numprocesses=logical -m "not long" $(ARGS) $(QUICK)
 
 oldest: servers  ## run the tests of some stores with the oldest clients that pyproject.toml allows (one minute)
 	@$(MAKE) --no-print-directory .venv-oldest/.oldest VENV=.venv-oldest
-	@.venv-oldest/bin/python -m pytest $(BOTH) -m "not long" $(ARGS) $(CLIENTS)
+	@.venv-oldest/bin/python -m pytest --dist=loadgroup --numprocesses=auto -m "not long" $(ARGS) $(CLIENTS)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
 	@$(RUN) -m tests.proof.mutation $(ARGS)

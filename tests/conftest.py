@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from caslock.local.schedule import Schedule
 from caslock.protocol.attempt import Attempt
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
-from tests.support import life, turns
+from tests.support import life
 from tests.support.locations import KINDS, Place, opened, until
 from tests.support.servers import (
     DYNAMODB,
@@ -55,35 +56,18 @@ from tests.support.servers import (
 assert Attempt.go is life.go  # importing `life` has each test look at each step of an attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-
-    from xdist.remote import Producer
-    from xdist.scheduler import LoadScopeScheduling
 
     from caslock.stores.dynamodb import DynamoDBStore
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Have workers for tests that wait with ``-n auto``, but not with ``-n logical``."""
+    """Have more workers than processors with ``-n auto``, but not with ``-n logical``: many tests wait."""
     if config.getoption("numprocesses") == "logical" or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist decides
-    return turns.PROCESSORS + turns.LANES
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Send each test to the next worker that is free, but those that wait to workers of their own."""
-    return turns.scheduling()(config, log)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout's: no test is late because it waits here
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run no more tests at one time than there are processors, beside those that wait."""
-    session: str | None = getattr(item.config, "workerinput", {}).get("testrunuid")
-    with contextlib.nullcontext() if session is None or turns.waits(item.nodeid) else turns.turn(session):
-        return (yield)
+    return 2 * (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
 
 _passed = itertools.count(1)

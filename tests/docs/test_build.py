@@ -20,7 +20,7 @@ import caslock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("build")]
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from benchmarks.faults.stage import Cell
     from tests.support.servers import Server
 
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("peer_faults"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
 
 REDIS_OPTIONS = "?socket_timeout=0.3&socket_connect_timeout=1"
 

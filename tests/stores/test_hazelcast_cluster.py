@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 # The client may leave a connection open whose member was cut off.
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("hazelcast_cluster"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+]
 
 PATIENCE = 30.0
 """Seconds in which members have found each other, or noticed that one is gone."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("zookeeper_ensemble")]
 
 PATIENCE = 40.0
 """Seconds in which an ensemble has elected a leader."""

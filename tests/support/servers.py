@@ -512,7 +512,7 @@ def absent(line: str) -> NoReturn:
 def free_port() -> int:
     """Find a free loopback port; until this process ends, no other process of these tests is given the same."""
     for port in random.sample(PORTS, len(PORTS)):
-        if port not in _ours and lock_byte(port):
+        if port not in _ours and _lock(port):
             with contextlib.suppress(OSError), socket.socket() as probe:
                 probe.bind((HOST, port))
                 _ours.add(port)
@@ -531,20 +531,14 @@ _ours: Final = set[int]()
 """The ports that this process has been given."""
 
 
-def lock_byte(number: int) -> bool:
-    """Lock the byte of that number in a file that all processes of these tests share; False if another has it."""
+def _lock(port: int) -> bool:
+    """Lock the byte of that port in a file that all processes of these tests share; False if another has it."""
     if sys.platform != "win32":
         try:
-            fcntl.lockf(_shared_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+            fcntl.lockf(_shared_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
         except OSError:
             return False
     return True
-
-
-def unlock_byte(number: int) -> None:
-    """Let another process lock that byte; the end of this one does, too."""
-    if sys.platform != "win32":
-        fcntl.lockf(_shared_file(), fcntl.LOCK_UN, 1, number)
 
 
 @functools.cache

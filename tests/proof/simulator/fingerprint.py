@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from functools import partial
+from itertools import chain
 from types import CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,7 +61,8 @@ def fingerprint(run: Run) -> int:
     """Return the state of a run."""
     print_ = _Print(run)
     print_.run(run)
-    return hash(repr(print_.canonical()))  # of the text: to `hash` the numbers -1 and -2 are one
+    print_.number_versions()
+    return hash(repr(print_._out))  # of the text: to `hash` the numbers -1 and -2 are one
 
 
 class _Print:
@@ -68,13 +70,15 @@ class _Print:
         self._run = run
         self._now = run.now
         self._out: list[object] = []
+        self._versions: list[tuple[int, int]] = []
+        """Where there is a version, and which."""
         self._attempts: dict[Attempt, None] = {}
 
-    def canonical(self) -> list[object]:
+    def number_versions(self) -> None:
         """Number versions by their order."""
-        versions = sorted({item for item in self._out if type(item) is int and item >= FIRST_VERSION})
-        order = {version: -1 - n for n, version in enumerate(versions)}
-        return [order.get(item, item) if type(item) is int else item for item in self._out]
+        order = {version: -1 - n for n, version in enumerate(sorted({version for _, version in self._versions}))}
+        for place, version in self._versions:
+            self._out[place] = order[version]
 
     def run(self, run: Run) -> None:
         """Add everything."""
@@ -130,11 +134,8 @@ class _Print:
     def of(self, value: object) -> None:
         """Add a value."""
         kind = type(value)
-        if value is None or kind in _PLAIN:
+        if kind in _PLAIN:
             self._out.append(value)
-        elif kind is float:
-            assert isinstance(value, float)
-            self._out.append(round(value - self._now, 6) if _MOMENTS < value < NEVER else value)
         else:
             write = _KINDS.get(kind) or _kind_of(value)
             write(self, value)
@@ -143,10 +144,21 @@ class _Print:
         values = list(values)
         self._out += (_SEVERAL, len(values))
         for value in values:
-            self.of(value)
+            if type(value) in _PLAIN:
+                self._out.append(value)
+            else:
+                self.of(value)
 
     def mapping(self, values: Mapping[object, object]) -> None:
-        self.several([part for item in values.items() for part in item])
+        self.several(chain.from_iterable(values.items()))
+
+    def number(self, value: int) -> None:
+        if value >= FIRST_VERSION:
+            self._versions.append((len(self._out), value))
+        self._out.append(value)
+
+    def moment(self, value: float) -> None:
+        self._out.append(round(value - self._now, 6) if _MOMENTS < value < NEVER else value)
 
     def of_any_order(self, values: set[str]) -> None:
         self.several(sorted(values))
@@ -214,7 +226,7 @@ class _Print:
 
     def judge(self, judge: Judge) -> None:
         # What it knows of holds that nothing else refers to has no effect on what happens next.
-        known = {item for item in self._out if type(item) is str}
+        known = set(self._out)
         self.several(
             (
                 sorted(known & judge.settled.keys()),
@@ -278,7 +290,7 @@ class _Print:
 
 
 _SEVERAL: Final = "several"
-_PLAIN: Final = frozenset({bool, int, str})
+_PLAIN: Final = frozenset({bool, str, type(None)})
 _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
     MultiAcquire: _Print.several_keys,
     AsyncRetrying: _Print.nothing,
@@ -308,6 +320,8 @@ _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
     bytes: _Print.bytes,
     deque: _Print.several,
     dict: _Print.mapping,
+    float: _Print.moment,
+    int: _Print.number,
     list: _Print.several,
     partial: _Print.partial,
     set: _Print.of_any_order,
