@@ -24,6 +24,7 @@ from caslock.local.schedule import Schedule
 from caslock.protocol.attempt import Attempt
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
+from caslock.testing import StoreContract  # noqa: F401 - before any of its parts, or their asserts are not rewritten
 from tests.support import life
 from tests.support.locations import KINDS, Place, opened, until
 from tests.support.servers import (

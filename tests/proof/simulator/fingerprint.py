@@ -13,7 +13,7 @@ from collections import deque
 from functools import partial
 from itertools import chain
 from types import CoroutineType, FunctionType, GeneratorType, MethodType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tenacity import RetryCallState
 from tenacity.asyncio import AsyncRetrying
@@ -226,7 +226,7 @@ class _Print:
 
     def judge(self, judge: Judge) -> None:
         # What it knows of holds that nothing else refers to has no effect on what happens next.
-        known = set(self._out)
+        known = cast("set[str]", set(self._out))  # what else is in it is no key of these
         self.several(
             (
                 sorted(known & judge.settled.keys()),
