@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
-from caslock.guards import on_failure
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
 from caslock.local.settings import Own, wait_time
 from caslock.local.threads import finish, mend, running_task, thread_runtime
 from caslock.local.workers import run
+from caslock.process.guards import on_failure
 from caslock.protocol.exchange import Sent, answered
 from caslock.protocol.life import HELD
 from caslock.store import ABSENT, Store

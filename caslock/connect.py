@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
-from caslock.options import has_control_characters
+from caslock.stores.shared.options import has_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

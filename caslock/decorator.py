@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Proto
 from typing import overload as overload_
 
 from caslock.blocking import Lock
-from caslock.fork import at_fork
 from caslock.key_template import KeyTemplate, named
 from caslock.local.settings import Own, suspends
+from caslock.process.fork import at_fork
 from caslock.store import Traits
 
 if TYPE_CHECKING:

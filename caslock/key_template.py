@@ -8,7 +8,7 @@ import string
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from caslock.keys import PLAIN, bounded, part_text, quoted
-from caslock.options import check_key
+from caslock.store import check_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 from typing import Final
 from uuid import UUID
 
-from caslock.options import MAX_KEY
+from caslock.store import MAX_KEY
 
 Part = str | int | UUID | date | None
 """What a key can be made of: `bool` is a kind of `int`, and `datetime` a kind of `date`."""

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 ABSENT: Final = 0
 """The version that means "there is no entry".  No entry ever has it."""
 
+MAX_KEY: Final = 1024
+"""The longest key, in characters."""
+
 MAX_VALUE: Final = 4096
 """The largest value, in bytes, that a store must keep."""
 
@@ -349,3 +352,23 @@ class AsyncClosableStore(AsyncStore, Protocol):
     ) -> bool | None:
         """Close the store."""
         ...
+
+
+def check_key(key: str) -> bytes:
+    """Return a key as UTF-8; raises TypeError for another type, ValueError for a bad length or a lone surrogate."""
+    if not isinstance(key, str):
+        raise TypeError(f"key must be a str, not {type(key).__name__}")
+    if not 1 <= len(key) <= MAX_KEY:
+        raise ValueError(f"key must be 1 to {MAX_KEY:,} characters long, not {len(key):,}")
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the key contains a lone surrogate, at index {error.start}") from None
+
+
+def check_put(value: bytes, ttl: float, longest: float) -> None:
+    """Raise ValueError for a value or a ttl that can't be kept; `longest` is the longest ttl of the store."""
+    if len(value) > MAX_VALUE:
+        raise ValueError(f"a value must be at most {MAX_VALUE} bytes long, not {len(value)}")
+    if not 0 < ttl <= longest:
+        raise ValueError(f"ttl must be more than 0 and at most {longest:,} seconds, not {ttl!r}")

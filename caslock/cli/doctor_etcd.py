@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from caslock.cli.finding import danger, note, warning
-from caslock.connections import run
-from caslock.links import SocketLink
 from caslock.stores.etcd.failures import Failures
 from caslock.stores.etcd.members import Members
 from caslock.stores.etcd.target import target_of
 from caslock.stores.etcd.wire import Call, Reply
+from caslock.stores.shared.connections import run
+from caslock.stores.shared.links import SocketLink
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from caslock.cli.finding import danger, note, warning
-from caslock.connections import run
-from caslock.links import SocketLink
 from caslock.stores.nats.failures import Failures
 from caslock.stores.nats.requests import Verbs
 from caslock.stores.nats.servers import Servers
 from caslock.stores.nats.target import target_of
+from caslock.stores.shared.connections import run
+from caslock.stores.shared.links import SocketLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

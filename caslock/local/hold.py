@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from caslock.errors import NotHeld, StoreError
-from caslock.fork import generation
 from caslock.local.settings import check_lease
+from caslock.process.fork import generation
 from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
 

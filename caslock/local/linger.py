@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from caslock.fork import at_fork
+from caslock.process.fork import at_fork
 from caslock.protocol.life import LINGERING
 
 if TYPE_CHECKING:

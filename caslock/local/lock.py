@@ -28,9 +28,9 @@ from caslock.local.settings import (
 )
 from caslock.local.several import check_keys, check_locks, check_stores
 from caslock.local.with_blocks import WithBlocks
-from caslock.options import check_key
 from caslock.protocol.attempt import LockSettings, Retry
 from caslock.protocol.lease import NEVER
+from caslock.store import check_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

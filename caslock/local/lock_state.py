@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from caslock import observer
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError
-from caslock.fork import at_fork, generation
 from caslock.local import linger
 from caslock.local.hold import Holding
 from caslock.local.refusals import BY_OURSELVES, busy, in_use, waited
 from caslock.local.reports import call_on_lost, event_of
 from caslock.local.stamps import Stamps, hostname
+from caslock.process.fork import at_fork, generation
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt, LockSettings, Terms
 from caslock.protocol.exchange import Sent, answered, note_write, read

@@ -6,8 +6,8 @@ import weakref
 from threading import RLock
 from typing import TYPE_CHECKING, TypeVar
 
-from caslock.fork import at_fork, generation
 from caslock.local.queue import LocalQueue
+from caslock.process.fork import at_fork, generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

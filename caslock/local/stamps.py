@@ -6,7 +6,7 @@ import os
 import time
 from functools import lru_cache
 
-from caslock.fork import generation
+from caslock.process.fork import generation
 from caslock.protocol.attempt import FirstRecord
 from caslock.protocol.record import Stamp, opening
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from caslock.local import clock, linger
 from caslock.local.reports import warn_of_late_renewals, warn_of_loss
 from caslock.local.schedule import Renewals, Schedule, by_store, end
-from caslock.loop_end import before_the_loop_ends
+from caslock.process.loop_end import before_the_loop_ends
 from caslock.protocol.clean_up import run_clean_ups
 from caslock.protocol.lease import NEVER
 

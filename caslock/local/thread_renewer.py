@@ -13,12 +13,12 @@ from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Final, cast
 
-from caslock.fork import at_fork
 from caslock.local import clock
 from caslock.local.reports import warn_of_late_renewals, warn_of_loss
 from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due, Renewals, Schedule, by_store, end
 from caslock.local.workers import LINGER, Workers, run, run_safely, start
 from caslock.observer import warn
+from caslock.process.fork import at_fork
 from caslock.protocol.lease import NEVER
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from caslock.fork import generation
+from caslock.process.fork import generation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

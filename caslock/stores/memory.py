@@ -16,11 +16,11 @@ from threading import RLock
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from uuid import uuid4
 
-from caslock.closing import AsyncClosing, Closing
 from caslock.errors import StoreUnavailable
-from caslock.fork import at_fork
-from caslock.guards import on_failure
+from caslock.process.fork import at_fork
+from caslock.process.guards import on_failure
 from caslock.store import ABSENT, WOKEN, Entry, Traits
+from caslock.stores.shared.closing import AsyncClosing, Closing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence

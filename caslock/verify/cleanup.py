@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from caslock.errors import StoreError
-from caslock.options import split
 from caslock.store import ABSENT
+from caslock.stores.shared.options import split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 from caslock.connect import connect, connect_async
-from caslock.options import split
 from caslock.store import AsyncStore, Store
+from caslock.stores.shared.options import split
 from caslock.testing.drive import driven, is_async
 from caslock.verify.cleanup import put_for_a_moment
 

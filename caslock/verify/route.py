@@ -7,7 +7,7 @@ import time
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from caslock.options import split
+from caslock.stores.shared.options import split
 from caslock.testing.drive import driven
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import in_a_thread

@@ -375,7 +375,7 @@ def test_a_list_of_servers_may_have_ipv6_addresses(
             raise ValueError("Invalid IPv6 URL")
         return parts
 
-    monkeypatch.setattr("caslock.options.urlsplit", strict)
+    monkeypatch.setattr("caslock.stores.shared.options.urlsplit", strict)
     url = f"{scheme}://one:1,[::1]:2/"
     assert "one:1" in make(url).traits.location
     assert "[::1]:2" in make(url).traits.location

@@ -108,14 +108,15 @@ def imports(source: str, *, types: bool = True) -> set[str]:
             submodules = {
                 f"{module}.{alias.name}" for alias in node.names if layer(f"{module}.{alias.name}") in MAY_IMPORT
             }
-            packages = {"caslock", "caslock.protocol", "caslock.local"}
+            packages = {"caslock", "caslock.protocol", "caslock.local", "caslock.process", "caslock.stores.shared"}
             found |= (submodules or {module}) if module in packages else {module}
     return found
 
 
 def layer(module: str) -> str:
     """Return the layer of a module of caslock: its first name below the package, or the first two in split packages."""
-    names = [*module.split(".")[1:], "__init__"]
+    inner = module.removeprefix("caslock").removeprefix(".process").removeprefix(".stores.shared")
+    names = [*inner.split(".")[1:], "__init__"]
     split = names[0] in {"protocol", "local"} and names[1] != "__init__"
     return ".".join(names[:2]) if split else names[0]
 
@@ -156,7 +157,7 @@ def test_arrows_only_point_down(module: str) -> None:
 def _store_of(module: str) -> str:
     """Name the store that a module is, or is a file of; of other modules, "__init__"."""
     own = Path(module).with_suffix("").parts
-    return own[1] if own[0] == "stores" else "__init__"
+    return own[1] if own[0] == "stores" and own[1] != "shared" else "__init__"
 
 
 def _same_store(module: str, name: str) -> bool:

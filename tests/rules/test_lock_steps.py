@@ -28,7 +28,6 @@ from caslock import (
     fork,
     observe,
 )
-from caslock.fork import generation
 from caslock.local import lock_state
 from caslock.local import stamps as stamps_module
 from caslock.local.lock_state import LockState
@@ -36,6 +35,7 @@ from caslock.local.refusals import busy, in_use
 from caslock.local.stamps import Stamps
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
+from caslock.process.fork import generation
 from caslock.protocol.contention import Contention
 from caslock.protocol.exchange import Sent
 from caslock.protocol.lease import NEVER

@@ -24,12 +24,12 @@ from pymemcache.client.hash import HashClient
 from pymemcache.client.retrying import RetryingClient
 from pymemcache.serde import pickle_serde
 
-from caslock import connections
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Store
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memcached import store as memcached
 from caslock.stores.memcached.requests import line_of, name_of, parse
+from caslock.stores.shared import connections
 from caslock.testing.extremes import KEYS
 from caslock.testing.stopwatch import Stopwatch
 from tests.stores.opening import put, unsent

@@ -14,10 +14,10 @@ import pytest
 import redis
 import redis.asyncio
 
-from caslock.connections import MOST_WAITING
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, AsyncQueueingStore, Entry, QueueingStore, Store
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
+from caslock.stores.shared.connections import MOST_WAITING
 from caslock.testing.stopwatch import Stopwatch
 from tests.stores.opening import opening, put, unsent
 from tests.support.locations import until

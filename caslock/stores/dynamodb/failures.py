@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from botocore import exceptions
 
-from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.failures import Failures as AnyFailures
 from caslock.stores.dynamodb.requests import KEY, Reply
+from caslock.stores.shared.connections import reason
+from caslock.stores.shared.failures import Failures as AnyFailures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

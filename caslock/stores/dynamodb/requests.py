@@ -21,9 +21,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.options import check_key, check_put
-from caslock.store import ABSENT, Entry
-from caslock.verbs import Page
+from caslock.store import ABSENT, Entry, check_key, check_put
+from caslock.stores.shared.verbs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

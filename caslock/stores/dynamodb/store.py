@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from botocore.exceptions import ClientError
 
-from caslock.connections import run
 from caslock.errors import StoreError
-from caslock.fork import PerProcess
-from caslock.loop_end import PerLoop, before_the_loop_ends, transports_are_closed
+from caslock.process.fork import PerProcess
+from caslock.process.loop_end import PerLoop, before_the_loop_ends, transports_are_closed
 from caslock.store import Traits
 from caslock.stores.dynamodb.failures import Failures, refusal_of, reply_of
 from caslock.stores.dynamodb.requests import Reply, Request, Verbs
 from caslock.stores.dynamodb.target import target_of
-from caslock.verbs import AsyncVerbs, BlockingVerbs
+from caslock.stores.shared.connections import run
+from caslock.stores.shared.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
     from caslock.stores.dynamodb.target import Client, Target
-    from caslock.verbs import Verb
+    from caslock.stores.shared.verbs import Verb
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.loaders import create_loader
 
-from caslock.options import TIMEOUT, check_timeout, no_other_options, split_url, timeout_of
+from caslock.stores.shared.options import TIMEOUT, check_timeout, no_other_options, split_url, timeout_of
 
 Client: TypeAlias = Any  # of botocore or aiobotocore: they ship no types
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import h11
 
-from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.failures import Failures as AnyFailures
-from caslock.links import tls_refused
 from caslock.stores.etcd.requests import Refused
+from caslock.stores.shared.connections import reason
+from caslock.stores.shared.failures import Failures as AnyFailures
+from caslock.stores.shared.links import tls_refused
 
 if TYPE_CHECKING:
     from caslock.stores.etcd.wire import Reply

@@ -12,18 +12,18 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.guards import on_failure
-from caslock.links import Link, Pool
+from caslock.process.guards import on_failure
 from caslock.stores.etcd.failures import NO_TOKEN, NOT_HERE, TooOld
 from caslock.stores.etcd.requests import Refused
 from caslock.stores.etcd.wire import Call, Reply, Stream, exchange
+from caslock.stores.shared.links import Link, Pool
 
 if TYPE_CHECKING:
-    from caslock.links import Endpoint
     from caslock.stores.etcd.failures import Failures
     from caslock.stores.etcd.requests import Verb, Verbs
     from caslock.stores.etcd.target import Target
     from caslock.stores.etcd.wire import Replies
+    from caslock.stores.shared.links import Endpoint
 
 L = TypeVar("L", bound=Link)
 T = TypeVar("T")

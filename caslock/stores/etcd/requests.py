@@ -1,6 +1,6 @@
 """The verbs as requests to etcd, and how its answers are read: pure functions, for both APIs.
 
-A verb (see `caslock.verbs`) yields the requests of one packet, and is sent their answers.
+A verb (see `caslock.stores.shared.verbs`) yields the requests of one packet, and is sent their answers.
 
 An entry is a key of etcd, its version the key's mod revision.  Each put has a lease of its own, whose id is chosen
 here, so that one packet can grant the lease and use it.  As no other key has that lease, to revoke it is to remove the
@@ -17,10 +17,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from caslock.errors import StoreUnavailable
-from caslock.options import MAX_KEY, check_key, check_put
-from caslock.store import Entry
+from caslock.store import MAX_KEY, Entry, check_key, check_put
 from caslock.stores.etcd.wire import Call, Reply
-from caslock.verbs import Page
+from caslock.stores.shared.verbs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from caslock.links import FILES, Endpoint, endpoints_of, tls_of
-from caslock.options import check_prefix, either, no_other_options, split_url, timeout_of
+from caslock.stores.shared.links import FILES, Endpoint, endpoints_of, tls_of
+from caslock.stores.shared.options import check_prefix, either, no_other_options, split_url, timeout_of
 
 if TYPE_CHECKING:
     import ssl

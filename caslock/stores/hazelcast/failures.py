@@ -15,9 +15,9 @@ from hazelcast.errors import (
     TargetDisconnectedError,
 )
 
-from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.failures import Failures as AnyFailures
+from caslock.stores.shared.connections import reason
+from caslock.stores.shared.failures import Failures as AnyFailures
 
 if TYPE_CHECKING:
     from caslock.stores.hazelcast.target import Target

@@ -1,4 +1,4 @@
-"""How an entry is kept, and the verbs as requests to a map (see `caslock.verbs`): no I/O, for both APIs.
+"""How an entry is kept, and the verbs as requests to a map (see `caslock.stores.shared.verbs`): no I/O, for both APIs.
 
 An entry is a text under the key: a line with its version and how long it lasts, and then the value.  Of all that a
 client can ask of a map, only ``put_if_absent`` both compares and takes a ttl.  ``replace_if_same`` takes none: what it
@@ -25,9 +25,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.options import check_key, check_put
-from caslock.store import ABSENT, Entry
-from caslock.verbs import Page
+from caslock.store import ABSENT, Entry, check_key, check_put
+from caslock.stores.shared.verbs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -20,11 +20,11 @@ from hazelcast.config import Config, IntType, ReconnectMode
 from hazelcast.errors import HazelcastError
 from hazelcast.lifecycle import LifecycleState
 
-from caslock.connections import LEAST, seconds_left
 from caslock.errors import StoreError
-from caslock.guards import on_failure
-from caslock.loop_end import before_the_loop_ends, transports_are_closed
+from caslock.process.guards import on_failure
+from caslock.process.loop_end import before_the_loop_ends, transports_are_closed
 from caslock.stores.hazelcast.failures import Failures
+from caslock.stores.shared.connections import LEAST, seconds_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Coroutine

@@ -10,14 +10,14 @@ from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from caslock.fork import PerProcess, generation
-from caslock.guards import on_failure
-from caslock.loop_end import PerLoop
+from caslock.process.fork import PerProcess, generation
+from caslock.process.guards import on_failure
+from caslock.process.loop_end import PerLoop
 from caslock.store import Traits
 from caslock.stores.hazelcast.requests import Verbs
 from caslock.stores.hazelcast.session import Session
 from caslock.stores.hazelcast.target import target_of
-from caslock.verbs import AsyncVerbs, BlockingVerbs
+from caslock.stores.shared.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -6,8 +6,8 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from caslock.links import endpoints_of
-from caslock.options import no_other_options, split_url, timeout_of
+from caslock.stores.shared.links import endpoints_of
+from caslock.stores.shared.options import no_other_options, split_url, timeout_of
 
 MAP: Final = "caslock"
 """The map that keeps the entries, unless the user says otherwise."""

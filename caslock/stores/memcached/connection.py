@@ -6,10 +6,10 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from caslock.connections import is_readable, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.fork import generation
-from caslock.guards import on_failure
+from caslock.process.fork import generation
+from caslock.process.guards import on_failure
+from caslock.stores.shared.connections import is_readable, seconds_left
 
 if TYPE_CHECKING:
     import socket

@@ -15,8 +15,7 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from caslock.options import check_key, check_put
-from caslock.store import ABSENT, Entry
+from caslock.store import ABSENT, Entry, check_key, check_put
 
 _CAS_IDS: Final = 1 << 64
 _LONGEST_REPLY: Final = 65_536  # bytes

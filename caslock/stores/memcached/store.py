@@ -16,13 +16,21 @@ from pymemcache.exceptions import (
     MemcacheUnknownError,
 )
 
-from caslock.closing import Closing
-from caslock.connections import IdleConnections, reason, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.options import check_address, check_prefix, check_timeout, either, no_other_options, options_of, seconds_of
 from caslock.store import ABSENT, Entry, Traits
 from caslock.stores.memcached.connection import Connection, opened
 from caslock.stores.memcached.requests import line_of, name_of, parse, put, question, removal, terms_of
+from caslock.stores.shared.closing import Closing
+from caslock.stores.shared.connections import IdleConnections, reason, seconds_left
+from caslock.stores.shared.options import (
+    check_address,
+    check_prefix,
+    check_timeout,
+    either,
+    no_other_options,
+    options_of,
+    seconds_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

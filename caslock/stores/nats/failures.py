@@ -5,12 +5,12 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Final
 
-from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.failures import Failures as AnyFailures
-from caslock.links import tls_refused
 from caslock.stores.nats.requests import RefusedError
 from caslock.stores.nats.wire import NotNatsError
+from caslock.stores.shared.connections import reason
+from caslock.stores.shared.failures import Failures as AnyFailures
+from caslock.stores.shared.links import tls_refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,10 +20,9 @@ from hashlib import sha256
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from caslock.options import MAX_KEY, check_key, check_put
-from caslock.store import ABSENT, Entry
+from caslock.store import ABSENT, MAX_KEY, Entry, check_key, check_put
 from caslock.stores.nats.wire import Ask, Message, NotNatsError, headers_of
-from caslock.verbs import Page
+from caslock.stores.shared.verbs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -15,20 +15,20 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from caslock.guards import on_failure
-from caslock.links import Link, Pool
+from caslock.process.guards import on_failure
 from caslock.stores.nats.failures import ServerError, check_jetstream, check_server, check_stream
 from caslock.stores.nats.requests import NO_STREAM, RefusedError, sound
 from caslock.stores.nats.target import signed
 from caslock.stores.nats.wire import Ask, Message, NotNatsError, Wire
+from caslock.stores.shared.links import Link, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from caslock.links import Endpoint
     from caslock.stores.nats.failures import Failures
     from caslock.stores.nats.requests import Verb, Verbs
     from caslock.stores.nats.target import Target
+    from caslock.stores.shared.links import Endpoint
 
 L = TypeVar("L", bound=Link)
 T = TypeVar("T")

@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from caslock.connections import run
-from caslock.links import SocketLink, StreamLink
-from caslock.loop_end import ConnectionsPerLoop
+from caslock.process.loop_end import ConnectionsPerLoop
 from caslock.store import Traits
 from caslock.stores.nats.failures import Failures
 from caslock.stores.nats.requests import Verbs
 from caslock.stores.nats.servers import Servers
 from caslock.stores.nats.target import target_of
-from caslock.verbs import AsyncVerbs, BlockingVerbs
+from caslock.stores.shared.connections import run
+from caslock.stores.shared.links import SocketLink, StreamLink
+from caslock.stores.shared.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
-    from caslock.verbs import Verb
+    from caslock.stores.shared.verbs import Verb
 
 T = TypeVar("T")
 

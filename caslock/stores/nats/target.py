@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
-from caslock.links import FILES, Endpoint, endpoints_of, tls_of
-from caslock.options import no_other_options, split_url, timeout_of
+from caslock.stores.shared.links import FILES, Endpoint, endpoints_of, tls_of
+from caslock.stores.shared.options import no_other_options, split_url, timeout_of
 
 if TYPE_CHECKING:
     import ssl

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 
 from redis import exceptions
 
-from caslock.connections import Connection, IdleConnections, Waiters
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.stores.redis.failures import FAILOVER, TOO_LATE
 from caslock.stores.redis.requests import who
 from caslock.stores.redis.wire import packed
+from caslock.stores.shared.connections import Connection, IdleConnections, Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from redis import exceptions
 
-from caslock.connections import reason
 from caslock.errors import StoreError, StoreUnavailable
+from caslock.stores.shared.connections import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from redis import exceptions
 
-from caslock.connections import SUSPECT, is_readable
-from caslock.fork import generation
+from caslock.process.fork import generation
 from caslock.stores.redis.wire import MORE, PUSH, new_reader
+from caslock.stores.shared.connections import SUSPECT, is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

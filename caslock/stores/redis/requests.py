@@ -35,8 +35,7 @@ from redis import exceptions
 from redis.crc import key_slot
 
 from caslock.errors import StoreError
-from caslock.options import MAX_KEY, check_key, check_put
-from caslock.store import ABSENT, WOKEN, Entry
+from caslock.store import ABSENT, MAX_KEY, WOKEN, Entry, check_key, check_put
 from caslock.stores.redis.wire import Reply, packed
 
 if TYPE_CHECKING:

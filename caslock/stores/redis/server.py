@@ -20,11 +20,11 @@ from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
 
-from caslock.connections import run, seconds_left
-from caslock.options import check_prefix, check_replicas, check_timeout
 from caslock.store import Traits
 from caslock.stores.redis.failures import Dialect, Failures
 from caslock.stores.redis.wire import packed
+from caslock.stores.shared.connections import run, seconds_left
+from caslock.stores.shared.options import check_prefix, check_replicas, check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from redis import exceptions
 
-from caslock.connections import SUSPECT, is_readable, seconds_left
-from caslock.fork import generation
-from caslock.guards import on_failure
+from caslock.process.fork import generation
+from caslock.process.guards import on_failure
 from caslock.stores.redis.connections import Pool
 from caslock.stores.redis.wire import MORE, PUSH, new_reader
+from caslock.stores.shared.connections import SUSPECT, is_readable, seconds_left
 
 if TYPE_CHECKING:
     from caslock.stores.redis.server import Untyped

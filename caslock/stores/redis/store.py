@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import redis
 import redis.asyncio
 
-from caslock.closing import AsyncClosing, Closing
-from caslock.connections import run
-from caslock.loop_end import ConnectionsPerLoop
+from caslock.process.loop_end import ConnectionsPerLoop
 from caslock.stores.redis.async_connections import Pipelines, SharedPipeline
 from caslock.stores.redis.cluster import Cluster, connections_to
 from caslock.stores.redis.failures import REDIS, Dialect
@@ -22,6 +20,8 @@ from caslock.stores.redis.requests import Requests
 from caslock.stores.redis.server import Server
 from caslock.stores.redis.sockets import Sockets
 from caslock.stores.redis.url import open_url
+from caslock.stores.shared.closing import AsyncClosing, Closing
+from caslock.stores.shared.connections import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence

@@ -15,8 +15,8 @@ import redis.asyncio.sentinel
 import redis.sentinel
 from redis import exceptions
 
-from caslock.options import check_address, either, options_of
 from caslock.stores.redis.server import Address, ClusterNodes, Untyped
+from caslock.stores.shared.options import check_address, either, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from caslock.fork import PerProcess, generation
+from caslock.process.fork import PerProcess, generation
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -42,7 +42,7 @@ class Connection(Protocol):
     """What an idle connection has."""
 
     generation: int
-    """The `caslock.fork.generation` in which it was opened."""
+    """The `caslock.process.fork.generation` in which it was opened."""
     used: float
     """When it was last taken, on the clock of `time.monotonic`; or `SUSPECT`."""
 

@@ -10,17 +10,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
-from caslock.connections import Connection as AnyConnection
-from caslock.connections import IdleConnections, Waiters, is_readable, seconds_left
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.fork import generation
-from caslock.guards import on_failure
-from caslock.options import check_address
+from caslock.process.fork import generation
+from caslock.process.guards import on_failure
+from caslock.stores.shared.connections import Connection as AnyConnection
+from caslock.stores.shared.connections import IdleConnections, Waiters, is_readable, seconds_left
+from caslock.stores.shared.options import check_address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from caslock.failures import Failures
+    from caslock.stores.shared.failures import Failures
 
 C = TypeVar("C", bound=AnyConnection)
 

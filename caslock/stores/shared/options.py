@@ -1,4 +1,4 @@
-"""Checks of keys and of the options of stores.  No error shows the value of an option in a URL: it may be secret."""
+"""Checks of the options of stores.  No error shows the value of an option in a URL: it may be secret."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import re
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from caslock.store import MAX_VALUE
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 T = TypeVar("T")
-
-MAX_KEY: Final = 1024
-"""Characters."""
 
 TIMEOUT: Final = 2.0
 """Seconds that a verb may take at a server, unless the user says otherwise."""
@@ -25,26 +20,6 @@ LONGEST: Final = 86_400
 _PORTS: Final = range(1, 65_536)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SEVERAL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^/?#\s]*,[^/?#\s]*)(.*)", re.DOTALL)
-
-
-def check_key(key: str) -> bytes:
-    """Return a key as UTF-8; raises TypeError for another type, ValueError for a bad length or a lone surrogate."""
-    if not isinstance(key, str):
-        raise TypeError(f"key must be a str, not {type(key).__name__}")
-    if not 1 <= len(key) <= MAX_KEY:
-        raise ValueError(f"key must be 1 to {MAX_KEY:,} characters long, not {len(key):,}")
-    try:
-        return key.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"the key contains a lone surrogate, at index {error.start}") from None
-
-
-def check_put(value: bytes, ttl: float, longest: float) -> None:
-    """Raise ValueError for a value or a ttl that can't be kept; `longest` is the longest ttl of the store."""
-    if len(value) > MAX_VALUE:
-        raise ValueError(f"a value must be at most {MAX_VALUE} bytes long, not {len(value)}")
-    if not 0 < ttl <= longest:
-        raise ValueError(f"ttl must be more than 0 and at most {longest:,} seconds, not {ttl!r}")
 
 
 def either(name: str, in_url: T, argument: T) -> T:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from caslock.connections import LEAST
-from caslock.guards import on_failure
+from caslock.process.guards import on_failure
+from caslock.stores.shared.connections import LEAST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Generator, Sequence

@@ -7,10 +7,11 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from caslock.connections import run
-from caslock.fork import PerProcess
-from caslock.loop_end import ConnectionsPerLoop, PerLoop, before_the_loop_ends
+from caslock.process.fork import PerProcess
+from caslock.process.loop_end import ConnectionsPerLoop, PerLoop, before_the_loop_ends
 from caslock.store import Traits
+from caslock.stores.shared.connections import run
+from caslock.stores.shared.verbs import AsyncVerbs, BlockingVerbs
 from caslock.stores.sql.connections import end_by
 from caslock.stores.sql.engines import async_engine_of, engine_of
 from caslock.stores.sql.failures import Failures
@@ -18,7 +19,6 @@ from caslock.stores.sql.target import target_of
 from caslock.stores.sql.task_waits import TaskWaits
 from caslock.stores.sql.thread_waits import ThreadWaits
 from caslock.stores.sql.verbs import Verbs
-from caslock.verbs import AsyncVerbs, BlockingVerbs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from caslock.stores.shared.verbs import Verb
     from caslock.stores.sql.target import Target
-    from caslock.verbs import Verb
 
 T = TypeVar("T")
 

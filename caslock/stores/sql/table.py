@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, __version__
 from sqlalchemy.dialects import mysql
 
-from caslock.options import MAX_KEY, check_key
-from caslock.store import MAX_VALUE
+from caslock.store import MAX_KEY, MAX_VALUE, check_key
 
 if TYPE_CHECKING:
     from sqlalchemy.types import TypeEngine

@@ -11,7 +11,7 @@ from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from caslock.options import TIMEOUT, check_timeout, no_other_options, timeout_of
+from caslock.stores.shared.options import TIMEOUT, check_timeout, no_other_options, timeout_of
 
 _DRIVERS: Final = {
     "postgresql": {False: "psycopg", True: "psycopg"},

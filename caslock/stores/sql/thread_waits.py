@@ -8,7 +8,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from caslock.connections import is_readable
+from caslock.stores.shared.connections import is_readable
 from caslock.stores.sql.connections import connection_of, end_by
 from caslock.stores.sql.waits import Waits
 

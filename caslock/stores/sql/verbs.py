@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import exc
 
-from caslock.guards import on_failure
-from caslock.options import check_key, check_put
-from caslock.store import ABSENT, Entry
+from caslock.process.guards import on_failure
+from caslock.store import ABSENT, Entry, check_key, check_put
+from caslock.stores.shared.verbs import Page
 from caslock.stores.sql.failures import is_forbidden, is_missing, is_there
 from caslock.stores.sql.statements import IDENTIFY, MAKE_TABLE, MYSQL, POSTGRESQL
 from caslock.stores.sql.table import name_of, place_of
-from caslock.verbs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

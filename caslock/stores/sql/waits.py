@@ -12,8 +12,8 @@ from threading import RLock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from caslock.connections import is_readable
 from caslock.errors import StoreUnavailable
+from caslock.stores.shared.connections import is_readable
 from caslock.stores.sql.failures import is_busy
 from caslock.stores.sql.table import name_of
 from caslock.stores.sql.wait import Wait

@@ -16,12 +16,12 @@ from threading import RLock
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 from urllib.parse import unquote
 
-from caslock.closing import Closing
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.fork import at_fork, generation
-from caslock.guards import on_failure
-from caslock.options import check_key, check_timeout, no_other_options, options_of, seconds_of
-from caslock.store import Entry, Traits
+from caslock.process.fork import at_fork, generation
+from caslock.process.guards import on_failure
+from caslock.store import Entry, Traits, check_key
+from caslock.stores.shared.closing import Closing
+from caslock.stores.shared.options import check_timeout, no_other_options, options_of, seconds_of
 from caslock.stores.sqlite.table import Table, is_locked, opened
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from caslock.errors import StoreError
-from caslock.guards import on_failure
+from caslock.process.guards import on_failure
 from caslock.store import ABSENT, Entry
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kazoo.exceptions import EXCEPTIONS, AuthFailedError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.serialization import Auth, CloseInstance, Connect, ReplyHeader, Transaction, Watch
 
-from caslock.connections import run
-from caslock.guards import on_failure
-from caslock.links import Pool, SocketLink
+from caslock.process.guards import on_failure
+from caslock.stores.shared.connections import run
+from caslock.stores.shared.links import Pool, SocketLink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from caslock.links import Endpoint
+    from caslock.stores.shared.links import Endpoint
     from caslock.stores.zookeeper.failures import Failures
     from caslock.stores.zookeeper.target import Target
 

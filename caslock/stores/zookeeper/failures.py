@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from kazoo import exceptions
 
-from caslock.connections import reason
-from caslock.failures import Failures as AnyFailures
+from caslock.stores.shared.connections import reason
+from caslock.stores.shared.failures import Failures as AnyFailures
 
 if TYPE_CHECKING:
     from caslock.errors import StoreError

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.protocol.serialization import Create, GetChildren, GetData, SetData, Sync
 
-from caslock.closing import Closing
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.fork import generation
-from caslock.guards import on_failure
+from caslock.process.fork import generation
+from caslock.process.guards import on_failure
 from caslock.store import ABSENT, Entry, Traits
+from caslock.stores.shared.closing import Closing
 from caslock.stores.zookeeper.connection import Servers
 from caslock.stores.zookeeper.failures import MOVED, Failures
 from caslock.stores.zookeeper.target import target_of

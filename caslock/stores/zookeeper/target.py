@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote
 from kazoo.client import KazooClient
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from caslock.links import Endpoint, endpoints_of
-from caslock.options import TIMEOUT, check_timeout, no_other_options, split_url, timeout_of
+from caslock.stores.shared.links import Endpoint, endpoints_of
+from caslock.stores.shared.options import TIMEOUT, check_timeout, no_other_options, split_url, timeout_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,8 +18,7 @@ from urllib.parse import quote, unquote
 
 from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData, Transaction
 
-from caslock.options import MAX_KEY, check_key, check_put
-from caslock.store import Entry
+from caslock.store import MAX_KEY, Entry, check_key, check_put
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
