@@ -112,8 +112,7 @@ class AsyncHold(Holding, _Releasing):
 
     async def release(self) -> None:
         """Release the hold, from any task; see `Hold.release`.  If cancelled, it releases first."""
-        if not (self._state.settings.linger and self._state.linger(self)):
-            await super().release()
+        await super().release()
 
 
 B = TypeVar("B", AsyncHold, "AsyncMultiHold")
@@ -205,6 +204,7 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
 
     _state: LockState
     _runtime = staticmethod(task_runtime)
+    _is_blocking = False
     _with = "async with"
 
     async def locked(self) -> bool:

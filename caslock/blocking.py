@@ -295,6 +295,7 @@ class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
 
     _state: LockState
     _runtime = staticmethod(thread_runtime)
+    _is_blocking = True
 
     def _take(self, begun: Hold, timeout: float | None) -> Hold:
         """Send one request, if that is enough: see `LockState.begin_put`."""

@@ -13,7 +13,7 @@ from typing import overload as overload_
 
 from caslock.blocking import Lock
 from caslock.key_template import KeyTemplate, named
-from caslock.local.settings import Own, suspends
+from caslock.local.settings import Own, no_such_setting, suspends
 from caslock.process.fork import at_fork
 from caslock.store import Traits
 
@@ -206,6 +206,8 @@ class _Locks(Generic[L]):
         settings: Mapping[str, object],
     ) -> None:
         """Check the settings, and the store if it is known."""
+        if "linger" in settings:  # each call has a lock of its own, which nobody acquires again
+            raise no_such_setting(["linger"])
         self._late: bool = callable(store) and not hasattr(store, "put_if_version")
         if self._late and suspends(store):
             message = "store must be a store or a plain function that returns one, not an `async def`"

@@ -1,9 +1,11 @@
 """Keys that this process keeps for a while after their release, so that its next acquire of one takes no request.
 
 Nobody holds what lingers.  It keeps its place in the local queue and its record at the store; it is not renewed, and
-nobody is told of its loss.  The next acquire of the same Lock object holds it again (`LockState.re_enter`), or it is
-released (`LockState.give_up`): at its time, for a contender of this process, and at the end of the event loop or of the
-interpreter.  Chubby calls this lock caching.
+nobody is told of its loss.  The next acquire of the same Lock object holds it again (`LockState.resume`), or it is
+released (`LockState.give_up`): at its time, for a contender of this process, and at the end of the interpreter.  Chubby
+calls this lock caching.
+
+Not in asyncio, where nothing could release the key once its event loop has stopped.
 """
 
 from __future__ import annotations
@@ -31,11 +33,16 @@ def forget(attempt: Attempt) -> None:
     _kept.pop(attempt, None)
 
 
+def is_kept(attempt: Attempt) -> bool:
+    """Whether it lingers, or is being released after that."""
+    return attempt in _kept
+
+
 def end(attempt: Attempt) -> bool:
-    """Have it released beside the caller; False: it is not kept."""
+    """Have it released beside the caller, if it lingers; False: it neither does nor is being released after that."""
     state = _kept.get(attempt)
     if state is not None and attempt.state is LINGERING:
-        attempt.runtime.start_for(attempt, partial(state.give_up, attempt))
+        attempt.runtime.start(partial(state.give_up, attempt))
     return state is not None
 
 

@@ -15,6 +15,7 @@ from caslock.local.settings import (
     check_expires,
     check_lease,
     check_linger,
+    check_may_linger,
     check_min_hold,
     check_no_settings,
     check_owner,
@@ -145,6 +146,7 @@ class SingleLock(OneKey, Generic[S, H]):
     """A lock on one key of a store of type `S`."""
 
     _runtime: staticmethod[[object], Runtime]
+    _is_blocking: ClassVar[bool]
 
     def __init__(
         self,
@@ -186,8 +188,8 @@ class SingleLock(OneKey, Generic[S, H]):
                 object acquires it again by then, that takes no request, and its fence is the one of before.  After that
                 time, or as soon as another lock of this process wants the key, it is released; other processes have to
                 wait for so long.  A process that has seen others want the key within the last minute does not keep it,
-                and none keeps it beyond a third of `ttl`.  Meanwhile `locked()` is true.  Not with `owner` or
-                `min_hold`.  None: each release frees the key at once.
+                and none keeps it beyond a third of `ttl`.  Meanwhile `locked()` is true.  Only for `Lock`, at a store
+                that wakes who waits, and not with `owner` or `min_hold`.  None: each release frees the key at once.
             on_lost: called once with the hold when the lease is lost, from a background thread (in asyncio:
                 from the event loop, which it must not block).  At most 8 such threads run at one time.  Each loss is
                 logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is
@@ -209,6 +211,9 @@ class SingleLock(OneKey, Generic[S, H]):
         check_key(key)
         if min_hold is not None:
             check_expires(runtime.store.traits)
+        if linger is not None:
+            wakes = runtime.watching is not None or runtime.queueing is not None
+            check_may_linger(runtime.store.traits, blocking=self._is_blocking, wakes=wakes)
         given = Settings(
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )

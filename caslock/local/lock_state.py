@@ -154,16 +154,16 @@ class LockState:
     def linger(self, hold: Holding) -> bool:
         """Keep the key for a while in place of a release; False: it is to be released.
 
-        Not while another process is known to want it, nor after an extension.  From its first release on, a tenure goes
-        on for `linger` seconds at the most, however often it is resumed: few stores tell who waits.
+        Not while another process is known to want it, nor with another ttl than the lock's.  From its first release on,
+        a tenure goes on for `linger` seconds at the most, however often it is resumed: few stores tell who waits.
         """
         attempt, now = hold._attempt, self.runtime.now()
         lease, contention = attempt.lease, attempt.contention
         with self._guard:
             if hold._generation != generation() or attempt.state is not HELD or attempt.levels != [hold]:
                 return False
-            if not attempt.lingers_until:  # whoever resumes it has most of a lease, and no renewal is due before
-                attempt.lingers_until = min(now + self.settings.linger, lease.deadline - lease.ttl * 2 / 3)
+            if not attempt.kept_until:
+                attempt.kept_until = now + self.settings.linger
             met = contention is not None and contention.observed.record is not None  # another process has had it
             if met or self._queue.is_wanted(now) or now >= attempt.lingers_until:
                 return False
@@ -186,11 +186,12 @@ class LockState:
         attempt, now = hold._attempt, self.runtime.now()
         for other in self._attempts() if attempt.state is ASKING else ():
             with self._guard:
-                if other.state is not LINGERING or other.lease.lost or self._queue.waiting:
-                    continue
-                if now >= other.lingers_until:
+                if other.state is not LINGERING or self._queue.waiting or now >= other.lingers_until:
                     continue
                 other.lease.resume(now)
+                if other.lease.lost:  # only now: a loss after this look is told to the new hold
+                    other.lease.reported = True
+                    continue
                 if self.settings.on_lost is not None:
                     other.lease.on_loss.append(partial(call_on_lost, self.settings.on_lost, hold))
                 attempt.levels.append(hold)
@@ -280,9 +281,9 @@ class LockState:
         if any(other.caller is attempt.caller and other.levels for other in inside):
             observer.warn(f"lock {self.key!r} waits for itself: it is held {BY_OURSELVES}")
         del inside  # a waiter must not keep an abandoned hold alive
-        if timeout == 0 and self._queue.end_lingering(began):
-            limit = began + self.runtime.patience  # nobody holds it
-        if limit == began or not await self._queue.turn(attempt, self.runtime, limit):
+        if timeout == 0:  # what lingers is nobody's
+            limit = began + self.runtime.patience
+        if not await self._queue.turn(attempt, self.runtime, limit, once=timeout == 0):
             now = self.runtime.now()
             raise NotAcquired(in_use(attempt, self._queue.inside(now), waited(now, began, since)))
         return None if timeout is None else max(0.0, began + timeout - self.runtime.now())

@@ -104,12 +104,18 @@ class LocalQueue:
             self._let_in(attempt, now)
             return True
 
-    async def turn(self, attempt: Attempt, runtime: Runtime, limit: float) -> bool:
-        """Wait for our turn until `limit`; whether `attempt` is inside then.  The caller must always call `leave`."""
+    async def turn(self, attempt: Attempt, runtime: Runtime, limit: float, *, once: bool = False) -> bool:
+        """Wait for our turn until `limit`; whether `attempt` is inside then.  The caller must always call `leave`.
+
+        `once`: wait for nothing but the release of what lingers.
+        """
         attempt.turn.event = event = runtime.event()
         patience = 0.0
-        self.waiting.append(attempt)
-        self.end_lingering(runtime.now())  # only now: whoever lingers looks whether somebody waits
+        with self._guard:
+            if once and (self.waiting or not all(map(linger.is_kept, self._admit(runtime.now())))):
+                return False
+            self.waiting.append(attempt)
+        self._end_lingering(runtime.now())  # only now: whoever lingers looks whether somebody waits
         while True:
             now = runtime.now()
             with self._guard:
@@ -195,9 +201,9 @@ class LocalQueue:
         with self._guard:
             self._inside = [weakref.ref(other) if each() is attempt else each for each in self._inside]
 
-    def end_lingering(self, now: float) -> bool:
-        """Have what lingers released beside the caller; whether something does, or is being released."""
-        return sum(map(linger.end, self.inside(now))) > 0
+    def _end_lingering(self, now: float) -> None:
+        for attempt in self.inside(now):
+            linger.end(attempt)
 
     def is_wanted(self, now: float) -> bool:
         """Whether somebody waits for the key: in this process, or as far as we know in another one."""

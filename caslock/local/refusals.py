@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from caslock.local.linger import is_kept
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -23,11 +25,12 @@ def in_use(attempt: Attempt, inside: Iterable[Attempt], time: str) -> str:
     """Say which attempt of this process, of those inside its local queue, has the key."""
     for other in inside:
         record = other.lease.record
+        lock = f"lock {attempt.key!r} at {attempt.runtime.store.traits.location}"
         if other is not attempt and record is not None:
+            if is_kept(other):
+                return f"{lock} is still being released by this process {time}"
             where = BY_OURSELVES if other.caller is attempt.caller else "in another thread or task of this process"
-            return (
-                f"lock {attempt.key!r} at {attempt.runtime.store.traits.location} is held by {record}, {where} {time}"
-            )
+            return f"{lock} is held by {record}, {where} {time}"
     return f"another thread or task of this process is waiting for lock {attempt.key!r} {time}"
 
 

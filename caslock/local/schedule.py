@@ -55,7 +55,7 @@ class Due(NamedTuple):
 
 def end(attempt: Attempt) -> None:
     """Report the end of its lease, or give it up if it lingers."""
-    if attempt.lingers_until and (linger.end(attempt) or attempt.runtime.now() < attempt.lease.deadline):
+    if attempt.kept_until and (linger.end(attempt) or attempt.runtime.now() < attempt.lease.deadline):
         return
     attempt.lose(attempt.lease.end("renewed"))
 

@@ -88,6 +88,16 @@ def check_linger(value: float | None, owner: str | None, min_hold: float | None)
     return checked
 
 
+def check_may_linger(traits: Traits, *, blocking: bool, wakes: bool) -> None:
+    """Check that a key which lingers is given up in time, and that others get it then."""
+    if not blocking:
+        message = "linger is for Lock only: nothing could release an AsyncLock once its event loop has stopped"
+        raise ValueError(message)
+    if not wakes:
+        message = f"linger needs a store that wakes who waits: at {traits.location} others would seldom get the key"
+        raise ValueError(message)
+
+
 def check_expires(traits: Traits) -> None:
     """Check that a store ends what a release with `min_hold` leaves there."""
     if not traits.expires:

@@ -8,9 +8,9 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from caslock.local import clock, linger
+from caslock.local import clock
 from caslock.local.reports import warn_of_late_renewals, warn_of_loss
-from caslock.local.schedule import Renewals, Schedule, by_store, end
+from caslock.local.schedule import Renewals, Schedule, by_store
 from caslock.process.loop_end import before_the_loop_ends
 from caslock.protocol.clean_up import run_clean_ups
 from caslock.protocol.lease import NEVER
@@ -93,12 +93,7 @@ class LoopRenewer:
             del self._clean_ups[runtime.shared]
 
     async def end(self) -> None:
-        """Release what lingers, and stop: what is under way when the loop closes would be left half done."""
-        mine = [each for each in linger.kept() if getattr(each.caller, "get_loop", lambda: None)() is self._loop]
-        began = clock.now()
-        for attempt in mine:
-            if clock.now() < (limit := began + attempt.runtime.patience):  # else its lease ends it
-                await linger.end_now(attempt, limit)
+        """Stop: a renewal or clean-up under way when the loop closes would be left half done."""
         self._ended = True
         self._set_timer()
         for task in self._tasks:
@@ -160,7 +155,7 @@ class LoopRenewer:
         due = self._schedule.look(clock.now())
         self._set_timer()  # first: what follows may raise
         for attempt in due.over:
-            end(attempt)
+            attempt.lose(attempt.lease.end("renewed"))
         for attempts in by_store(due.renew):
             runtime = attempts[0].runtime
             renewals = self._renewals.get(runtime.shared)

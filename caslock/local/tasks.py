@@ -85,16 +85,6 @@ class TaskRuntime:
         """Run what `work` returns in a task of the running loop."""
         renewer_of(asyncio.get_running_loop()).start(work(), lambda: None)
 
-    def start_for(self, attempt: Attempt, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Run what `work` returns in a task of the event loop in which the attempt was acquired."""
-        loop = self._loop_of(attempt)
-        with contextlib.suppress(RuntimeError):  # it is closed
-            loop.call_soon_threadsafe(lambda: renewer_of(loop).start(work(), lambda: None))
-
-    @staticmethod
-    def _loop_of(attempt: Attempt) -> asyncio.AbstractEventLoop:
-        return attempt.caller.get_loop() if isinstance(attempt.caller, asyncio.Task) else asyncio.get_running_loop()
-
     def me(self) -> object:
         """Return the task that runs."""
         return this_task()
@@ -113,8 +103,9 @@ class TaskRuntime:
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end, in the event loop in which it was acquired."""
-        loop = self._loop_of(attempt)
-        if loop is asyncio.get_running_loop():
+        running = asyncio.get_running_loop()
+        loop = attempt.caller.get_loop() if isinstance(attempt.caller, asyncio.Task) else running
+        if loop is running:
             renewer_of(loop).watch(attempt)
         else:  # it is extended in another one
             with contextlib.suppress(RuntimeError):  # its own is closed

@@ -129,11 +129,6 @@ class ThreadRuntime:
         """Run what `work` returns in one of the threads of the store."""
         self.shared.part("beside", partial(Workers, "caslock-beside", MOST_BESIDE)).do(lambda: run(work()))
 
-    def start_for(self, attempt: Attempt, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Run what `work` returns; any thread will do."""
-        del attempt
-        self.start(work)
-
     def me(self) -> object:
         """Return an object of the thread: unlike its name and number, it is never reused."""
         return _thread.me
@@ -291,7 +286,7 @@ def _end_what_lingers() -> None:
     began = clock.now()
     for attempt in linger.kept():
         limit = began + attempt.runtime.patience
-        if isinstance(attempt.runtime, ThreadRuntime) and clock.now() < limit:  # else its lease ends it
+        if clock.now() < limit:  # else its lease ends it
             run(linger.end_now(attempt, limit))
 
 

@@ -106,11 +106,11 @@ class Attempt:
         "caller",
         "contention",
         "hold_id",
+        "kept_until",
         "key",
         "lease",
         "levels",
         "limit",
-        "lingers_until",
         "min_hold",
         "mutex",
         "owner",
@@ -162,7 +162,7 @@ class Attempt:
         self.turn: Turn = Turn()
         self.woken: bool = False  # our removal woke a waiter of another process
         self.scheduled: float = NEVER  # when the renewer looks at it next
-        self.lingers_until: float = 0.0  # when this process gives up a key that it keeps while nobody holds it
+        self.kept_until: float = 0.0  # for how long this process may keep the key while nobody holds it
         self.after_renewal: Callable[[], object] | None = None  # set for one of the several leases of a QuorumLock
 
     def go(self, state: State) -> None:
@@ -176,9 +176,14 @@ class Attempt:
 
     def take_over(self, other: Attempt) -> None:
         """Hold what another attempt of the same Lock object has let linger, which is over then."""
-        self.hold_id, self.writes, self.lingers_until = other.hold_id, other.writes, other.lingers_until
-        self.lease = other.lease
+        self.hold_id, self.writes, self.kept_until = other.hold_id, other.writes, other.kept_until
+        self.lease, self.mutex = other.lease, other.mutex  # an extension may be under way
         other.state, self.state = OVER, HELD  # without a call, in which an interrupt could leave the key to nobody
+
+    @property
+    def lingers_until(self) -> float:
+        """When this process gives up a key that it keeps: whoever holds it again by then has most of a lease."""
+        return min(self.kept_until, self.lease.deadline - self.lease.ttl * 2 / 3)
 
     @property
     def ending(self) -> bool:

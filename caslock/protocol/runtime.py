@@ -116,10 +116,6 @@ class Runtime(Protocol):
         """Run what `work` returns now, beside the caller."""
         ...
 
-    def start_for(self, attempt: Attempt, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Run what `work` returns now, beside the caller, where the attempt was acquired."""
-        ...
-
     def me(self) -> object:
         """Identity of the thread or task that runs."""
         ...

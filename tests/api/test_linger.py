@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import subprocess
@@ -14,37 +13,86 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import AsyncLock, Lock, LockLost, MultiLock, NotHeld, connect, observe
+from caslock import (
+    ABSENT,
+    AsyncLock,
+    Lock,
+    LockLost,
+    MultiLock,
+    NotAcquired,
+    NotHeld,
+    StoreUnavailable,
+    connect,
+    locked,
+    observe,
+)
 from caslock.local import linger
 from caslock.local.lock_state import LockState
-from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import FaultyStore, lose_reply, lose_request
+from caslock.protocol.lease import Lease
+from caslock.testing.faults import Fault, FaultyStore, lose_reply, lose_request
 from tests.support.locations import Place, Watched, fresh, held, observed, until
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from caslock import Entry, Hold
+    from caslock.stores.memory import MemoryStore
+    from tests.support.servers import Server
 
 LONG = 20.0
 """Seconds that no test waits for; a lease has three times as many, so that it could linger for so long."""
 
 
-def lock_of(store: Watched, key: str = "k", seconds: float = LONG) -> Lock:
+class Noted(Watched):
+    """Notes what it is asked, and wakes who waits."""
+
+    _store: MemoryStore
+
+    def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
+        """Wait for the key."""
+        self._pass("put_when_absent", key)
+        return self._store.put_when_absent(key, value, ttl, timeout)
+
+
+class Slow(Noted):
+    """Lets go of nothing until it may."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        """Remove it."""
+        self.begun.set()
+        assert self.may_end.wait(LONG)
+        return super().invalidate(key, version)
+
+    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
+        """Write, or hand it over."""
+        if version != ABSENT:
+            self.begun.set()
+            assert self.may_end.wait(LONG)
+        return super().put_if_version(key, value, version, ttl)
+
+
+def lock_of(store: Noted, key: str = "k", seconds: float = LONG) -> Lock:
     """Make a lock that lingers."""
     return Lock(store, key, ttl=3 * LONG + 1, linger=seconds)
 
 
 @pytest.fixture
-def store(memory: MemoryStore) -> Watched:
+def store(memory: MemoryStore) -> Noted:
     """Return a store that notes what it is asked."""
-    return Watched(memory)
+    return Noted(memory)
 
 
 def test_the_next_acquire_takes_no_request(location: Place) -> None:
     """By whatever thread; its fence is that of before, and only another tenure has a larger one."""
-    store = Watched(location.store())
+    store = location.store()
+    if not hasattr(store, "wait_while") and not hasattr(store, "put_when_absent"):
+        with pytest.raises(ValueError, match="linger needs a store that wakes who waits"):
+            Lock(store, "k", linger=1)
+        return
+    store = Noted(store)
     lock = lock_of(store, fresh())
     with lock as first:
         pass
@@ -65,21 +113,17 @@ def test_the_next_acquire_takes_no_request(location: Place) -> None:
     assert Lock(location.store(), lock.key).acquire(timeout=0) is None  # of another process
 
 
-def test_it_is_released_when_its_time_is_over(location: Place) -> None:
+def test_it_is_released_when_its_time_is_over(memory: MemoryStore) -> None:
     """Then the key is free, and the next tenure begins."""
-    store = location.store()
-    lock = Lock(store, fresh(), ttl=30, linger=0.1)
+    lock = Lock(memory, fresh(), ttl=30, linger=0.1)
     with lock as first:
         pass
-    assert observed(store, lock.key) is not None
-    assert until(lambda: observed(store, lock.key) is None)
+    assert until(lambda: observed(memory, lock.key) is None)
     with lock as second:
-        assert second is not first
-    if store.traits.fences:
         assert second.fence > first.fence
 
 
-def test_nobody_resumes_it_for_ever(store: Watched) -> None:
+def test_nobody_resumes_it_for_ever(store: Noted) -> None:
     """Its time counts from the first release, so that others have to wait for so long, and not longer."""
     lock, fences = lock_of(store, seconds=0.05), set[int]()
     while len(fences) < 3:
@@ -89,7 +133,7 @@ def test_nobody_resumes_it_for_ever(store: Watched) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 5, None])
-def test_another_lock_of_the_process_has_it_at_once(store: Watched, timeout: float | None) -> None:
+def test_another_lock_of_the_process_has_it_at_once(store: Noted, timeout: float | None) -> None:
     """Even by one try: nobody holds what lingers."""
     with lock_of(store):
         pass
@@ -98,7 +142,7 @@ def test_another_lock_of_the_process_has_it_at_once(store: Watched, timeout: flo
     assert MultiLock(store, ["j", "k"]).acquire(timeout=0)
 
 
-def test_who_waits_is_not_kept_waiting(store: Watched) -> None:
+def test_who_waits_is_not_kept_waiting(store: Noted) -> None:
     """The release of a hold that somebody waits for in this process is a release."""
     lock, gate = lock_of(store), threading.Event()
 
@@ -116,7 +160,7 @@ def test_who_waits_is_not_kept_waiting(store: Watched) -> None:
 
 def test_what_others_want_does_not_linger(memory: MemoryStore) -> None:
     """A process that has met another one at the key releases it, for the next minute."""
-    mine, theirs = lock_of(Watched(memory)), Lock(Watched(memory), "k", timeout=5)
+    mine, theirs = lock_of(Noted(memory)), Lock(Noted(memory), "k", timeout=5)
     hold = held(theirs)
     assert mine.acquire(timeout=0) is None
     hold.release()
@@ -126,14 +170,14 @@ def test_what_others_want_does_not_linger(memory: MemoryStore) -> None:
         pass
 
 
-def test_a_hold_that_was_extended_does_not_linger(store: Watched) -> None:
+def test_a_hold_that_was_extended_does_not_linger(store: Noted) -> None:
     """Its lease is not that of the lock."""
     with lock_of(store) as hold:
         hold.extend(5)
     assert observed(store._store, "k") is None
 
 
-def test_it_lingers_no_longer_than_a_third_of_a_lease(store: Watched) -> None:
+def test_it_lingers_no_longer_than_a_third_of_a_lease(store: Noted) -> None:
     """So that whoever resumes it has most of one."""
     lock = Lock(store, "k", ttl=0.9, linger=60)
     with lock as hold:
@@ -143,7 +187,7 @@ def test_it_lingers_no_longer_than_a_third_of_a_lease(store: Watched) -> None:
     assert ("invalidate", "k") in store.requests
 
 
-def test_it_is_renewed_only_while_it_is_held(store: Watched) -> None:
+def test_it_is_renewed_only_while_it_is_held(store: Noted) -> None:
     """Also after it has lingered."""
     lock = Lock(store, "k", ttl=3, linger=0.05)
     with lock:
@@ -153,13 +197,13 @@ def test_it_is_renewed_only_while_it_is_held(store: Watched) -> None:
         assert until(lambda: hold._attempt.lease.deadline > first)
 
 
-def test_a_loss_is_told_to_who_holds_it(store: Watched) -> None:
+def test_a_loss_is_told_to_who_holds_it(store: Noted) -> None:
     """To nobody while it lingers, and to the new hold's callback after that."""
     lost: list[object] = []
     lock = Lock(store, "k", ttl=3 * LONG + 1, linger=LONG, on_lost=lost.append)
     with lock:
         pass
-    assert Lock(Watched(store._store), "k").force_release() is not None  # by another process
+    assert Lock(Noted(store._store), "k").force_release() is not None  # by another process
     hold = held(lock)  # nobody can know
     with pytest.raises(LockLost):
         hold.extend()
@@ -174,7 +218,7 @@ def test_a_loss_is_told_to_who_holds_it(store: Watched) -> None:
     assert lost == [hold]
 
 
-def test_a_released_hold_is_not_held(store: Watched) -> None:
+def test_a_released_hold_is_not_held(store: Noted) -> None:
     """Whoever resumes the key has another one."""
     lock = lock_of(store)
     hold = held(lock)
@@ -187,7 +231,7 @@ def test_a_released_hold_is_not_held(store: Watched) -> None:
         hold.ensure_held()
 
 
-def test_observers_see_holds_and_no_requests(store: Watched) -> None:
+def test_observers_see_holds_and_no_requests(store: Noted) -> None:
     """Each hold is acquired and released."""
     told = Recorder()
     stop = observe(told)
@@ -199,7 +243,7 @@ def test_observers_see_holds_and_no_requests(store: Watched) -> None:
     assert told.names == ["acquired", "released"] * 2
 
 
-def test_a_lock_object_that_is_gone_leaves_nothing(store: Watched) -> None:
+def test_a_lock_object_that_is_gone_leaves_nothing(store: Noted) -> None:
     """What lingers is released all the same."""
     with lock_of(store, seconds=0.1):
         pass
@@ -222,28 +266,22 @@ def test_a_release_without_an_answer_is_made_again(memory: MemoryStore, fault: o
 
 
 AT_EXIT = """
-import asyncio, sys, caslock
+import caslock, sys
 
-async def main():
-    async with caslock.AsyncLock(caslock.connect_async("sqlite:///locks.db"), "b", linger=10): pass
-
-with caslock.Lock(caslock.connect("sqlite:///locks.db"), "a", linger=10): pass
-asyncio.run(main())
+with caslock.Lock(caslock.connect(sys.argv[1]), "key", linger=10): pass
 """
 
 
-def test_it_ends_with_its_process(tmp_path: Path) -> None:
-    """And with its event loop."""
-    subprocess.run([sys.executable, "-c", AT_EXIT], cwd=tmp_path, check=True)
-    store = connect(f"sqlite:///{tmp_path}/locks.db")
-    assert [observed(store, key) for key in "ab"] == [None, None]
+def test_it_ends_with_its_process(redis_server: Server) -> None:
+    """The interpreter releases it as it ends."""
+    subprocess.run([sys.executable, "-c", AT_EXIT, redis_server.url], check=True)
+    assert observed(connect(redis_server.url), "key") is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_child_neither_resumes_nor_releases_it(tmp_path: Path) -> None:
+def test_a_child_neither_resumes_nor_releases_it(redis_server: Server) -> None:
     """It is the parent's."""
-    store = connect(f"sqlite:///{tmp_path}/locks.db")
-    lock = Lock(store, "k", linger=10)
+    lock = Lock(connect(redis_server.url), fresh(), linger=10)
     with lock as first:
         pass
     child = os.fork()
@@ -255,56 +293,7 @@ def test_a_child_neither_resumes_nor_releases_it(tmp_path: Path) -> None:
         hold.extend()
 
 
-def test_tasks_resume_it(memory: MemoryStore) -> None:
-    """Any task of the loop; a loss then cancels its block."""
-    store = Watched(memory)
-
-    async def main() -> None:
-        lock = AsyncLock(store, "k", ttl=3 * LONG + 1, linger=LONG)
-        async with lock as first:
-            pass
-
-        async def use() -> int:
-            async with lock as hold:
-                return hold.fence
-
-        assert await asyncio.create_task(use()) == first.fence
-        hold = await asyncio.wait_for(lock.acquire(), LONG)
-        assert hold is not None
-        await hold.release()
-        assert store.requests == [("put", "k")]
-
-        async def lose() -> None:
-            async with lock:
-                await AsyncLock(store, "k").force_release()
-                await asyncio.sleep(LONG)
-
-        with pytest.raises(LockLost):
-            await lose()
-        async with AsyncLock(store, "k", timeout=0):
-            pass
-        async with lock:
-            pass
-        async with AsyncLock(store, "k", timeout=0):
-            pass
-
-    asyncio.run(main())
-    assert observed(memory, "k") is None
-
-
-def test_it_ends_with_its_loop() -> None:
-    """So that its connections need not outlive it."""
-    memory = MemoryStore()
-
-    async def main() -> None:
-        async with AsyncLock(AsyncMemoryStore(memory), "k", linger=10):
-            pass
-
-    asyncio.run(main())
-    assert observed(memory, "k") is None
-
-
-def test_threads_that_resume_it_exclude_each_other(store: Watched) -> None:
+def test_threads_that_resume_it_exclude_each_other(store: Noted) -> None:
     """Of several threads that use one lock and others, one at a time is inside."""
     lock, number, ends = lock_of(store, seconds=0.01), [0], time.monotonic() + 0.5
     others = [Lock(store, "k") for _ in range(2)]
@@ -331,7 +320,7 @@ def test_threads_that_resume_it_exclude_each_other(store: Watched) -> None:
 def test_who_has_met_another_process_lets_it_go(memory: MemoryStore) -> None:
     """Also whoever has just waited for it."""
     key = fresh()
-    theirs, lock = Lock(Watched(memory), key), lock_of(Watched(memory), key)
+    theirs, lock = Lock(Noted(memory), key), lock_of(Noted(memory), key)
     hold = held(theirs)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lock.acquire)
@@ -343,53 +332,21 @@ def test_who_has_met_another_process_lets_it_go(memory: MemoryStore) -> None:
     assert observed(memory, key) is None
 
 
-def test_a_blocking_lock_has_what_an_async_one_lets_linger(memory: MemoryStore) -> None:
-    """Its release is sent from its event loop."""
-
-    async def main() -> None:
-        async with AsyncLock(memory, "k", linger=LONG, ttl=3 * LONG + 1):
-            pass
-        await asyncio.to_thread(lambda: held(Lock(memory, "k")).release())
-
-    asyncio.run(main())
-
-
-def test_an_early_release_in_a_block_is_one(memory: MemoryStore) -> None:
-    """The end of the block says that it was released, and masks no error."""
-
-    async def main() -> None:
-        async with AsyncLock(AsyncMemoryStore(memory), "k", linger=LONG) as hold:
-            await hold.release()
-            raise KeyError
-
-    with pytest.raises(KeyError) as caught:
-        asyncio.run(main())
-    assert any("already been released" in note for note in caught.value.__notes__)
-
-
 def test_what_is_being_given_up_is_nobodys(memory: MemoryStore) -> None:
     """One try waits for that release, by whatever lock."""
-    begun, answer = threading.Event(), threading.Event()
-
-    class Slow(Watched):
-        def invalidate(self, key: str, version: int) -> Entry | None:
-            begun.set()
-            answer.wait(LONG)
-            return super().invalidate(key, version)
-
     store = Slow(memory)
     lock = lock_of(store, seconds=0.05)
     with lock:
         pass
-    assert begun.wait(LONG)
+    assert store.begun.wait(LONG)
     with ThreadPoolExecutor(1) as pool:
         trying = pool.submit(lambda: held(lock).release())
         assert until(lambda: lock._state._queue.waiting)
-        answer.set()
+        store.may_end.set()
         trying.result()
 
 
-def test_a_hold_that_another_thread_releases_is_not_re_entered(store: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_that_another_thread_releases_is_not_re_entered(store: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a thread that is about to re-enter, and another that releases its hold and has the key: one holds it."""
     lock = lock_of(store)
     hold, begin, got = held(lock), LockState.begin, list[object]()
@@ -413,7 +370,7 @@ def test_a_hold_that_another_thread_releases_is_not_re_entered(store: Watched, m
 
 def test_a_multilock_resumes_nothing(memory: MemoryStore) -> None:
     """Or it would keep a key while it waits for an earlier one, and who has that could wait for it for ever."""
-    mine, theirs = Watched(memory), Watched(memory)
+    mine, theirs = Noted(memory), Noted(memory)
     first, second = Lock(mine, "a"), lock_of(mine, "b", seconds=0.2)
     with second:
         pass
@@ -424,3 +381,80 @@ def test_a_multilock_resumes_nothing(memory: MemoryStore) -> None:
         held(Lock(theirs, "b"), LONG).release()
         hold.release()
         assert waiting.result() is not None
+
+
+def test_it_is_refused_where_it_could_not_end_in_time(memory: MemoryStore) -> None:
+    """In asyncio, and where a lock is made for one call."""
+    with pytest.raises(ValueError, match="linger is for Lock only"):
+        AsyncLock(memory, "k", linger=1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'linger'"):
+        locked(memory, "k", linger=1)(print)  # type: ignore[call-overload] # that is the point
+
+
+def test_one_try_waits_for_no_other(memory: MemoryStore) -> None:
+    """It waits for the release of what lingers, if nobody else does; that has the key then."""
+    store = Slow(memory)
+    with lock_of(store):
+        pass
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: held(Lock(store, "k")))
+        assert store.begun.wait(LONG)
+        with pytest.raises(NotAcquired, match="is still being released by this process"):
+            Lock(store, "k", timeout=0).__enter__()
+        store.may_end.set()
+        first.result().release()
+
+
+def test_no_hold_outlasts_its_lease_by_lingering(memory: MemoryStore) -> None:
+    """An extension that may have shortened the lease shortens the time for which it lingers."""
+    store = FaultyStore(memory)
+    lock = Lock(store, "k", ttl=3 * LONG + 1, linger=LONG, auto_renew=False)
+    with lock:
+        pass
+    with lock as hold:
+        store.on("any", range(1, 99), lose_request)
+        with pytest.raises(StoreUnavailable):
+            hold.extend(0.3)
+        assert hold.remaining() <= 0.3
+        store.on("any", range(1, 99), Fault())
+    with lock as again:
+        again.ensure_held()
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_an_extension_that_is_under_way_is_waited_for(memory: MemoryStore, *, resumed: bool) -> None:
+    """As its hold is released, and held again and released: it shows no loss."""
+    lost: list[object] = []
+    store = Slow(memory)
+    lock = Lock(store, "k", ttl=3 * LONG + 1, linger=LONG if resumed else 0.01, on_lost=lost.append)
+    hold = held(lock)
+    with ThreadPoolExecutor(2) as pool:
+        extending = pool.submit(hold.extend)
+        assert store.begun.wait(LONG)
+        hold.release()
+        if resumed:
+            held(lock).release()
+        ending = pool.submit(lambda: held(Lock(store, "k"), LONG))
+        assert until(lambda: lock._state._queue.waiting)
+        store.may_end.set()
+        extending.result()
+        ending.result().release()
+    assert lost == []
+
+
+def test_a_loss_as_it_is_resumed_is_told(store: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else it is not resumed."""
+    lost: list[object] = []
+    lock = Lock(store, "k", ttl=3 * LONG + 1, linger=LONG, on_lost=lost.append)
+    with lock:
+        pass
+    resume = Lease.resume
+
+    def interrupted(lease: Lease, now: float) -> None:
+        Lock(store, "k").force_release()
+        resume(lease, now)
+
+    monkeypatch.setattr(Lease, "resume", interrupted)
+    with lock as hold:
+        hold.extend()
+    assert lost == []

@@ -25,7 +25,6 @@ from caslock import (
     StoreError,
     StoreUnavailable,
     connect,
-    fork,
     observe,
 )
 from caslock.local import lock_state
@@ -35,6 +34,7 @@ from caslock.local.refusals import busy, in_use
 from caslock.local.stamps import Stamps
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
+from caslock.process import fork
 from caslock.process.fork import generation
 from caslock.protocol.contention import Contention
 from caslock.protocol.exchange import Sent
@@ -101,17 +101,15 @@ def test_what_is_left_of_the_timeout_is_for_the_store(
     attempt = hold._attempt
     limits: list[float] = []
 
-    async def turn(_attempt: Attempt, _runtime: object, limit: float) -> bool:
+    async def turn(_attempt: Attempt, _runtime: object, limit: float, *, once: bool) -> bool:
         limits.append(limit)
         store.passed += passes
-        return True
+        return not once
 
-    state._queue = SimpleNamespace(  # type: ignore[assignment] # of a test
-        turn=turn, inside=lambda _now: [], end_lingering=lambda _now: False
-    )
+    state._queue = SimpleNamespace(turn=turn, inside=lambda _now: [])  # type: ignore[assignment] # of a test
     began = state.runtime.now()
     assert run(state._turn(attempt, began, timeout, None)) == (None if left is None else pytest.approx(left, abs=0.2))
-    assert limits == [NEVER if timeout is None else began + timeout]
+    assert limits.pop() == (NEVER if timeout is None else began + timeout)
     with pytest.raises(NotAcquired, match="another thread or task of this process is waiting for lock 'k'"):
         run(state._turn(attempt, began, 0, None))
     assert len(limits) == 1
@@ -420,12 +418,10 @@ def test_who_has_no_hold_is_not_waited_for_in_vain(store: Timed, caplog: pytest.
     lease = SimpleNamespace(record=None)
     others = [SimpleNamespace(caller=attempt.caller, levels=[], lease=lease)]
 
-    async def turn(*_: object) -> bool:
-        return True
+    async def turn(*_: object, once: bool) -> bool:
+        return not once
 
-    state._queue = SimpleNamespace(  # type: ignore[assignment] # of a test
-        turn=turn, inside=lambda _now: others, end_lingering=lambda _now: False
-    )
+    state._queue = SimpleNamespace(turn=turn, inside=lambda _now: others)  # type: ignore[assignment] # of a test
     run(state._turn(attempt, state.runtime.now(), 5.0, None))
     assert caplog.messages == []
     others[0].levels.append("held")

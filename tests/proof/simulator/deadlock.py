@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from caslock.protocol.life import LINGERING, OVER
+from caslock.local import linger
+from caslock.protocol.life import OVER
 from tests.proof.simulator.runtime import Event
 from tests.proof.simulator.waits import Asking, Blocked, Lined, Listening
 
@@ -44,7 +45,7 @@ def deadlocked(run: Run) -> dict[Client, set[Client]]:
 
 def _ends(attempt: Attempt) -> bool:
     """Whether it ends by itself."""
-    return attempt.state is LINGERING or _is_lost(attempt)
+    return linger.is_kept(attempt) or _is_lost(attempt)
 
 
 def _is_lost(attempt: Attempt) -> bool:

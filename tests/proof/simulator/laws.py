@@ -182,7 +182,7 @@ class Judge:
         for hold in holds:
             attempt = hold._attempt
             run.tell(client.name, f"holds {hold.key!r}, fence {short(hold.fence)}")
-            again = len(attempt.levels) > 1 or attempt.lingers_until > 0  # then it was resumed
+            again = len(attempt.levels) > 1 or attempt.kept_until > 0  # then it was resumed
             if (attempt.hold_id in self.succeeded) != again:
                 run.violate(f"{attempt.hold_id} succeeds for a second time")
             self.succeeded.add(attempt.hold_id)
@@ -281,7 +281,8 @@ class Judge:
         """Check a release that has kept the key."""
         del self.leaving[client]
         self._run.tell(client.name, f"has released {hold.key!r}, which lingers")
-        if hold._attempt in linger.kept() and hold._state._queue.waiting:
+        begun = any(flow.finishes and flow.client is client for flow in self._run.flows.values())
+        if hold._attempt in linger.kept() and hold._state._queue.waiting and not begun:
             self._run.violate(f"{hold.key!r} lingers although somebody of its process waits for it")
 
     def gave_up(self, attempt: Attempt) -> None:

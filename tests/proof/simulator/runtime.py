@@ -197,18 +197,15 @@ class Runtime:
         self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False))
 
     def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Run it as a flow of its own."""
-        self._start(self.run.current.client, work, finishes=False)
+        """Run it as a flow of its own: what lingers is given up by the client that has let it linger."""
+        lingers = next((each for each in getattr(work, "args", ()) if linger.is_kept(each)), None)
+        client = self.run.current.client if lingers is None else cast("Client", lingers.caller)
 
-    def start_for(self, attempt: Attempt, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Run it as a flow of the client whose attempt it is."""
-        self._start(cast("Client", attempt.caller), work, finishes=True)
-
-    def _start(self, client: Client, work: Callable[[], Coroutine[object, object, None]], *, finishes: bool) -> None:
         async def go() -> None:
             await Wait(self.now())
             await work()
 
+        finishes = lingers is not None
         self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False, finishes=finishes))
 
     def me(self) -> object:

@@ -244,10 +244,6 @@ class Process:
         """Nothing runs beside an acquire or a release of one key."""
         raise AssertionError(work)
 
-    def start_for(self, attempt: object, work: Callable[[], object]) -> None:
-        """Nothing lingers."""
-        raise AssertionError(attempt, work)
-
     async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         """See `caslock.store.QueueingStore`."""
         del key
