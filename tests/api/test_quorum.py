@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import os
 import threading
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import pytest
 
@@ -23,15 +22,10 @@ from caslock import (
     NotHeld,
     OutcomeUnknown,
     QuorumLock,
-    StoreError,
     StoreUnavailable,
     observe,
 )
-from caslock.local.threads import thread_runtime
-from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
-from caslock.protocol.lease import NEVER
-from caslock.protocol.quorum import Ballot, QuorumLease, Stage, majority
-from caslock.protocol.record import Stamp, decode
+from caslock.protocol.record import decode
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, Fault, FaultyStore, lose_reply, lose_request, unsent
 from tests.support.locations import fresh, observed, patient, until
@@ -40,7 +34,7 @@ from tests.support.recorder import Recorder
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from caslock import Entry, Record, Store
+    from caslock import Record, Store
 
 
 def stores(number: int = 3) -> list[FaultyStore]:
@@ -183,20 +177,6 @@ def test_a_store_that_hangs_delays_nobody_and_its_late_lease_joins() -> None:
     assert until(lambda: not any(holders(three, key)))
 
 
-def test_a_lease_that_is_granted_after_the_release_is_given_back() -> None:
-    """A release does not wait for a store that hangs; its lease is released when the answer comes."""
-    three, key = stores(), fresh()
-    lock = QuorumLock(three, key)
-    with Hanging(three[0]) as hanging:
-        with lock:
-            assert hanging.arrived.wait(10)
-        assert until(lambda: not any(holders(three, key)))
-        with lock:  # and it is not asked again meanwhile
-            assert three[0].calls["put_if_version"] == 1
-    assert until(lambda: three[0].calls["invalidate"] == 1)
-    assert until(lambda: not any(holders(three, key)))
-
-
 @pytest.mark.parametrize(
     ("faults", "error", "rest"),
     [
@@ -306,37 +286,6 @@ def test_a_lost_lock_says_why() -> None:
 
 
 # Extend and release
-
-
-def test_an_extension_that_stores_refuse_is_none() -> None:
-    """A store refuses bad input by ValueError; refused by a majority, the lease stays as it was."""
-
-    class Choosy(MemoryStore):
-        """Keeps nothing for more than a minute."""
-
-        def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-            if ttl > 60:
-                raise ValueError("too long")
-            return super().put_if_version(key, value, version, ttl)
-
-    hold = QuorumLock([Choosy() for _ in range(3)], fresh(), ttl=5, auto_renew=False).acquire()
-    assert hold is not None
-    with pytest.raises(StoreError, match=r"could not extend .*, because [23] of 3 stores refused: memory:.*too long"):
-        hold.extend(600)
-    assert hold.remaining() < 5
-    hold.release()
-
-
-def test_a_store_that_did_not_answer_a_release_is_released_in_the_background() -> None:
-    """The release is over with two answers; the third lease is removed once that store answers again."""
-    three, key = stores(), fresh()
-    hold = QuorumLock(three, key).acquire()
-    assert hold is not None
-    assert until(lambda: all(holders(three, key)))
-    with three[0].unavailable():
-        hold.release()
-        assert until(lambda: holders(three, key) == [True, False, False])
-    assert until(lambda: not any(holders(three, key)))
 
 
 def test_a_loss_that_the_release_finds_is_told() -> None:
@@ -594,92 +543,3 @@ def test_a_release_without_an_answer_is_told_once_to_observers() -> None:
     finally:
         stop()
     assert [name for name, event in told.events if event.key == key] == ["acquired", "released"]
-
-
-# The rule itself
-
-
-def ballot(number: int) -> Ballot:
-    """Make a ballot whose votes send nothing."""
-    runtime = thread_runtime(MemoryStore())
-    terms = Terms(runtime, "key", "owner", LockSettings(10.0))
-    first = FirstRecord(Stamp("", "", 0, ""), ("", "", ""))
-    return Ballot(
-        [Attempt(terms, f"nonce.{each}", lambda: first, runtime.mutex(), None) for each in range(number)],
-        threading.RLock(),
-        [],
-    )
-
-
-@pytest.mark.parametrize(("number", "needed"), [(3, 2), (4, 3), (5, 3), (6, 4), (7, 4)])
-def test_a_majority_is_more_than_half(number: int, needed: int) -> None:
-    """Two majorities always have a store in common."""
-    assert majority(number) == needed
-    assert 2 * needed > number
-
-
-def test_the_lease_lasts_as_long_as_a_majority_of_leases() -> None:
-    """It ends with the third largest deadline of five, and earlier when leases are lost."""
-    five = ballot(5)
-    lease = QuorumLease(10.0, NEVER, auto_renew=True)
-    assert lease.deadline == -NEVER
-    lease.ballot = five
-    for vote, deadline in zip(five.votes, (3.0, 9.0, 5.0, 7.0, 1.0), strict=True):
-        assert five.begin(vote)
-        vote.attempt.lease.deadline = deadline
-    for vote, ends in zip(five.votes, (-NEVER, -NEVER, 3.0, 5.0, 5.0), strict=True):
-        assert five.join(vote, 0.0)
-        assert lease.deadline == ends
-    five.votes[1].attempt.lease.lost = "taken away"
-    assert lease.deadline == 3.0
-    assert five.win(2.9)
-    assert not five.join(five.votes[1], 3.1), "lost is lost"
-    five.votes[3].attempt.lease.lost = five.votes[0].attempt.lease.lost = "taken away"
-    assert lease.deadline == -NEVER
-
-
-CLOSE: Final = 3
-
-
-@pytest.mark.parametrize("outcomes", list(itertools.product(("granted", "refused", "failed"), repeat=3)), ids="-".join)
-def test_every_order_of_three_votes_and_a_release(outcomes: tuple[str, ...]) -> None:
-    """A majority of grants before the release wins, nothing else does, and each lease that is granted is given back."""
-    for order in itertools.permutations((0, 1, 2, CLOSE)):
-        three = ballot(3)
-        granted, told, closed = set[int](), set[int](), False
-        given_back = set[int]()
-        for vote in three.votes:
-            assert three.begin(vote)
-        for step in order:
-            if step == CLOSE:
-                won = three.win(1.0)
-                assert won == (len(granted) >= 2)
-                leaving = three.close()
-                assert three.close() == leaving, "an interrupt may have kept them from being released"
-                assert [three.leave(vote) for vote in leaving] == [True] * len(leaving)
-                assert three.close() == []
-                given_back |= {three.votes.index(vote) for vote in leaving}
-                closed = True
-            else:
-                number, vote = step, three.votes[step]
-                told.add(number)
-                vote.attempt.lease.deadline = 10.0
-                if outcomes[number] != "granted":
-                    three.end(vote, NotAcquired() if outcomes[number] == "refused" else StoreUnavailable("down"))
-                elif three.join(vote, 1.0):
-                    granted.add(number)
-                else:
-                    given_back.add(number)
-                    three.end(vote, NotAcquired())
-            if not closed:
-                most = len(granted) + 3 - len(told)
-                assert three.is_decided(1.0) == (len(granted) >= 2 or most < 2)
-                assert three.is_decided(11.0) == (most < 2)
-        assert given_back == {number for number in range(3) if outcomes[number] == "granted"}
-        assert len(three.failed) == outcomes.count("failed")
-        assert not three.win(1.0)
-        for vote in three.votes:
-            if vote.stage is Stage.LEAVING:
-                three.end(vote, None)
-        assert three.is_idle
-        assert three.kept == len(granted)

@@ -266,6 +266,19 @@ def test_a_ballot_is_decided_free_and_released_by_majorities() -> None:
         assert made.is_released is released, votes
 
 
+def test_a_quorum_lasts_as_long_as_a_majority_of_its_leases() -> None:
+    """It ends with the third largest deadline of five, and earlier when leases are lost."""
+    lease = QuorumLease(10.0, NEVER, auto_renew=True)
+    assert lease.deadline == -NEVER
+    lease.ballot, _, _ = ballot(H, H, H, H, A)
+    for vote, deadline in zip(lease.ballot.votes, (3.0, 9.0, 5.0, 7.0, 99.0), strict=True):
+        vote.attempt.lease.deadline = deadline
+    assert lease.deadline == 5.0
+    for lost, ends in ((1, 3.0), (3, -NEVER)):
+        lease.ballot.votes[lost].attempt.lease.lost = "taken away"
+        assert lease.deadline == ends
+
+
 def test_the_loss_of_a_quorum_says_why_each_lease_has_ended() -> None:
     """With its location, unless that is said; all for one reason need no location."""
     lease = QuorumLease(10.0, NEVER, auto_renew=True)

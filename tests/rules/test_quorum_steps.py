@@ -624,12 +624,16 @@ def test_an_extension_counts_only_leases_that_there_are(scene: Scene) -> None:
 
 
 def test_an_extension_ends_with_the_last_answer(scene: Scene) -> None:
-    """It is woken by each, and does not wait longer for a majority that there can't be."""
+    """It is woken by each, and does not wait longer for a majority that there can't be; the hold is as it was."""
     hold = acquired(scene, ttl=100)
     scene.silent = set(scene.stores[:2])
     scene.step = TIMEOUT
-    for store in scene.stores[:2]:
-        store.refused = lambda _verb, _key: True
+    scene.stores[0].refused = lambda _verb, _key: True
+
+    def refuse(_verb: str, _key: str) -> bool:
+        raise ValueError("too long")
+
+    scene.stores[1].lose = refuse  # as a store refuses bad input
 
     def answer() -> None:
         if len(scene.waits) > 1:
@@ -638,10 +642,11 @@ def test_an_extension_ends_with_the_last_answer(scene: Scene) -> None:
                 run(scene.unsent.pop()())
 
     scene.meanwhile = answer
-    with pytest.raises(StoreError, match="could not extend lock 'k', because 2 of 3 stores refused"):
+    with pytest.raises(StoreError, match=r"could not extend lock 'k', because 2 of 3 stores refused: .*too long"):
         hold.extend(200)
     assert len(scene.waits) == 2
     assert scene.rung == 2
+    assert hold.remaining() < 100
 
 
 @pytest.mark.parametrize("ends", ["while it is asked", "with its event loop"])
