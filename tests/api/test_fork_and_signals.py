@@ -8,13 +8,10 @@ import gc
 import itertools
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
-import time
-import timeit
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -373,17 +370,17 @@ TTL = 1.0
 class Scene:
     """A lock of some kind, and what one of its threads does with it."""
 
-    def __init__(self, way: str, act: str) -> None:
+    def __init__(self, way: str, act: str, stores: list[MemoryStore] | None = None, ttl: float = 20) -> None:
         """Prepare it; what is done with a lock that is entered once more leaves it entered once."""
-        self.stores = [patient() for _ in range(3)]
+        self.stores = stores or [patient() for _ in range(3)]
         self.key = fresh()
         self.lock: Lock | MultiLock | QuorumLock
         if way == "MultiLock":
-            self.lock = MultiLock(self.stores[0], [self.key, f"{self.key}:2"], ttl=20)
+            self.lock = MultiLock(self.stores[0], [self.key, f"{self.key}:2"], ttl=ttl)
+        elif way == "QuorumLock":
+            self.lock = QuorumLock(self.stores, self.key, ttl=ttl)
         else:
-            self.lock = (
-                QuorumLock(self.stores, self.key, ttl=20) if way == "QuorumLock" else Lock(self.stores[0], self.key)
-            )
+            self.lock = Lock(self.stores[0], self.key, ttl=ttl)
         self.hold: Hold | MultiHold | None = None
         self.outer: Hold | MultiHold | None = None
         if act.startswith("inner "):
@@ -493,63 +490,29 @@ def test_what_lingers_is_to_be_had_wherever_an_interrupt_strikes() -> None:
 
 @pytest.mark.parametrize("way", ["Lock", "MultiLock", "QuorumLock"])
 @pytest.mark.parametrize("act", ["acquire", "release", "with"])
-def test_no_orphan_outlives_its_lease_after_two_interrupts(way: str, act: str) -> None:  # noqa: C901 - one scene
+def test_no_orphan_outlives_its_lease_after_two_interrupts(way: str, act: str) -> None:
     """A second KeyboardInterrupt, as the first is being handled: nothing is renewed that nobody can release.
 
     What is left is released if the hold is released once more, or ends with its lease, though the lock lives on.
     """
-    stores = [MemoryStore() for _ in range(3)]
-    locks: list[tuple[Lock | MultiLock | QuorumLock, str, str]] = []
+    scenes, moments, stores = list[Scene](), list[str](), [MemoryStore() for _ in range(3)]
     other = held(Lock(stores[0], fresh(), ttl=20))  # so that the renewer is there
-    key = ""
-    hold: Hold | MultiHold | None = None
 
     def prepare() -> Callable[[], object]:
-        nonlocal key, hold
-        key = fresh()
-        lock = (
-            MultiLock(stores[0], [key, f"{key}:2"], ttl=TTL)
-            if way == "MultiLock"
-            else QuorumLock(stores, key, ttl=TTL)
-            if way == "QuorumLock"
-            else Lock(stores[0], key, ttl=TTL)
-        )
-        locks.append((lock, key, ""))
-        if act == "acquire":
-            return lambda: lock.acquire(timeout=0)
-        if act == "with":
-
-            def block() -> None:
-                with lock:
-                    pass
-
-            return block
-        hold = lock.acquire()
-        assert hold is not None
-        return hold.release
+        scenes.append(Scene(way, act, stores, TTL))
+        return scenes[-1].act
 
     for later in ((0,), (1,), (2,), (3,), (5,), (8,), (13,), (21,), (34,), (55,), (89,)):
         for moment in every_moment(prepare, *later):
-            locks[-1] = (*locks[-1][:2], f"{later} {moment}")
+            moments.append(f"{later} {moment}")
             with contextlib.suppress(CaslockError):
                 if act != "acquire":
-                    (hold or locks[-1][0]).release()
-        locks.pop()  # it got through
-        if hold is None:
-            for store in stores:
-                for name in (key, f"{key}:2"):
-                    entry = store.get(name)
-                    if entry is not None:
-                        store.invalidate(name, entry.version)
+                    (scenes[-1].hold or scenes[-1].lock).release()
+            scenes[-1].hold = None
+        scenes.pop()  # it got through
 
     def left() -> list[str]:
-        return [
-            moment
-            for _, key, moment in locks
-            for store in stores
-            for name in (key, f"{key}:2")
-            if observed(store, name)
-        ]
+        return [moment for scene, moment in zip(scenes, moments, strict=True) if scene.taken]
 
     gc.collect()  # nothing refers to what was interrupted twice
     until(lambda: not left())
@@ -562,29 +525,25 @@ class Removing(MemoryStore):
 
     interrupted = False
 
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove it."""
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
         try:
-            return super().invalidate(key, version)
+            yield
         except KeyboardInterrupt:
             self.interrupted = True
             raise
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        with self._noting():
+            return super().invalidate(key, version)
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write."""
-        try:
+        with self._noting():
             return super().put_if_version(key, value, version, ttl)
-        except KeyboardInterrupt:
-            self.interrupted = True
-            raise
 
     def invalidate_many(self, removals: Sequence[Removal]) -> Sequence[Entry | None]:
-        """Remove them."""
-        try:
+        with self._noting():
             return super().invalidate_many(removals)
-        except KeyboardInterrupt:
-            self.interrupted = True
-            raise
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -595,15 +554,8 @@ def test_a_loss_is_told_once_wherever_an_interrupt_strikes(*, way: str, taken: b
     It may stay untold only after an interrupt between the request and its answer: it may have been applied in time.
     """
     of_both = (
-        "note_release,",
-        "_Immediate.",
-        "send,",
-        "<dictcomp>,",
-        "answered,",
-        ".is_applied,",
-        "observed_in,",
-        ".drop,",
-        ".end_removal,",
+        *("note_release,", "_Immediate.", "send,", "<dictcomp>,", "answered,"),
+        *(".is_applied,", "observed_in,", ".drop,", ".end_removal,"),
     )
     told, keys, stores = list[str](), list[str](), list[Removing]()
     holds = list[Hold | MultiHold]()
@@ -612,15 +564,12 @@ def test_a_loss_is_told_once_wherever_an_interrupt_strikes(*, way: str, taken: b
     def prepare() -> Callable[[], object]:
         keys.append(fresh())
         stores.append(Removing())
-        if way == "Lock":
-            hold: Hold | MultiHold | None = Lock(
-                stores[-1], keys[-1], on_lost=lambda hold: told.append(hold.key)
-            ).acquire()
-        elif way == "min_hold":
-            hold = Lock(stores[-1], keys[-1], min_hold=20, on_lost=lambda hold: told.append(hold.key)).acquire()
+        if way == "MultiLock":
+            both = MultiLock(stores[-1], [keys[-1], f"{keys[-1]}:2"], on_lost=lambda hold: told.append(hold.key))
+            hold: Hold | MultiHold | None = both.acquire()
         else:
-            both = [keys[-1], f"{keys[-1]}:2"]
-            hold = MultiLock(stores[-1], both, on_lost=lambda hold: told.append(hold.key)).acquire()
+            least = 20 if way == "min_hold" else None
+            hold = Lock(stores[-1], keys[-1], min_hold=least, on_lost=lambda hold: told.append(hold.key)).acquire()
         assert hold is not None
         holds.append(hold)
         entry = stores[-1].get(keys[-1])
@@ -853,90 +802,35 @@ class Interruption(BaseException):
     """What a signal handler of a user's may raise."""
 
 
-class Bell:
-    """Sends a signal to the main thread after a while; its handler raises, if it still finds itself armed."""
+def interrupt(delay: float, act: Callable[[], object]) -> None:
+    """Run `act`, and send a signal to this thread after a while, whose handler raises."""
 
-    def __init__(self) -> None:
-        """Install the handler."""
-        self.armed = False
-        self._before = signal.signal(signal.SIGUSR1, self._ring)
+    def ring(_signal: int, _frame: FrameType | None) -> None:
+        raise Interruption
 
-    def _ring(self, _signal: int, _frame: FrameType | None) -> None:
-        if self.armed:
-            self.armed = False
-            raise Interruption
-
-    def interrupts(self, delay: float, act: Callable[[], object]) -> bool:
-        """Run `act` and ring after `delay` seconds; whether it was interrupted."""
-
-        def ring() -> None:
-            end = time.perf_counter() + delay
-            while time.perf_counter() < end:
-                pass
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-
-        thread = threading.Thread(target=ring)
-        try:
-            self.armed = True
-            thread.start()
+    before = signal.signal(signal.SIGUSR1, ring)
+    timer = threading.Timer(delay, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(Interruption):
             act()
-            self.armed = False
-        except Interruption:
-            return True
-        finally:
-            self.armed = False
-            thread.join()
-        return False
-
-    def remove(self) -> None:
-        """Put back what was there before."""
-        signal.signal(signal.SIGUSR1, self._before)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.fixture
-def bell() -> Iterator[Bell]:
-    """Return a bell."""
-    it = Bell()
-    yield it
-    it.remove()
-
-
-def test_signals_at_random_moments(location: Place, bell: Bell) -> None:
-    """Real signals at random moments of acquire and release: answers are right, and no orphan outlives its lease."""
-    store, chance = location.store(), random.Random(7)
-    witness = Witness(store)
-    keys: list[str] = []
-
-    def work() -> None:
-        with contextlib.suppress(LockLost), Lock(store, keys[-1], ttl=TTL):
-            pass
-
-    keys.append(fresh())
-    usual = min(timeit.repeat(work, number=1, repeat=20))
-    hits = 0
-    for _ in range(150):
-        keys.append(fresh())
-        hits += bell.interrupts(chance.uniform(0, 1.5 * usual), work)
-        assert witness.testifies()
-
-    assert hits > 5
-    gc.collect()
-    until(lambda: not any(observed(store, key) for key in keys))
-    assert [key for key in keys if observed(store, key)] == []
-
-
-def test_an_interrupt_while_waiting_leaves_nothing(location: Place, bell: Bell) -> None:
+def test_an_interrupt_while_waiting_leaves_nothing(location: Place) -> None:
     """A signal while acquire waits for somebody else ends it at once; the holder is left alone, and nothing behind."""
     store, key = location.store(), fresh()
     hold = held(Lock(store, key, ttl=20))
     for delay in (0.02, 0.05, 0.1):
-        assert bell.interrupts(delay, Lock(store, key).acquire)
+        interrupt(delay, Lock(store, key).acquire)
     hold.extend()
     hold.release()
     assert observed(store, key) is None
 
 
-def test_an_interrupt_while_waiting_for_another_thread_leaves_nothing(bell: Bell) -> None:
+def test_an_interrupt_while_waiting_for_another_thread_leaves_nothing() -> None:
     """A signal while acquire waits for another thread of the same object ends it, and that thread is left alone."""
     store = MemoryStore()
     lock = Lock(store, fresh())
@@ -950,7 +844,7 @@ def test_an_interrupt_while_waiting_for_another_thread_leaves_nothing(bell: Bell
     thread = threading.Thread(target=holder)
     thread.start()
     assert inside.wait(20)
-    assert bell.interrupts(0.05, lock.acquire)
+    interrupt(0.05, lock.acquire)
     leave.set()
     thread.join()
     assert observed(store, lock.key) is None
