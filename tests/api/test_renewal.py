@@ -29,42 +29,6 @@ if TYPE_CHECKING:
     from caslock.store import Put
 
 
-LEASE, EXTENDED = 9.0, 18.0
-"""Seconds of a lease, and of its extension."""
-
-
-@pytest.mark.long
-def test_an_extension_under_way_is_not_undone_by_a_renewal_that_comes_due() -> None:
-    """A renewal that comes due while extend() has no answer yet is left out, and the next one keeps the new ttl."""
-    memory, sent, answer = MemoryStore(), threading.Event(), threading.Event()
-    ttls: list[float] = []
-
-    class Slow:
-        traits = memory.traits
-        get = staticmethod(memory.get)
-        invalidate = staticmethod(memory.invalidate)
-
-        @staticmethod
-        def put_if_version(key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-            ttls.append(ttl)
-            if ttl == EXTENDED:
-                sent.set()
-                answer.wait(50)
-            return memory.put_if_version(key, value, version, ttl)
-
-    hold = held(Lock(Slow(), "key", ttl=LEASE))
-    due = hold._attempt.lease.due
-    extending = threading.Thread(target=hold.extend, args=(EXTENDED,))
-    extending.start()
-    assert sent.wait(50)
-    assert eventually(lambda: hold._attempt.lease.due != due), "no renewal has come due"
-    answer.set()
-    extending.join()
-    assert eventually(lambda: ttls.count(EXTENDED) > 1), "nothing was renewed after the extension"
-    assert set(ttls[ttls.index(EXTENDED) :]) == {EXTENDED}
-    hold.release()
-
-
 class Distant(Watched):
     """A store whose requests take a while, or hang while the gate is shut; it notes the keys of each."""
 

@@ -10,7 +10,7 @@ from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.attempt import Retry
 from caslock.protocol.lease import margin
 from caslock.protocol.life import State
-from caslock.protocol.record import Record, encode
+from caslock.protocol.record import Record, decode, encode
 from caslock.protocol.renew import renew, renew_due
 from caslock.protocol.writes import FREE_TTL, InFlight
 from caslock.store import Entry
@@ -118,6 +118,18 @@ def test_an_interrupted_batch_may_land() -> None:
     assert all(attempt.writes.in_flight and not cast("Mutex", attempt.mutex).taken for attempt in attempts)
 
 
+def test_an_extension_counts_once_it_was_accepted() -> None:
+    """A ttl that the store refuses is not that of later renewals, and a renewal makes no other of an extension."""
+    script = Scripted(ValueError("too long"), Entry(OURS, 6), Entry(OURS, 7), Entry(OURS, 8))
+    attempt = held(script)
+    with pytest.raises(ValueError, match="too long"):
+        run(renew(cast("Runtime", script), attempt, 3600.0))
+    for ttl, after in ((None, TTL), (60.0, 60.0), (None, 60.0)):
+        run(renew(cast("Runtime", script), attempt, ttl))
+        assert attempt.lease.ttl == after
+        assert decode(script.written[-1]).ttl == after
+
+
 def test_one_loss_is_that_one_alone() -> None:
     """The others were not written because of it, and are written again without it."""
     script = Scripted(THEIRS, Entry(OURS, 6))
@@ -157,6 +169,16 @@ def test_what_is_being_released_is_not_renewed() -> None:
         kept(script, attempts)
         assert script.asked == []
         assert script.losses == 0
+
+
+def test_what_is_being_extended_is_not_renewed() -> None:
+    """Nothing waits for the answer to the extension, and nothing undoes it."""
+    script = Scripted()
+    attempts = holders(script)
+    for attempt in attempts:
+        cast("Mutex", attempt.mutex).taken = True
+    assert run(renew_due(cast("Runtime", script), attempts)) == []
+    assert script.asked == []
 
 
 def test_a_lease_that_is_over_is_not_renewed() -> None:

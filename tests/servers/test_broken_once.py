@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from caslock import AsyncLock, Hold, Lock, MultiLock, NotAcquired, NotHeld, OutcomeUnknown
+from caslock import Hold, Lock, MultiLock, NotAcquired, NotHeld, OutcomeUnknown
 from caslock.local.lock_state import LockState
 from caslock.local.with_blocks import WithBlocks
-from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import FaultyStore, lose_reply, lose_request
-from tests.support.locations import held, until
+from tests.support.locations import held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from caslock.protocol.attempt import Terms
     from caslock.store import Entry
-
-
-async def turns_until(condition: Callable[[], object]) -> None:
-    """Look now and then, while the loop turns, until it is so."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - the protocol sets no event when it has renewed
-            await asyncio.sleep(0.002)
 
 
 def test_force_release_is_not_told_to_a_hold_that_leaves_by_itself() -> None:
@@ -53,32 +43,6 @@ def test_a_loss_before_the_acquire_returns_is_told(*, again: bool) -> None:
         hold.release()
     else:
         assert lost.wait(60)
-
-
-def test_a_refused_extension_leaves_the_renewals_alone() -> None:
-    """A ttl that the store refuses by ValueError is not the ttl of later renewals."""
-    memory = MemoryStore()
-
-    class Choosy:
-        """Keeps nothing for more than a minute."""
-
-        traits = memory.traits
-        get = staticmethod(memory.get)
-        invalidate = staticmethod(memory.invalidate)
-
-        @staticmethod
-        def put_if_version(key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-            if ttl > 60:
-                message = "too long"
-                raise ValueError(message)
-            return memory.put_if_version(key, value, version, ttl)
-
-    hold = held(Lock(Choosy(), "key", ttl=9))
-    with pytest.raises(ValueError, match="too long"):
-        hold.extend(3600)
-    before = hold._attempt.lease.deadline
-    assert until(lambda: hold._attempt.lease.deadline > before)
-    hold.release()
 
 
 class Choosy:
@@ -122,30 +86,6 @@ def test_a_refusal_in_a_roll_back_leaves_no_other_key_behind() -> None:
         MultiLock(store, ["a", "b", "c"]).acquire(timeout=0)
     assert [Lock(store, key).locked() for key in "abc"] == [False, True, True]
     busy.release()
-
-
-def test_a_cancelled_renewal_is_not_the_last() -> None:
-    """Cancelling every other task of the loop does not end the renewals of a block that goes on."""
-    arrived = asyncio.Event()
-
-    class Slow(AsyncMemoryStore):
-        """Suspends in each verb."""
-
-        async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-            arrived.set()
-            await asyncio.sleep(0)
-            return await super().put_if_version(key, value, version, ttl)
-
-    async def main() -> None:
-        async with AsyncLock(Slow(), "key", ttl=9) as hold:
-            arrived.clear()
-            async with asyncio.timeout(60):
-                await arrived.wait()  # and go on before the store does
-            assert sum(task.cancel() for task in asyncio.all_tasks() - {asyncio.current_task()})
-            before = hold._attempt.lease.deadline
-            await turns_until(lambda: hold._attempt.lease.deadline > before)
-
-    asyncio.run(main())
 
 
 def test_an_inner_block_does_not_release_the_outer_hold() -> None:
