@@ -11,9 +11,9 @@ import pytest
 
 from caslock import AsyncLock, Lock, StoreUnavailable
 from caslock.local import thread_renewer
-from caslock.protocol import record
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.support.locations import fresh, until
+from caslock.testing.faults import FaultyStore, lose_reply
+from tests.support.locations import fresh, observed, until
 from tests.support.scripted import Scripted, held
 
 if TYPE_CHECKING:
@@ -22,56 +22,27 @@ if TYPE_CHECKING:
     from caslock import Entry
 
 
-class Silent(MemoryStore):
-    """Applies each request and gives no answer, while it hangs; once closed, it is closed for good."""
+class Closing(FaultyStore):
+    """Knows whether it was closed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.hangs = True
-        self.closed = False
-        self.reads: list[str] = []
-
-    def get(self, key: str) -> Entry | None:
-        self.reads.append(key)
-        entry = super().get(key)
-        self._answer()
-        return entry
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        entry = super().put_if_version(key, value, version, ttl)
-        self._answer()
-        return entry
-
-    def invalidate(self, key: str, version: int) -> Entry | None:
-        entry = super().invalidate(key, version)
-        self._answer()
-        return entry
+    closed = False
 
     def close(self) -> None:
+        """Close it."""
         self.closed = True
-
-    def _answer(self) -> None:
-        assert not self.closed
-        if self.hangs:
-            raise StoreUnavailable("no answer")
-
-
-def is_held(store: Silent, key: str) -> bool:
-    """Look at the record without asking the store for an answer."""
-    entry = MemoryStore.get(store, key)
-    return entry is not None and not record.decode(entry.value).free
 
 
 def test_a_clean_up_closes_no_store() -> None:
     """Given an acquire without an answer, its record is removed in the background, and the store stays open."""
-    store, key = Silent(), fresh()
+    memory, key = MemoryStore(), fresh()
+    store = Closing(memory)
+    store.on("any", range(1, 1000), lose_reply)
     with pytest.raises(StoreUnavailable):
         Lock(store, key).acquire(timeout=0)
-    assert is_held(store, key)
-    store.hangs = False
-    assert until(lambda: not is_held(store, key))
-    with Lock(store, fresh()):
-        assert not store.closed
+    assert observed(memory, key)
+    store.heal()
+    assert until(lambda: not observed(memory, key))
+    assert not store.closed
 
 
 def test_an_interrupt_as_the_renewer_is_woken_lets_no_later_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,26 +222,17 @@ def resource(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Resourc
 
 
 def test_a_late_write_is_refused(resource: Resource, tenures: Tenures) -> None:
-    """A holder that was paused beyond its lease writes after the next one has: its write is refused, and says so."""
-    resource.write("Ada", tenures.second)
-    with pytest.raises(StaleFence) as caught:
-        resource.write("Bob", tenures.paused)
-    assert resource.read() == "Ada"
-    assert (caught.value.fence, caught.value.seen) == (tenures.paused, tenures.second)
-    assert caught.value.resource in str(caught.value)
-    assert f"with fence {tenures.paused}" in str(caught.value)
-
-
-def test_one_tenure_writes_as_often_as_it_likes(resource: Resource, tenures: Tenures) -> None:
-    """Equal and larger fences are accepted, and then the smaller ones are not any more."""
-    resource.write("Ada", tenures.paused)
-    resource.write("Bob", tenures.paused)
-    assert resource.read() == "Bob"
-    resource.write("Cy", tenures.third)
-    assert resource.read() == "Cy"
-    with pytest.raises(StaleFence):
-        resource.write("Dee", tenures.second)
-    assert resource.read() == "Cy"
+    """A holder writes as often as it likes until a later one has written: then its write is refused, and says so."""
+    for value, fence in (("Ada", tenures.paused), ("Bob", tenures.paused), ("Cy", tenures.third)):
+        resource.write(value, fence)
+        assert resource.read() == value
+    for late in (tenures.second, tenures.paused):
+        with pytest.raises(StaleFence) as caught:
+            resource.write("Dee", late)
+        assert resource.read() == "Cy"
+        assert (caught.value.fence, caught.value.seen) == (late, tenures.third)
+        assert caught.value.resource in str(caught.value)
+        assert f"with fence {late}" in str(caught.value)
 
 
 @pytest.mark.parametrize(("small", "large"), [(9, 10), (99, 1000), (2**53, 2**53 + 1), (2**62, 2**63 - 1)])

@@ -28,7 +28,7 @@ from caslock import (
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_reply, lose_request, raising
-from tests.support.locations import Place, Watched, fresh, observed, opened, three_keys, until
+from tests.support.locations import Place, Watched, observed, three_keys, until
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -145,24 +145,6 @@ def test_a_release_goes_on_when_one_fails_and_raises_it(memory: MemoryStore) -> 
     store.lose = lambda _verb, _key: False
     lock.release()  # again, for what is left
     assert observed(memory, keys[1]) is None
-
-
-def test_locks_of_different_stores_are_one(request: pytest.FixtureRequest) -> None:
-    """Locks of three stores can be held as one: taken in the order of location and key, and released in reverse."""
-    with opened("memory", request) as a, opened("sqlite", request) as b, opened("redis", request) as c:
-        stores = [location.store() for location in (c, a, b, a)]
-        locks = [Lock(store, fresh()) for store in stores]
-        locations = [store.traits.location for store in stores]
-        order = [lock for _, _, lock in sorted(zip(locations, [lock.key for lock in locks], locks, strict=True))]
-
-        with MultiLock([*locks, locks[0]]) as holds:
-            assert [hold.key for hold in holds] == [lock.key for lock in order]
-            assert all(lock.locked() for lock in locks)
-
-        assert not any(lock.locked() for lock in locks)
-        with locks[2], pytest.raises(NotAcquired), ThreadPoolExecutor(1) as pool:
-            pool.submit(MultiLock(locks, timeout=0).__enter__).result()
-        assert not any(lock.locked() for lock in locks)
 
 
 def test_loss_of_one_is_loss_of_all(location: Place) -> None:

@@ -141,20 +141,6 @@ def test_a_process_that_has_woken_another_lets_it_go_first(
         assert [request.verb for request in ours.log] == ["invalidate_many", "put_when_absent", "put_if_version"]
 
 
-def test_a_waiter_that_is_out_of_time_leaves_the_queue(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
-    """One that gives up in the middle of the queue holds up nobody behind it."""
-    key = fresh()
-    first = held(Lock(memory, key))
-    impatient = in_line(pool, memory, key, lambda: Lock(memory, key).acquire(timeout=0.05))
-    patient = in_line(pool, memory, key, lambda: held(Lock(memory, key)))
-    assert impatient.result(timeout=ENOUGH) is None
-    assert waiters(memory, key) == 1
-    first.release()
-    patient.result(timeout=ENOUGH).release()
-    assert waiters(memory, key) == 0
-    assert observed(memory, key) is None
-
-
 def test_one_try_does_not_queue(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
     """timeout=0 while this process holds the key, or waits for it, is refused at once and makes no request."""
     store, key = FaultyStore(memory), fresh()
@@ -347,29 +333,6 @@ def test_threads_and_tasks_hand_over_to_each_other() -> None:
         await third.release()
         assert first.fence < second.fence < third.fence
         assert store.calls == {"put_if_version": 2, "invalidate": 1}
-
-    asyncio.run(main())
-
-
-def test_a_cancelled_waiter_at_the_head_lets_the_next_one_try() -> None:
-    """The head of the queue waits at the store for another process; cancelled, it makes room for the next."""
-    memory, key = MemoryStore(), fresh()
-
-    async def main() -> None:
-        theirs = await AsyncLock(AsyncMemoryStore(memory), key).acquire()
-        assert theirs is not None
-        store = AsyncFaultyStore(AsyncMemoryStore(memory))
-        heads = [asyncio.create_task(AsyncLock(store, key).acquire()) for _ in range(3)]
-        await line_up(store, key, 2)
-        for head in heads[:2]:
-            head.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await head
-        await theirs.release()
-        last = await asyncio.wait_for(heads[2], ENOUGH)
-        assert last is not None
-        await last.release()
-        assert observed(memory, key) is None
 
     asyncio.run(main())
 
