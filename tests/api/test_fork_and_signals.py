@@ -488,7 +488,9 @@ def test_what_lingers_is_to_be_had_wherever_an_interrupt_strikes() -> None:
         assert lock._state.committed == {}
 
 
-@pytest.mark.parametrize("way", ["Lock", "MultiLock", "QuorumLock"])
+@pytest.mark.parametrize(
+    "way", ["Lock", *(pytest.param(way, marks=pytest.mark.long) for way in ("MultiLock", "QuorumLock"))]
+)
 @pytest.mark.parametrize("act", ["acquire", "release", "with"])
 def test_no_orphan_outlives_its_lease_after_two_interrupts(way: str, act: str) -> None:
     """A second KeyboardInterrupt, as the first is being handled: nothing is renewed that nobody can release.

@@ -267,7 +267,9 @@ def test_a_cancelled_task_keeps_no_key(memory: MemoryStore, position: int) -> No
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # interrupted before its first step
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator, interrupted as it closes
-@pytest.mark.parametrize("fault", [None, lose_reply, lose_request], ids=str)
+@pytest.mark.parametrize(
+    "fault", [None, *(pytest.param(each, marks=pytest.mark.long) for each in (lose_reply, lose_request))], ids=str
+)
 def test_an_interrupt_at_any_moment_keeps_no_key(memory: MemoryStore, fault: Fault | None) -> None:
     """KeyboardInterrupt at each moment of an acquire that gets one of three keys: all are free within a lease."""
     left: list[tuple[FaultyStore, list[str], MultiLock]] = []
