@@ -8,7 +8,6 @@ passed on by name if they are given.  No error shows a secret of the URL.
 
 from __future__ import annotations
 
-import difflib
 import re
 from functools import partial
 from importlib import import_module
@@ -188,7 +187,9 @@ def _make(target: Any, settings: dict[str, Any], *groups: str) -> Any:  # noqa: 
         if factory is not None:
             return _call(partial(factory, **settings), target, scheme)
     known = sorted({*_OWN, *(point for group in groups for point in _points(group))})
-    close = difflib.get_close_matches(scheme, known, 1)
+    from difflib import get_close_matches  # noqa: PLC0415 - not for `import caslock`
+
+    close = get_close_matches(scheme, known, 1)
     meant = f"Did you mean {close[0]}://? " if close else ""
     raise ValueError(f"unknown scheme {scheme}://. {meant}Known schemes: {', '.join(known)}")
 

@@ -272,16 +272,16 @@ with caslock.Lock(caslock.connect(sys.argv[1]), "key", linger=10): pass
 """
 
 
-def test_it_ends_with_its_process(redis_server: Server) -> None:
+def test_a_key_in_redis_is_free_when_its_process_has_ended(redis_server: Server) -> None:
     """The interpreter releases it as it ends."""
     subprocess.run([sys.executable, "-c", AT_EXIT, redis_server.url], check=True)
     assert observed(connect(redis_server.url), "key") is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_child_neither_resumes_nor_releases_it(redis_server: Server) -> None:
+def test_a_child_neither_resumes_nor_releases_it(memory: MemoryStore) -> None:
     """It is the parent's."""
-    lock = Lock(connect(redis_server.url), fresh(), linger=10)
+    lock = Lock(memory, fresh(), linger=10)
     with lock as first:
         pass
     child = os.fork()
