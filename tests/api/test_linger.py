@@ -29,6 +29,7 @@ from caslock import (
 from caslock.local import linger
 from caslock.local.lock_state import LockState
 from caslock.protocol.lease import Lease
+from caslock.protocol.life import LEAVING
 from caslock.testing.faults import Fault, FaultyStore, lose_reply, lose_request
 from tests.support.locations import Place, Watched, fresh, held, observed, until
 from tests.support.recorder import Recorder
@@ -435,7 +436,7 @@ def test_an_extension_that_is_under_way_is_waited_for(memory: MemoryStore, *, re
         if resumed:
             held(lock).release()
         ending = pool.submit(lambda: held(Lock(store, "k"), LONG))
-        assert until(lambda: lock._state._queue.waiting)
+        assert until(lambda: any(attempt.state is LEAVING for attempt in lock._state._attempts()))
         store.may_end.set()
         extending.result()
         ending.result().release()
