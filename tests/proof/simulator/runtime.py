@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 from caslock.local import linger
 from caslock.local.finishing import finished, stop_renewals
 from caslock.local.shared import Shared
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.clean_up import CleanUp, run_clean_ups
 from caslock.protocol.life import LINGERING
 from caslock.protocol.observation import ObservingStore
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from caslock.local.hold import Holding
-    from caslock.protocol.attempt import Attempt
     from caslock.store import AsyncStore, Entry
     from tests.proof.simulator.client import Client
     from tests.proof.simulator.plan import Plan
@@ -198,7 +198,8 @@ class Runtime:
 
     def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Run it as a flow of its own: what lingers is given up by the client that has let it linger."""
-        lingers = next((each for each in getattr(work, "args", ()) if linger.is_kept(each)), None)
+        attempts = (each for each in getattr(work, "args", ()) if isinstance(each, Attempt))
+        lingers = next(filter(linger.is_kept, attempts), None)
         client = self.run.current.client if lingers is None else cast("Client", lingers.caller)
 
         async def go() -> None:
