@@ -422,7 +422,7 @@ class LockState:
                     removed = Sent(removal, answered(attempt, removal, entry))
             finally:
                 attempt.mutex.release()  # which `begin_removal` has taken
-        if not self._ends(hold):
+        if not self._leave_level(hold):
             return
         try:
             if self._queue.waiting:
@@ -464,8 +464,8 @@ class LockState:
         self._end(hold)
         return True
 
-    def _ends(self, hold: Holding) -> bool:
-        """Whether `hold` is the last level of its attempt; if it is not, release it."""
+    def _leave_level(self, hold: Holding) -> bool:
+        """Release one level, or begin to release the attempt if it is the last one; whether it is."""
         if self.generation != generation():
             self.begun()
         attempt = hold._attempt

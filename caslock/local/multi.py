@@ -161,7 +161,7 @@ class MultiAcquire(Generic[H]):
     async def acquire(self) -> None:
         """Acquire every lock in order: with each, all that are free at that moment and can travel together."""
         for index, state in enumerate(self.states):
-            if self._re_enters(state):
+            if self._re_enter(state):
                 continue
             entered, answers = await self._take_free(self.states[index:])
             if not self._has(state):
@@ -213,8 +213,8 @@ class MultiAcquire(Generic[H]):
                     raise being_released(hold)
         return stuck
 
-    def _re_enters(self, state: LockState) -> bool:
-        """Whether the key is held, if need be by another hold of what the caller holds already."""
+    def _re_enter(self, state: LockState) -> bool:
+        """Enter what the caller holds already; False: it does not hold the key."""
         hold = self._begun(state)
         if hold._is_open or state.re_enter(hold):
             return True
@@ -266,7 +266,7 @@ class MultiAcquire(Generic[H]):
             runtime = state.runtime
             if group and (runtime.batching is None or runtime is not group[0].runtime):
                 break
-            if self._re_enters(state):
+            if self._re_enter(state):
                 continue
             attempt = self._holds[state]._attempt
             is_open = state.enter_at_once(attempt)

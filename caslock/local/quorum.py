@@ -288,7 +288,7 @@ class QuorumState(LockState):
     async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | Sent | None = None) -> None:
         """See `LockState.release`; each store has its own limit."""
         del limit, removed
-        if not self._ends(hold):
+        if not self._leave_level(hold):
             return
         attempt = hold._attempt
         if attempt.state is not OVER:  # another thread may have released it meanwhile

@@ -139,7 +139,7 @@ def begin_quarantines_anew(self: Sightings, place: tuple[str, str], mark: int | 
 async def take_every_turn_first(self: MultiAcquire[Holding]) -> None:
     """Wait for our turn in the local queues of all keys, then at the store for one key after the other."""
     queues = self.states if self.states[0].runtime.batching is not None else ()
-    entered = {state: self._holds[state]._attempt for state in queues if not self._re_enters(state)}
+    entered = {state: self._holds[state]._attempt for state in queues if not self._re_enter(state)}
     for state, attempt in entered.items():
         if not state.enter_at_once(attempt):
             left = None if self._timeout is None else max(0.0, self._began + self._timeout - state.runtime.now())
@@ -148,7 +148,7 @@ async def take_every_turn_first(self: MultiAcquire[Holding]) -> None:
     if len(entered) > 1:
         answers = await protocol.put_together(self.states[0].runtime, list(entered.values()), {}) or {}
     for state in self.states:
-        if not self._re_enters(state):
+        if not self._re_enter(state):
             await self._win(state, entered=state in entered, answers=answers)
     for hold in self.taken:
         hold.ensure_held()

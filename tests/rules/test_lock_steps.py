@@ -342,7 +342,7 @@ def test_a_release_that_has_begun_is_not_re_entered(store: Timed) -> None:
     """From the moment at which it is known to be that of the last level."""
     lock = Lock(store, "k", ttl=100)
     hold = held(lock)
-    assert lock._state._ends(hold)
+    assert lock._state._leave_level(hold)
     assert hold._attempt.ending
     assert not lock._state.re_enter(Hold(lock._state, hold._attempt))
     assert lock._state.begin(Hold)._attempt is not hold._attempt
