@@ -62,6 +62,7 @@ def record(seed: int) -> tuple[tuple[tuple[str, str], ...], str]:
     return tuple(choices[:finished]), text(story[:told])
 
 
+@pytest.mark.long
 def test_every_kind_of_fault_happens() -> None:
     """Within some thousand seeds each fault strikes, keys are handed over, waiters woken, and batches sent."""
     seen: Counter[str] = Counter()
