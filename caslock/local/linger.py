@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from caslock.process.fork import at_fork
-from caslock.protocol.life import LINGERING
 
 if TYPE_CHECKING:
     from caslock.local.lock_state import LockState
@@ -38,12 +37,11 @@ def is_kept(attempt: Attempt) -> bool:
     return attempt in _kept
 
 
-def end(attempt: Attempt) -> bool:
-    """Have it released beside the caller, if it lingers; False: it neither does nor is being released after that."""
+def end(attempt: Attempt) -> None:
+    """Have it released beside the caller, if it lingers."""
     state = _kept.get(attempt)
-    if state is not None and attempt.state is LINGERING:
+    if state is not None:
         attempt.runtime.start(partial(state.give_up, attempt))
-    return state is not None
 
 
 async def end_now(attempt: Attempt, limit: float) -> None:
@@ -53,9 +51,9 @@ async def end_now(attempt: Attempt, limit: float) -> None:
         await state.give_up(attempt, limit)
 
 
-def kept() -> list[Attempt]:
-    """Return all that lingers in this process."""
-    return [attempt for attempt in tuple(_kept) if attempt.state is LINGERING]
+def kept() -> tuple[Attempt, ...]:
+    """Return all that lingers in this process, or is being released after that."""
+    return tuple(_kept)
 
 
 at_fork(after_in_child=_kept.clear)  # it is the parent's

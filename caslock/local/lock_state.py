@@ -184,7 +184,7 @@ class LockState:
     def resume(self, hold: Holding) -> bool:
         """Hold what lingers; False: nothing does, or not for long enough, or somebody waits for it."""
         attempt, now = hold._attempt, self.runtime.now()
-        for other in self._attempts() if attempt.state is ASKING else ():
+        for other in self._attempts():
             with self._guard:
                 if other.state is not LINGERING or self._queue.waiting or now >= other.lingers_until:
                     continue
@@ -214,8 +214,7 @@ class LockState:
         if not lingers:
             return
         try:
-            if self._queue.waiting:
-                self._queue.name_successor(attempt, self.runtime.now())
+            self._queue.name_successor(attempt, self.runtime.now())
             await release.release_quietly(self.runtime, attempt, limit)
         except (CaslockError, ValueError):
             if attempt.state is not OVER:

@@ -55,9 +55,10 @@ class Due(NamedTuple):
 
 def end(attempt: Attempt) -> None:
     """Report the end of its lease, or give it up if it lingers."""
-    if attempt.kept_until and (linger.end(attempt) or attempt.runtime.now() < attempt.lease.deadline):
-        return
-    attempt.lose(attempt.lease.end("renewed"))
+    if attempt.state is LINGERING:
+        linger.end(attempt)
+    elif attempt.runtime.now() >= attempt.lease.deadline:  # else it was just held again
+        attempt.lose(attempt.lease.end("renewed"))
 
 
 def by_store(attempts: Iterable[Attempt]) -> Iterable[list[Attempt]]:
@@ -125,14 +126,12 @@ class Schedule:
     def _look_at(self, attempt: Attempt, now: float, due: Due, *, asked: bool) -> None:
         lease = attempt.lease
         late = _together(lease.deadline - LATE_SHARE * lease.ttl, lease.ttl)
-        if attempt.state is LINGERING and now < attempt.lingers_until:
-            self._at(attempt.lingers_until, attempt)
-        elif attempt.state is LINGERING or now >= lease.deadline:
+        if now >= (attempt.lingers_until if attempt.state is LINGERING else lease.deadline):
             due.over.append(attempt)
         elif asked and now >= late:
             due.late.append(attempt)
             self._at(lease.deadline, attempt, asked=True)
-        elif _moment(attempt) > now:  # it has been renewed meanwhile
+        elif _moment(attempt) > now:  # it has been renewed meanwhile, or lingers for longer
             self._at(_moment(attempt), attempt)
         else:
             due.renew.append(attempt)

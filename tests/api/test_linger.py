@@ -28,9 +28,10 @@ from caslock import (
 )
 from caslock.local import linger
 from caslock.local.lock_state import LockState
+from caslock.local.threads import _end_what_lingers
 from caslock.protocol.lease import Lease
 from caslock.protocol.life import LEAVING
-from caslock.testing.faults import Fault, FaultyStore, lose_reply, lose_request
+from caslock.testing.faults import Fault, FaultyStore, lose_request
 from tests.support.locations import Place, Watched, fresh, held, observed, until
 from tests.support.recorder import Recorder
 
@@ -109,6 +110,7 @@ def test_the_next_acquire_takes_no_request(location: Place) -> None:
     with lock:
         pass
     assert store.requests == [("put", lock.key)]
+    assert not linger.is_kept(first._attempt)  # but the one by which it was held last
     if store.traits.fences:
         assert fences == [first.fence]
     assert Lock(location.store(), lock.key).acquire(timeout=0) is None  # of another process
@@ -252,20 +254,6 @@ def test_a_lock_object_that_is_gone_leaves_nothing(store: Noted) -> None:
     assert until(lambda: observed(store._store, "k") is None)
 
 
-@pytest.mark.parametrize("fault", [lose_reply, lose_request])
-def test_a_release_without_an_answer_is_made_again(memory: MemoryStore, fault: object) -> None:
-    """In the background: nobody waits for it."""
-    store = FaultyStore(memory)
-    store.on("invalidate", 1, fault)  # type: ignore[arg-type] # either one
-    store.on("get", 1, lose_request)
-    lock = Lock(store, "k", linger=0.05)
-    with lock:
-        pass
-    assert until(lambda: observed(memory, "k") is None)
-    with Lock(store, "k", timeout=LONG):
-        pass
-
-
 AT_EXIT = """
 import caslock, sys
 
@@ -277,6 +265,19 @@ def test_a_key_in_redis_is_free_when_its_process_has_ended(redis_server: Server)
     """The interpreter releases it as it ends."""
     subprocess.run([sys.executable, "-c", AT_EXIT, redis_server.url], check=True)
     assert observed(connect(redis_server.url), "key") is None
+
+
+def test_what_lingers_is_released_at_the_end(store: Noted) -> None:
+    """What is held is not."""
+    lock, other = lock_of(store), lock_of(store, "held")
+    hold = held(other)
+    with lock:
+        pass
+    _end_what_lingers()
+    assert observed(store._store, "k") is None
+    hold.ensure_held()
+    hold.extend()
+    hold.release()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from caslock.local import linger
 from caslock.local import schedule as scheduling
-from caslock.local.schedule import MOST_RENEWING, Due, Renewals, Schedule, by_store
+from caslock.local.schedule import MOST_RENEWING, Due, Renewals, Schedule, by_store, end
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import State
 from caslock.store import Entry
@@ -99,6 +100,35 @@ def test_a_lease_that_was_renewed_meanwhile_is_looked_at_when_it_is_due_again(*,
     assert schedule.next == 80.0
     assert schedule.look(80.0) == Due([], [attempt], [])
     assert schedule.next == 118.0
+
+
+def test_what_lingers_is_looked_at_when_its_time_is_over() -> None:
+    """And not renewed meanwhile."""
+    schedule, attempt = Schedule(), leased()
+    attempt.state, attempt.kept_until = State.LINGERING, 20.0
+    attempt.lease.rest(20.0)
+    assert schedule.add(attempt) == 20.0
+    assert schedule.look(19.9) == nothing()
+    assert schedule.next == 20.0
+    attempt.kept_until = 30.0
+    assert schedule.look(20.0) == nothing()
+    assert schedule.next == 30.0
+    assert schedule.look(30.0) == Due([attempt], [], [])
+
+
+@pytest.mark.parametrize("now", [END, END - 0.1])
+def test_what_lingers_is_given_up_and_what_is_held_is_lost(now: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But what was held again since the look goes on until its own end."""
+    given_up, lost = list[object](), list[str]()
+    monkeypatch.setattr(linger, "end", given_up.append)
+    attempt = leased()
+    monkeypatch.setattr(attempt.runtime, "now", lambda: now)
+    monkeypatch.setattr(type(attempt), "lose", lambda _attempt, why: lost.append(why))
+    end(attempt)
+    assert (given_up, len(lost)) == ([], int(now == END))
+    attempt.state = State.LINGERING
+    end(attempt)
+    assert (given_up, len(lost)) == ([attempt], int(now == END))
 
 
 @pytest.mark.parametrize("how", ["released", "lost", "forgotten"])

@@ -1,0 +1,149 @@
+"""Single steps of a key that lingers, on a clock of the test; what is started beside the caller waits for the test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import Lock
+from caslock.local import linger
+from caslock.local.threads import ThreadRuntime
+from caslock.local.workers import run
+from caslock.protocol.life import HELD, LEAVING, LINGERING, OVER
+from tests.rules.test_multilock_steps import Background, Timed, background, store
+from tests.support.locations import held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from caslock import Entry, Hold
+
+__all__ = ["background", "store"]  # fixtures
+
+LINGER, TTL = 20.0, 90.0
+
+
+class Scene:
+    """A lock that lingers, and its hold."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, timed: Timed) -> None:
+        def put_when_absent(key: str, value: bytes, ttl: float, _timeout: float) -> Entry | None:
+            return timed.put_if_version(key, value, 0, ttl)
+
+        timed.put_when_absent = put_when_absent  # type: ignore[attr-defined] # it wakes who waits
+        self.store = timed
+        self.started: list[Callable[[], Coroutine[object, object, None]]] = []
+        self.watched: list[object] = []
+        monkeypatch.setattr(ThreadRuntime, "start", lambda _runtime, work: self.started.append(work))
+        monkeypatch.setattr(ThreadRuntime, "watch", lambda _runtime, attempt: self.watched.append(attempt))
+        self.lock = Lock(timed, "k", ttl=TTL, linger=LINGER)
+        self.state = self.lock._state
+        self.hold: Hold = held(self.lock)
+        self.attempt = self.hold._attempt
+        self.watched.clear()
+        timed.requests.clear()
+
+    def resumed(self) -> bool:
+        """Whether the next acquire takes no request; it is released, as the first."""
+        self.store.requests.clear()
+        hold = self.lock.acquire()
+        assert hold is not None
+        hold.release()
+        return self.store.requests == []
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch, store: Timed) -> Scene:
+    """Return one."""
+    return Scene(monkeypatch, store)
+
+
+def test_a_release_that_lingers_leaves_nobody_who_holds_it(scene: Scene) -> None:
+    """It is looked at when its time is over, and nobody is told of its end."""
+    scene.hold.release()
+    assert (scene.attempt.state, scene.store.requests, scene.watched) == (LINGERING, [], [scene.attempt])
+    assert (scene.state.committed, scene.attempt.levels, scene.attempt.lease.reported) == ({}, [], True)
+    assert scene.attempt.lease.due == scene.attempt.lingers_until
+    assert linger.is_kept(scene.attempt)
+
+
+@pytest.mark.parametrize("what", ["inherited", "leaving", "too late", "at that moment", "lost", "wanted"])
+def test_what_does_not_linger(scene: Scene, what: str) -> None:
+    """Its release is one."""
+    if what == "inherited":
+        scene.hold._generation -= 1
+    elif what == "leaving":
+        scene.attempt.begin_release()
+    elif what == "too late":
+        scene.store.passed += TTL
+    elif what == "at that moment":
+        scene.attempt.kept_until = scene.state.runtime.now()
+    elif what == "lost":
+        scene.attempt.lease.lost = "as the test says"
+    else:
+        scene.state._queue._others_until = scene.state.runtime.now() + 1
+    assert not scene.state.linger(scene.hold)
+    assert scene.attempt.state in {HELD, LEAVING}
+    assert not linger.is_kept(scene.attempt)
+
+
+def test_who_has_looked_and_met_nobody_lets_it_linger(scene: Scene) -> None:
+    """To have asked the store again is not to have met another process."""
+    scene.attempt.contend()
+    assert scene.state.linger(scene.hold)
+
+
+def test_it_is_resumed_before_its_time_is_over(scene: Scene) -> None:
+    """Not at that moment, nor while somebody waits, nor after its loss."""
+    scene.hold.release()
+    scene.store.passed += LINGER - 0.01
+    assert scene.resumed()
+    scene.store.passed += 0.01
+    assert not scene.state.resume(scene.state.begin(type(scene.hold)))
+
+
+def test_it_is_not_resumed_while_somebody_waits(scene: Scene) -> None:
+    """Who waits has it first."""
+    scene.hold.release()
+    other = Lock(scene.store, "k")._state.begin(type(scene.hold))
+    scene.state._queue.waiting.append(other._attempt)
+    assert not scene.state.resume(scene.state.begin(type(scene.hold)))
+    scene.state._queue.waiting.clear()
+    scene.attempt.lease.lost = "as the test says"
+    assert not scene.state.resume(scene.state.begin(type(scene.hold)))
+    assert scene.attempt.lease.reported
+    assert scene.attempt.state is LINGERING
+
+
+def test_it_is_given_up_once(scene: Scene) -> None:
+    """By one request; nothing is left of it in this process."""
+    scene.hold.release()
+    for _ in range(2):
+        linger.end(scene.attempt)
+    for work in scene.started:
+        run(work())
+    assert (len(scene.started), scene.store.requests) == (2, [("invalidate", "k")])
+    assert scene.attempt.state is OVER
+    assert not linger.is_kept(scene.attempt)
+    assert (scene.state._held, scene.state._queue._inside) == ({}, [])
+    linger.end(scene.attempt)
+    assert len(scene.started) == 2
+
+
+def test_a_child_gives_up_nothing(scene: Scene) -> None:
+    """The key is its parent's."""
+    scene.hold.release()
+    scene.state.generation -= 1
+    run(scene.state.give_up(scene.attempt))
+    assert scene.store.requests == []
+
+
+@pytest.mark.parametrize("how", ["lose", "refused"])
+def test_what_cannot_be_given_up_is_left_to_the_background(scene: Scene, background: Background, how: str) -> None:
+    """Nobody waits for that: the next one in this process may try."""
+    scene.hold.release()
+    setattr(scene.store, how, lambda _verb, _key: True)
+    run(scene.state.give_up(scene.attempt))
+    assert (background.left, scene.state._held, scene.state._queue._inside) == (1, {}, [])
+    assert not linger.is_kept(scene.attempt)
