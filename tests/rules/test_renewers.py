@@ -526,6 +526,7 @@ def test_requests_and_callbacks_have_threads_of_each_store(
     monkeypatch.setattr(thread_renewer, "warn_of_late_renewals", warned.append)
     here, there = Parts(), Parts()
     attempts = [leased(20, here, batches=True), leased(20, here, batches=True), leased(20, there)]
+    attempts[0].lease.deadline = START
     thread_renewer._act(Due(attempts[:1], attempts, attempts))
     assert [losses(attempt) for attempt in attempts] == [1, 0, 0]
     assert [(each.batches, each.added) for each in made] == [(True, [attempts[:2]]), (False, [attempts[2:]])]
