@@ -6,7 +6,7 @@ SERVERS ?=
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input --no-compile
-# uv needs seconds where pip needs a minute.  Where uv can't install, pip may: it reads configurations of its own.
+# uv needs seconds where pip needs a minute.  If uv fails, pip may still succeed: it reads its own configuration.
 INSTALL = install() { { $(PIP) uv && $(RUN) -m uv pip install --quiet --python $(RUN) "$$@"; } >/dev/null 2>&1 || $(PIP) "$$@"; }; install
 
 NATS_VERSION := 2.12.15

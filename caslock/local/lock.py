@@ -189,7 +189,7 @@ class SingleLock(OneKey, Generic[S, H]):
                 time, or as soon as another lock of this process wants the key, it is released; other processes have to
                 wait for so long.  A process that has seen others want the key within the last minute does not keep it,
                 and none keeps it beyond a third of `ttl`.  Meanwhile `locked()` is true.  Only for `Lock`, at a store
-                that wakes who waits, and not with `owner` or `min_hold`.  None: each release frees the key at once.
+                that wakes waiters, and not with `owner` or `min_hold`.  None: each release frees the key at once.
             on_lost: called once with the hold when the lease is lost, from a background thread (in asyncio:
                 from the event loop, which it must not block).  At most 8 such threads run at one time.  Each loss is
                 logged too, as a WARNING of the logger ``caslock``, and an exception that it raises as an ERROR.  It is

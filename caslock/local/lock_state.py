@@ -154,7 +154,7 @@ class LockState:
     def linger(self, hold: Holding) -> bool:
         """Keep the key for a while in place of a release; False: it is to be released.
 
-        Not while another process is known to want it, nor with another ttl than the lock's.  From its first release on,
+        Not while another process is known to want it, nor with a ttl other than the lock's.  From its first release on,
         a tenure goes on for `linger` seconds at the most, however often it is resumed: few stores tell who waits.
         """
         attempt, now = hold._attempt, self.runtime.now()
@@ -464,7 +464,7 @@ class LockState:
         return True
 
     def _leave_level(self, hold: Holding) -> bool:
-        """Release one level, or begin to release the attempt if it is the last one; whether it is."""
+        """Release one level, or begin to release the attempt if that is the last one; True: it was the last."""
         if self.generation != generation():
             self.begun()
         attempt = hold._attempt

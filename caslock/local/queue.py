@@ -107,7 +107,7 @@ class LocalQueue:
     async def turn(self, attempt: Attempt, runtime: Runtime, limit: float, *, once: bool = False) -> bool:
         """Wait for our turn until `limit`; whether `attempt` is inside then.  The caller must always call `leave`.
 
-        `once`: wait for nothing but the release of what lingers.
+        `once`: do not wait, except for a lingering key to be released.
         """
         attempt.turn.event = event = runtime.event()
         patience = 0.0
@@ -115,7 +115,7 @@ class LocalQueue:
             if once and (self.waiting or not all(map(linger.is_kept, self._admit(runtime.now())))):
                 return False
             self.waiting.append(attempt)
-        self._end_lingering(runtime.now())  # only now: whoever lingers looks whether somebody waits
+        self._end_lingering(runtime.now())  # only now: who lets a key linger checks whether somebody waits
         while True:
             now = runtime.now()
             with self._guard:

@@ -94,7 +94,7 @@ def check_may_linger(traits: Traits, *, blocking: bool, wakes: bool) -> None:
         message = "linger is for Lock only: nothing could release an AsyncLock once its event loop has stopped"
         raise ValueError(message)
     if not wakes:
-        message = f"linger needs a store that wakes who waits: at {traits.location} others would seldom get the key"
+        message = f"linger needs a store that wakes waiters: at {traits.location} others would seldom get the key"
         raise ValueError(message)
 
 

@@ -1,1 +1,1 @@
-"""What a fork, the end of an event loop, or an exception asks of whoever keeps something open."""
+"""What is done about a fork, the end of an event loop, or an exception while something is open."""

@@ -162,7 +162,7 @@ class Attempt:
         self.turn: Turn = Turn()
         self.woken: bool = False  # our removal woke a waiter of another process
         self.scheduled: float = NEVER  # when the renewer looks at it next
-        self.kept_until: float = 0.0  # for how long this process may keep the key while nobody holds it
+        self.kept_until: float = 0.0  # until when this process may keep the key while nobody holds it
         self.after_renewal: Callable[[], object] | None = None  # set for one of the several leases of a QuorumLock
 
     def go(self, state: State) -> None:

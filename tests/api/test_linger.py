@@ -91,7 +91,7 @@ def test_the_next_acquire_takes_no_request(location: Place) -> None:
     """By whatever thread; its fence is that of before, and only another tenure has a larger one."""
     store = location.store()
     if not hasattr(store, "wait_while") and not hasattr(store, "put_when_absent"):
-        with pytest.raises(ValueError, match="linger needs a store that wakes who waits"):
+        with pytest.raises(ValueError, match="linger needs a store that wakes waiters"):
             Lock(store, "k", linger=1)
         return
     store = Noted(store)
