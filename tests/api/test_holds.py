@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import pickle
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,11 +23,13 @@ from caslock import (
     MultiLock,
     NotHeld,
 )
+from caslock.protocol.record import MAX_HOLDS
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support.locations import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from concurrent.futures import ThreadPoolExecutor
 
     Acquire = Callable[[AsyncMemoryStore], Awaitable[AsyncHold | AsyncMultiHold]]
 
@@ -232,3 +235,22 @@ def test_a_loss_first_seen_at_the_end_of_with_hold_is_reported_once(memory: Memo
             raise ValueError(message)
     assert until(lambda: bool(told))  # by a background thread
     assert told == [hold]
+
+
+def test_many_holds_of_one_owner_leave_at_once(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """A record is full of them; four threads release them, beginning at the same moment, and then the key is free."""
+    for _ in range(20):
+        barrier, holds = threading.Barrier(4), list[Hold]()
+        for _ in range(MAX_HOLDS):
+            hold = Lock(memory, "k", owner="shared", ttl=120).acquire(timeout=0)
+            assert hold is not None
+            holds.append(hold)
+
+        def leave(part: list[Hold], barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            for hold in part:
+                hold.release()
+
+        for done in [pool.submit(leave, holds[number::4]) for number in range(4)]:
+            done.result()
+        assert not Lock(memory, "k").locked()

@@ -28,7 +28,6 @@ from caslock import (
     NotHeld,
     StoreUnavailable,
 )
-from caslock.protocol.record import MAX_HOLDS
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
 
     from caslock import AsyncStore, Entry, Store
     from tests.support.servers import Server
+
+pytestmark = pytest.mark.long
 
 REQUEST: Final = 0.6
 """Seconds of one request timeout in these tests."""
@@ -61,9 +62,7 @@ class Hanging(NamedTuple):
     go_on: Callable[[], object]
 
 
-@pytest.fixture(
-    params=[pytest.param("sqlite", marks=pytest.mark.long), "redis", pytest.param("memcached", marks=pytest.mark.long)]
-)
+@pytest.fixture(params=["sqlite", "redis", "memcached"])
 def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hanging]:
     """Return each location in turn."""
     with contextlib.ExitStack() as stack:
@@ -145,7 +144,6 @@ def held(hold: Hold | None) -> Hold:
     return hold
 
 
-@pytest.mark.long
 def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a server that hangs, acquire raises within its timeout plus two request timeouts, connected or not."""
     cases = [(timeout, hanging.store(), connected) for timeout in (0.0, 0.3, 0.6) for connected in (False, True)]
@@ -164,7 +162,6 @@ def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: Thr
         assert ended.seconds <= timeout + 2 * REQUEST
 
 
-@pytest.mark.long
 def test_questions_are_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a server that hangs, locked() and holder() raise within two request timeouts."""
     lock = Lock(hanging.store(), fresh(), ttl=TTL)
@@ -235,7 +232,6 @@ def test_a_cancelled_multi_lock_is_bounded_when_the_server_hangs(hanging: Hangin
     assert until(lambda: all(_free(hanging.store(), key) for key in keys))
 
 
-@pytest.mark.long
 def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
     """Given a server that hangs, AsyncLock.acquire raises within its timeout plus two request timeouts."""
     cases = [(timeout, connected) for timeout in (0.0, 0.6) for connected in (False, True)]
@@ -284,7 +280,6 @@ class Stuck(MemoryStore):
             raise StoreUnavailable("no answer")
 
 
-@pytest.mark.long
 def test_many_tasks_at_a_blocking_store_that_hangs_are_bounded() -> None:
     """Given so many that they wait for threads, each is as late as one alone."""
     store = Stuck()
@@ -302,7 +297,6 @@ def test_many_tasks_at_a_blocking_store_that_hangs_are_bounded() -> None:
     assert max(ended.seconds for ended in ends) <= 2.5
 
 
-@pytest.mark.long
 def test_a_wait_at_the_store_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a contender that waits at the store for another process's key, the server's hang does not prolong it."""
     key, timeout = fresh(), 2.5 * REQUEST  # so that what hangs is over before
@@ -320,7 +314,6 @@ def test_a_wait_at_the_store_is_bounded_when_the_server_hangs(hanging: Hanging, 
     hold.release()
 
 
-@pytest.mark.long
 def test_a_hand_over_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a waiter in the local queue whose first put is sent by the releaser, both return within their bounds."""
     key, timeout, store = fresh(), 2.5 * REQUEST, hanging.store()
@@ -352,7 +345,6 @@ def test_a_release_is_bounded_when_the_server_hangs(hanging: Hanging, renewing: 
     hold.release()  # it can be called again
 
 
-@pytest.mark.long
 def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging: Hanging) -> None:
     """Given tasks that release, renew and wait while the server hangs, all return within their bounds."""
     timeout = 2.5 * REQUEST  # so that what hangs is over before
@@ -380,7 +372,6 @@ def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging
     assert all(isinstance(ended.outcome, StoreUnavailable) for ended in (acquired, *released))
 
 
-@pytest.mark.long
 def test_several_keys_are_bounded_together_when_the_server_hangs(hanging: Hanging) -> None:
     """Given ten keys, MultiLock has the bounds of one: its release, its acquire, and giving back what it had."""
     store, keys, timeout = hanging.store(), [fresh(f"key{number}") for number in range(10)], 2.5 * REQUEST
@@ -400,7 +391,6 @@ def test_several_keys_are_bounded_together_when_the_server_hangs(hanging: Hangin
     assert until(lambda: all(_free(store, key) for key in [*keys, *others]))
 
 
-@pytest.mark.long
 def test_what_a_multi_lock_could_not_give_back_is_released_in_the_background(
     hanging: Hanging, pool: ThreadPoolExecutor
 ) -> None:
@@ -435,23 +425,6 @@ def test_keys_that_a_hang_kept_from_being_released_are_not_renewed(hanging: Hang
         with contextlib.suppress(NotHeld):
             hold.release()
     assert until(lambda: all(_free(store, key) for key in keys))
-
-
-def test_many_co_holders_of_one_owner_leave_at_once(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
-    """Given many holds of one owner in one record, all releases at the same moment end well, and the key is free."""
-    key = fresh()
-    for _ in range(20):
-        holds = [held(Lock(memory, key, owner="shared", ttl=TTL).acquire()) for _ in range(MAX_HOLDS)]
-        barrier = threading.Barrier(4)
-
-        def leave(part: list[Hold], barrier: threading.Barrier = barrier) -> None:
-            barrier.wait()
-            for hold in part:
-                hold.release()
-
-        for done in [pool.submit(leave, holds[number::4]) for number in range(4)]:
-            done.result()
-        assert not Lock(memory, key).locked()
 
 
 async def _happens(what: Callable[[], object]) -> None:

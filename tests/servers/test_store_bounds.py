@@ -40,6 +40,8 @@ T = TypeVar("T")
 TIMEOUT = 0.8
 """Seconds that a request may take."""
 
+pytestmark = pytest.mark.long
+
 Settings = Any  # of redis-py and pymemcache
 
 APIS = ("redis", "redis for asyncio", "memcached")
@@ -234,7 +236,6 @@ def test_a_wait_at_a_server_that_is_stopped(tried: Tried, server: Server, *, col
         assert watch.seconds <= 0.3 + TIMEOUT
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
 def test_many_tasks_at_a_server_that_is_stopped(spare_redis: Server, *, cold: bool) -> None:
     """A thousand tasks that ask at once, and a thousand later, end within one timeout each: no queue comes on top."""
@@ -300,7 +301,6 @@ def test_sentinels_that_do_not_answer(api: str, spare_redis: Server, black_hole:
         tried.each_ends()
 
 
-@pytest.mark.long
 def test_threads_behind_a_locked_file(tmp_path: Path) -> None:
     """Threads that come one after the other to a file that stays locked wait one timeout each, from when they asked."""
     path = tmp_path / "locks.db"
@@ -325,7 +325,6 @@ def test_threads_behind_a_locked_file(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.long
 def test_a_shortened_wait_does_not_stay_short(tmp_path: Path) -> None:
     """A verb that got less than the timeout, for it had waited for another thread, leaves the next one all of it."""
     path = tmp_path / "locks.db"

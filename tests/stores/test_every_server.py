@@ -224,6 +224,7 @@ GREETINGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("greets", [True, False])
 @pytest.mark.parametrize("kind", GREETINGS)
 @pytest.mark.parametrize("name", ["blocking", "asyncio"])

@@ -334,7 +334,8 @@ def on_a_socket(path: Path, *options: str) -> Iterator[str]:
     user = ["-u", "root"] if os.geteuid() == 0 else []
     with subprocess.Popen([binary, "-s", path, *user, *options]) as server:
         try:
-            assert until(path.exists)
+            with socket.socket(socket.AF_UNIX) as knocking:
+                assert until(lambda: knocking.connect_ex(str(path)) == 0)
             yield f"memcached://{path}"
         finally:
             server.kill()
@@ -500,6 +501,7 @@ def test_a_place_that_is_not_there_is_sent_nothing(place: str) -> None:
     unsent(lambda: MemcachedStore.from_url(f"memcached://{place}").get("k"), "is unreachable")
 
 
+@pytest.mark.long
 def test_no_signal_begins_a_timeout_anew(spare_memcached: Server, key: str, open_store: OpenStore) -> None:
     """A server that is silent costs one timeout, though signals come more often, and its late reply answers nobody."""
     server, held_key, late_key = spare_memcached, f"{key}:held", f"{key}:late"

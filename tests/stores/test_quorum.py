@@ -68,6 +68,7 @@ def _is_held(store: Store, key: str) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_server_that_is_stopped_delays_nobody(stores: list[Store], three: list[Server]) -> None:
     """With one server stopped, ten times acquire and release take less than a request timeout; nothing is left."""
     locks = [QuorumLock(stores, fresh(), timeout=0) for _ in range(10)]
@@ -83,6 +84,7 @@ def test_a_server_that_is_stopped_delays_nobody(stores: list[Store], three: list
     assert not any(observed(stores[0], lock.key) for lock in locks)
 
 
+@pytest.mark.long
 def test_two_servers_that_are_stopped_are_an_outage(stores: list[Store], three: list[Server]) -> None:
     """With two stopped, an acquire says so within two request timeouts, and a release within three."""
     key, other = fresh(), fresh()

@@ -373,6 +373,7 @@ def test_a_client_is_only_asked_for_its_settings(api: Api, new_redis: NewServer)
     assert store.get("k") is not None
 
 
+@pytest.mark.long
 def test_no_signal_begins_a_timeout_anew(api: Api, new_redis: NewServer) -> None:
     """A server that is silent costs one timeout, however often a signal comes meanwhile."""
     server = new_redis()

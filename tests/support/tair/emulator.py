@@ -103,8 +103,9 @@ def _start(port: int, options: list[str]) -> subprocess.Popen[bytes]:
     command += ["--cluster-announce-port", str(port), *options]  # where clients are to go, if it is a cluster
     Path(SOCKET).unlink(missing_ok=True)
     server = subprocess.Popen([sys.executable, "-c", TIED, *command], stdin=subprocess.PIPE)
-    while not Path(SOCKET).exists() and server.poll() is None:
-        time.sleep(0.01)
+    with socket.socket(socket.AF_UNIX) as knocking:
+        while knocking.connect_ex(SOCKET) and server.poll() is None:
+            time.sleep(0.01)
     return server
 
 
