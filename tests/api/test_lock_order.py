@@ -33,8 +33,11 @@ def queued(store: object, key: str) -> int:
 
 
 def waits_at_the_store(store: Faults, key: str) -> bool:
-    """Whether the last request of `store` asked for `key` alone: its contender waits for that key, and no other."""
-    return bool(store.log) and store.log[-1].key == key and store.log[-1].verb != "invalidate"
+    """Whether the last request of `store` wanted `key` alone: its contender waits for that key, and no other.
+
+    One that only reads may be about to give back the keys after it.
+    """
+    return bool(store.log) and store.log[-1].key == key and store.log[-1].verb not in {"get", "invalidate"}
 
 
 def pair(store: FaultyStore, *keys: str) -> None:
