@@ -23,7 +23,7 @@ from caslock import (
 from caslock.local.task_renewer import renewer_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore
-from tests.support.locations import Place, fresh, observed, opened
+from tests.support.locations import Place, fresh, observed, opened, present
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -92,9 +92,7 @@ class Travelling:
 
 async def held(lock: AsyncLock, timeout: float | None = 0) -> AsyncHold:
     """Acquire a lock that must be free."""
-    hold = await lock.acquire(timeout=timeout)
-    assert hold is not None
-    return hold
+    return present(await lock.acquire(timeout=timeout))
 
 
 async def turns(number: int) -> None:
@@ -113,8 +111,7 @@ async def over(task: asyncio.Task[T]) -> T | None:
 
 def not_cancelling() -> bool:
     """Whether nobody has a cancellation pending on this task."""
-    task = asyncio.current_task()
-    assert task is not None
+    task = present(asyncio.current_task())
     return task.cancelling() == 0
 
 
@@ -384,8 +381,7 @@ def test_a_foreign_cancellation_at_the_moment_of_the_loss_stays_one(memory: Memo
 
         async def work() -> None:
             async with lock as hold:
-                task = asyncio.current_task()
-                assert task is not None
+                task = present(asyncio.current_task())
                 hold._attempt.lease.on_loss.append(lambda: task.cancel("from outside"))
                 inside.set()
                 await asyncio.sleep(20)

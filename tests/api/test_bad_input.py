@@ -20,7 +20,7 @@ from caslock.protocol.record import MAX_HOLDS
 from caslock.store import MAX_VALUE
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support.lasting import Lasting
-from tests.support.locations import Place, fresh, observed
+from tests.support.locations import Place, fresh, observed, present
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,8 +128,7 @@ def test_a_min_hold_is_refused_where_no_record_ends_by_itself(make: Callable[...
 def test_the_shortest_lease_can_be_used() -> None:
     """A lease of 10 ms is held when acquire returns, with most of it left."""
     for _ in range(20):
-        hold = Lock(MemoryStore(), "key", ttl=0.01).acquire(timeout=0)
-        assert hold is not None
+        hold = present(Lock(MemoryStore(), "key", ttl=0.01).acquire(timeout=0))
         if hold.remaining() > 0.005:
             return
     pytest.fail("a lease of 10 ms was never held")
@@ -139,8 +138,7 @@ def test_a_timeout_of_minus_one_waits_for_ever_as_in_threading() -> None:
     """-1 is for ever, as a lock's own timeout and in acquire: the waiter gets the key when its holder leaves."""
     memory, key = MemoryStore(), fresh()
     for settings, argument in (({"timeout": -1}, {}), ({"timeout": 0}, {"timeout": -1})):
-        hold = Lock(memory, key).acquire()
-        assert hold is not None
+        hold = present(Lock(memory, key).acquire())
         leaving = threading.Timer(0.05, hold.release)
         leaving.start()
         make: Making = Lock
@@ -219,8 +217,7 @@ def test_a_store_is_not_a_class(make: Callable[..., Making]) -> None:
 
 def test_extend_checks_its_ttl_before_it_asks() -> None:
     """extend refuses what a lock would refuse as ttl, and the hold stays what it was."""
-    hold = Lock(MemoryStore(), "key").acquire()
-    assert hold is not None
+    hold = present(Lock(MemoryStore(), "key").acquire())
     before = hold._attempt.lease.version
     for ttl in (0, -1, 0.001, math.nan, math.inf):
         with pytest.raises(ValueError, match="ttl"):
@@ -317,8 +314,7 @@ def test_the_largest_record_fits(location: Place, monkeypatch: pytest.MonkeyPatc
 
     assert None not in holds
     assert len({hold.fence for hold in holds if hold}) == 1
-    entry = store.get(key)
-    assert entry is not None
+    entry = present(store.get(key))
     digits = 10 * (MAX_HOLDS + 1)  # those that the number of a hold gains while its Lock is used ten milliard times
     assert 3000 < len(entry.value) <= MAX_VALUE - digits
     found = record.decode(entry.value)

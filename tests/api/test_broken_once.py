@@ -12,7 +12,7 @@ from caslock.local.lock_state import LockState
 from caslock.local.with_blocks import WithBlocks
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import FaultyStore, lose_reply, lose_request
-from tests.support.locations import held
+from tests.support.locations import held, present
 
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Terms
@@ -36,8 +36,7 @@ def test_a_loss_before_the_acquire_returns_is_told(*, again: bool) -> None:
     store.after("put_if_version", 1, lambda: Lock(store, "k").force_release())
     if again:
         store.on("put_if_version", 1, lose_reply)
-    hold = Lock(store, "k", ttl=3, on_lost=lambda _hold: lost.set()).acquire()
-    assert hold is not None
+    hold = present(Lock(store, "k", ttl=3, on_lost=lambda _hold: lost.set()).acquire())
     if again:
         hold.extend()
         hold.release()
@@ -67,8 +66,7 @@ class Choosy:
 def test_a_release_that_is_refused_is_no_interrupt(keys: str) -> None:
     """The other keys are free, and it can be called again."""
     store = Choosy("a")
-    hold = (MultiLock(store, keys=list(keys)) if len(keys) > 1 else Lock(store, keys)).acquire()
-    assert hold is not None
+    hold = present((MultiLock(store, keys=list(keys)) if len(keys) > 1 else Lock(store, keys)).acquire())
     with pytest.raises(ValueError, match="bad input") as caught:
         hold.release()
     assert "Call release() again" in caught.value.__notes__[0]
@@ -108,8 +106,7 @@ def test_an_inner_block_does_not_release_the_outer_hold() -> None:
 def test_a_try_that_could_not_look_again_raises_instead_of_returning_none() -> None:
     """None means that nothing is held: if a lost put may still be applied and the store stops answering, it raises."""
     memory, key = MemoryStore(), "key"
-    theirs = Lock(memory, key).acquire()
-    assert theirs is not None
+    theirs = present(Lock(memory, key).acquire())
     store = FaultyStore(memory)
     store.on("put_if_version", 1, lose_request)
     store.on("get", 2, lose_request)

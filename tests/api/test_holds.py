@@ -25,7 +25,7 @@ from caslock import (
 )
 from caslock.protocol.record import MAX_HOLDS
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.support.locations import until
+from tests.support.locations import present, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,16 +52,12 @@ def test_a_hold_shows_names_for_users_only(kind: type, names: set[str]) -> None:
 
 def one(memory: MemoryStore) -> Hold:
     """Acquire a lock that must be free."""
-    hold = Lock(memory, "k").acquire(timeout=0)
-    assert hold is not None
-    return hold
+    return present(Lock(memory, "k").acquire(timeout=0))
 
 
 def several(memory: MemoryStore) -> MultiHold:
     """Acquire two locks that must be free."""
-    hold = MultiLock(memory, ["k", "l"]).acquire(timeout=0)
-    assert hold is not None
-    return hold
+    return present(MultiLock(memory, ["k", "l"]).acquire(timeout=0))
 
 
 BOTH = pytest.mark.parametrize("acquire", [one, several])
@@ -121,16 +117,12 @@ def test_an_inner_with_releases_once(memory: MemoryStore) -> None:
 
 async def async_one(memory: AsyncMemoryStore) -> AsyncHold:
     """Acquire a lock that must be free."""
-    hold = await AsyncLock(memory, "k").acquire(timeout=0)
-    assert hold is not None
-    return hold
+    return present(await AsyncLock(memory, "k").acquire(timeout=0))
 
 
 async def async_several(memory: AsyncMemoryStore) -> AsyncMultiHold:
     """Acquire two locks that must be free."""
-    hold = await AsyncMultiLock(memory, ["k", "l"]).acquire(timeout=0)
-    assert hold is not None
-    return hold
+    return present(await AsyncMultiLock(memory, ["k", "l"]).acquire(timeout=0))
 
 
 ASYNC_BOTH = pytest.mark.parametrize("acquire", [async_one, async_several])
@@ -170,8 +162,7 @@ def test_async_with_hold_is_cancelled_at_a_loss(acquire: Acquire) -> None:
                     cancelled = True
                     raise
         assert cancelled
-        task = asyncio.current_task()
-        assert task is not None
+        task = present(asyncio.current_task())
         assert not task.cancelling()
 
     asyncio.run(go())
@@ -224,11 +215,9 @@ def test_no_lock_and_no_hold_is_copied(memory: MemoryStore, kind: str, copied: C
 def test_a_loss_first_seen_at_the_end_of_with_hold_is_reported_once(memory: MemoryStore, raises: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """Somebody else has taken the key, and the block ends at once: on_lost is called once, also if the block raised."""
     told: list[Hold] = []
-    hold = Lock(memory, "k", ttl=30, on_lost=told.append).acquire(timeout=0)
-    assert hold is not None
+    hold = present(Lock(memory, "k", ttl=30, on_lost=told.append).acquire(timeout=0))
     with pytest.raises(ValueError if raises else LockLost), hold:  # noqa: PT012 - raised at the end of the block
-        entry = memory.get("k")
-        assert entry is not None
+        entry = present(memory.get("k"))
         memory.put_if_version("k", b"somebody else's", entry.version, 60)
         if raises:
             message = "of the body"
@@ -242,8 +231,7 @@ def test_many_holds_of_one_owner_leave_at_once(memory: MemoryStore, pool: Thread
     for _ in range(20):
         barrier, holds = threading.Barrier(4), list[Hold]()
         for _ in range(MAX_HOLDS):
-            hold = Lock(memory, "k", owner="shared", ttl=120).acquire(timeout=0)
-            assert hold is not None
+            hold = present(Lock(memory, "k", owner="shared", ttl=120).acquire(timeout=0))
             holds.append(hold)
 
         def leave(part: list[Hold], barrier: threading.Barrier = barrier) -> None:

@@ -15,7 +15,7 @@ import pytest
 from caslock import Hold, Lock, LockLost, MultiLock, NotAcquired, NotHeld, Record, StoreError
 from caslock.protocol.record import decode, encode
 from caslock.testing.stopwatch import Stopwatch
-from tests.support.locations import Place, Watched, fresh, held, observed, until
+from tests.support.locations import Place, Watched, fresh, held, observed, present, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,8 +48,7 @@ def test_a_free_lock_is_acquired_by_every_form_of_call(memory: MemoryStore) -> N
         lambda: lock.acquire(blocking=True, timeout=0.5),
     ]
     for call in calls:
-        hold = call()
-        assert hold is not None
+        hold = present(call())
         hold.release()
 
 
@@ -259,8 +258,7 @@ def test_a_store_that_cannot_promise_a_fence_gives_none(memory: MemoryStore) -> 
     lock = Lock(memory, fresh())
     with lock as hold:
         hold.extend()
-        record = lock.holder()
-        assert record is not None
+        record = present(lock.holder())
         assert record.fence is None
         with pytest.raises(StoreError, match="fence"):
             _ = hold.fence
@@ -393,7 +391,6 @@ def test_the_first_record_is_written_as_any_other(memory: MemoryStore, owner: st
     """The uncontended path encodes records by itself, and to the byte as every other write would."""
     key = fresh()
     hold = held(Lock(memory, key, owner=owner, ttl=1.5, note='100 % "ü" {}'))
-    entry = memory.get(key)
-    assert entry is not None
+    entry = present(memory.get(key))
     assert entry.value == encode(decode(entry.value)) == encode(hold._attempt.lease.record)  # type: ignore[arg-type] # None fails the test too
     hold.release()

@@ -16,7 +16,7 @@ from caslock.local.shared import shared_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_reply, lose_request, unsent
 from tests.api.test_fork_and_signals import every_moment
-from tests.support.locations import Place, fresh, held, observed, three_keys, until
+from tests.support.locations import Place, fresh, held, observed, present, three_keys, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,8 +100,7 @@ def test_a_waiter_for_one_key_holds_only_those_before_it(
     assert until(lambda: all(observed(memory, key) for key in keys[:position]))
     assert all(free_for_others(memory, store, key) for key in keys[position + 1 :])
     theirs.release()
-    holds = acquiring.result(timeout=SOON)
-    assert holds is not None
+    holds = present(acquiring.result(timeout=SOON))
     holds.release()
     assert all(free_for_others(memory, store, key) for key in keys)
 
@@ -128,8 +127,7 @@ def test_a_batch_without_an_answer_keeps_no_later_key(
     store.deliver()
     assert all(free_for_others(memory, store, key) for key in keys[position + 1 :])
     theirs[0].release()
-    holds = acquiring.result(timeout=SOON)
-    assert holds is not None
+    holds = present(acquiring.result(timeout=SOON))
     holds.ensure_held()
     assert [observed(memory, hold.key).holds for hold in holds] == [(hold._attempt.hold_id,) for hold in holds]  # type: ignore[union-attr] # None fails the test too
     holds.release()
@@ -153,8 +151,7 @@ def test_a_level_of_re_entry_is_not_kept_either(memory: MemoryStore, pool: Threa
     outer[0].release()
     assert free_for_others(memory, store, keys[1])
     theirs.release()
-    holds = acquiring.result(timeout=SOON)
-    assert holds is not None
+    holds = present(acquiring.result(timeout=SOON))
     assert not outer[0]._is_open
     holds.ensure_held()
     holds.release()
@@ -167,8 +164,7 @@ def test_what_is_free_before_a_busy_key_travels_together(memory: MemoryStore, po
     theirs = held(Lock(FaultyStore(memory), keys[3]))
     acquiring = wanting(pool, store, keys, keys[3])
     theirs.release()
-    holds = acquiring.result(timeout=SOON)
-    assert holds is not None
+    holds = present(acquiring.result(timeout=SOON))
     together = [[put.key for put in request.puts] for request in store.log if request.verb == "put_many"]
     assert together[:2] == [keys, keys[:3]]
     assert together[-1] == keys[4:]
@@ -236,8 +232,7 @@ def test_a_cancelled_task_keeps_no_key(memory: MemoryStore, position: int) -> No
 
     async def attempt(steps: int) -> bool:
         store, keys = AsyncFaultyStore(AsyncMemoryStore(memory)), three_keys()
-        theirs = await AsyncLock(AsyncMemoryStore(memory), keys[position]).acquire()
-        assert theirs is not None
+        theirs = present(await AsyncLock(AsyncMemoryStore(memory), keys[position]).acquire())
         store.on("put_many", 1, lose_reply if position else late(after=1))
         store.before("any", range(1, 100), lambda: asyncio.sleep(0))
         store.after("any", range(1, 100), lambda: asyncio.sleep(0))
@@ -253,8 +248,7 @@ def test_a_cancelled_task_keeps_no_key(memory: MemoryStore, position: int) -> No
         for number, key in enumerate(keys):
             if number != position:
                 for each in (store, AsyncMemoryStore(memory)):
-                    hold = await AsyncLock(each, key).acquire(timeout=0)
-                    assert hold is not None
+                    hold = present(await AsyncLock(each, key).acquire(timeout=0))
                     await hold.release()
         await theirs.release()
         return waits
@@ -279,8 +273,7 @@ def test_an_interrupt_at_any_moment_keeps_no_key(memory: MemoryStore, fault: Fau
 
     def prepare() -> Callable[[], object]:
         store, keys = FaultyStore(memory), three_keys()
-        theirs = Lock(FaultyStore(memory), keys[1], ttl=30).acquire(timeout=0)
-        assert theirs is not None
+        held(Lock(FaultyStore(memory), keys[1], ttl=30))
         if fault is not None:
             store.on("put_many", 1, fault)
             store.on("put_many", 2, fault)

@@ -12,7 +12,7 @@ import pytest
 from caslock import Lock, LockLost, MultiLock, NotAcquired, StoreUnavailable
 from caslock.testing.faults import FaultyStore, late, lose_reply, lose_request, raising
 from caslock.testing.stopwatch import Stopwatch
-from tests.support.locations import Place, Watched, fresh, held, observed, until
+from tests.support.locations import Place, Watched, fresh, held, observed, present, until
 
 if TYPE_CHECKING:
     from caslock import Store
@@ -66,8 +66,7 @@ def test_min_hold_may_be_longer_or_shorter_than_the_lease(memory: MemoryStore, t
     key = fresh()
     with Stopwatch() as watch:
         held(Lock(memory, key, ttl=ttl, min_hold=60)).release()
-        record = observed(memory, key)
-        assert record is not None
+        record = present(observed(memory, key))
         assert 60 - watch.elapsed <= record.ttl < 61
 
 
@@ -101,8 +100,7 @@ def test_only_the_last_release_of_a_lock_that_was_entered_twice_keeps_the_key(me
         with lock:
             pass
         assert store.requests == [("put", key)]
-    record = observed(memory, key)
-    assert record is not None
+    record = present(observed(memory, key))
     assert record.kept
     assert record.ttl < 60.5
 
@@ -115,8 +113,7 @@ def test_who_keeps_the_key_is_told(memory: MemoryStore) -> None:
         assert (holder := lock.holder()) is not None
         assert not holder.kept
         fence = hold.fence
-    holder = lock.holder()
-    assert holder is not None
+    holder = present(lock.holder())
     assert holder.kept
     assert (holder.owner, holder.note, holder.fence) == (lock.owner, "nightly report", fence)
     assert lock.locked()
@@ -133,8 +130,7 @@ def test_force_release_frees_what_is_kept(location: Place) -> None:
     store, key = location.store(), fresh()
     with Lock(store, key, min_hold=60) as hold:
         fence = hold.fence
-    broken = Lock(store, key).force_release()
-    assert broken is not None
+    broken = present(Lock(store, key).force_release())
     assert broken.kept
     with Lock(location.store(), key, timeout=5) as hold:
         assert hold.fence > fence
@@ -149,9 +145,7 @@ def test_a_release_without_an_answer_keeps_the_key(memory: MemoryStore, fault: F
     store.on("put_if_version", 1, fault)
     hold.release()
     store.deliver()
-    record = observed(memory, key)
-    assert record is not None
-    assert record.kept
+    assert present(observed(memory, key)).kept
     assert not is_free(memory, key)
 
 
@@ -163,9 +157,7 @@ def test_a_release_can_be_called_again(memory: MemoryStore) -> None:
     with pytest.raises(StoreUnavailable):
         hold.release()
     hold.release()
-    record = observed(memory, key)
-    assert record is not None
-    assert record.kept
+    assert present(observed(memory, key)).kept
 
 
 def test_a_late_acquire_does_not_come_after_the_key_was_kept(memory: MemoryStore) -> None:
@@ -174,15 +166,12 @@ def test_a_late_acquire_does_not_come_after_the_key_was_kept(memory: MemoryStore
     store.on("put_if_version", 1, late())
     hold = held(Lock(store, key, min_hold=0.05))
     hold.release()
-    record = observed(memory, key)
-    assert record is not None
+    record = present(observed(memory, key))
     assert record.kept
     assert record.ttl > 50
     threading.Event().wait(0.1)
     store.deliver()
-    record = observed(memory, key)
-    assert record is not None
-    assert record.kept
+    assert present(observed(memory, key)).kept
 
 
 def test_an_interrupted_release_keeps_the_key(memory: MemoryStore) -> None:
@@ -193,9 +182,7 @@ def test_an_interrupted_release_keeps_the_key(memory: MemoryStore) -> None:
         store.on("put_if_version", 1, raising(KeyboardInterrupt, applied=applied))
         with pytest.raises(KeyboardInterrupt):
             hold.release()
-        record = observed(memory, key)
-        assert record is not None
-        assert record.kept
+        assert present(observed(memory, key)).kept
 
 
 def test_an_acquire_that_was_interrupted_keeps_nothing(memory: MemoryStore) -> None:

@@ -28,7 +28,7 @@ from caslock import (
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_reply, lose_request, raising
-from tests.support.locations import Place, Watched, observed, three_keys, until
+from tests.support.locations import Place, Watched, observed, present, three_keys, until
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -43,9 +43,7 @@ POLL = tenacity.wait_random(0.0, 0.004)
 
 def held(lock: MultiLock) -> MultiHold:
     """Acquire what must be free."""
-    holds = lock.acquire(timeout=0)
-    assert holds is not None
-    return holds
+    return present(lock.acquire(timeout=0))
 
 
 def test_a_key_of_two_stores_is_not_mixed_up() -> None:
@@ -251,9 +249,7 @@ def test_another_thread_cannot_release(memory: MemoryStore) -> None:
 
 async def async_held(lock: AsyncMultiLock) -> AsyncMultiHold:
     """Acquire what must be free."""
-    holds = await lock.acquire(timeout=0)
-    assert holds is not None
-    return holds
+    return present(await lock.acquire(timeout=0))
 
 
 def test_a_multi_lock_is_released_by_the_task_that_holds_all_of_it(memory: MemoryStore) -> None:
@@ -278,8 +274,7 @@ def test_a_multi_lock_is_released_by_the_task_that_holds_all_of_it(memory: Memor
             await acquired.wait()
             with pytest.raises(NotHeld):
                 await lock.release()
-            holds = await task
-            assert holds is not None
+            holds = present(await task)
             await holds.release()
         assert not any(observed(memory, key) for key in keys)
 
@@ -301,8 +296,7 @@ def test_async_loss_of_one_cancels_the_block(memory: MemoryStore) -> None:
 
         with pytest.raises(LockLost, match=keys[1]):
             await work()
-        task = asyncio.current_task()
-        assert task is not None
+        task = present(asyncio.current_task())
         assert task.cancelling() == 0
 
     asyncio.run(main())
@@ -361,8 +355,7 @@ def test_two_threads_that_release_one_key_are_told_of_no_loss(pool: ThreadPoolEx
         begun.set()
         go_on.wait(ENOUGH)
 
-    holds = MultiLock(store, ["a", "b"], on_lost=lambda hold: told.append(hold.key)).acquire()
-    assert holds is not None
+    holds = present(MultiLock(store, ["a", "b"], on_lost=lambda hold: told.append(hold.key)).acquire())
     store.before("invalidate_many", 1, halt)
     released = pool.submit(holds.release)
     assert begun.wait(ENOUGH)
@@ -371,8 +364,7 @@ def test_two_threads_that_release_one_key_are_told_of_no_loss(pool: ThreadPoolEx
     with pytest.raises(StoreUnavailable):
         holds["a"].release()
     store.heal()
-    other = Lock(FaultyStore(store), "a").acquire(timeout=0)
-    assert other is not None
+    other = present(Lock(FaultyStore(store), "a").acquire(timeout=0))
     go_on.set()
     released.result(ENOUGH)
     assert told == []

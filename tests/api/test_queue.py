@@ -18,7 +18,7 @@ from caslock.local.shared import shared_of
 from caslock.protocol.hand_over import HandOver
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_reply, lose_request, raising, unsent
-from tests.support.locations import Place, fresh, observed, until
+from tests.support.locations import Place, fresh, observed, present, until
 from tests.support.watching import WatchingMemory
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ ENOUGH = 20.0
 
 def held(lock: Lock, timeout: float | None = ENOUGH) -> Hold:
     """Acquire a lock, and be sure of it."""
-    hold = lock.acquire(timeout=timeout)
-    assert hold is not None
-    return hold
+    return present(lock.acquire(timeout=timeout))
 
 
 def waiters(store: object, key: str) -> int:
@@ -98,8 +96,7 @@ def test_waiters_cost_the_store_nothing(location: Place, pool: ThreadPoolExecuto
         assert until(lambda: any(one.done() for one in waiting))
         one = next(one for one in waiting if one.done())
         waiting.remove(one)
-        hold = one.result()
-        assert hold is not None
+        hold = present(one.result())
         hold.release()
     assert waiters(store, key) == 0
 
@@ -115,8 +112,7 @@ def test_a_hand_over_is_one_request(location: Place, pool: ThreadPoolExecutor) -
     assert store.calls == {"put_if_version": 1}
     assert second.fence > first.fence
     assert second._attempt.hold_id != first._attempt.hold_id
-    record = observed(store, key)
-    assert record is not None
+    record = present(observed(store, key))
     assert (record.holds, record.note, record.fence) == ((second._attempt.hold_id,), "successor", None)
     second.extend()
     second.release()
@@ -130,8 +126,7 @@ def test_a_process_that_has_woken_another_lets_it_go_first(
     monkeypatch.setattr(local_queue, "YIELD_SECONDS", ENOUGH)
     ours, theirs, keys = FaultyStore(memory), FaultyStore(memory), sorted(fresh() for _ in range(2))
     lock = MultiLock(ours, keys)
-    holds = lock.acquire()
-    assert holds is not None
+    holds = present(lock.acquire())
     waiting = pool.submit(held, Lock(theirs, keys[0]))
     assert until(lambda: keys[0] in memory._lines)
     ours.log.clear()
@@ -167,8 +162,7 @@ def test_a_hand_over_without_an_answer(memory: MemoryStore, pool: ThreadPoolExec
     second = successor.result(timeout=ENOUGH)
     assert second.fence > first.fence
     second.ensure_held()
-    record = observed(memory, key)
-    assert record is not None
+    record = present(observed(memory, key))
     assert record.holds == (second._attempt.hold_id,)
     store.deliver()
     second.extend()
@@ -185,8 +179,7 @@ def test_a_hand_over_to_one_that_has_gone(fault: object) -> None:
 
     async def main() -> None:
         store = AsyncFaultyStore(AsyncMemoryStore(memory))
-        first = await AsyncLock(store, key).acquire()
-        assert first is not None
+        first = present(await AsyncLock(store, key).acquire())
         successor = asyncio.create_task(AsyncLock(store, key).acquire())
         await line_up(store, key, 1)
 
@@ -202,8 +195,7 @@ def test_a_hand_over_to_one_that_has_gone(fault: object) -> None:
         await store.deliver()
         left = observed(memory, key)
         assert left is None or left.free
-        again = await AsyncLock(store, key).acquire(timeout=1)
-        assert again is not None
+        again = present(await AsyncLock(store, key).acquire(timeout=1))
         await again.release()
 
     asyncio.run(main())
@@ -215,8 +207,7 @@ def test_nothing_is_handed_over_to_one_that_has_gone_before() -> None:
 
     async def main() -> None:
         store = AsyncFaultyStore(AsyncMemoryStore(memory))
-        first = await AsyncLock(store, key).acquire()
-        assert first is not None
+        first = present(await AsyncLock(store, key).acquire())
         successor = asyncio.create_task(AsyncLock(store, key).acquire())
         await line_up(store, key, 1)
         slow, goes_on = asyncio.Event(), asyncio.Event()
@@ -263,8 +254,7 @@ def lose(memory: MemoryStore, key: str, how: str) -> Hold | None:
     if how == "broken":
         Lock(FaultyStore(memory), key).force_release()
         return None
-    entry = memory.get(key)
-    assert entry is not None
+    entry = present(memory.get(key))
     memory.invalidate(key, entry.version)
     return held(Lock(FaultyStore(memory), key)) if how == "held by another" else None
 
@@ -318,8 +308,7 @@ def test_threads_and_tasks_hand_over_to_each_other() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        first = await AsyncLock(store, key).acquire()
-        assert first is not None
+        first = present(await AsyncLock(store, key).acquire())
         thread = loop.run_in_executor(None, held, Lock(store, key))
         await line_up(store, key, 1)
         task = asyncio.create_task(AsyncLock(store, key).acquire())
@@ -328,8 +317,7 @@ def test_threads_and_tasks_hand_over_to_each_other() -> None:
         await first.release()
         second = await thread
         await loop.run_in_executor(None, second.release)
-        third = await task
-        assert third is not None
+        third = present(await task)
         await third.release()
         assert first.fence < second.fence < third.fence
         assert store.calls == {"put_if_version": 2, "invalidate": 1}
@@ -388,8 +376,7 @@ def test_a_batch_without_an_answer(memory: MemoryStore, put: Fault | None, relea
     store, keys = FaultyStore(memory), sorted(fresh() for _ in range(3))
     if put is not None:
         store.on("put_many", 1, put)
-    holds = MultiLock(store, keys).acquire()
-    assert holds is not None
+    holds = present(MultiLock(store, keys).acquire())
     holds.ensure_held()
     assert all(observed(memory, hold.key).holds == (hold._attempt.hold_id,) for hold in holds)  # type: ignore[union-attr] # None fails the test too
     if release is not None:  # of one request, but for who has to keep a late put out
@@ -413,7 +400,6 @@ def test_since_is_when_a_waiter_got_the_key(
     monkeypatch.setattr(time, "time", lambda: came + 3600)
     hold.release()
     mine = waiting.result()
-    record = Lock(ours, key).holder()
-    assert record is not None
+    record = present(Lock(ours, key).holder())
     assert record.since == datetime.fromtimestamp(came + 3600, UTC)
     mine.release()

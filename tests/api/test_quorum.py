@@ -28,7 +28,7 @@ from caslock import (
 from caslock.protocol.record import decode
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, Fault, FaultyStore, lose_reply, lose_request, unsent
-from tests.support.locations import fresh, observed, patient, until
+from tests.support.locations import fresh, observed, patient, present, until
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -49,16 +49,13 @@ def holders(of: list[FaultyStore], key: str) -> list[bool]:
 
 def at(store: FaultyStore, key: str) -> Record:
     """Return the record that is there."""
-    record = observed(cast("Store", store.store), key)
-    assert record is not None
-    return record
+    return present(observed(cast("Store", store.store), key))
 
 
 def forget(store: FaultyStore, key: str) -> None:
     """Remove the entry, as a restart without persistence does."""
     below = cast("Store", store.store)
-    entry = below.get(key)
-    assert entry is not None
+    entry = present(below.get(key))
     below.invalidate(key, entry.version)
 
 
@@ -164,8 +161,7 @@ def test_a_store_that_hangs_delays_nobody_and_its_late_lease_joins() -> None:
     """An acquire returns with a majority; the lease that is granted later counts, and is released with the others."""
     three, key = stores(), fresh()
     with Hanging(three[0]) as hanging:
-        hold = QuorumLock(three, key, ttl=10).acquire(timeout=0)
-        assert hold is not None
+        hold = present(QuorumLock(three, key, ttl=10).acquire(timeout=0))
         assert hanging.arrived.wait(10)
         assert until(lambda: holders(three, key) == [False, True, True])
     assert until(lambda: all(holders(three, key)))
@@ -230,8 +226,7 @@ def test_the_loss_of_a_majority_is_told_once(caplog: pytest.LogCaptureFixture) -
     three, key, lost, told_of = stores(), fresh(), list[Hold](), Recorder()
     lock = QuorumLock(three, key, ttl=0.6, on_lost=lost.append)
     stop = observe(told_of)
-    hold = lock.acquire()
-    assert hold is not None
+    hold = present(lock.acquire())
     assert until(lambda: all(store.calls["put_if_version"] for store in three))
     for store in three[:2]:
         store.on("put_if_version", range(1, 1000), lose_reply)  # it is not won back
@@ -271,8 +266,7 @@ def test_a_hold_that_nothing_refers_to_is_not_renewed() -> None:
 def test_a_lost_lock_says_why() -> None:
     """The error says how many leases are left, and why the others are not."""
     three, key = stores(), fresh()
-    hold = QuorumLock(three, key, ttl=10).acquire()
-    assert hold is not None
+    hold = present(QuorumLock(three, key, ttl=10).acquire())
     assert until(lambda: all(holders(three, key)))
     other = [Lock(store, key) for store in three[1:]]
     for lock in other:
@@ -291,8 +285,7 @@ def test_a_lost_lock_says_why() -> None:
 def test_a_loss_that_the_release_finds_is_told() -> None:
     """Taken away at two stores, and not noticed until the release: LockLost."""
     three, key = stores(), fresh()
-    hold = QuorumLock(three, key, auto_renew=False).acquire()
-    assert hold is not None
+    hold = present(QuorumLock(three, key, auto_renew=False).acquire())
     assert until(lambda: all(holders(three, key)))
     Lock(three[0], key).force_release()
     hold.extend()
@@ -428,8 +421,7 @@ def test_threads_of_one_process_are_served_in_order(pool: ThreadPoolExecutor) ->
     """While one thread holds the lock, the others wait in this process, and ask no store."""
     three, key = stores(), fresh()
     lock = QuorumLock(three, key)
-    hold = lock.acquire()
-    assert hold is not None
+    hold = present(lock.acquire())
     assert until(lambda: all(holders(three, key)))
     before = [store.calls["put_if_version"] for store in three]
     waiting = pool.submit(QuorumLock(three, key).acquire)
@@ -533,8 +525,7 @@ def test_a_release_without_an_answer_is_told_once_to_observers() -> None:
     three, key, told = stores(), fresh(), Recorder()
     stop = observe(told)
     try:
-        hold = QuorumLock(three, key).acquire()
-        assert hold is not None
+        hold = present(QuorumLock(three, key).acquire())
         assert until(lambda: all(holders(three, key)))
         with three[0].unavailable(), three[1].unavailable(), pytest.raises(StoreUnavailable):
             hold.release()

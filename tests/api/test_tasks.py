@@ -9,7 +9,7 @@ import pytest
 
 from caslock import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock, Lock, LockLost, MultiLock, NotHeld
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.support.locations import fresh, observed
+from tests.support.locations import fresh, observed, present
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,8 +50,7 @@ def test_the_task_that_calls_acquire_has_the_lock(memory: MemoryStore, within: W
             with pytest.raises(NotHeld):
                 await lock.release()
 
-        hold = await within(lock.acquire())
-        assert hold is not None
+        hold = present(await within(lock.acquire()))
         assert await lock.acquire(timeout=0) is not None
         await asyncio.create_task(another())
         await lock.release()
@@ -69,8 +68,7 @@ def test_the_task_that_calls_acquire_re_enters(memory: MemoryStore, within: With
     async def main() -> None:
         lock = AsyncLock(AsyncMemoryStore(memory), fresh(), timeout=1)
         async with lock as outer:
-            inner = await within(lock.acquire())
-            assert inner is not None
+            inner = present(await within(lock.acquire()))
             assert inner.fence == outer.fence
             await lock.release()
             outer.ensure_held()
@@ -89,8 +87,7 @@ def test_the_task_that_calls_acquire_re_enters_several(
         keys = [fresh(), fresh()]
         several = AsyncMultiLock(AsyncMemoryStore(memory), keys, timeout=1)
         async with several as outer:
-            inner = await run(several.acquire())
-            assert inner is not None
+            inner = present(await run(several.acquire()))
             assert inner.fences == outer.fences
             await inner.release()
             outer.ensure_held()
@@ -106,8 +103,7 @@ def test_the_task_that_uses_a_hold_is_cancelled_at_its_loss(memory: MemoryStore,
     async def main() -> None:
         store = AsyncMemoryStore(memory)
         lock = AsyncLock(store, fresh(), ttl=0.3)
-        hold = await within(lock.acquire())
-        assert hold is not None
+        hold = present(await within(lock.acquire()))
         with pytest.raises(LockLost):  # noqa: PT012 - raised at the end of the block
             async with hold:
                 await AsyncLock(store, lock.key).force_release()
@@ -140,16 +136,13 @@ def test_a_hold_of_a_task_that_has_ended_belongs_to_whoever_enters_it(memory: Me
         lock = AsyncLock(AsyncMemoryStore(memory), fresh())
 
         async def acquired() -> AsyncHold:
-            hold = await lock.acquire()
-            assert hold is not None
-            return hold
+            return present(await lock.acquire())
 
         hold = await asyncio.create_task(acquired())
         with pytest.raises(NotHeld):
             await lock.release()
         async with hold:
-            inner = await lock.acquire(timeout=0)
-            assert inner is not None
+            assert await lock.acquire(timeout=0) is not None
             await lock.release()
         assert observed(memory, lock.key) is None
 

@@ -36,6 +36,7 @@ from caslock.testing import (
 from caslock.testing.drive import driven
 from caslock.testing.faults import lose_wake_up, wake_early
 from caslock.testing.stopwatch import Stopwatch
+from tests.support.locations import present
 from tests.support.watching import AsyncWatchingMemory, WatchingMemory
 
 if TYPE_CHECKING:
@@ -196,8 +197,7 @@ def test_several_requests_fail_as_one(tried: Tried, fault: Fault, applied: bool)
     assert tried.deliver() == arrives
     assert [tried.memory.get(key) is not None for key in "abc"] == [applied or fault.kept] * 3
 
-    observed = tried.batching.put_many(several(b"again"))
-    assert observed is not None
+    observed = present(tried.batching.put_many(several(b"again")))
     removals = [Removal(key, entry.version) for key, entry in zip("abc", observed, strict=True) if entry]
     tried.faulty.on("invalidate_many", 1, fault)
     with pytest.raises(StoreUnavailable):
@@ -236,8 +236,7 @@ def test_a_wake_up_may_be_lost(tried: Tried) -> None:
 
 def test_a_wait_may_end_for_no_reason(tried: Tried) -> None:
     """A waiter that is woken early puts at once, and is shown who holds the key."""
-    observed = tried.put(b"theirs")
-    assert observed is not None
+    observed = present(tried.put(b"theirs"))
     tried.faulty.on("put_when_absent", 1, wake_early)
     with Stopwatch() as watch:
         assert tried.queueing.put_when_absent("key", b"mine", LONG, 20) == observed
@@ -254,8 +253,7 @@ def test_a_watch_can_fail_in_every_way(native: bool) -> None:  # noqa: FBT001 - 
         faulty.on("wait_while", 1, fault)
         with pytest.raises(StoreUnavailable):
             store.wait_while("key", 1, 0.01)
-    entry = store.put_if_version("key", b"theirs", ABSENT, LONG)
-    assert entry is not None
+    entry = present(store.put_if_version("key", b"theirs", ABSENT, LONG))
     faulty.on("wait_while", 1, wake_early)
     with Stopwatch() as watch:
         store.wait_while("key", entry.version, 20)
@@ -275,8 +273,7 @@ def test_a_watch_can_fail_in_every_way(native: bool) -> None:  # noqa: FBT001 - 
 
 def test_without_a_fault_a_wait_is_a_wait(tried: Tried) -> None:
     """With nothing planned, a removal lets the waiter in."""
-    observed = tried.put(b"theirs")
-    assert observed is not None
+    observed = present(tried.put(b"theirs"))
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(tried.queueing.put_when_absent, "key", b"mine", LONG, 20)
         while not tried.memory._lines:

@@ -13,7 +13,7 @@ import redis
 from caslock import ABSENT, Lock, StoreUnavailable, connect
 from caslock.testing.proxy import FAULTS, PASS, FaultProxy, Kind, Passage, chance, refused_port, unreachable_port
 from caslock.testing.stopwatch import Stopwatch
-from tests.support.locations import fresh, until
+from tests.support.locations import fresh, present, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,8 +46,7 @@ class Proxied:
 
     def put(self, key: str, version: int = ABSENT, value: bytes = b"mine") -> None:
         """Put, and be sure that it succeeded."""
-        entry = self.store.put_if_version(key, value, version, 20)
-        assert entry is not None
+        entry = present(self.store.put_if_version(key, value, version, 20))
         assert entry.value == value
 
 
@@ -125,14 +124,12 @@ def test_a_duplicate_is_applied_and_its_reply_is_nobodys(proxied: Proxied, secon
     """A removal that is doubled removes what is there, and its second copy, at once or later, garbles no reply."""
     key = fresh()
     proxied.put(key)
-    entry = proxied.direct.get(key)
-    assert entry is not None
+    entry = present(proxied.direct.get(key))
     proxied.once(Passage("duplicate", seconds))
     assert not any(proxied.store.invalidate(key, entry.version) or ())
     for _ in range(20):
         proxied.put(other := fresh())
-        found = proxied.store.get(other)
-        assert found is not None
+        found = present(proxied.store.get(other))
         assert found.value == b"mine"
     assert proxied.proxy.settle(50)
 
@@ -144,8 +141,7 @@ def test_a_duplicate_does_land(proxied: Proxied) -> None:
         key = fresh()
         proxied.once(Passage("duplicate", seconds))
         proxied.put(key)
-        entry = proxied.direct.get(key)
-        assert entry is not None
+        entry = present(proxied.direct.get(key))
         version = entry.version
         proxied.direct.invalidate(key, version)
         if proxied.direct.get(key) is None and not proxied.proxy.settle(0):
@@ -230,8 +226,7 @@ def test_a_reply_may_break_off(proxied: Proxied) -> None:
     with pytest.raises(StoreUnavailable):
         proxied.put(key)
     for store in (proxied.direct, proxied.store):
-        entry = store.get(key)
-        assert entry is not None
+        entry = present(store.get(key))
         assert entry.value == b"mine"
 
 

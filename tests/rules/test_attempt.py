@@ -15,6 +15,7 @@ from caslock.protocol.record import KEPT, MAX_HOLDS, NOTHING, Observed, Record, 
 from caslock.protocol.sightings import Sightings
 from caslock.protocol.writes import FREE_TTL, InFlight, Writes
 from caslock.store import ABSENT, Traits
+from tests.support.locations import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,8 +62,7 @@ def test_the_first_record_is_the_same_as_any_other() -> None:
     """The bytes of a first put are those of its record, and it is in flight under the id in the record."""
     one = attempt()
     write = one.first(NOW, 5)
-    written = write.record
-    assert written is not None
+    written = present(write.record)
     assert write.value == encode(written)
     assert decode(write.value) == written == record("mine.2")._replace(write="mine.2.1")
     assert one.writes.in_flight == {"mine.2.1": InFlight(5, NOW, TTL)}
@@ -95,8 +95,7 @@ def test_a_tenure_over_a_free_record_keeps_its_quarantine() -> None:
     assert (taken.holds, taken.fence, taken.quarantine) == (("mine.2",), None, 50.0)
     one.holds_with(taken, 10, NOW)
     for passed, left in ((0.0, 50.0), (20.0, 30.0), (49.5, 0.5)):
-        rest = one.remainder(taken, 10, NOW + passed)
-        assert rest is not None
+        rest = present(one.remainder(taken, 10, NOW + passed))
         assert rest.free
         assert (rest.ttl, rest.quarantine, rest.quarantine_id, rest.owner) == (left, left, "other.1.1", OWNER)
         assert not one.releases_by_removal(NOW + passed)
@@ -133,12 +132,10 @@ def test_a_lost_put_is_kept_out_from_when_it_was_sent() -> None:
     """It dies a minute after that, and a quarantine that lasts longer covers it."""
     one = attempt()
     one.writes.in_flight["mine.2.9"] = InFlight(ABSENT, NOW - 20.0, TTL)
-    rest = one.remainder(record("mine.2"), 9, NOW)
-    assert rest is not None
+    rest = present(one.remainder(record("mine.2"), 9, NOW))
     assert rest.quarantine == rest.ttl == FREE_TTL - 20.0
     assert rest.quarantine_id == rest.write
-    longer = one.remainder(record("mine.2", quarantine=45.0), 9, NOW)
-    assert longer is not None
+    longer = present(one.remainder(record("mine.2", quarantine=45.0), 9, NOW))
     assert (longer.quarantine, longer.quarantine_id) == (45.0, "other.1.1")
 
 
@@ -149,20 +146,17 @@ def test_a_release_beside_others_keeps_their_holds() -> None:
     rest = one.remainder(both, 9, NOW)
     assert rest == both._replace(holds=("other.1",), write="mine.2.1", fence=9)
     one.writes.in_flight["mine.2.9"] = InFlight(ABSENT, NOW, TTL)
-    beside = one.remainder(both, 9, NOW)
-    assert beside is not None
+    beside = present(one.remainder(both, 9, NOW))
     assert beside.quarantine == FREE_TTL
     assert not one.releases_by_removal(NOW)
 
 
 def test_what_is_not_ours_stays_as_it_is() -> None:
     """A write of ours that expects this version is kept out by the same record, with another write id."""
-    kept = attempt().remainder(record(ttl=40.0, quarantine=40.0), 9, NOW)
-    assert kept is not None
+    kept = present(attempt().remainder(record(ttl=40.0, quarantine=40.0), 9, NOW))
     assert (kept.holds, kept.ttl, kept.write, kept.quarantine_id) == ((), 40.0, "mine.2.1", "other.1.1")
     theirs = record("mine.1", "other.1", owner="host:other")
-    rest = attempt().remainder(theirs, 9, NOW)
-    assert rest is not None
+    rest = present(attempt().remainder(theirs, 9, NOW))
     assert rest.holds == theirs.holds
 
 
@@ -304,8 +298,7 @@ def test_what_has_never_held_keeps_no_key() -> None:
     attempt_.min_hold = 60.0
     assert attempt_.remainder(observed, 5, 1.0) is None
     attempt_.lease.began = 1.0
-    kept = attempt_.remainder(observed._replace(quarantine=100.0, quarantine_id="other.1.1"), 5, 2.0)
-    assert kept is not None
+    kept = present(attempt_.remainder(observed._replace(quarantine=100.0, quarantine_id="other.1.1"), 5, 2.0))
     assert (kept.holds, kept.quarantine, kept.ttl) == ((KEPT,), 0.0, 100.0)
 
 

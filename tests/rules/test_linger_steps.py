@@ -12,7 +12,7 @@ from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
 from caslock.protocol.life import HELD, LEAVING, LINGERING, OVER
 from tests.rules.test_multilock_steps import Background, Timed, background, store
-from tests.support.locations import held
+from tests.support.locations import held, present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -47,8 +47,7 @@ class Scene:
     def resumed(self) -> bool:
         """Whether the next acquire takes no request; it is released, as the first."""
         self.store.requests.clear()
-        hold = self.lock.acquire()
-        assert hold is not None
+        hold = present(self.lock.acquire())
         hold.release()
         return self.store.requests == []
 

@@ -44,7 +44,7 @@ from caslock.protocol.record import NOTHING, Observed, Record
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import FaultyStore
 from tests.rules.test_multilock_steps import Background, Timed, background, store
-from tests.support.locations import held, until
+from tests.support.locations import held, present, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,8 +86,7 @@ def test_no_lease_is_longer_than_max_hold(store: Timed) -> None:
     lock = Lock(store, "k", ttl=100, max_hold=40)
     hold = held(lock)
     assert hold.remaining() <= 40
-    record = lock.holder()
-    assert record is not None
+    record = present(lock.holder())
     assert record.ttl == 40
     assert lock._state.settings.ttl == 40
 
@@ -139,8 +138,7 @@ def test_an_attempt_knows_its_deadline(store: Timed) -> None:
     """That of its own acquire call."""
     for timeout in (0.0, 5.0, None):
         state, hold = begun(Lock(store, f"for {timeout}"))
-        put = state.begin_put(hold)
-        assert put is not None
+        put = present(state.begin_put(hold))
         theirs = Observed(3, Record("them", ("them.1",), 5.0, "them.1.1", None))
         with contextlib.suppress(NotAcquired):
             run(state.win(hold, timeout, first=Sent(put, theirs if timeout is not None else NOTHING)))
@@ -402,12 +400,10 @@ def test_a_waiter_keeps_no_abandoned_hold_alive(store: Timed) -> None:
         del lock
         gc.collect()
         assert abandoned() is None
-        entry = store.memory.get("k")
-        assert entry is not None
+        entry = present(store.memory.get("k"))
         store.memory.invalidate("k", entry.version)
         queue.inside(ThreadRuntime.now())
-        hold = waiting.result(5)
-        assert hold is not None
+        hold = present(waiting.result(5))
         hold.release()
 
 
@@ -439,8 +435,7 @@ def test_who_has_no_hold_is_not_waited_for_in_vain(store: Timed, caplog: pytest.
 def test_what_caslock_did_not_write_has_no_fence(store: Timed) -> None:
     """Its version is none of ours."""
     store.memory.put_if_version("k", b"another program's", 0, 100)
-    record = Lock(store, "k").holder()
-    assert record is not None
+    record = present(Lock(store, "k").holder())
     assert (record.foreign, record.fence) == (True, None)
 
 

@@ -30,7 +30,7 @@ from caslock.protocol.record import Record, decode, encode
 from caslock.store import ABSENT
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import FaultyStore, late, lose_request
-from tests.support.locations import Watched, observed, until
+from tests.support.locations import Watched, observed, present, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,8 +73,7 @@ class Background:
 
 def acquired(lock: MultiLock) -> MultiHold:
     """Acquire what is free, and forget what was asked for that."""
-    holds = lock.acquire()
-    assert holds is not None
+    holds = present(lock.acquire())
     for hold in holds:
         log = getattr(hold._state.runtime.home, "requests", [])
         log.clear()
@@ -134,8 +133,7 @@ def test_a_store_that_is_slow_is_asked_for_all_keys(store: Timed, background: Ba
 def test_a_key_that_was_held_before_is_not_released_in_the_background(store: Timed, background: Background) -> None:
     """A MultiLock that re-enters a lock leaves it held, though the other keys of it get no answer."""
     first, second = Lock(store, "a", ttl=300), Lock(store, "b", ttl=300)
-    outer = first.acquire()
-    assert outer is not None
+    outer = present(first.acquire())
     holds = acquired(MultiLock([first, second]))
     store.lose = lambda _verb, _key: True
     with pytest.raises(StoreUnavailable):
@@ -191,8 +189,7 @@ def test_a_lost_key_is_no_reason_for_doubt(store: Timed) -> None:
 
     def take(verb: str, key: str) -> bool:
         if (verb, key) == ("put", "b"):
-            entry = store.memory.get("a")
-            assert entry is not None
+            entry = present(store.memory.get("a"))
             store.memory.invalidate("a", entry.version)
             assert Lock(theirs, "a", ttl=300).acquire(timeout=0) is not None
         return False
@@ -298,16 +295,14 @@ def test_whoever_waits_after_a_lost_batch_is_in_the_local_queue(memory: MemorySt
     assert shared_of(store).queue("a").inside(clock.now())
     assert not shared_of(store).queue("b").inside(clock.now())
     theirs.release()
-    holds = waiting.result(20)
-    assert holds is not None
+    holds = present(waiting.result(20))
     holds.release()
 
 
 def test_a_late_put_of_an_attempt_that_stepped_back_is_kept_out(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
     """It goes on as the same attempt, and so knows what may still arrive: nothing is left after the release."""
     store, keys = FaultyStore(memory), ["a", "b", "c"]
-    before = Lock(FaultyStore(memory), "a").acquire()
-    assert before is not None
+    before = present(Lock(FaultyStore(memory), "a").acquire())
     store.on("put_many", 2, late())  # of "b" and "c"
     taken: list[Hold | None] = []
     rivals = [Lock(FaultyStore(memory), key) for key in "bc"]
@@ -320,8 +315,7 @@ def test_a_late_put_of_an_attempt_that_stepped_back_is_kept_out(memory: MemorySt
     for theirs in taken:
         assert theirs is not None
         theirs.release()
-    holds = waiting.result(20)
-    assert holds is not None
+    holds = present(waiting.result(20))
     assert [len(state._held) for state in lock._state.states] == [1, 1, 1]
     holds.release()
     assert [len(state._held) for state in lock._state.states] == [0, 0, 0]
@@ -334,14 +328,12 @@ def test_a_loss_after_a_step_back_is_told(memory: MemoryStore, pool: ThreadPoolE
     """The step back was a release of a key that was taken again later: it is none of the tenure that was lost."""
     store, rival = FaultyStore(memory), Lock(FaultyStore(memory), "b")
     store.on("put_many", 1, lose_request)
-    theirs = rival.acquire()
-    assert theirs is not None
+    theirs = present(rival.acquire())
     lock = MultiLock(store, ["a", "b", "c"])
     waiting = pool.submit(lock.acquire, timeout=20)
     assert until(lambda: store.calls["put_when_absent"])
     theirs.release()
-    holds = waiting.result(20)
-    assert holds is not None
+    holds = present(waiting.result(20))
     Lock(FaultyStore(memory), "c").force_release()
     with pytest.raises(LockLost):
         holds["c"].release()
@@ -351,8 +343,7 @@ def test_a_loss_after_a_step_back_is_told(memory: MemoryStore, pool: ThreadPoolE
 def test_a_key_that_is_yielded_to_others_is_not_queued_for(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
     """While it waits for the first key, another thread gets the second one, which this process was to yield."""
     store = FaultyStore(memory)
-    theirs = Lock(FaultyStore(memory), "a").acquire()
-    assert theirs is not None
+    theirs = present(Lock(FaultyStore(memory), "a").acquire())
     shared = shared_of(store)
     queue = shared.queue("b")
     queue._yields, queue._yields_until = 0.001, NEVER
@@ -361,8 +352,7 @@ def test_a_key_that_is_yielded_to_others_is_not_queued_for(memory: MemoryStore, 
     assert not queue.inside(clock.now())
     with Lock(store, "b", timeout=0):
         theirs.release()
-    holds = waiting.result(20)
-    assert holds is not None
+    holds = present(waiting.result(20))
     holds.release()
 
 
@@ -389,8 +379,7 @@ def test_releases_without_an_answer_are_forgotten_but_for_the_newest(store: Time
             holds.release()
         store.lose = lambda _verb, _key: False
         for key in "ab":
-            entry = store.memory.get(key)
-            assert entry is not None
+            entry = present(store.memory.get(key))
             store.memory.invalidate(key, entry.version)
     assert len(lock._state.committed) <= 2
     assert lock._state.newest_hold() is holds
@@ -410,8 +399,7 @@ def test_keys_are_taken_in_the_order_of_their_stored_names(store: Timed) -> None
     """Two keys of a store may be stored under names of another order, which all processes see."""
     reverse: Callable[[str], str] = lambda key: key[::-1]  # noqa: E731 - typed
     store.stored_name = reverse  # type: ignore[attr-defined] # an optional verb
-    holds = MultiLock(store, ["ab", "ba"]).acquire()
-    assert holds is not None
+    holds = present(MultiLock(store, ["ab", "ba"]).acquire())
     assert [hold.key for hold in holds] == ["ba", "ab"]
     holds.release()
 
@@ -456,8 +444,7 @@ def test_an_interrupt_gives_back_within_two_request_timeouts(
 def test_a_failed_multi_lock_leaves_what_was_held_before(store: Timed, background: Background) -> None:
     """It has re-entered a lock, and gets no answer for another key in time: the outer hold is still held."""
     first, second = Lock(store, "a", ttl=300), Lock(store, "b", ttl=300)
-    outer = first.acquire()
-    assert outer is not None
+    outer = present(first.acquire())
     store.lose = lambda _verb, key: key == "b"
     with pytest.raises(StoreUnavailable):
         MultiLock([first, second]).acquire(timeout=0)

@@ -28,6 +28,7 @@ from caslock.local.workers import run
 from caslock.protocol.life import State
 from caslock.protocol.quorum import Ballot
 from tests.rules.test_multilock_steps import TIMEOUT, Timed
+from tests.support.locations import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -175,8 +176,7 @@ def test_no_vote_is_no_split(scene: Scene) -> None:
     with pytest.raises(Enough):
         scene.lock().acquire()
     assert max(scene.pauses) == scene.pauses[-1] == 0.5
-    entry = scene.stores[2].memory.get("k")
-    assert entry is not None
+    entry = present(scene.stores[2].memory.get("k"))
     scene.stores[2].memory.invalidate("k", entry.version)
     scene.pauses.clear()
     with pytest.raises(Enough):
@@ -209,8 +209,7 @@ def test_stores_that_no_thread_is_free_for_are_given_up(scene: Scene) -> None:
 def test_a_hold_lasts_as_long_as_two_of_three_leases(scene: Scene) -> None:
     """Each is watched by itself; after an extension too, which a minority can't stop, nor a release."""
     lock = scene.lock(ttl=100, max_hold=250)
-    hold = lock.acquire()
-    assert hold is not None
+    hold = present(lock.acquire())
     assert [attempt.runtime.home for attempt in scene.watched] == scene.stores
     assert hold.remaining() == pytest.approx(100, abs=2)
     scene.stores[0].lose = lambda _verb, _key: True
@@ -235,14 +234,12 @@ def test_a_hold_lasts_as_long_as_two_of_three_leases(scene: Scene) -> None:
 
 def test_a_lease_that_is_won_back_ends_with_max_hold(scene: Scene) -> None:
     """It is asked for what is left of it, and for nothing when nothing is left."""
-    hold = scene.lock(ttl=100, max_hold=150).acquire()
-    assert hold is not None
+    hold = present(scene.lock(ttl=100, max_hold=150).acquire())
     state, attempt = hold._state, hold._attempt
     assert [part.lease.max_hold for part in scene.watched] == [150.0] * 3
     for passed, asked in ((60.0, 90.0), (100.0, 50.0)):
         scene.passed = passed
-        entry = scene.stores[0].memory.get("k")
-        assert entry is not None
+        assert scene.stores[0].memory.get("k") is not None
         part = state._part(thread_runtime(scene.stores[0]), "nonce.1", attempt)  # type: ignore[attr-defined] # of a QuorumState
         assert part.lease.ttl == pytest.approx(asked, abs=1)
         assert part.lease.max_hold == pytest.approx(asked, abs=1)
@@ -294,20 +291,17 @@ def test_a_store_that_has_not_answered_is_asked_again_once_it_has(scene: Scene) 
     """For the hold of that time; if there is none, not at all."""
     lock = scene.lock()
     scene.hung = list(scene.stores[:1])
-    first = lock.acquire()
-    assert first is not None
+    first = present(lock.acquire())
     ((_, vote),) = scene.votes
     first.release()
-    second = lock.acquire()
-    assert second is not None
+    second = present(lock.acquire())
     assert scene.stores[0].requests == []  # it waits for the first answer
     second.release()
     scene.votes[0][0].end(vote, None)
     lock._state._go_on(vote)
     assert scene.stores[0].requests == []
     scene.hung = list(scene.stores[:1])
-    third = lock.acquire()
-    assert third is not None
+    third = present(lock.acquire())
     third.release()
     fourth = lock.acquire()
     ballot, vote = scene.votes[1]
@@ -322,14 +316,12 @@ def test_a_store_that_has_not_answered_is_asked_again_once_it_has(scene: Scene) 
 def test_a_store_that_has_not_released_is_asked_again_once_it_has(scene: Scene) -> None:
     """By an acquire that waits for the answer to the release of before."""
     lock = scene.lock()
-    first = lock.acquire()
-    assert first is not None
+    first = present(lock.acquire())
     scene.silent = {scene.stores[0]}
     first.release()
     scene.silent = set()
     scene.stores[0].requests.clear()
-    second = lock.acquire()
-    assert second is not None
+    second = present(lock.acquire())
     assert scene.stores[0].requests == []
     run(scene.unsent.pop()())
     assert [verb for verb, _ in scene.stores[0].requests] == ["invalidate", "put"]
@@ -383,10 +375,8 @@ def test_a_fault_of_a_store_is_raised_as_it_is(scene: Scene) -> None:
 def test_the_record_of_a_hold_is_one_of_its_own(scene: Scene) -> None:
     """Not of a store that another owner has, which is tried once, and not waited for."""
     scene.stores[0].other()
-    hold = scene.lock().acquire()
-    assert hold is not None
-    record = hold._attempt.lease.record
-    assert record is not None
+    hold = present(scene.lock().acquire())
+    record = present(hold._attempt.lease.record)
     assert record.owner == hold.owner
     assert scene.pauses == []
     hold.release()
@@ -412,8 +402,7 @@ def test_a_quorum_that_does_not_answer_is_not_busy(scene: Scene) -> None:
 
 def acquired(scene: Scene, **settings: object) -> Hold:
     """Hold all three, and forget what was asked for that."""
-    hold = scene.lock(**settings).acquire()
-    assert hold is not None
+    hold = present(scene.lock(**settings).acquire())
     for store in scene.stores:
         store.requests.clear()
     scene.waits.clear()
@@ -475,8 +464,7 @@ def test_a_store_without_a_lease_is_asked_again_after_each_renewal_of_another(sc
     scene.stores[0].lose = lambda _verb, _key: True
     hold = acquired(scene, ttl=100, max_hold=500)
     scene.stores[0].lose = lambda _verb, _key: False
-    renewed = scene.watched[-1].after_renewal
-    assert renewed is not None
+    renewed = present(scene.watched[-1].after_renewal)
     scene.later.clear()
     assert len(scene.watched) == 2
     renewed()
@@ -503,8 +491,7 @@ def test_a_lock_that_is_lost_asks_no_store_again(scene: Scene, how: str) -> None
     if how == "max_hold":
         for attempt in scene.watched:
             attempt.lease.deadline += 100
-    renewed = scene.watched[-1].after_renewal
-    assert renewed is not None
+    renewed = present(scene.watched[-1].after_renewal)
     renewed()
     assert scene.stores[0].requests == []
 
@@ -535,8 +522,7 @@ def test_one_lost_lease_is_won_back_and_two_are_a_loss(scene: Scene, *, auto_ren
 
 def forget(store: Member) -> None:
     """Remove the entry of the key."""
-    entry = store.memory.get("k")
-    assert entry is not None
+    entry = present(store.memory.get("k"))
     store.memory.invalidate("k", entry.version)
 
 
@@ -654,8 +640,7 @@ def test_an_earlier_request_may_end_at_any_moment(scene: Scene, ends: str) -> No
     """Also just when another acquire is put behind it: that is made at once then."""
     lock = scene.lock()
     scene.hung = list(scene.stores[:1])
-    first = lock.acquire()
-    assert first is not None
+    first = present(lock.acquire())
     ((ballot, vote),) = scene.votes
     first.release()
 
@@ -670,8 +655,7 @@ def test_an_earlier_request_may_end_at_any_moment(scene: Scene, ends: str) -> No
         vote.then = Then()
     else:
         scene.ended.append(vote.attempt)
-    second = lock.acquire()
-    assert second is not None
+    second = present(lock.acquire())
     assert [verb for verb, _ in scene.stores[0].requests] == ["put"]
     second.release()
     assert free(scene) == [True] * 3
@@ -709,8 +693,7 @@ def test_a_lost_lease_that_cannot_be_released_is_asked_for_later(scene: Scene) -
     assert len(scene.later) == 1
     scene.stores[0].lose = lambda _verb, _key: False
     forget(scene.stores[0])
-    renewed = scene.watched[1].after_renewal
-    assert renewed is not None
+    renewed = present(scene.watched[1].after_renewal)
     renewed()
     assert free(scene) == [False] * 3
     hold.release()

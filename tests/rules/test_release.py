@@ -21,6 +21,7 @@ from caslock.protocol.release import force_release, release, release_quietly
 from caslock.protocol.withdraw import give_up, step_back, withdraw
 from caslock.protocol.writes import FREE_TTL, InFlight
 from caslock.store import ABSENT, WOKEN, Entry
+from tests.support.locations import present
 from tests.support.scripted import OURS, PATIENCE, START, TTL, Mutex, Scripted, an_attempt, held, lost, run
 
 if TYPE_CHECKING:
@@ -187,8 +188,7 @@ def test_a_removal_that_finds_another_hold_beside_ours_leaves_that() -> None:
     """A co-holder has entered meanwhile: its record is written without our hold."""
     script = Scripted()
     attempt = held(script)
-    record = attempt.lease.record
-    assert record is not None
+    record = present(attempt.lease.record)
     both = record._replace(holds=("other.1", *record.holds), write="other.1.1", fence=5)
     script.answers = [Entry(encode(both), 7), Entry(OURS, 8)]
     observed = withdrawn(script, attempt, START + 100)
@@ -201,8 +201,7 @@ def test_a_record_that_keeps_changing_is_written_until_the_limit() -> None:
     """Many co-holders are leaving at once: each try may be the one."""
     script = Scripted()
     attempt = held(script)
-    record = attempt.lease.record
-    assert record is not None
+    record = present(attempt.lease.record)
     both = encode(record._replace(holds=("other.1", *record.holds), write="other.1.1", fence=5))
     script.answers = [Entry(both, 7 + number) for number in range(99)]
     with pytest.raises(StoreUnavailable, match="its record kept changing until the deadline"):
@@ -435,8 +434,7 @@ def test_a_hand_over_that_leaves_a_quarantine_goes_on_with_it() -> None:
     lease = handing.holder.lease
     assert lease.record is not None
     lease.record = lease.record._replace(quarantine=50.0, quarantine_id="other.1.1")
-    record = handing.go().record
-    assert record is not None
+    record = present(handing.go().record)
     assert (record.quarantine, record.ttl, record.fence) == (50.0, 20.0, None)
     assert handing.successor.writes.may_land(5)
 

@@ -19,6 +19,7 @@ from caslock.local.thread_renewer import ThreadRenewer
 from caslock.local.workers import LINGER
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import State
+from tests.support.locations import present
 from tests.support.scripted import START, Scripted, held
 
 if TYPE_CHECKING:
@@ -423,8 +424,7 @@ def test_the_thread_may_end_at_any_step_of_a_watch(now: SimpleNamespace, monkeyp
             thread_renewer.watch(attempt)
         finally:
             sys.settrace(before)
-        renewer = cast("ThreadRenewer | None", thread_renewer._renewer)
-        assert renewer is not None
+        renewer = present(cast("ThreadRenewer | None", thread_renewer._renewer))
         assert (renewer.is_running, len(renewer._schedule)) == (True, 1)
         return left <= 0
 
@@ -449,8 +449,7 @@ def test_the_thread_is_started_with_the_first_lease(now: SimpleNamespace, monkey
     thread_renewer.watch(first)
     (warning,) = warned
     assert "lock 'key' will be lost in 100 s" in warning
-    renewer = thread_renewer._renewer
-    assert renewer is not None
+    renewer = present(thread_renewer._renewer)
     assert len(renewer._schedule) == 1
     refused[0] = False
     attempts = [leased(20), leased(20)]

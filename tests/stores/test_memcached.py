@@ -33,7 +33,7 @@ from caslock.stores.shared import connections
 from caslock.testing.extremes import KEYS
 from caslock.testing.stopwatch import Stopwatch
 from tests.stores.opening import put, unsent
-from tests.support.locations import until
+from tests.support.locations import present, until
 from tests.support.servers import HOST, Server, absent, ringing
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ def test_a_foreign_value_is_an_entry(store: MemcachedStore, raw: Client, key: st
     ours = entry = put(store, key)
     for value in (b"theirs", b"", os.urandom(300_000)):
         raw.set(key, value, flags=65535)
-        seen = store.get(key)
-        assert seen is not None
+        seen = present(store.get(key))
         assert seen.value == value
         assert seen.version > entry.version
         entry = seen
@@ -517,8 +516,7 @@ def test_no_signal_begins_a_timeout_anew(spare_memcached: Server, key: str, open
     assert caught.value.sent
     assert isinstance(caught.value.__cause__, TimeoutError)
     assert store.put_if_version(held_key, b"rival", ABSENT, 60) == held
-    late = store.get(late_key)
-    assert late is not None
+    late = present(store.get(late_key))
     assert late.value == b"late"
 
 
@@ -586,8 +584,7 @@ def test_a_reply_that_is_broken(
 def test_a_reply_is_read_when_it_is_whole(reply: bytes) -> None:
     """Wherever a reply is cut it is known for not whole, and one byte too many is an error."""
     assert all(parse(reply[:size], 100) is None for size in range(len(reply)))
-    whole = parse(reply, 100)
-    assert whole is not None
+    whole = present(parse(reply, 100))
     assert whole[0] == reply.partition(b"\r\n")[0]
     assert whole[1] is None or whole[1].version == 107
     with pytest.raises(ConnectionError):
@@ -651,8 +648,7 @@ def test_a_removal_whose_answer_ends_with_a_blank_is_one(
 
     proxy.rewrite = rewrite
     assert through.invalidate(key, entry.version) is None
-    found = store.get(key)
-    assert found is not None
+    found = present(store.get(key))
     assert found.value == b"rival"
 
 
@@ -793,6 +789,5 @@ def test_a_put_that_cannot_be_done_again_may_have_been_applied(
         through.put_if_version(key, b"ours", ABSENT, 60)
     assert caught.value.sent
     monkeypatch.undo()
-    entry = store.get(key)
-    assert entry is not None
+    entry = present(store.get(key))
     assert entry.value == b"ours"

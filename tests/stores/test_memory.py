@@ -29,7 +29,7 @@ from caslock.store import (
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.stopwatch import Stopwatch
-from tests.support.locations import until
+from tests.support.locations import present, until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -58,8 +58,7 @@ def store(clock: Clock) -> MemoryStore:
 
 def put(store: MemoryStore, key: str = "k", value: bytes = b"v", version: int = ABSENT, ttl: float = 10.0) -> int:
     """Write, and return its version."""
-    entry = store.put_if_version(key, value, version, ttl)
-    assert entry is not None
+    entry = present(store.put_if_version(key, value, version, ttl))
     assert entry.value == value
     return entry.version
 
@@ -122,8 +121,7 @@ def test_every_memory_is_a_place_of_its_own() -> None:
 
 def value_stands(store: MemoryStore, value: bytes) -> int:
     """Return its version."""
-    entry = store.get("k")
-    assert entry is not None
+    entry = present(store.get("k"))
     assert entry.value == value
     return entry.version
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 import redis
 import redis.asyncio
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from caslock import AsyncStore, Entry, Hold, Lock, Record, Store
     from caslock.local.workers import Workers
     from tests.support.servers import Server
+
+T = TypeVar("T")
 
 KINDS: Final = ("memory", "sqlite", "redis", "memcached")
 """The stores on which a test with the fixture `location` runs."""
@@ -140,11 +142,15 @@ def observed(store: Store, key: str) -> Record | None:
     return None if found is None or found.free else found
 
 
+def present(found: T | None) -> T:
+    """Return what is there for certain."""
+    assert found is not None
+    return found
+
+
 def held(lock: Lock, timeout: float | None = 0) -> Hold:
     """Acquire a lock that must be free, or become so."""
-    hold = lock.acquire(timeout=timeout)
-    assert hold is not None
-    return hold
+    return present(lock.acquire(timeout=timeout))
 
 
 def patient() -> MemoryStore:
