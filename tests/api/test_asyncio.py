@@ -24,6 +24,7 @@ from caslock.local.task_renewer import renewer_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore
 from tests.support.locations import Place, fresh, observed, opened, present
+from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -154,25 +155,22 @@ def test_an_acquire_cancelled_at_any_turn_leaves_nothing(memory: MemoryStore, wa
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_an_acquire_cancelled_again_and_again_leaves_nothing(memory: MemoryStore, way: tuple[int, ...]) -> None:
+@in_a_loop
+async def test_an_acquire_cancelled_again_and_again_leaves_nothing(memory: MemoryStore, way: tuple[int, ...]) -> None:
     """A second and a third cancellation of a task that waits for its clean-up do not stop that."""
-
-    async def main() -> None:
-        for first, more in itertools.product(range(30), (0, 1, 2, 5)):
-            store = Travelling(memory, *way)
-            lock = AsyncLock(store, fresh())
-            task = asyncio.create_task(visit(lock))
-            await turns(first)
-            for _ in range(3):
-                task.cancel()
-                await turns(more)
-            await over(task)
-            await asyncio.gather(*renewer_of(asyncio.get_running_loop())._finishing)
-            await store.settled()
-            assert observed(memory, lock.key) is None, f"cancelled after {first} turns, and every {more} turns"
-            await (await held(lock)).release()
-
-    asyncio.run(main())
+    for first, more in itertools.product(range(30), (0, 1, 2, 5)):
+        store = Travelling(memory, *way)
+        lock = AsyncLock(store, fresh())
+        task = asyncio.create_task(visit(lock))
+        await turns(first)
+        for _ in range(3):
+            task.cancel()
+            await turns(more)
+        await over(task)
+        await asyncio.gather(*renewer_of(asyncio.get_running_loop())._finishing)
+        await store.settled()
+        assert observed(memory, lock.key) is None, f"cancelled after {first} turns, and every {more} turns"
+        await (await held(lock)).release()
 
 
 async def renewed(hold: AsyncHold) -> None:
@@ -183,44 +181,38 @@ async def renewed(hold: AsyncHold) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_plain_store_serves_from_worker_threads(location: Place) -> None:
+@in_a_loop
+async def test_a_plain_store_serves_from_worker_threads(location: Place) -> None:
     """Every blocking store serves an AsyncLock: it locks, re-enters, renews and releases."""
     plain = location.store()
     plain.get("warm")  # a new memcached asks for seconds
-
-    async def main() -> None:
-        lock = AsyncLock(plain, fresh(), ttl=9)
-        async with lock as hold, lock as again:
-            assert again.fence == hold.fence
-            assert Lock(plain, lock.key).acquire(timeout=0) is None
-            await renewed(hold)
-            await hold.extend(50)
-            assert await lock.locked()
-        assert observed(plain, lock.key) is None
-
-    asyncio.run(main())
+    lock = AsyncLock(plain, fresh(), ttl=9)
+    async with lock as hold, lock as again:
+        assert again.fence == hold.fence
+        assert Lock(plain, lock.key).acquire(timeout=0) is None
+        await renewed(hold)
+        await hold.extend(50)
+        assert await lock.locked()
+    assert observed(plain, lock.key) is None
 
 
-def test_cancelled_while_waiting_for_another(location: Place) -> None:
+@in_a_loop
+async def test_cancelled_while_waiting_for_another(location: Place) -> None:
     """A task cancelled while it waits for somebody else's lock leaves the holder alone, and nothing behind."""
-
-    async def main() -> None:
-        async with location.async_store() as store:
-            holder, waiter = AsyncLock(store, fresh(), ttl=20), None
-            async with holder as hold:
-                waiter = AsyncLock(store, holder.key)
-                for pause in (0, 0.001, 0.01, 0.03):
-                    task = asyncio.create_task(waiter.acquire())
-                    await asyncio.sleep(pause)
-                    task.cancel()
-                    with pytest.raises(asyncio.CancelledError):
-                        await task
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(waiter.acquire(), 0.02)
-                await hold.extend()
-            await (await held(waiter)).release()
-
-    asyncio.run(main())
+    async with location.async_store() as store:
+        holder, waiter = AsyncLock(store, fresh(), ttl=20), None
+        async with holder as hold:
+            waiter = AsyncLock(store, holder.key)
+            for pause in (0, 0.001, 0.01, 0.03):
+                task = asyncio.create_task(waiter.acquire())
+                await asyncio.sleep(pause)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(waiter.acquire(), 0.02)
+            await hold.extend()
+        await (await held(waiter)).release()
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
@@ -275,47 +267,41 @@ def test_a_loop_that_ends_right_after_a_cancellation_leaves_nothing(memory: Memo
     assert orphans == []
 
 
-def test_the_same_task_re_enters(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_the_same_task_re_enters(memory: MemoryStore) -> None:
     """The same task enters again without a request; a task that it has started does not inherit that."""
+    store = Travelling(memory)
+    lock = AsyncLock(store, fresh())
+    async with lock as outer:
+        async with lock as inner:
+            assert inner.fence == outer.fence
+        assert store.requests == 1
 
-    async def main() -> None:
-        store = Travelling(memory)
-        lock = AsyncLock(store, fresh())
-        async with lock as outer:
-            async with lock as inner:
-                assert inner.fence == outer.fence
-            assert store.requests == 1
+        async def another() -> AsyncHold | None:
+            return await lock.acquire(timeout=0)
 
-            async def another() -> AsyncHold | None:
-                return await lock.acquire(timeout=0)
-
-            async with asyncio.TaskGroup() as group:
-                child = group.create_task(another())
-            assert child.result() is None
-            outer.ensure_held()
-        assert observed(memory, lock.key) is None
-        with pytest.raises(NotHeld):
-            await lock.release()
-
-    asyncio.run(main())
+        async with asyncio.TaskGroup() as group:
+            child = group.create_task(another())
+        assert child.result() is None
+        outer.ensure_held()
+    assert observed(memory, lock.key) is None
+    with pytest.raises(NotHeld):
+        await lock.release()
 
 
-def test_a_hold_may_be_released_by_another_task(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_a_hold_may_be_released_by_another_task(memory: MemoryStore) -> None:
     """AsyncHold.release may be called from any task, and a waiting task then gets the lock."""
-
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-        hold = await held(lock)
-        waiting = asyncio.create_task(held(lock, None))
-        await turns(5)
-        assert not waiting.done()
-        await asyncio.create_task(hold.release())
-        got = await asyncio.wait_for(waiting, 10)
-        await got.release()
-        with pytest.raises(NotHeld):
-            await hold.release()
-
-    asyncio.run(main())
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
+    hold = await held(lock)
+    waiting = asyncio.create_task(held(lock, None))
+    await turns(5)
+    assert not waiting.done()
+    await asyncio.create_task(hold.release())
+    got = await asyncio.wait_for(waiting, 10)
+    await got.release()
+    with pytest.raises(NotHeld):
+        await hold.release()
 
 
 async def close(generator: AsyncGenerator[int, None]) -> None:
@@ -323,147 +309,126 @@ async def close(generator: AsyncGenerator[int, None]) -> None:
     await generator.aclose()
 
 
-def test_a_block_that_ends_in_another_task_gives_back_its_hold(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_a_block_that_ends_in_another_task_gives_back_its_hold(memory: MemoryStore) -> None:
     """Leaving ``async with`` in another task than it was entered in releases what was entered, and that only once."""
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
+    hold = await lock.__aenter__()
+    await asyncio.create_task(lock.__aexit__(None, None, None))
+    assert observed(memory, lock.key) is None
+    with pytest.raises(NotHeld):
+        await hold.release()
+    with pytest.raises(NotHeld):
+        await lock.__aexit__(None, None, None)
 
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-        hold = await lock.__aenter__()
-        await asyncio.create_task(lock.__aexit__(None, None, None))
-        assert observed(memory, lock.key) is None
-        with pytest.raises(NotHeld):
-            await hold.release()
-        with pytest.raises(NotHeld):
-            await lock.__aexit__(None, None, None)
+    async def rooms() -> AsyncGenerator[int, None]:
+        async with lock:
+            yield 1
+            yield 2
 
-        async def rooms() -> AsyncGenerator[int, None]:
-            async with lock:
-                yield 1
-                yield 2
-
-        generator = rooms()
-        async for _ in generator:
-            break
-        assert observed(memory, lock.key) is not None
-        await asyncio.create_task(close(generator))
-        assert observed(memory, lock.key) is None
-
-    asyncio.run(main())
+    generator = rooms()
+    async for _ in generator:
+        break
+    assert observed(memory, lock.key) is not None
+    await asyncio.create_task(close(generator))
+    assert observed(memory, lock.key) is None
 
 
-def test_loss_cancels_the_block_and_surfaces_as_lock_lost(location: Place) -> None:
+@in_a_loop
+async def test_loss_cancels_the_block_and_surfaces_as_lock_lost(location: Place) -> None:
     """A block whose lease is taken away is cancelled, and its task sees LockLost, with no cancellation left over."""
     plain = location.store()
-
-    async def main() -> None:
-        async with location.async_store() as store:
-            lock = AsyncLock(store, fresh(), ttl=0.6)
-            reached = False
-            with pytest.raises(LockLost, match=lock.key):
-                async with lock:
-                    Lock(plain, lock.key).force_release()
-                    await asyncio.sleep(20)
-                    reached = True
-            assert not reached
-            assert not_cancelling()
-            await asyncio.sleep(0)
-            await (await held(lock)).release()
-
-    asyncio.run(main())
-
-
-def test_a_foreign_cancellation_at_the_moment_of_the_loss_stays_one(memory: MemoryStore) -> None:
-    """When the loss and somebody else cancel a block together, it is cancelled: LockLost hides no cancellation."""
-
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-        inside = asyncio.Event()
-
-        async def work() -> None:
-            async with lock as hold:
-                task = present(asyncio.current_task())
-                hold._attempt.lease.on_loss.append(lambda: task.cancel("from outside"))
-                inside.set()
+    async with location.async_store() as store:
+        lock = AsyncLock(store, fresh(), ttl=0.6)
+        reached = False
+        with pytest.raises(LockLost, match=lock.key):
+            async with lock:
+                Lock(plain, lock.key).force_release()
                 await asyncio.sleep(20)
-
-        task = asyncio.create_task(work())
-        await inside.wait()
-        await lock.force_release()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert task.cancelled()
-
-    asyncio.run(main())
-
-
-def test_a_timeout_around_the_block_is_a_timeout(memory: MemoryStore) -> None:
-    """asyncio.timeout around the lock ends the block by TimeoutError, and the lock is released."""
-
-    async def main() -> None:
-        lock = AsyncLock(Travelling(memory, 1), fresh())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05), lock:
-                await asyncio.sleep(20)
+                reached = True
+        assert not reached
         assert not_cancelling()
-        assert observed(memory, lock.key) is None
+        await asyncio.sleep(0)
+        await (await held(lock)).release()
 
-    asyncio.run(main())
+
+@in_a_loop
+async def test_a_foreign_cancellation_at_the_moment_of_the_loss_stays_one(memory: MemoryStore) -> None:
+    """When the loss and somebody else cancel a block together, it is cancelled: LockLost hides no cancellation."""
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        async with lock as hold:
+            task = present(asyncio.current_task())
+            hold._attempt.lease.on_loss.append(lambda: task.cancel("from outside"))
+            inside.set()
+            await asyncio.sleep(20)
+
+    task = asyncio.create_task(work())
+    await inside.wait()
+    await lock.force_release()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
+@in_a_loop
+async def test_a_timeout_around_the_block_is_a_timeout(memory: MemoryStore) -> None:
+    """asyncio.timeout around the lock ends the block by TimeoutError, and the lock is released."""
+    lock = AsyncLock(Travelling(memory, 1), fresh())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05), lock:
+            await asyncio.sleep(20)
+    assert not_cancelling()
+    assert observed(memory, lock.key) is None
 
 
 @pytest.mark.parametrize("where", ["around", "inside", "both"])
-def test_loss_within_timeouts_is_lock_lost(memory: MemoryStore, where: str) -> None:
+@in_a_loop
+async def test_loss_within_timeouts_is_lock_lost(memory: MemoryStore, where: str) -> None:
     """Timeouts around and inside that have not expired don't change it: the loss surfaces as LockLost."""
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
 
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
+    async def body() -> None:
+        async with lock:
+            async with asyncio.timeout(None if where == "around" else 20):
+                await lock.force_release()
+                await asyncio.sleep(20)
 
-        async def body() -> None:
-            async with lock:
-                async with asyncio.timeout(None if where == "around" else 20):
-                    await lock.force_release()
-                    await asyncio.sleep(20)
-
-        with pytest.raises(LockLost, match=lock.key):
-            async with asyncio.timeout(None if where == "inside" else 20):
-                await body()
-        assert not_cancelling()
-
-    asyncio.run(main())
+    with pytest.raises(LockLost, match=lock.key):
+        async with asyncio.timeout(None if where == "inside" else 20):
+            await body()
+    assert not_cancelling()
 
 
-def test_a_block_that_swallows_the_cancellation_still_learns_of_the_loss(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_a_block_that_swallows_the_cancellation_still_learns_of_the_loss(memory: MemoryStore) -> None:
     """A block that goes on after its cancellation ends in LockLost, and no cancellation is left over."""
-
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-        with pytest.raises(LockLost, match=lock.key):
-            async with lock:
-                await lock.force_release()
-                with pytest.raises(asyncio.CancelledError):
-                    await asyncio.sleep(20)
-                await asyncio.sleep(0)
-        assert not_cancelling()
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
+    with pytest.raises(LockLost, match=lock.key):
+        async with lock:
+            await lock.force_release()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(20)
+            await asyncio.sleep(0)
+    assert not_cancelling()
+    await asyncio.sleep(0)
 
 
-def test_the_error_of_the_block_is_never_masked(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_the_error_of_the_block_is_never_masked(memory: MemoryStore) -> None:
     """A block that answers its cancellation with an error of its own leaves by that, with a note of the loss."""
-
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-        with pytest.raises(KeyError) as caught:
-            async with lock:
-                await lock.force_release()
-                try:
-                    await asyncio.sleep(20)
-                except asyncio.CancelledError:
-                    raise KeyError from None
-        assert any(lock.key in note for note in caught.value.__notes__)
-        assert not_cancelling()
-
-    asyncio.run(main())
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
+    with pytest.raises(KeyError) as caught:
+        async with lock:
+            await lock.force_release()
+            try:
+                await asyncio.sleep(20)
+            except asyncio.CancelledError:
+                raise KeyError from None
+    assert any(lock.key in note for note in caught.value.__notes__)
+    assert not_cancelling()
 
 
 def test_loss_in_nested_blocks(memory: MemoryStore) -> None:
@@ -485,34 +450,28 @@ def test_loss_in_nested_blocks(memory: MemoryStore) -> None:
         asyncio.run(main(lost))
 
 
-def test_loss_in_a_re_entered_block(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_loss_in_a_re_entered_block(memory: MemoryStore) -> None:
     """A task that has entered one lock twice and loses it ends in LockLost outside, with no cancellation left over."""
-
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-        with pytest.raises(LockLost, match=lock.key):
-            async with lock, lock:
-                await lock.force_release()
-                await asyncio.sleep(20)
-        assert not_cancelling()
-        await (await held(lock)).release()
-
-    asyncio.run(main())
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
+    with pytest.raises(LockLost, match=lock.key):
+        async with lock, lock:
+            await lock.force_release()
+            await asyncio.sleep(20)
+    assert not_cancelling()
+    await (await held(lock)).release()
 
 
-def test_a_task_group_inside_the_block_is_cancelled_with_it(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_a_task_group_inside_the_block_is_cancelled_with_it(memory: MemoryStore) -> None:
     """Loss ends a TaskGroup inside the block: its tasks are cancelled, and LockLost surfaces."""
-
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-        with pytest.raises(LockLost, match=lock.key):
-            async with lock, asyncio.TaskGroup() as group:
-                children = [group.create_task(asyncio.sleep(20)) for _ in range(3)]
-                await lock.force_release()
-        assert all(child.cancelled() for child in children)
-        assert not_cancelling()
-
-    asyncio.run(main())
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
+    with pytest.raises(LockLost, match=lock.key):
+        async with lock, asyncio.TaskGroup() as group:
+            children = [group.create_task(asyncio.sleep(20)) for _ in range(3)]
+            await lock.force_release()
+    assert all(child.cancelled() for child in children)
+    assert not_cancelling()
 
 
 def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
@@ -544,35 +503,32 @@ def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
 
 
 @pytest.mark.parametrize("notice", ["extend", "ensure_held"])
-def test_loss_that_another_task_notices_first_cancels_the_block(memory: MemoryStore, notice: str) -> None:
+@in_a_loop
+async def test_loss_that_another_task_notices_first_cancels_the_block(memory: MemoryStore, notice: str) -> None:
     """The block is cancelled, and on_lost called, even when another task's question is the first to find the loss."""
     calls: list[object] = []
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh(), on_lost=calls.append)
+    inside: asyncio.Future[AsyncHold] = asyncio.get_running_loop().create_future()
 
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh(), on_lost=calls.append)
-        inside: asyncio.Future[AsyncHold] = asyncio.get_running_loop().create_future()
+    async def work() -> None:
+        async with lock as hold:
+            inside.set_result(hold)
+            await asyncio.sleep(20)
+            pytest.fail("the body ran on to its end")
 
-        async def work() -> None:
-            async with lock as hold:
-                inside.set_result(hold)
-                await asyncio.sleep(20)
-                pytest.fail("the body ran on to its end")
-
-        task = asyncio.create_task(work())
-        hold = await inside
-        if notice == "extend":
-            Lock(memory, lock.key).force_release()
-            with pytest.raises(LockLost):
-                await hold.extend()
-        else:
-            hold._attempt.lease.deadline = 0.0  # it has just passed
-            with pytest.raises(LockLost):
-                hold.ensure_held()
+    task = asyncio.create_task(work())
+    hold = await inside
+    if notice == "extend":
+        Lock(memory, lock.key).force_release()
         with pytest.raises(LockLost):
-            await task
-        assert len(calls) == 1
-
-    asyncio.run(main())
+            await hold.extend()
+    else:
+        hold._attempt.lease.deadline = 0.0  # it has just passed
+        with pytest.raises(LockLost):
+            hold.ensure_held()
+    with pytest.raises(LockLost):
+        await task
+    assert len(calls) == 1
 
 
 def test_a_lock_that_tasks_waited_for_serves_another_loop(memory: MemoryStore) -> None:
@@ -589,7 +545,8 @@ def test_a_lock_that_tasks_waited_for_serves_another_loop(memory: MemoryStore) -
     assert observed(memory, lock.key) is None
 
 
-def test_the_cause_of_a_failed_release_is_kept(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_the_cause_of_a_failed_release_is_kept(memory: MemoryStore) -> None:
     """The exit of a block raises what the release raises, with the client's exception as its cause."""
 
     class ClientError(Exception):
@@ -602,28 +559,22 @@ def test_the_cause_of_a_failed_release_is_kept(memory: MemoryStore) -> None:
         async def get(self, key: str) -> Entry | None:
             raise StoreUnavailable("cut") from ClientError(key)
 
-    async def main() -> None:
-        with pytest.raises(StoreUnavailable) as caught:
-            async with AsyncLock(Cut(memory), fresh(), retry=(0, 0)):
-                pass
-        assert isinstance(caught.value.__cause__, ClientError)
-
-    asyncio.run(main())
+    with pytest.raises(StoreUnavailable) as caught:
+        async with AsyncLock(Cut(memory), fresh(), retry=(0, 0)):
+            pass
+    assert isinstance(caught.value.__cause__, ClientError)
 
 
-def test_a_loss_that_the_block_has_seen_is_raised_at_its_exit() -> None:
+@in_a_loop
+async def test_a_loss_that_the_block_has_seen_is_raised_at_its_exit() -> None:
     """A block that releases, and goes on after the `LockLost` of that, still ends with `LockLost`."""
-
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(), fresh())
-        with pytest.raises(LockLost):
-            async with lock as hold:
-                await lock.force_release()
-                with contextlib.suppress(LockLost):
-                    await hold.release()
-                await asyncio.sleep(5)
-
-    asyncio.run(main())
+    lock = AsyncLock(AsyncMemoryStore(), fresh())
+    with pytest.raises(LockLost):
+        async with lock as hold:
+            await lock.force_release()
+            with contextlib.suppress(LockLost):
+                await hold.release()
+            await asyncio.sleep(5)
 
 
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"]])

@@ -26,6 +26,7 @@ from caslock import (
 from caslock.protocol.record import MAX_HOLDS
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support.locations import present, until
+from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -129,64 +130,55 @@ ASYNC_BOTH = pytest.mark.parametrize("acquire", [async_one, async_several])
 
 
 @ASYNC_BOTH
-def test_async_with_hold_releases_it(acquire: Acquire) -> None:
+@in_a_loop
+async def test_async_with_hold_releases_it(acquire: Acquire) -> None:
     """``async with hold`` gives the hold, and releases it at the end of the block."""
-
-    async def go() -> None:
-        memory = AsyncMemoryStore()
-        hold = await acquire(memory)
-        async with hold as held:
-            assert held is hold
-            assert await memory.get("k") is not None
-        assert await memory.get("k") is None
-        with pytest.raises(NotHeld):
-            hold.ensure_held()
-
-    asyncio.run(go())
+    memory = AsyncMemoryStore()
+    hold = await acquire(memory)
+    async with hold as held:
+        assert held is hold
+        assert await memory.get("k") is not None
+    assert await memory.get("k") is None
+    with pytest.raises(NotHeld):
+        hold.ensure_held()
 
 
 @ASYNC_BOTH
-def test_async_with_hold_is_cancelled_at_a_loss(acquire: Acquire) -> None:
+@in_a_loop
+async def test_async_with_hold_is_cancelled_at_a_loss(acquire: Acquire) -> None:
     """Loss cancels the block of ``async with hold`` as that of ``async with lock``, and is LockLost at its end."""
-
-    async def go() -> None:
-        memory = AsyncMemoryStore()
-        hold = await acquire(memory)
-        cancelled = False
-        with pytest.raises(LockLost, match="'k'"):  # noqa: PT012 - raised at the end of the block
-            async with hold:
-                await AsyncLock(memory, "k").force_release()
-                try:
-                    await asyncio.sleep(5)
-                except asyncio.CancelledError:
-                    cancelled = True
-                    raise
-        assert cancelled
-        task = present(asyncio.current_task())
-        assert not task.cancelling()
-
-    asyncio.run(go())
+    memory = AsyncMemoryStore()
+    hold = await acquire(memory)
+    cancelled = False
+    with pytest.raises(LockLost, match="'k'"):  # noqa: PT012 - raised at the end of the block
+        async with hold:
+            await AsyncLock(memory, "k").force_release()
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                cancelled = True
+                raise
+    assert cancelled
+    task = present(asyncio.current_task())
+    assert not task.cancelling()
 
 
 @ASYNC_BOTH
-def test_an_async_block_begins_with_a_lease(acquire: Acquire) -> None:
+@in_a_loop
+async def test_an_async_block_begins_with_a_lease(acquire: Acquire) -> None:
     """``async with hold`` of a released hold is NotHeld, of a lost one LockLost, and its block does not run."""
-
-    async def go() -> None:
-        memory = AsyncMemoryStore()
-        hold = await acquire(memory)
-        await hold.release()
-        with pytest.raises(NotHeld):
-            async with hold:
-                pytest.fail("the body ran")
-        lost = await acquire(memory)
-        await AsyncLock(memory, "k").force_release()
-        with pytest.raises(LockLost):
-            async with lost:
-                pytest.fail("the body ran")
-        assert await AsyncLock(memory, "k").acquire(timeout=0) is not None
-
-    asyncio.run(go())
+    memory = AsyncMemoryStore()
+    hold = await acquire(memory)
+    await hold.release()
+    with pytest.raises(NotHeld):
+        async with hold:
+            pytest.fail("the body ran")
+    lost = await acquire(memory)
+    await AsyncLock(memory, "k").force_release()
+    with pytest.raises(LockLost):
+        async with lost:
+            pytest.fail("the body ran")
+    assert await AsyncLock(memory, "k").acquire(timeout=0) is not None
 
 
 MAKERS: dict[str, Callable[[MemoryStore], object]] = {

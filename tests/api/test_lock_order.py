@@ -17,6 +17,7 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_reply, lose_request, unsent
 from tests.api.test_fork_and_signals import every_moment
 from tests.support.locations import Place, fresh, held, observed, present, three_keys, until
+from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,7 +228,8 @@ def test_an_error_shows_how_long_and_for_which_key(memory: MemoryStore, pool: Th
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_a_cancelled_task_keeps_no_key(memory: MemoryStore, position: int) -> None:
+@in_a_loop
+async def test_a_cancelled_task_keeps_no_key(memory: MemoryStore, position: int) -> None:
     """Cancelled in each of its awaits, an acquire of three keys, one of them held, leaves all others free."""
 
     async def attempt(steps: int) -> bool:
@@ -253,13 +255,10 @@ def test_a_cancelled_task_keeps_no_key(memory: MemoryStore, position: int) -> No
         await theirs.release()
         return waits
 
-    async def main() -> None:
-        steps = 0
-        while not await attempt(steps):
-            steps += 1
-        assert steps > 3
-
-    asyncio.run(main())
+    steps = 0
+    while not await attempt(steps):
+        steps += 1
+    assert steps > 3
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # interrupted before its first step

@@ -29,6 +29,7 @@ from caslock import (
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_reply, lose_request, raising
 from tests.support.locations import Place, Watched, observed, present, three_keys, until
+from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -252,33 +253,30 @@ async def async_held(lock: AsyncMultiLock) -> AsyncMultiHold:
     return present(await lock.acquire(timeout=0))
 
 
-def test_a_multi_lock_is_released_by_the_task_that_holds_all_of_it(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_a_multi_lock_is_released_by_the_task_that_holds_all_of_it(memory: MemoryStore) -> None:
     """One that has re-entered holds of two tasks is released by its own holds only: neither task frees the other's."""
+    store, keys = AsyncMemoryStore(memory), three_keys()
+    locks = [AsyncLock(store, key) for key in keys]
+    lock = AsyncMultiLock(locks)
+    acquired = asyncio.Event()
 
-    async def main() -> None:
-        store, keys = AsyncMemoryStore(memory), three_keys()
-        locks = [AsyncLock(store, key) for key in keys]
-        lock = AsyncMultiLock(locks)
-        acquired = asyncio.Event()
-
-        async def other(acquire: Coroutine[object, object, AsyncMultiHold | None]) -> AsyncMultiHold | None:
-            async with locks[1]:
-                holds = await acquire
-                acquired.set()
-                with pytest.raises(NotHeld):
-                    await lock.release()
-                return holds
-
-        async with locks[0]:
-            task = asyncio.create_task(other(lock.acquire()))
-            await acquired.wait()
+    async def other(acquire: Coroutine[object, object, AsyncMultiHold | None]) -> AsyncMultiHold | None:
+        async with locks[1]:
+            holds = await acquire
+            acquired.set()
             with pytest.raises(NotHeld):
                 await lock.release()
-            holds = present(await task)
-            await holds.release()
-        assert not any(observed(memory, key) for key in keys)
+            return holds
 
-    asyncio.run(main())
+    async with locks[0]:
+        task = asyncio.create_task(other(lock.acquire()))
+        await acquired.wait()
+        with pytest.raises(NotHeld):
+            await lock.release()
+        holds = present(await task)
+        await holds.release()
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_async_loss_of_one_cancels_the_block(memory: MemoryStore) -> None:
@@ -304,21 +302,18 @@ def test_async_loss_of_one_cancels_the_block(memory: MemoryStore) -> None:
     assert not any(observed(memory, key) for key in keys)
 
 
-def test_a_release_without_an_answer_swallows_no_cancellation(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_a_release_without_an_answer_swallows_no_cancellation(memory: MemoryStore) -> None:
     """One release gets no answer, the next is cancelled: the task is cancelled once all has been released."""
     keys = three_keys()
-
-    async def main() -> None:
-        store = AsyncFaultyStore(AsyncMemoryStore(memory), plain=True)
-        holds = await async_held(AsyncMultiLock(store, keys, retry=(0, 0)))
-        store.on("invalidate", 1, lose_request)
-        store.on("get", 1, lose_request)
-        store.on("invalidate", 2, raising(asyncio.CancelledError, applied=False))
-        with pytest.raises(asyncio.CancelledError):
-            await holds.release()
-        assert not any(observed(memory, key) for key in keys)
-
-    asyncio.run(main())
+    store = AsyncFaultyStore(AsyncMemoryStore(memory), plain=True)
+    holds = await async_held(AsyncMultiLock(store, keys, retry=(0, 0)))
+    store.on("invalidate", 1, lose_request)
+    store.on("get", 1, lose_request)
+    store.on("invalidate", 2, raising(asyncio.CancelledError, applied=False))
+    with pytest.raises(asyncio.CancelledError):
+        await holds.release()
+    assert not any(observed(memory, key) for key in keys)
 
 
 def test_a_lost_key_that_could_not_be_given_back_is_an_unknown_outcome() -> None:

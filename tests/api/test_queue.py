@@ -19,6 +19,7 @@ from caslock.protocol.hand_over import HandOver
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_reply, lose_request, raising, unsent
 from tests.support.locations import Place, fresh, observed, present, until
+from tests.support.loops import in_a_loop
 from tests.support.watching import WatchingMemory
 
 if TYPE_CHECKING:
@@ -173,63 +174,57 @@ def test_a_hand_over_without_an_answer(memory: MemoryStore, pool: ThreadPoolExec
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_a_hand_over_to_one_that_has_gone(fault: object) -> None:
+@in_a_loop
+async def test_a_hand_over_to_one_that_has_gone(fault: object) -> None:
     """The successor is cancelled while its put is under way: nothing of it is left, whenever that put arrives."""
     memory, key = MemoryStore(), fresh()
+    store = AsyncFaultyStore(AsyncMemoryStore(memory))
+    first = present(await AsyncLock(store, key).acquire())
+    successor = asyncio.create_task(AsyncLock(store, key).acquire())
+    await line_up(store, key, 1)
 
-    async def main() -> None:
-        store = AsyncFaultyStore(AsyncMemoryStore(memory))
-        first = present(await AsyncLock(store, key).acquire())
-        successor = asyncio.create_task(AsyncLock(store, key).acquire())
-        await line_up(store, key, 1)
+    async def cancel() -> None:
+        successor.cancel()
+        await asyncio.sleep(0)
 
-        async def cancel() -> None:
-            successor.cancel()
-            await asyncio.sleep(0)
-
-        store.before("put_if_version", 1, cancel)
-        store.on("put_if_version", 1, fault)  # type: ignore[arg-type] # a parameter of the test
-        await first.release()
-        with pytest.raises(asyncio.CancelledError):
-            await successor
-        await store.deliver()
-        left = observed(memory, key)
-        assert left is None or left.free
-        again = present(await AsyncLock(store, key).acquire(timeout=1))
-        await again.release()
-
-    asyncio.run(main())
+    store.before("put_if_version", 1, cancel)
+    store.on("put_if_version", 1, fault)  # type: ignore[arg-type] # a parameter of the test
+    await first.release()
+    with pytest.raises(asyncio.CancelledError):
+        await successor
+    await store.deliver()
+    left = observed(memory, key)
+    assert left is None or left.free
+    again = present(await AsyncLock(store, key).acquire(timeout=1))
+    await again.release()
 
 
-def test_nothing_is_handed_over_to_one_that_has_gone_before() -> None:
+@in_a_loop
+async def test_nothing_is_handed_over_to_one_that_has_gone_before() -> None:
     """The successor is cancelled while the releaser still waits for a slow renewal: nothing is sent in its name."""
     memory, key = MemoryStore(), fresh()
+    store = AsyncFaultyStore(AsyncMemoryStore(memory))
+    first = present(await AsyncLock(store, key).acquire())
+    successor = asyncio.create_task(AsyncLock(store, key).acquire())
+    await line_up(store, key, 1)
+    slow, goes_on = asyncio.Event(), asyncio.Event()
 
-    async def main() -> None:
-        store = AsyncFaultyStore(AsyncMemoryStore(memory))
-        first = present(await AsyncLock(store, key).acquire())
-        successor = asyncio.create_task(AsyncLock(store, key).acquire())
-        await line_up(store, key, 1)
-        slow, goes_on = asyncio.Event(), asyncio.Event()
+    async def renewal() -> None:
+        slow.set()
+        await goes_on.wait()
 
-        async def renewal() -> None:
-            slow.set()
-            await goes_on.wait()
-
-        store.before("put_if_version", 1, renewal)
-        extending = asyncio.create_task(first.extend())
-        await slow.wait()
-        releasing = asyncio.create_task(first.release())
-        while waiters(store, key):  # noqa: ASYNC110 - until the successor is named
-            await asyncio.sleep(0)
-        successor.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await successor
-        goes_on.set()
-        await asyncio.gather(extending, releasing)
-        assert observed(memory, key) is None
-
-    asyncio.run(main())
+    store.before("put_if_version", 1, renewal)
+    extending = asyncio.create_task(first.extend())
+    await slow.wait()
+    releasing = asyncio.create_task(first.release())
+    while waiters(store, key):  # noqa: ASYNC110 - until the successor is named
+        await asyncio.sleep(0)
+    successor.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await successor
+    goes_on.set()
+    await asyncio.gather(extending, releasing)
+    assert observed(memory, key) is None
 
 
 @pytest.mark.parametrize("applied", [True, False])
@@ -301,28 +296,25 @@ def test_an_interrupt_as_the_successor_is_told(
     waiting.result(timeout=2).release()
 
 
-def test_threads_and_tasks_hand_over_to_each_other() -> None:
+@in_a_loop
+async def test_threads_and_tasks_hand_over_to_each_other() -> None:
     """Both APIs over one store object share one queue."""
     memory, key = MemoryStore(), fresh()
     store = FaultyStore(memory)
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        first = present(await AsyncLock(store, key).acquire())
-        thread = loop.run_in_executor(None, held, Lock(store, key))
-        await line_up(store, key, 1)
-        task = asyncio.create_task(AsyncLock(store, key).acquire())
-        await line_up(store, key, 2)
-        store.calls.clear()
-        await first.release()
-        second = await thread
-        await loop.run_in_executor(None, second.release)
-        third = present(await task)
-        await third.release()
-        assert first.fence < second.fence < third.fence
-        assert store.calls == {"put_if_version": 2, "invalidate": 1}
-
-    asyncio.run(main())
+    loop = asyncio.get_running_loop()
+    first = present(await AsyncLock(store, key).acquire())
+    thread = loop.run_in_executor(None, held, Lock(store, key))
+    await line_up(store, key, 1)
+    task = asyncio.create_task(AsyncLock(store, key).acquire())
+    await line_up(store, key, 2)
+    store.calls.clear()
+    await first.release()
+    second = await thread
+    await loop.run_in_executor(None, second.release)
+    third = present(await task)
+    await third.release()
+    assert first.fence < second.fence < third.fence
+    assert store.calls == {"put_if_version": 2, "invalidate": 1}
 
 
 def test_a_burst_of_cancelled_tasks_leaves_nothing() -> None:

@@ -29,6 +29,7 @@ from caslock.protocol.record import decode
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, Fault, FaultyStore, lose_reply, lose_request, unsent
 from tests.support.locations import fresh, observed, patient, present, until
+from tests.support.loops import in_a_loop
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -400,18 +401,15 @@ def test_a_loss_cancels_the_block() -> None:
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-def test_blocking_stores_serve_asyncio() -> None:
+@in_a_loop
+async def test_blocking_stores_serve_asyncio() -> None:
     """Blocking stores are asked in threads, and a lock of threads excludes one of tasks."""
-
-    async def main() -> None:
-        three, key = stores(), fresh()
-        async with AsyncQuorumLock(three, key) as hold:
-            assert QuorumLock(three, key).acquire(timeout=0) is None
-            await hold.extend(40)
-            assert hold.remaining() > 35
-        assert until(lambda: not any(holders(three, key)))
-
-    asyncio.run(main())
+    three, key = stores(), fresh()
+    async with AsyncQuorumLock(three, key) as hold:
+        assert QuorumLock(three, key).acquire(timeout=0) is None
+        await hold.extend(40)
+        assert hold.remaining() > 35
+    assert until(lambda: not any(holders(three, key)))
 
 
 # Contenders

@@ -20,6 +20,7 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.stopwatch import Stopwatch
 from tests.support.locations import Watched, held
 from tests.support.locations import until as eventually
+from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -96,22 +97,19 @@ def test_a_loss_is_reported_at_the_deadline_while_the_store_hangs() -> None:
     assert all(hold.lost for hold in holds)
 
 
-def test_an_async_loss_is_reported_at_the_deadline_while_the_store_hangs() -> None:
+@in_a_loop
+async def test_an_async_loss_is_reported_at_the_deadline_while_the_store_hangs() -> None:
     """The same for asyncio."""
-
-    async def main() -> None:
-        store, told = DistantBatches(), Told()
-        with Stopwatch() as watch:
-            hold = await AsyncLock(store, "key", ttl=0.9, on_lost=noting(told)).acquire()
-            store.gate.clear()
-            async with asyncio.timeout(20):
-                while not told:  # noqa: ASYNC110 - the callback is a plain function
-                    await asyncio.sleep(0.01)
-        assert hold is not None
-        assert [0 <= late < 0.1 + watch.late for _, late in told] == [True]
-        store.gate.set()
-
-    asyncio.run(main())
+    store, told = DistantBatches(), Told()
+    with Stopwatch() as watch:
+        hold = await AsyncLock(store, "key", ttl=0.9, on_lost=noting(told)).acquire()
+        store.gate.clear()
+        async with asyncio.timeout(20):
+            while not told:  # noqa: ASYNC110 - the callback is a plain function
+                await asyncio.sleep(0.01)
+    assert hold is not None
+    assert [0 <= late < 0.1 + watch.late for _, late in told] == [True]
+    store.gate.set()
 
 
 def test_a_loss_is_reported_while_another_callback_blocks() -> None:

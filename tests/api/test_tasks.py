@@ -10,6 +10,7 @@ import pytest
 from caslock import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock, Lock, LockLost, MultiLock, NotHeld
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support.locations import fresh, observed, present
+from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,114 +40,96 @@ WITHIN = pytest.mark.parametrize("within", [waited_for, within_a_timeout, in_a_t
 
 
 @WITHIN
-def test_the_task_that_calls_acquire_has_the_lock(memory: MemoryStore, within: Within) -> None:
+@in_a_loop
+async def test_the_task_that_calls_acquire_has_the_lock(memory: MemoryStore, within: Within) -> None:
     """Whatever runs the coroutine of acquire: its caller may re-enter and release, and another task may not."""
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
 
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
+    async def another() -> None:
+        assert await lock.acquire(timeout=0) is None
+        with pytest.raises(NotHeld):
+            await lock.release()
 
-        async def another() -> None:
-            assert await lock.acquire(timeout=0) is None
-            with pytest.raises(NotHeld):
-                await lock.release()
-
-        hold = present(await within(lock.acquire()))
-        assert await lock.acquire(timeout=0) is not None
-        await asyncio.create_task(another())
-        await lock.release()
-        hold.ensure_held()
-        await lock.release()
-        assert observed(memory, lock.key) is None
-
-    asyncio.run(main())
+    hold = present(await within(lock.acquire()))
+    assert await lock.acquire(timeout=0) is not None
+    await asyncio.create_task(another())
+    await lock.release()
+    hold.ensure_held()
+    await lock.release()
+    assert observed(memory, lock.key) is None
 
 
 @WITHIN
-def test_the_task_that_calls_acquire_re_enters(memory: MemoryStore, within: Within) -> None:
+@in_a_loop
+async def test_the_task_that_calls_acquire_re_enters(memory: MemoryStore, within: Within) -> None:
     """Whatever runs the coroutine of acquire: its caller re-enters what it holds, and does not wait for itself."""
-
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh(), timeout=1)
-        async with lock as outer:
-            inner = present(await within(lock.acquire()))
-            assert inner.fence == outer.fence
-            await lock.release()
-            outer.ensure_held()
-        assert observed(memory, lock.key) is None
-
-    asyncio.run(main())
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh(), timeout=1)
+    async with lock as outer:
+        inner = present(await within(lock.acquire()))
+        assert inner.fence == outer.fence
+        await lock.release()
+        outer.ensure_held()
+    assert observed(memory, lock.key) is None
 
 
 @pytest.mark.parametrize("run", [asyncio.ensure_future, lambda acquire: asyncio.wait_for(acquire, TIMEOUT)])
-def test_the_task_that_calls_acquire_re_enters_several(
+@in_a_loop
+async def test_the_task_that_calls_acquire_re_enters_several(
     memory: MemoryStore, run: Callable[[Awaitable[AsyncMultiHold | None]], Awaitable[AsyncMultiHold | None]]
 ) -> None:
     """The same for an AsyncMultiLock."""
-
-    async def main() -> None:
-        keys = [fresh(), fresh()]
-        several = AsyncMultiLock(AsyncMemoryStore(memory), keys, timeout=1)
-        async with several as outer:
-            inner = present(await run(several.acquire()))
-            assert inner.fences == outer.fences
-            await inner.release()
-            outer.ensure_held()
-        assert [observed(memory, key) for key in keys] == [None] * 2
-
-    asyncio.run(main())
+    keys = [fresh(), fresh()]
+    several = AsyncMultiLock(AsyncMemoryStore(memory), keys, timeout=1)
+    async with several as outer:
+        inner = present(await run(several.acquire()))
+        assert inner.fences == outer.fences
+        await inner.release()
+        outer.ensure_held()
+    assert [observed(memory, key) for key in keys] == [None] * 2
 
 
 @WITHIN
-def test_the_task_that_uses_a_hold_is_cancelled_at_its_loss(memory: MemoryStore, within: Within) -> None:
+@in_a_loop
+async def test_the_task_that_uses_a_hold_is_cancelled_at_its_loss(memory: MemoryStore, within: Within) -> None:
     """Whatever runs the coroutine of acquire: the block of ``async with hold`` is cancelled when the lease is lost."""
-
-    async def main() -> None:
-        store = AsyncMemoryStore(memory)
-        lock = AsyncLock(store, fresh(), ttl=0.3)
-        hold = present(await within(lock.acquire()))
-        with pytest.raises(LockLost):  # noqa: PT012 - raised at the end of the block
-            async with hold:
-                await AsyncLock(store, lock.key).force_release()
-                await asyncio.sleep(TIMEOUT)
-                pytest.fail("the body ran on")
-
-    asyncio.run(main())
-
-
-def test_release_may_be_waited_for(memory: MemoryStore) -> None:
-    """`asyncio.wait_for` of release, too, releases what its caller holds: of a lock, and of several."""
-
-    async def main() -> None:
-        store = AsyncMemoryStore(memory)
-        keys = [fresh(), fresh()]
-        lock, several = AsyncLock(store, fresh()), AsyncMultiLock(store, keys)
-        assert await asyncio.wait_for(lock.acquire(), TIMEOUT) is not None
-        assert await asyncio.wait_for(several.acquire(), TIMEOUT) is not None
-        await asyncio.wait_for(lock.release(), TIMEOUT)
-        await asyncio.wait_for(several.release(), TIMEOUT)
-        assert [observed(memory, key) for key in (lock.key, *keys)] == [None] * 3
-
-    asyncio.run(main())
-
-
-def test_a_hold_of_a_task_that_has_ended_belongs_to_whoever_enters_it(memory: MemoryStore) -> None:
-    """A task may acquire for another one: that one gets the lock with ``async with hold``."""
-
-    async def main() -> None:
-        lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-
-        async def acquired() -> AsyncHold:
-            return present(await lock.acquire())
-
-        hold = await asyncio.create_task(acquired())
-        with pytest.raises(NotHeld):
-            await lock.release()
+    store = AsyncMemoryStore(memory)
+    lock = AsyncLock(store, fresh(), ttl=0.3)
+    hold = present(await within(lock.acquire()))
+    with pytest.raises(LockLost):  # noqa: PT012 - raised at the end of the block
         async with hold:
-            assert await lock.acquire(timeout=0) is not None
-            await lock.release()
-        assert observed(memory, lock.key) is None
+            await AsyncLock(store, lock.key).force_release()
+            await asyncio.sleep(TIMEOUT)
+            pytest.fail("the body ran on")
 
-    asyncio.run(main())
+
+@in_a_loop
+async def test_release_may_be_waited_for(memory: MemoryStore) -> None:
+    """`asyncio.wait_for` of release, too, releases what its caller holds: of a lock, and of several."""
+    store = AsyncMemoryStore(memory)
+    keys = [fresh(), fresh()]
+    lock, several = AsyncLock(store, fresh()), AsyncMultiLock(store, keys)
+    assert await asyncio.wait_for(lock.acquire(), TIMEOUT) is not None
+    assert await asyncio.wait_for(several.acquire(), TIMEOUT) is not None
+    await asyncio.wait_for(lock.release(), TIMEOUT)
+    await asyncio.wait_for(several.release(), TIMEOUT)
+    assert [observed(memory, key) for key in (lock.key, *keys)] == [None] * 3
+
+
+@in_a_loop
+async def test_a_hold_of_a_task_that_has_ended_belongs_to_whoever_enters_it(memory: MemoryStore) -> None:
+    """A task may acquire for another one: that one gets the lock with ``async with hold``."""
+    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
+
+    async def acquired() -> AsyncHold:
+        return present(await lock.acquire())
+
+    hold = await asyncio.create_task(acquired())
+    with pytest.raises(NotHeld):
+        await lock.release()
+    async with hold:
+        assert await lock.acquire(timeout=0) is not None
+        await lock.release()
+    assert observed(memory, lock.key) is None
 
 
 def test_a_coroutine_made_outside_of_tasks_belongs_to_the_one_that_runs_it(memory: MemoryStore) -> None:
@@ -189,7 +172,8 @@ def test_a_blocking_lock_tells_tasks_of_one_thread_to_use_async_lock(memory: Mem
     assert [observed(memory, key) for key in keys] == [None] * len(keys)
 
 
-def test_a_task_does_not_release_what_another_one_holds(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_a_task_does_not_release_what_another_one_holds(memory: MemoryStore) -> None:
     """`Lock.release` in a task that was refused leaves the hold of the other task alone."""
     lock = Lock(memory, fresh())
 
@@ -199,12 +183,9 @@ def test_a_task_does_not_release_what_another_one_holds(memory: MemoryStore) -> 
         with pytest.raises(NotHeld):
             lock.release()
 
-    async def main() -> None:
-        with lock as hold:
-            await asyncio.create_task(refused())
-            hold.ensure_held()
-
-    asyncio.run(main())
+    with lock as hold:
+        await asyncio.create_task(refused())
+        hold.ensure_held()
 
 
 def test_a_thread_that_runs_a_loop_holds_its_locks_inside(memory: MemoryStore) -> None:

@@ -29,6 +29,7 @@ from caslock.fencing import FenceGuard
 from caslock.stores.memory import MemoryStore
 from caslock.testing import AsyncStoreForTests, StoreForTests
 from tests.support.locations import held, until
+from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
     from caslock import AsyncHold
@@ -218,16 +219,15 @@ def test_a_task_on_a_blocking_store_is_cancelled(caslock_store: StoreForTests) -
     asyncio.run(asyncio.wait_for(main(), 15))
 
 
-def test_both_stores_exclude_each_other(caslock_store: StoreForTests, caslock_async_store: AsyncStoreForTests) -> None:
+@in_a_loop
+async def test_both_stores_exclude_each_other(
+    caslock_store: StoreForTests, caslock_async_store: AsyncStoreForTests
+) -> None:
     """They have one memory."""
-
-    async def main() -> None:
-        async with AsyncLock(caslock_async_store, "k"):
-            assert Lock(caslock_store, "k").acquire(timeout=0) is None
-        with caslock_store.make_busy("k"):
-            assert await AsyncLock(caslock_async_store, "k").acquire(timeout=0) is None
-
-    asyncio.run(main())
+    async with AsyncLock(caslock_async_store, "k"):
+        assert Lock(caslock_store, "k").acquire(timeout=0) is None
+    with caslock_store.make_busy("k"):
+        assert await AsyncLock(caslock_async_store, "k").acquire(timeout=0) is None
 
 
 # A store that does not answer.
@@ -258,17 +258,14 @@ def test_an_unavailable_block_leaves_other_plans(caslock_store: StoreForTests) -
     assert caslock_store.get("k") is None
 
 
-def test_an_unavailable_store_for_asyncio(caslock_async_store: AsyncStoreForTests) -> None:
+@in_a_loop
+async def test_an_unavailable_store_for_asyncio(caslock_async_store: AsyncStoreForTests) -> None:
     """The same in asyncio, and only for this store: what another one asks is answered."""
-
-    async def main() -> None:
-        with caslock_async_store.unavailable(sent=False), pytest.raises(StoreUnavailable):
-            await AsyncLock(caslock_async_store, "k").acquire(timeout=0)
-        with caslock_async_store.unavailable(), caslock_async_store.make_busy("k"):
-            pass
-        assert await caslock_async_store.get("k") is None
-
-    asyncio.run(main())
+    with caslock_async_store.unavailable(sent=False), pytest.raises(StoreUnavailable):
+        await AsyncLock(caslock_async_store, "k").acquire(timeout=0)
+    with caslock_async_store.unavailable(), caslock_async_store.make_busy("k"):
+        pass
+    assert await caslock_async_store.get("k") is None
 
 
 # As pytest brings it.

@@ -22,6 +22,7 @@ from caslock.protocol.observation import ObservingStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import FaultyStore
 from tests.support.locations import until
+from tests.support.loops import in_a_loop
 from tests.support.scripted import Mutex, Scripted, an_attempt
 from tests.support.watching import WatchingMemory
 
@@ -155,22 +156,19 @@ CALLS: Sequence[tuple[str, tuple[object, ...]]] = (
 )
 
 
-def test_each_verb_is_passed_on() -> None:
+@in_a_loop
+async def test_each_verb_is_passed_on() -> None:
     """With its arguments, and the answer comes back: in the calling thread, or in another one."""
     store = Answers()
     immediate = threads._Immediate(store)  # type: ignore[arg-type] # as a store
     assert immediate.traits is store.traits
     for verb, asked in (*CALLS, ("put_when_absent", ("k", b"v", 5.0, 1.0))):
         assert run(getattr(immediate, verb)(*asked)) == (verb, *asked)
-
-    async def main() -> None:
-        elsewhere = InThreads(Shared(store), "requests", 1)
-        for verb, asked in CALLS:
-            answer = await getattr(elsewhere, verb)(*asked)
-            assert answer == ((verb, *asked) if verb != "wait_while" else None)
-            assert store.asked[-1] == (verb, *asked)
-
-    asyncio.run(main())
+    elsewhere = InThreads(Shared(store), "requests", 1)
+    for verb, asked in CALLS:
+        answer = await getattr(elsewhere, verb)(*asked)
+        assert answer == ((verb, *asked) if verb != "wait_while" else None)
+        assert store.asked[-1] == (verb, *asked)
 
 
 class Jobs:
@@ -200,61 +198,55 @@ class Unhurried:
         return key
 
 
-def test_a_request_that_finds_no_thread_is_dropped_unsent() -> None:
+@in_a_loop
+async def test_a_request_that_finds_no_thread_is_dropped_unsent() -> None:
     """After its share of the request timeout; and one that nobody waits for any more is not sent."""
-
-    async def main() -> None:
-        store, workers = Unhurried(), Jobs()
-        elsewhere = InThreads(Shared(store), "requests", MOST_ASKING)
-        elsewhere._shared.part = lambda _name, _make: workers  # type: ignore[method-assign, assignment, return-value] # of this one
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        with pytest.raises(StoreUnavailable, match="too many requests are waiting for memory") as caught:
-            await elsewhere.get("k")
-        assert 0.04 < loop.time() - began < 0.2 * 0.9
-        assert caught.value.sent is False
-        cancelled = asyncio.ensure_future(elsewhere.get("k"))
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        await asyncio.sleep(0)
-        answered = asyncio.ensure_future(elsewhere.get("k"))
-        await asyncio.sleep(0)
-        for job in workers.jobs:
-            job()
-        assert store.asked == 1
-        assert repr(await answered) == "'k'"
-        store.error = SystemExit("of the store")
-        failing = asyncio.ensure_future(elsewhere._ask(store.get, "k"))
-        await asyncio.sleep(0)
-        workers.jobs[-1]()
-        await asyncio.wait([failing])
-        assert failing.exception() is store.error
-
-    asyncio.run(main())
+    store, workers = Unhurried(), Jobs()
+    elsewhere = InThreads(Shared(store), "requests", MOST_ASKING)
+    elsewhere._shared.part = lambda _name, _make: workers  # type: ignore[method-assign, assignment, return-value] # of this one
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(StoreUnavailable, match="too many requests are waiting for memory") as caught:
+        await elsewhere.get("k")
+    assert 0.04 < loop.time() - began < 0.2 * 0.9
+    assert caught.value.sent is False
+    cancelled = asyncio.ensure_future(elsewhere.get("k"))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.sleep(0)
+    answered = asyncio.ensure_future(elsewhere.get("k"))
+    await asyncio.sleep(0)
+    for job in workers.jobs:
+        job()
+    assert store.asked == 1
+    assert repr(await answered) == "'k'"
+    store.error = SystemExit("of the store")
+    failing = asyncio.ensure_future(elsewhere._ask(store.get, "k"))
+    await asyncio.sleep(0)
+    workers.jobs[-1]()
+    await asyncio.wait([failing])
+    assert failing.exception() is store.error
 
 
-def test_a_request_that_a_thread_has_taken_is_not_dropped() -> None:
+@in_a_loop
+async def test_a_request_that_a_thread_has_taken_is_not_dropped() -> None:
     """Nor is one sent that was dropped before; and answers that come too late do no harm."""
-
-    async def main() -> None:
-        loop, store = asyncio.get_running_loop(), Unhurried()
-        future: asyncio.Future[str] = loop.create_future()
-        in_threads._drop(future, [], "memory://")
-        assert not future.done()
-        in_threads._answer(loop, future, [], lambda: store.get("k"))
-        assert store.asked == 0
-        future.cancel()
-        in_threads._drop(future, [None], "memory://")
-        in_threads._resolve(future, "late")
-        in_threads._fail(future, ValueError())
-        assert future.cancelled()
-        other = asyncio.new_event_loop()
-        late: asyncio.Future[str] = other.create_future()
-        other.close()
-        in_threads._answer(other, late, [None], lambda: store.get("k"))
-        assert (store.asked, late.done()) == (1, False)
-
-    asyncio.run(main())
+    loop, store = asyncio.get_running_loop(), Unhurried()
+    future: asyncio.Future[str] = loop.create_future()
+    in_threads._drop(future, [], "memory://")
+    assert not future.done()
+    in_threads._answer(loop, future, [], lambda: store.get("k"))
+    assert store.asked == 0
+    future.cancel()
+    in_threads._drop(future, [None], "memory://")
+    in_threads._resolve(future, "late")
+    in_threads._fail(future, ValueError())
+    assert future.cancelled()
+    other = asyncio.new_event_loop()
+    late: asyncio.Future[str] = other.create_future()
+    other.close()
+    in_threads._answer(other, late, [None], lambda: store.get("k"))
+    assert (store.asked, late.done()) == (1, False)
 
 
 def a_hold() -> Holding:
@@ -376,35 +368,32 @@ def test_a_lease_is_watched_in_the_loop_of_its_task(monkeypatch: pytest.MonkeyPa
     assert len(watched) == 3
 
 
-def test_a_mutex_of_tasks_lets_one_in() -> None:
+@in_a_loop
+async def test_a_mutex_of_tasks_lets_one_in() -> None:
     """Whoever is cancelled while it waits is forgotten; one that nobody has may be given back."""
+    mutex, order = TaskMutex(), list[str]()
 
-    async def main() -> None:
-        mutex, order = TaskMutex(), list[str]()
+    async def take(name: str) -> None:
+        async with mutex:
+            order.append(name)
+            await asyncio.sleep(0)
+            order.append(name)
 
-        async def take(name: str) -> None:
-            async with mutex:
-                order.append(name)
-                await asyncio.sleep(0)
-                order.append(name)
-
-        assert mutex.acquire(blocking=False)
-        assert not mutex.acquire(blocking=False)
-        waiting = [asyncio.ensure_future(take(name)) for name in "abc"]
-        await asyncio.sleep(0)
-        assert len(mutex._waiting) == 3
-        waiting[0].cancel()
-        await asyncio.wait(waiting[:1])
-        assert len(mutex._waiting) == 2
-        assert order == []
-        mutex.release()
-        await asyncio.wait_for(asyncio.gather(*waiting[1:]), ENOUGH)
-        assert order == [*"bb", *"cc"]
-        assert not mutex._waiting
-        mutex.release()
-        assert mutex.acquire(blocking=False)
-
-    asyncio.run(main())
+    assert mutex.acquire(blocking=False)
+    assert not mutex.acquire(blocking=False)
+    waiting = [asyncio.ensure_future(take(name)) for name in "abc"]
+    await asyncio.sleep(0)
+    assert len(mutex._waiting) == 3
+    waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    assert len(mutex._waiting) == 2
+    assert order == []
+    mutex.release()
+    await asyncio.wait_for(asyncio.gather(*waiting[1:]), ENOUGH)
+    assert order == [*"bb", *"cc"]
+    assert not mutex._waiting
+    mutex.release()
+    assert mutex.acquire(blocking=False)
 
 
 def test_an_event_wakes_its_task_from_anywhere() -> None:
