@@ -361,22 +361,6 @@ def test_extend_replaces_the_lease(location: Place) -> None:
     hold.release()
 
 
-def test_fences_grow_over_tenures_and_stay_within_one(location: Place) -> None:
-    """Each tenure has one fence, through renewals and re-entries, and it is larger than that of every earlier one."""
-    store, key = location.store(), fresh()
-    fences: list[int] = []
-    for _ in range(5):
-        lock = Lock(store, key)
-        with lock as hold, lock as again:
-            hold.extend()
-            assert hold.fence == again.fence
-            fences.append(hold.fence)
-    Lock(store, key).acquire(timeout=0)
-    Lock(store, key).force_release()
-    fences.append(held(Lock(store, key)).fence)
-    assert fences == sorted(set(fences))
-
-
 def test_locks_and_their_holds_say_what_they_are(memory: MemoryStore) -> None:
     """A lock by its key and place, or its keys; a hold by how long it is certain."""
     lock, several = Lock(memory, "room:42"), MultiLock(memory, ["b", "a"])

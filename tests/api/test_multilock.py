@@ -112,40 +112,6 @@ def test_a_key_that_could_not_be_given_back_raises_instead_of_returning_none(mem
     assert isinstance(caught.value.__cause__, NotAcquired)
 
 
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_a_failure_at_any_key_gives_the_others_back_in_reverse(memory: MemoryStore, position: int) -> None:
-    """A store that fails at the k-th key: what was taken is released in reverse, the rest never asked."""
-    store, keys = Watched(memory), three_keys()
-    failing = keys[position]
-    store.lose = lambda verb, key: verb == "put" and key == failing
-
-    with pytest.raises(StoreUnavailable, match=failing):
-        MultiLock(store, keys).acquire()
-
-    puts = [key for verb, key in store.requests if verb == "put" and key != failing]
-    given_back = [key for verb, key in store.requests if verb == "invalidate"]
-    assert puts == keys[:position]
-    assert given_back == keys[:position][::-1]
-    assert not any(observed(memory, key) for key in keys)
-
-
-def test_a_release_goes_on_when_one_fails_and_raises_it(memory: MemoryStore) -> None:
-    """All holds are released in reverse, although one release raises; that error is raised at the end."""
-    store, keys = Watched(memory), three_keys()
-    lock = MultiLock(store, keys, retry=(0, 0))
-    holds = held(lock)
-    store.lose = lambda _verb, key: key == keys[1]
-
-    with pytest.raises(StoreUnavailable):
-        holds.release()
-
-    assert [key for verb, key in store.requests if verb == "invalidate"] == keys[::-1]
-    assert [observed(memory, key) is None for key in keys] == [True, False, True]
-    store.lose = lambda _verb, _key: False
-    lock.release()  # again, for what is left
-    assert observed(memory, keys[1]) is None
-
-
 def test_loss_of_one_is_loss_of_all(location: Place) -> None:
     """When one lease is gone, the whole is lost: at questions and at exit; the other keys are free afterwards."""
     store, keys = location.store(), three_keys()

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from caslock import Store
     from caslock.protocol.record import Observed
-    from caslock.testing.faults import Fault
 
 T = TypeVar("T")
 ENOUGH = 20.0
@@ -356,26 +355,6 @@ def test_keys_of_a_multi_lock_travel_together(location: Place) -> None:
         store.calls.clear()
     assert store.calls == ({"invalidate_many": 1} if together else {"invalidate": 10})
     assert not any(observed(store, key) for key in keys)
-
-
-OF_A_BATCH = [None, lose_reply, lose_request, unsent, late(), late(after=1), late(after=2)]
-
-
-@pytest.mark.parametrize("release", OF_A_BATCH, ids=str)
-@pytest.mark.parametrize("put", OF_A_BATCH, ids=str)
-def test_a_batch_without_an_answer(memory: MemoryStore, put: Fault | None, release: Fault | None) -> None:
-    """A lost put of several keys, or its reply, is settled for each key; so is a lost release."""
-    store, keys = FaultyStore(memory), sorted(fresh() for _ in range(3))
-    if put is not None:
-        store.on("put_many", 1, put)
-    holds = present(MultiLock(store, keys).acquire())
-    holds.ensure_held()
-    assert all(observed(memory, hold.key).holds == (hold._attempt.hold_id,) for hold in holds)  # type: ignore[union-attr] # None fails the test too
-    if release is not None:  # of one request, but for who has to keep a late put out
-        store.on("any", 1, release)
-    holds.release()
-    store.deliver()
-    assert not any(observed(memory, key) is not None and not observed(memory, key).free for key in keys)  # type: ignore[union-attr] # None fails the test too
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["at the store", "in the local queue"])
