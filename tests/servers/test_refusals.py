@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from caslock import Hold, Lock, LockEvent, LockLost, Observer, StoreError, connect, observe
+from caslock import Lock, LockEvent, LockLost, Observer, StoreError, connect, observe
 from caslock.errors import with_notes
+from tests.support.locations import held
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer
-
-
-def held(lock: Lock) -> Hold:
-    """Acquire it."""
-    hold = lock.acquire()
-    assert hold is not None
-    return hold
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["alone", "together"])
