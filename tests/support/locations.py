@@ -40,9 +40,6 @@ KINDS: Final = ("memory", "sqlite", "redis", "memcached")
 SHARED: Final = ("sqlite", "redis", "memcached")
 """Those that several processes can share."""
 
-PROMPT: Final = ("memory", "sqlite", "redis")
-"""Those whose entries end when their ttl does; memcached's may last 3 s longer, which costs a test that much."""
-
 EVERY: Final = (*KINDS, "postgresql", "mysql", "zookeeper", "etcd", "nats", "hazelcast", "dynamodb")
 """The stores of a test that needs no more than a URL: see `url_of`."""
 
