@@ -2,14 +2,16 @@
 
 A thread does nothing but look at the clock every two milliseconds, and adds up how late it is each time: because other
 programs have the processors, or because other threads of this process have the interpreter.  Schedulers prefer a thread
-that sleeps, so on Linux it also adds what the other threads of this process waited for a processor, which the kernel
-counts.  A bound is compared with the time that remains, so it needs no allowance for a busy machine.  Measure nothing
-that keeps all processors busy by itself: it would count as late all the time.
+that sleeps, so on Linux it also adds what the other threads of this process waited for a processor, and for how long
+the host of a virtual machine has stopped its processors; the kernel counts both.  A bound is compared with the time
+that remains, so it needs no allowance for a busy machine.  Measure nothing that keeps all processors busy by itself: it
+would count as late all the time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -24,6 +26,9 @@ TICK: Final = 0.002
 
 LOOKS: Final = 10
 """Looks at the clock between two looks at the threads: the last wait of a thread that ends in between is missed."""
+
+
+STAT = Path("/proc/stat")
 
 
 class Stopwatch:
@@ -108,7 +113,7 @@ class _Looker:
         waited = self._waits.read(self._thread.native_id)
         late, due = self._seen
         now = time.monotonic()
-        return now, waited + late + max(0.0, now - due)
+        return now, waited + late + max(0.0, now - due) + _stopped()
 
     def _look(self, stop: threading.Event, looking: threading.Event) -> None:
         late, now, looks = self._seen[0], time.monotonic(), 0
@@ -124,6 +129,14 @@ class _Looker:
             now = time.monotonic()
             late += max(0.0, now - due)
         self._seen = late, now
+
+
+def _stopped() -> float:
+    """Return for how many seconds the host has stopped processors: the eighth number of `cpu` in proc_stat(5)."""
+    if sys.platform != "linux":
+        return 0.0
+    with STAT.open("rb") as lines:
+        return int(lines.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 class _Waits:

@@ -6,8 +6,15 @@ import os
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
+from caslock.testing import stopwatch
 from caslock.testing.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
 
 NAP = 0.2
 
@@ -36,6 +43,19 @@ def test_what_a_busy_machine_adds_does_not_count() -> None:
             each.wait()
     assert watch.elapsed > 1.2 * work, "the programs have not slowed this one: the test shows nothing"
     assert watch.seconds <= work
+
+
+def test_a_processor_that_the_host_has_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel says for how long it was, in hundredths of a second or the like."""
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(stopwatch, "STAT", stat)
+    stat.write_text("cpu 1 2 3 4 5 6 7 100 9 10\ncpu0 0 0 0 0 0 0 0 100 0 0\n")
+    with Stopwatch() as watch:
+        time.sleep(NAP)
+        stat.write_text("cpu 1 2 3 4 5 6 7 105 9 10\n")
+    stopped = 5 / os.sysconf("SC_CLK_TCK")
+    assert watch.late >= stopped
+    assert watch.seconds <= watch.elapsed - stopped
 
 
 def test_a_look_that_is_overdue_counts_already() -> None:
