@@ -84,8 +84,8 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 @pytest.fixture
 def store(database: Database) -> Store:
-    """A store on the shared server."""
-    return database.open()
+    """A store on the shared server, however long that takes on a busy machine."""
+    return database.open(timeout=20)
 
 
 def test_a_removed_row_stays_and_its_version_counts_on(database: Database, store: Store) -> None:

@@ -576,10 +576,12 @@ class Process:
     def kill(self) -> None:
         """End it at once, as a crash would."""
         if self.child:
+            _signal(_family(self.child.pid), signal.SIGSTOP)  # so that it starts nobody else
             family = _family(self.child.pid)
-            _signal(family, signal.SIGSTOP)  # so that it starts nobody else
             _signal(family, signal.SIGKILL)
             self.child.wait()
+            while any(map(_goes_on, family)):  # a PostgreSQL does not start while another one's process has its memory
+                time.sleep(0.002)
 
     remove = kill
 
@@ -609,6 +611,13 @@ def _family(pid: int) -> list[int]:
     except OSError:  # it is gone, or this is not Linux
         children = ""
     return [pid, *(member for child in children.split() for member in _family(int(child)))]
+
+
+def _goes_on(pid: int) -> bool:
+    """Whether a process has not ended, on Linux."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    return False
 
 
 def _signal(pids: list[int], number: int) -> None:
