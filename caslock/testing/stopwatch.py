@@ -3,9 +3,9 @@
 A thread does nothing but look at the clock every two milliseconds, and adds up how late it is each time: because other
 programs have the processors, or because other threads of this process have the interpreter.  Schedulers prefer a thread
 that sleeps, so on Linux it also adds what the other threads of this process waited for a processor, and for how long
-the host of a virtual machine has stopped its processors; the kernel counts both.  A bound is compared with the time
-that remains, so it needs no allowance for a busy machine.  Measure nothing that keeps all processors busy by itself: it
-would count as late all the time.
+the host of a virtual machine has stopped one of its processors; the kernel counts both.  A bound is compared with the
+time that remains, so it needs no allowance for a busy machine.  Measure nothing that keeps all processors busy by
+itself: it would count as late all the time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ TICK: Final = 0.002
 LOOKS: Final = 10
 """Looks at the clock between two looks at the threads: the last wait of a thread that ends in between is missed."""
 
-
 STAT = Path("/proc/stat")
+"""What the kernel says of each processor: proc_stat(5)."""
 
 
 class Stopwatch:
@@ -39,11 +39,13 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._began = self._late_before = 0.0
+        self._stopped_before: list[float] = []
         self._ended: tuple[float, float] | None = None
 
     def __enter__(self) -> Self:
         """Begin."""
         _LOOKER.start()
+        self._stopped_before = _stopped()
         self._began, self._late_before = _LOOKER.read()
         return self
 
@@ -51,7 +53,7 @@ class Stopwatch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End."""
-        self._ended = _LOOKER.read()
+        self._ended = self._now()
         _LOOKER.stop()
 
     @property
@@ -71,9 +73,15 @@ class Stopwatch:
         return elapsed - late
 
     def _read(self) -> tuple[float, float]:
-        now, late = self._ended or _LOOKER.read()
+        now, late = self._ended or self._now()
         elapsed = now - self._began
         return elapsed, min(late - self._late_before, elapsed)
+
+    def _now(self) -> tuple[float, float]:
+        now, late = _LOOKER.read()
+        # Of one processor only: those of a large machine together can be stopped for longer than anybody has waited.
+        stopped = (after - before for after, before in zip(_stopped(), self._stopped_before, strict=False))
+        return now, late + max(stopped, default=0.0)
 
 
 class _Looker:
@@ -113,7 +121,7 @@ class _Looker:
         waited = self._waits.read(self._thread.native_id)
         late, due = self._seen
         now = time.monotonic()
-        return now, waited + late + max(0.0, now - due) + _stopped()
+        return now, waited + late + max(0.0, now - due)
 
     def _look(self, stop: threading.Event, looking: threading.Event) -> None:
         late, now, looks = self._seen[0], time.monotonic(), 0
@@ -131,12 +139,12 @@ class _Looker:
         self._seen = late, now
 
 
-def _stopped() -> float:
-    """Return for how many seconds the host has stopped processors: the eighth number of `cpu` in proc_stat(5)."""
+def _stopped() -> list[float]:
+    """Return for how many seconds the host has stopped each processor: the eighth number of its line."""
     if sys.platform != "linux":
-        return 0.0
-    with STAT.open("rb") as lines:
-        return int(lines.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+        return []
+    processors = (line.split() for line in STAT.read_bytes().splitlines()[1:] if line.startswith(b"cpu"))
+    return [int(numbers[8]) / os.sysconf("SC_CLK_TCK") for numbers in processors]
 
 
 class _Waits:

@@ -221,10 +221,8 @@ def test_a_loss_first_seen_at_the_end_of_with_hold_is_reported_once(memory: Memo
 def test_many_holds_of_one_owner_leave_at_once(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
     """A record is full of them; four threads release them, beginning at the same moment, and then the key is free."""
     for _ in range(20):
-        barrier, holds = threading.Barrier(4), list[Hold]()
-        for _ in range(MAX_HOLDS):
-            hold = present(Lock(memory, "k", owner="shared", ttl=120).acquire(timeout=0))
-            holds.append(hold)
+        barrier, each = threading.Barrier(4), range(MAX_HOLDS)
+        holds = [present(Lock(memory, "k", owner="shared", ttl=120).acquire(timeout=0)) for _ in each]
 
         def leave(part: list[Hold], barrier: threading.Barrier = barrier) -> None:
             barrier.wait()

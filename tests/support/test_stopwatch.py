@@ -6,15 +6,16 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+import pytest
 
 from caslock.testing import stopwatch
 from caslock.testing.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 NAP = 0.2
 
@@ -46,16 +47,20 @@ def test_what_a_busy_machine_adds_does_not_count() -> None:
 
 
 def test_a_processor_that_the_host_has_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernel says for how long it was, in hundredths of a second or the like."""
-    stat = tmp_path / "stat"
+    """The kernel says how long each was stopped, in hundredths of a second or the like; the longest one counts."""
+    stat, looker = tmp_path / "stat", SimpleNamespace(start=lambda: None, stop=lambda: None, read=lambda: (now, 0.25))
     monkeypatch.setattr(stopwatch, "STAT", stat)
-    stat.write_text("cpu 1 2 3 4 5 6 7 100 9 10\ncpu0 0 0 0 0 0 0 0 100 0 0\n")
+    monkeypatch.setattr(stopwatch, "_LOOKER", looker)
+    lines = "cpu 1 2 3 4 5 6 7 {} 9 10\ncpu0 1 2 3 4 5 6 7 {} 9 10\ncpu1 1 2 3 4 5 6 7 {} 9 10\nintr 8 7 6\n"
+    stat.write_text(lines.format(150, 100, 50))
+    now = 1000.0
     with Stopwatch() as watch:
-        time.sleep(NAP)
-        stat.write_text("cpu 1 2 3 4 5 6 7 105 9 10\n")
-    stopped = 5 / os.sysconf("SC_CLK_TCK")
-    assert watch.late >= stopped
-    assert watch.seconds <= watch.elapsed - stopped
+        now += 7
+        stat.write_text(lines.format(165, 105, 60))
+        stopped = 10 / os.sysconf("SC_CLK_TCK")
+        assert watch.late == pytest.approx(stopped)
+    stat.write_text(lines.format(999, 999, 999))
+    assert (watch.elapsed, watch.late) == pytest.approx((7, stopped))
 
 
 def test_a_look_that_is_overdue_counts_already() -> None:
