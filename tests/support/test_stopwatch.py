@@ -48,12 +48,12 @@ def test_what_a_busy_machine_adds_does_not_count() -> None:
 
 def test_a_processor_that_the_host_has_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The kernel says how long each was stopped, in hundredths of a second or the like; the longest one counts."""
+    now = 1000.0
     stat, looker = tmp_path / "stat", SimpleNamespace(start=lambda: None, stop=lambda: None, read=lambda: (now, 0.25))
     monkeypatch.setattr(stopwatch, "STAT", stat)
     monkeypatch.setattr(stopwatch, "_LOOKER", looker)
     lines = "cpu 1 2 3 4 5 6 7 {} 9 10\ncpu0 1 2 3 4 5 6 7 {} 9 10\ncpu1 1 2 3 4 5 6 7 {} 9 10\nintr 8 7 6\n"
     stat.write_text(lines.format(150, 100, 50))
-    now = 1000.0
     with Stopwatch() as watch:
         now += 7
         stat.write_text(lines.format(165, 105, 60))
