@@ -115,6 +115,16 @@ def _holds_end_with_their_test() -> Iterator[None]:
             thread_renewer._renewer._schedule = Schedule()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _stores_are_patient() -> Iterator[None]:
+    """Let a request take 20 s, in place of 2, at a store that is opened without a timeout: the machine may be busy."""
+    with pytest.MonkeyPatch.context() as patched:
+        for module in ("shared.options", "sql.target", "dynamodb.target", "zookeeper.target"):
+            patched.setattr(f"caslock.stores.{module}.TIMEOUT", 20.0)
+        patched.setattr("caslock.stores.redis.server._TIMEOUT", 20.0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _garbage_ends_with_its_test(request: pytest.FixtureRequest) -> Iterator[None]:
     """Collect what a test may leave whose warnings are filtered: later tests would be blamed for it."""

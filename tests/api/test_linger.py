@@ -192,7 +192,7 @@ def test_it_lingers_no_longer_than_a_third_of_a_lease(store: Noted) -> None:
 
 def test_it_is_renewed_only_while_it_is_held(store: Noted) -> None:
     """Also after it has lingered."""
-    lock = Lock(store, "k", ttl=3, linger=0.05)
+    lock = Lock(store, "k", ttl=8, linger=0.05)
     with lock:
         pass
     with lock as hold:

@@ -292,7 +292,7 @@ def test_an_interrupt_as_the_successor_is_told(
     monkeypatch.setattr(HandOver, "settle", interrupted)
     with pytest.raises(KeyboardInterrupt):
         hold.release()
-    waiting.result(timeout=2).release()
+    waiting.result(timeout=50).release()
 
 
 @in_a_loop

@@ -199,7 +199,7 @@ def test_a_store_that_was_down_is_won_later() -> None:
     """A hold that was acquired without a store gets its lease when it answers again."""
     three, key = stores(), fresh()
     three[2].down()
-    with QuorumLock(three, key, ttl=3):
+    with QuorumLock(three, key, ttl=8):
         assert until(lambda: holders(three, key) == [True, True, False])
         three[2].heal()
         assert until(lambda: all(holders(three, key)))
@@ -507,7 +507,7 @@ def test_observers_are_told_of_the_lock_and_not_of_its_leases() -> None:
     three, key, told = stores(), fresh(), Recorder()
     stop = observe(told)
     try:
-        with QuorumLock(three, key, ttl=3) as hold:
+        with QuorumLock(three, key, ttl=8) as hold:
             first = hold._attempt.lease.deadline
             assert QuorumLock(three, key).acquire(timeout=0) is None
             assert until(lambda: hold._attempt.lease.deadline > first)

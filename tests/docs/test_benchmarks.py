@@ -76,15 +76,16 @@ def test_fairness_shows_who_got_the_lock() -> None:
 def contend(make: Callable[[str], Handle], workers: int = 3, seconds: float = 0.1) -> list[Watch]:
     """Let workers contend in this process."""
     crew = [Worker(make, "key", f"own {number}", 0.002) for number in range(workers)]
-    start = time.monotonic_ns() + 10_000_000
     for worker in crew:
         worker.start()
     for worker in crew:
-        assert worker.ready.wait(5)
+        assert worker.ready.wait(50)
+    start = time.monotonic_ns() + 10_000_000
+    for worker in crew:
         worker.start_at, worker.end_at = start, start + int(seconds * 1e9)
         worker.go.set()
     for worker in crew:
-        worker.join(5)
+        worker.join(50)
     return [worker.watch() for worker in crew]
 
 

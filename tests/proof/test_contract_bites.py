@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 import time
 from collections import OrderedDict
 from fnmatch import fnmatchcase
@@ -25,6 +26,7 @@ from caslock.testing.server_contract import ServerContract
 from caslock.testing.steps import Clients
 from caslock.testing.watching_contract import WatchingContract
 from tests.support.lasting import Lasting
+from tests.support.locations import until
 from tests.support.watching import WatchingMemory
 
 if TYPE_CHECKING:
@@ -423,13 +425,22 @@ class MissesWhatWasBefore(WatchingMemory):
 
 
 class LooksAndThenListens(WatchingMemory):
-    """Misses what changes between its look and its listening."""
+    """Misses what changes between its look and its listening; that happens in each wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looked = threading.Event()
 
     def wait_while(self, key: str, version: int, timeout: float) -> None:
         if self._has(key, version):
-            time.sleep(0.02)
+            self._looked.set()
+            until(lambda: not self._has(key, version))
             with self._changed:
                 self._changed.wait(timeout)
+
+    def invalidate(self, key: str, version: int) -> Entry | None:
+        self._looked.wait(50)
+        return super().invalidate(key, version)
 
 
 class WatchesRemovalsOnly(WatchingMemory):

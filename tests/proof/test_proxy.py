@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tests.support.servers import Server
 
 URLS = {
-    "redis": "redis://127.0.0.1:{}/0?socket_timeout=0.6&socket_connect_timeout=20",
-    "memcached": "memcached://127.0.0.1:{}?timeout=0.6",
+    "redis": "redis://127.0.0.1:{}/0?socket_timeout=2&socket_connect_timeout=20",
+    "memcached": "memcached://127.0.0.1:{}?timeout=2",
 }
 
 
@@ -103,7 +103,7 @@ def test_a_lost_reply_is_of_a_request_that_was_applied(proxied: Proxied, kind: K
 def test_a_held_request_arrives_after_its_sender_has_gone(proxied: Proxied) -> None:
     """A request that is held for longer than its sender waits is applied all the same, later."""
     key = fresh()
-    proxied.once(Passage("hold request", 1.2))
+    proxied.once(Passage("hold request", 3))
     unanswered(proxied, key)
     assert proxied.direct.get(key) is None or proxied.proxy.settle(0)
     assert until(lambda: proxied.direct.get(key) is not None)

@@ -111,10 +111,10 @@ def test_a_packet_that_comes_twice_is_applied_once(served: Served) -> None:
         for _ in range(20):
             key = fresh()
             entry = put(through, key)
-            assert proxy.settle(5)
+            assert proxy.settle(50)
             assert through.get(key) == entry
             assert through.invalidate(key, entry.version) is None
-            assert proxy.settle(5)
+            assert proxy.settle(50)
             assert through.get(key) is None
 
 

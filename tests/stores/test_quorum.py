@@ -109,7 +109,7 @@ def test_two_servers_that_are_stopped_are_an_outage(stores: list[Store], three: 
 def test_a_server_that_comes_back_empty_gets_its_lease_again(stores: list[Store], three: list[Server]) -> None:
     """One server after the other is restarted, and forgets everything: the hold goes on."""
     key = fresh()
-    with QuorumLock(stores, key, ttl=4) as hold:
+    with QuorumLock(stores, key, ttl=12) as hold:
         for server in three:
             assert until(lambda: held(stores, key) == [True] * 3)
             server.restart()

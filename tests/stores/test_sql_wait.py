@@ -223,7 +223,7 @@ def test_who_finds_the_connection_dead_tells_the_one_that_reads(postgres: Postgr
     """The only waiter until now ends with the next one, whose look gets no answer."""
     with FaultProxy(postgresql_server.host, postgresql_server.port) as proxy:
         url = postgresql_server.url.replace(f":{postgresql_server.port}", f":{proxy.port}")
-        store, other = postgres.open(url, timeout=0.5), postgres.open()
+        store, other = postgres.open(url, timeout=3), postgres.open()
         entries = {key: put(other, key) for key in (fresh(), fresh())}
         (key, entry), second = entries.items()
         first = timed(_wait(store, key, entry))

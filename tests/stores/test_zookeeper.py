@@ -297,6 +297,13 @@ def test_fifty_threads_share_eight_connections(zookeeper_server: Server) -> None
             wait.join()
 
 
+def _is_quiet(proxy: FaultProxy) -> bool:
+    """Whether nothing is asked for a while."""
+    before = proxy.requests
+    time.sleep(0.3)
+    return proxy.requests == before
+
+
 def test_a_waiter_is_woken_by_a_release(store: ZooKeeperStore, zookeeper_server: Server) -> None:
     """A lock that waits acquires at once when another process releases, and asks nothing meanwhile."""
     key = fresh()
@@ -314,7 +321,7 @@ def test_a_waiter_is_woken_by_a_release(store: ZooKeeperStore, zookeeper_server:
         thread = threading.Thread(target=wait)
         thread.start()
         assert until(lambda: any(len(busy) for (_, waits), busy in waiting._busy.items() if waits))
-        time.sleep(0.3)
+        assert until(lambda: _is_quiet(proxy))
         expect_requests(0, proxy, lambda: time.sleep(1))
         with Stopwatch() as watch:
             hold.release()
