@@ -1,4 +1,4 @@
-"""Bugs that an adversarial review once found stay fixed; each docstring says what is right."""
+"""Bugs of the past stay fixed; each docstring says what is right."""
 
 from __future__ import annotations
 

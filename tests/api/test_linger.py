@@ -31,13 +31,13 @@ from caslock.local.lock_state import LockState
 from caslock.local.threads import _end_what_lingers
 from caslock.protocol.lease import Lease
 from caslock.protocol.life import LEAVING
+from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import Fault, FaultyStore, lose_request
 from tests.support.locations import Place, Watched, fresh, held, observed, until
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
     from caslock import Entry, Hold
-    from caslock.stores.memory import MemoryStore
     from tests.support.servers import Server
 
 LONG = 20.0
@@ -85,6 +85,12 @@ def lock_of(store: Noted, key: str = "k", seconds: float = LONG) -> Lock:
 def store(memory: MemoryStore) -> Noted:
     """Return a store that notes what it is asked."""
     return Noted(memory)
+
+
+def test_a_store_that_wakes_nobody_is_refused() -> None:
+    """It has the three verbs only."""
+    with pytest.raises(ValueError, match="linger needs a store that wakes waiters"):
+        Lock(Watched(MemoryStore()), "k", linger=1)
 
 
 def test_the_next_acquire_takes_no_request(location: Place) -> None:

@@ -195,7 +195,7 @@ def test_an_acquire_that_was_interrupted_keeps_nothing(memory: MemoryStore) -> N
 
 
 def test_a_lost_lease_keeps_nothing(memory: MemoryStore) -> None:
-    """Who has lost the key does not keep it from who has it now."""
+    """A holder that has lost the key does not keep it from the next holder."""
     key = fresh()
     hold = held(Lock(memory, key, min_hold=60))
     Lock(memory, key).force_release()

@@ -206,6 +206,14 @@ def test_a_store_that_was_down_is_won_later() -> None:
     assert until(lambda: not any(holders(three, key)))
 
 
+def test_a_minority_that_is_down_does_not_hide_who_holds_the_key() -> None:
+    """The lock is busy: the store that fails is one that could be done without."""
+    three, key = stores(), fresh()
+    three[2].down()
+    with QuorumLock(three, key), pytest.raises(NotAcquired, match="held by"), QuorumLock(three, key, timeout=0):
+        pass
+
+
 def test_a_store_that_gives_no_lease_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """A lock that goes on without a store from the beginning says so, and does not repeat it for each acquire."""
     three, key = stores(), fresh()

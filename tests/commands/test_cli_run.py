@@ -181,7 +181,7 @@ def test_an_ignored_signal_stays_ignored(url: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_ends_the_wait(number: signal.Signals, url: str, store: ClosableStore) -> None:
-    """Who waits is ended by a signal, the command does not run, and nothing takes the key later."""
+    """A signal ends the wait; the command does not run, and nothing takes the key later."""
     with Lock(store, "key", note="in the way") as hold:
         process = start("run", "key", "--", "echo", "ran", store=url)
         assert_waits(store, process)

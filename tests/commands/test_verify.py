@@ -430,7 +430,7 @@ def test_where_a_task_hangs_is_told_by_what_it_awaits() -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["redis://h", "--store", "a:b"], ["redis://h", "--seconds", "0"]])
 def test_wrong_arguments_are_refused(arguments: list[str], tmp_path: Path) -> None:
-    """Neither a URL nor a store, or both, or no time: exit 2, as argparse has it."""
+    """Neither a URL nor a store, or both, or no time: exit 2, as other commands have it."""
     code, _, errors = verify(*arguments, cwd=tmp_path)
     assert code == 2
     assert "Usage: caslock verify" in errors

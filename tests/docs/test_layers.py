@@ -122,7 +122,7 @@ def layer(module: str) -> str:
 
 
 def test_every_import_is_seen() -> None:
-    """The walk below sees imports in functions, for types only, and through the package."""
+    """The walk above sees imports in functions, for types only, and through the package."""
     source = """
 import caslock
 from caslock import connect, Lock

@@ -76,7 +76,7 @@ def test_sqlite_withstands_torture(tmp_path: Path) -> None:
     ],
 )
 def test_a_server_withstands_torture(name: str, seed: int, seconds: float, pace: float, tmp_path: Path) -> None:
-    """Nor on a server, which is stopped, and killed, besides."""
+    """No law is broken on a server that is stopped, and killed, besides."""
     with private(KINDS[name], tmp_path, *OPTIONS.get(name, ())) as server:
         check(Plan(url=server.url, seconds=seconds, seed=seed), server, pace)
 
@@ -86,7 +86,7 @@ def test_a_server_withstands_torture(name: str, seed: int, seconds: float, pace:
 @patient
 @pytest.mark.parametrize("kind", [SixNodes, Watched])
 def test_redis_withstands_failovers(kind: type[SixNodes | Watched], tmp_path: Path) -> None:
-    """Nor on a Cluster, or under Sentinel, whose primaries are stopped, and killed with all they know: replicas=1."""
+    """No law is broken on a Cluster, or under Sentinel (replicas=1), whose primaries are stopped and killed."""
     with ExitStack() as stack:
         servers = kind(stack, tmp_path)
         trouble = TroubledPrimaries(servers, SECONDS / 3)
@@ -101,7 +101,7 @@ def test_redis_withstands_failovers(kind: type[SixNodes | Watched], tmp_path: Pa
 @pytest.mark.long
 @patient
 def test_dynamodb_withstands_torture(dynamodb_server: Server) -> None:
-    """Nor on DynamoDB, which ends no lease: those of killed holders are taken over by observation."""
+    """No law is broken on DynamoDB, which ends no lease: those of killed holders are taken over by observation."""
     check(Plan(url=dynamodb_server.url, seconds=8, seed=8), None)
 
 

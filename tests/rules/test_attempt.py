@@ -250,6 +250,9 @@ def test_the_end_of_a_lease_says_why() -> None:
     assert believed().end("renewed") == "its lease ended before it was renewed"
     assert believed(auto_renew=False).end("released") == "its lease ended (auto_renew is off)"
     assert believed(max_hold=TTL).end("renewed") == "its max_hold of 30 s was reached"
+    slow = believed(max_hold=TTL)
+    slow.began += 5
+    assert slow.end("renewed") == "its max_hold of 30 s was reached"
     assert believed(max_hold=TTL + 0.5).end("renewed") == "its lease ended before it was renewed"
 
 
@@ -298,6 +301,7 @@ def test_what_has_never_held_keeps_no_key() -> None:
     attempt_.min_hold = 60.0
     assert attempt_.remainder(observed, 5, 1.0) is None
     attempt_.lease.began = 1.0
+    assert attempt_.remainder(None, 0, 2.0) is None  # it has lost the key
     kept = present(attempt_.remainder(observed._replace(quarantine=100.0, quarantine_id="other.1.1"), 5, 2.0))
     assert (kept.holds, kept.quarantine, kept.ttl) == ((KEPT,), 0.0, 100.0)
 

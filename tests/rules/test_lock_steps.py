@@ -342,8 +342,21 @@ def test_a_release_that_has_begun_is_not_re_entered(store: Timed) -> None:
     hold = held(lock)
     assert lock._state._leave_level(hold)
     assert hold._attempt.ending
-    assert not lock._state.re_enter(Hold(lock._state, hold._attempt))
+    again = Hold(lock._state, hold._attempt)
+    assert not lock._state.re_enter(again)
+    assert again._attempt is not hold._attempt
+    assert again._attempt.state is State.ASKING
     assert lock._state.begin(Hold)._attempt is not hold._attempt
+
+
+def test_a_release_during_a_renewal_is_no_single_request(store: Timed) -> None:
+    """It waits for the renewal first."""
+    hold = held(Lock(store, "k", ttl=100))
+    with ThreadPoolExecutor(1) as renewer:
+        assert renewer.submit(hold._attempt.mutex.acquire, blocking=False).result()
+        assert hold._state.begin_removal(hold) is None
+        renewer.submit(hold._attempt.mutex.release).result()
+    hold.release()
 
 
 def test_a_child_releases_its_copies_and_frees_nothing(store: Timed, monkeypatch: pytest.MonkeyPatch) -> None:

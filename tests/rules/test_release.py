@@ -336,6 +336,13 @@ def test_a_free_record_takes_the_place_of_what_is_released_by_force() -> None:
     assert forced(script) == OTHER._replace(fence=9)
 
 
+def test_a_refused_removal_by_force_says_who_holds_the_key() -> None:
+    """In a note: the error is the store's."""
+    with pytest.raises(StoreError, match="read-only") as caught:
+        forced(Scripted(THEIRS, StoreError("read-only")))
+    assert caught.value.__notes__ == [f"Lock 'key' was not released: it is held by {OTHER}."]
+
+
 def test_force_is_not_used_twice() -> None:
     """When a request was lost, the next holder is spared; a renewal of the same one is not."""
     next_one = Entry(encode(OTHER._replace(fence=12)), 12)

@@ -80,8 +80,10 @@ def test_a_store_that_hangs_is_not_asked_again_at_once() -> None:
     """A release that waits for these renewals waits for one request."""
     script = Scripted(lost(), Entry(OURS, 6))
     script.takes = PATIENCE
-    kept(script, holders(script))
+    attempts = holders(script)
+    kept(script, attempts)
     assert script.verbs == ["put_many"]
+    assert [each.lease.failure for each in attempts] == [str(lost())] * 2
     script = Scripted(lost(), lost())
     script.takes = PATIENCE
     attempt = held(script)

@@ -85,16 +85,22 @@ def api(request: pytest.FixtureRequest) -> Iterator[Api]:
         yield Api(stores)
 
 
+@pytest.fixture(name="redis_server")
+def _emptied(_spare_redis: Server) -> Server:
+    """A private server: these tests remove all that is there."""
+    return _spare_redis
+
+
 @pytest.fixture
 def admin(redis_server: Server) -> Iterator[redis.Redis]:
-    """A plain client of the shared server."""
+    """A plain client of the server."""
     with redis.Redis.from_url(redis_server.url) as client:
         yield client
 
 
 @pytest.fixture
 def store(api: Api, redis_server: Server, admin: redis.Redis) -> Opened:
-    """A store on the shared server, under whose keys nothing is there."""
+    """A store on a server, which is empty."""
     admin.flushall()
     return api.open(redis_server.url)
 

@@ -29,6 +29,12 @@ Opened = Any  # a store of either API, whose verbs block
 api = apis(RedisStore.from_url, AsyncRedisStore.from_url)
 
 
+@pytest.fixture(name="redis_server")
+def _emptied(_spare_redis: Server) -> Server:
+    """A private server: these tests remove all that is there."""
+    return _spare_redis
+
+
 @pytest.fixture
 def store(api: Opening, redis_server: Server) -> Opened:
     """A store of either API."""
@@ -37,7 +43,7 @@ def store(api: Opening, redis_server: Server) -> Opened:
 
 @pytest.fixture
 def admin(redis_server: Server) -> Iterator[redis.Redis]:
-    """A plain client of the shared server, under whose keys nothing is there."""
+    """A plain client of the server, which is empty."""
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
         yield client

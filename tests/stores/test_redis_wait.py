@@ -79,6 +79,12 @@ class Waiting:
         return set(self.admin.keys())
 
 
+@pytest.fixture(name="redis_server")
+def _emptied(_spare_redis: Server) -> Server:
+    """A private server: these tests remove all that is there."""
+    return _spare_redis
+
+
 @pytest.fixture(params=["blocking", "asyncio"])
 def here(request: pytest.FixtureRequest, redis_server: Server) -> Iterator[Waiting]:
     """Either API, on the shared server."""

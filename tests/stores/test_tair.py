@@ -307,7 +307,7 @@ def test_waiters_poll(tair_server: Server, key: str) -> None:
     with connect(tair_server.url) as store, connect(tair_server.url) as another:
         for kind in (caslock.QueueingStore, caslock.WatchingStore, caslock.BatchingStore):
             assert not isinstance(store, kind)
-        assert store.traits == (tair_server.url, True, True, 0.05, 2.0)
+        assert store.traits == (tair_server.url, True, True, 0.05, 20.0)
         hold = Lock(store, key, ttl=30).acquire(timeout=0)
         assert hold is not None
         assert Lock(another, key, ttl=30).acquire(timeout=0.1) is None
@@ -322,7 +322,7 @@ def test_replicas_are_waited_for(api: Opening, new_tair: NewServer) -> None:
     server = new_tair()
     put(api.open(server.url), "k", b"both know the script now", ttl=30)
     with pytest.raises(StoreUnavailable, match="only 0 of 1 replicas acknowledged it"):
-        api.open(server.url, replicas=1).put_if_version("k", b"a", ABSENT, 30)
+        api.open(f"{server.url}?socket_timeout=2", replicas=1).put_if_version("k", b"a", ABSENT, 30)
 
 
 @pytest.mark.long

@@ -40,7 +40,7 @@ class Cluster:
 
     @property
     def hosts(self) -> str:
-        """Name all members."""
+        """The addresses of all members."""
         return ",".join(f"{member.host}:{member.port}" for member in self.members)
 
     def body(self, number: int) -> Process:

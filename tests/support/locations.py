@@ -37,9 +37,6 @@ T = TypeVar("T")
 KINDS: Final = ("memory", "sqlite", "redis", "memcached")
 """The stores on which a test with the fixture `location` runs."""
 
-SHARED: Final = ("sqlite", "redis", "memcached")
-"""Those that several processes can share."""
-
 EVERY: Final = (*KINDS, "postgresql", "mysql", "zookeeper", "etcd", "nats", "hazelcast", "dynamodb")
 """The stores of a test that needs no more than a URL: see `url_of`."""
 

@@ -64,7 +64,7 @@ def test_a_processor_that_the_host_has_stopped_does_not_count(monkeypatch: pytes
 
 
 def test_a_look_that_is_overdue_counts_already() -> None:
-    """Whoever runs again before the thread that looks at the clock does not wait for it to be told."""
+    """Lateness counts when it is asked for, even before the thread that looks at the clock has run again."""
     before = sys.getswitchinterval()
     with Stopwatch() as watch:
         sys.setswitchinterval(60.0)
