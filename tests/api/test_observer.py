@@ -231,6 +231,6 @@ def test_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert [level for level, _ in said] == ["DEBUG", "INFO", "DEBUG", "DEBUG", "WARNING"]
     texts = [text for _, text in said]
     assert texts[0].startswith(f"lock 'key' at {store.traits.location} was acquired after ")
-    assert texts[1].startswith(f"waited for lock 'key' at {store.traits.location} for 0.0")
+    assert texts[1].startswith(f"waited for lock 'key' at {store.traits.location} for 0.")
     assert texts[2].startswith(f"lock 'key' at {store.traits.location} was released after ")
     assert "was released by force; it was held by " in texts[4]

@@ -158,11 +158,14 @@ def test_it_is_a_store(store: MemcachedStore) -> None:
     assert store.traits.expiry_lag == 3.5
 
 
-def test_one_round_trip_for_each_verb(proxy: Proxy, key: str, open_store: OpenStore) -> None:
+def test_one_round_trip_for_each_verb(
+    proxy: Proxy, key: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every verb is one packet there and one answer back, also for the loser, and only connecting costs two more.
 
     But a client that is refused a removal pays a second one to learn who holds the key.
     """
+    monkeypatch.setattr("caslock.stores.memcached.store._SLOW", 60.0)  # however late the answers of this test are
     store = open_store(proxy)
     store.get(key)
     assert proxy.turns.count("><") <= 3 + 60  # a server that has just started is asked again until it is old enough
@@ -535,10 +538,13 @@ class Green(socket.socket):
         super().sendall(data, flags)
 
 
-def test_a_socket_that_is_not_the_kernels(memcached_server: Server, key: str, open_store: OpenStore) -> None:
+def test_a_socket_that_is_not_the_kernels(
+    memcached_server: Server, key: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is written past a socket that has a send of its own."""
     store = open_store(memcached_server, socket_module=SimpleNamespace(**(vars(socket) | {"socket": Green})))
     store.get(key)
+    monkeypatch.setattr("caslock.stores.memcached.store._SLOW", 60.0)  # a slow put is sent twice
     before = Green.sent
     assert store.invalidate(key, put(store, key).version) is None
     assert Green.sent == before + 2
