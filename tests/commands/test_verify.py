@@ -235,7 +235,7 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
     seconds, output = 1 if said else 10, ""
     while not re.search("BROKEN contract|(drop|hold|duplicate) (request|reply)", output):  # a fault delays all
         code, output, errors = verify_for(seconds, url, "--seed", "1", cwd=tmp_path)
-        assert code == (1 if said else 0), (output, errors)
+        assert code == (1 if said else 0), output + errors
         assert said in output
         assert ("BROKEN contract" in output) == bool(said)
         seconds *= 2
@@ -249,7 +249,7 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
 def test_a_store_without_fences_passes_and_the_report_says_what_was_skipped(tmp_path: Path) -> None:
     """Where versions do not grow, the laws of fences are skipped, and named as not tried; all others are tried."""
     code, output, errors = verify_for(5, "--store", "tests.support.fenceless:fenceless_file", cwd=tmp_path)
-    assert (code, output.splitlines()[-1]) == (0, "PASS"), (output, errors)
+    assert (code, output.splitlines()[-1]) == (0, "PASS"), output + errors
     assert "not tried          the laws of fences" in output
     assert re.search(r"not tried +versions only grow", output)
     assert re.search(r"\ntorture: \d+ s\n", errors)
@@ -387,7 +387,7 @@ def test_a_worker_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> N
     """The report has the last line of the worker's traceback, and no key, for a worker has none."""
     (tmp_path / "my_store.py").write_text(DIES)
     code, output, errors = verify_for(1, "--store", "my_store:make", cwd=tmp_path)
-    assert code == 1, (output, errors)
+    assert code == 1, output + errors
     deaths = re.findall(r"^BROKEN law +worker died, at [0-9.]+: (.*)$", output, re.MULTILINE)
     assert deaths, output
     assert any(re.match(r"worker\d+ ended with status 1: RuntimeError: no luck", death) for death in deaths), deaths
