@@ -15,15 +15,18 @@ from caslock import (
     AsyncHold,
     AsyncLock,
     AsyncMultiLock,
+    Hold,
     Lock,
     LockLost,
     NotHeld,
     StoreUnavailable,
 )
+from caslock.local import clock
+from caslock.local.shared import shared_of
 from caslock.local.task_renewer import renewer_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore
-from tests.support.locations import Place, fresh, observed, opened, present
+from tests.support.locations import Place, Watched, fresh, observed, opened, present
 from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
@@ -601,3 +604,36 @@ def test_a_loop_that_was_closed_during_a_renewal_keeps_no_release_waiting(keys: 
             await holds.release()
 
     asyncio.run(leave())
+
+
+@pytest.mark.parametrize("released", [False, True])
+@in_a_loop
+async def test_an_acquire_cancelled_while_another_holds_the_key_leaves_nothing(
+    memory: MemoryStore, *, released: bool
+) -> None:
+    """After any number of turns of its wait, also as the holder leaves: no record, and nobody waits in this process."""
+    for number in range(40):
+        holder = held_elsewhere(memory, key := fresh())
+        there = observed(memory, key)
+        store = Travelling(memory, number % 7, 2)
+        lock = AsyncLock(store, key)
+        task = asyncio.create_task(lock.acquire())
+        await turns(number)
+        if released:
+            holder.release()
+        task.cancel()
+        assert await over(task) is None
+        await store.settled()
+        assert observed(memory, key) == (None if released else there), f"cancelled after {number} turns"
+        queue = shared_of(store).queue(key)
+        assert not queue.waiting
+        assert not queue.inside(clock.now())
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        if not released:
+            holder.release()
+        await (await held(lock)).release()
+
+
+def held_elsewhere(memory: MemoryStore, key: str) -> Hold:
+    """Hold the key through a store object that shares nothing, like another process."""
+    return present(Lock(Watched(memory), key, ttl=1000).acquire(timeout=0))

@@ -149,7 +149,7 @@ def test_several_waits_have_one_deadline_for_their_retries(store: Timed) -> None
     began = store.passed
     with pytest.raises(StoreUnavailable):
         MultiLock(store, ["a", "b"], timeout=7.0, retry=(50, 50)).acquire()
-    assert store.passed - began <= 7.0 + 4 * TIMEOUT
+    assert store.passed - began <= 7.0 + 2 * TIMEOUT
 
 
 def test_the_release_of_many_lost_keys_without_an_answer_has_one_bound(store: Timed, background: Background) -> None:

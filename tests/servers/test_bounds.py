@@ -198,7 +198,7 @@ def test_a_cancelled_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) 
         store = hanging.async_store()
         hanging.hang()
         async with going_on(hanging.go_on, store):
-            acquiring = asyncio.create_task(AsyncLock(store, fresh(), ttl=TTL).acquire())
+            acquiring = asyncio.create_task(AsyncLock(store, fresh(), ttl=TTL, retry=(100, 100)).acquire())
             await asyncio.sleep(REQUEST / 4)
             acquiring.cancel()
             with Stopwatch() as watch, pytest.raises(asyncio.CancelledError):
