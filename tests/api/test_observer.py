@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -221,7 +223,9 @@ def test_the_log(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     with Lock(store, "key"):
         log_long_waits(0.01)
+        began = time.monotonic()
         assert Lock(store, "key").acquire(timeout=0.05) is None
+        elapsed = time.monotonic() - began
         log_long_waits(10)
         assert Lock(store, "key").acquire(timeout=0.05) is None
     Lock(store, "key", note="nightly").acquire()
@@ -231,6 +235,8 @@ def test_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert [level for level, _ in said] == ["DEBUG", "INFO", "DEBUG", "DEBUG", "WARNING"]
     texts = [text for _, text in said]
     assert texts[0].startswith(f"lock 'key' at {store.traits.location} was acquired after ")
-    assert texts[1].startswith(f"waited for lock 'key' at {store.traits.location} for 0.")
+    waited = re.match(rf"waited for lock 'key' at {re.escape(location)} for ([\d.]+) s", texts[1])
+    assert waited is not None, texts[1]
+    assert 0.0 <= float(waited[1]) <= elapsed + 0.05  # it is told in tenths
     assert texts[2].startswith(f"lock 'key' at {store.traits.location} was released after ")
     assert "was released by force; it was held by " in texts[4]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from caslock import Store
     from caslock.store import WatchingStore
     from tests.support.clusters import Cluster
+    from tests.support.servers import Server
 
 T = TypeVar("T")
 
@@ -56,6 +57,12 @@ KINDS: Final[dict[str, tuple[Any, Any]]] = {
     "zookeeper": (ZooKeeperStore, ZooKeeperStore),
 }
 """The stores of each kind of server, for blocking code and for asyncio."""
+
+
+@pytest.fixture(name="redis_server")
+def private_redis(_spare_redis: Server) -> Server:
+    """A server in place of the shared one, for files whose tests remove all that is there."""
+    return _spare_redis
 
 
 class Opening(NamedTuple):

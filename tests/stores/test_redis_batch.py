@@ -13,7 +13,11 @@ import redis.asyncio
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, AsyncBatchingStore, BatchingStore, Entry, Put, Removal
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
-from tests.stores.opening import Opening, apis
+from tests.stores.opening import (
+    Opening,
+    apis,
+    private_redis,  # noqa: F401 - a fixture
+)
 from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, free_port
 
@@ -29,12 +33,6 @@ Opened = Any  # a store of either API, whose verbs block
 api = apis(RedisStore.from_url, AsyncRedisStore.from_url)
 
 
-@pytest.fixture(name="redis_server")
-def _emptied(_spare_redis: Server) -> Server:
-    """A private server: these tests remove all that is there."""
-    return _spare_redis
-
-
 @pytest.fixture
 def store(api: Opening, redis_server: Server) -> Opened:
     """A store of either API."""
@@ -43,7 +41,7 @@ def store(api: Opening, redis_server: Server) -> Opened:
 
 @pytest.fixture
 def admin(redis_server: Server) -> Iterator[redis.Redis]:
-    """A plain client of the server, which is empty."""
+    """A plain client of the server, which is emptied."""
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
         yield client

@@ -19,7 +19,12 @@ from caslock.store import ABSENT, WOKEN, AsyncQueueingStore, Entry, QueueingStor
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.stores.shared.connections import MOST_WAITING
 from caslock.testing.stopwatch import Stopwatch
-from tests.stores.opening import opening, put, unsent
+from tests.stores.opening import (
+    opening,
+    private_redis,  # noqa: F401 - a fixture
+    put,
+    unsent,
+)
 from tests.support.locations import until
 from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, free_port
@@ -79,15 +84,9 @@ class Waiting:
         return set(self.admin.keys())
 
 
-@pytest.fixture(name="redis_server")
-def _emptied(_spare_redis: Server) -> Server:
-    """A private server: these tests remove all that is there."""
-    return _spare_redis
-
-
 @pytest.fixture(params=["blocking", "asyncio"])
 def here(request: pytest.FixtureRequest, redis_server: Server) -> Iterator[Waiting]:
-    """Either API, on the shared server."""
+    """Either API."""
     with contextlib.ExitStack() as stack:
         yield Waiting(request.param, redis_server.url, stack)
 
