@@ -212,8 +212,7 @@ from urllib.parse import urlsplit
 from tests.proof.test_server_contract_bites import {name}
 
 def from_url(url):
-    {name}.timeout = 1.0  # for a busy machine
-    return {name}(urlsplit(url).hostname, urlsplit(url).port)
+    return {name}(urlsplit(url).hostname, urlsplit(url).port, 1.0)
 """
 
 

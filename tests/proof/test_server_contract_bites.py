@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")]
 
 
-QUICK = 1.0
-"""Seconds that a request may take."""
+QUICK, PATIENT = 1.0, 20.0
+"""Seconds that a request may take: where the test waits for the end of them, and where nothing makes it late."""
 
 SCRIPT = """
 local key, verb, value, version, ttl = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -56,10 +56,8 @@ return redis.call('HMGET', key, 'value', 'version')
 class HasNoWith:
     """Can't be used by `with`."""
 
-    timeout: float | None = QUICK
-
-    def __init__(self, host: str, port: int) -> None:
-        self.traits = Traits(f"redis://{host}:{port}/0")
+    def __init__(self, host: str, port: int, timeout: float | None = PATIENT) -> None:
+        self.traits, self._timeout = Traits(f"redis://{host}:{port}/0"), timeout
         self._pid, self._mutex = os.getpid(), threading.Lock()
         self._address = host, port
         self._connection = self.connection(host, port)
@@ -68,7 +66,7 @@ class HasNoWith:
         """Make a connection, which does not retry."""
         make: Any = redis.Connection
         return make(
-            host=host, port=port, socket_timeout=self.timeout, socket_connect_timeout=self.timeout,
+            host=host, port=port, socket_timeout=self._timeout, socket_connect_timeout=self._timeout,
             retry=Retry(NoBackoff(), 0),
         )  # fmt: skip
 
@@ -136,9 +134,9 @@ class Watcher(Plain):
 class ConnectsEachTime:
     """A right store that has no connection between its requests, and so nothing to close."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, timeout: float = PATIENT) -> None:
         self.traits = Traits(f"redis://{host}:{port}/0")
-        self._address = host, port
+        self._address = host, port, timeout
 
     def get(self, key: str) -> Entry | None:
         with contextlib.closing(self.connected()) as store:
@@ -159,8 +157,8 @@ class ConnectsEachTime:
 class CannotBeClosed(ConnectsEachTime):
     """Keeps its connections, and has no `close`."""
 
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(host, port)
+    def __init__(self, host: str, port: int, timeout: float = PATIENT) -> None:
+        super().__init__(host, port, timeout)
         self.kept = list[Plain]()
 
     def get(self, key: str) -> Entry | None:
@@ -193,7 +191,8 @@ class RetriesByItself(Plain):
 class HasNoTimeout(Plain):
     """Waits for an answer for as long as it takes."""
 
-    timeout = None
+    def __init__(self, host: str, port: int, _timeout: float) -> None:
+        super().__init__(host, port, None)
 
 
 class NeverSaysUnsent(Plain):
@@ -326,12 +325,12 @@ class TakesAnEndForAnAnswer(Plain):
 class AsyncPlain:
     """The same for asyncio."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, timeout: float = PATIENT) -> None:
         self.traits = Traits(f"redis://{host}:{port}/0")
         self._turn = asyncio.Lock()
         make: Any = redis.asyncio.Connection
         self._connection = make(
-            host=host, port=port, socket_timeout=QUICK, socket_connect_timeout=QUICK,
+            host=host, port=port, socket_timeout=timeout, socket_connect_timeout=timeout,
             retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
         )  # fmt: skip
 
@@ -387,7 +386,7 @@ class AsyncKeepsConnections(AsyncPlain):
 class WrongStore(NamedTuple):
     """A store that fails badly, and the tests that see it."""
 
-    make: Callable[[str, int], Store | AsyncStore]
+    make: Callable[[str, int, float], Store | AsyncStore]
     tests: set[str]
 
 
@@ -403,6 +402,8 @@ CLOSED = "test_a_closed_store_has_no_connection"
 FORKED = "test_a_forked_child_has_connections_of_its_own"
 TWICE = "test_a_store_is_closed_by_with_and_may_be_closed_again"
 ALL = {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE, INTERRUPTED, CLOSED, FORKED, TWICE}
+TIMED = ALL - {CUT, INTERRUPTED, CLOSED, FORKED, TWICE}
+"""Of these, those in which a timeout may be waited for."""
 
 WRONG_STORES = [
     WrongStore(LeaksClientErrors, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE}),
@@ -428,11 +429,16 @@ WRONG_STORES = [
 SKIPPED = "skipped: "
 
 
-def verdict(make: Callable[[str, int], Store | AsyncStore], server: Server, test: str) -> str:
+def verdict(make: Callable[[str, int, float], Store | AsyncStore], server: Server, test: str) -> str:
     """Run one test of the contract; give why it is red or was skipped, or nothing."""
-    method, store = getattr(StoreContract(), test), make(server.host, server.port)
+    timeout = QUICK if test in TIMED else PATIENT
+
+    def made(host: str, port: int) -> Store | AsyncStore:
+        return make(host, port, PATIENT if port == server.port else timeout)
+
+    method, store = getattr(StoreContract(), test), made(server.host, server.port)
     given = {
-        "caslock_server": StoreServer(server.host, server.port, make, QUICK),
+        "caslock_server": StoreServer(server.host, server.port, made, timeout),
         "caslock_clients": Clients(driven(store), driven(store), f"key:{uuid4().hex}"),
         "store": store,
     }
@@ -451,7 +457,7 @@ def verdict(make: Callable[[str, int], Store | AsyncStore], server: Server, test
 @pytest.mark.parametrize("make", [Plain, AsyncPlain, Watcher, ConnectsEachTime])
 @pytest.mark.parametrize("test", sorted(ALL))
 def test_a_store_that_fails_well_passes(
-    test: str, make: Callable[[str, int], Store | AsyncStore], redis_server: Server
+    test: str, make: Callable[[str, int, float], Store | AsyncStore], redis_server: Server
 ) -> None:
     """Without a fault of its own the same store passes; not tested are the fork of an asyncio store, and no `close`."""
     said = verdict(make, redis_server, test)
