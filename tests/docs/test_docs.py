@@ -11,6 +11,7 @@ from tests.proof.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 PROOF = ROOT / "docs" / "proof.md"
+MAP = ROOT / "docs" / "architecture.md"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -47,3 +48,23 @@ def test_the_index_names_every_page() -> None:
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert {name for name in pages if f"({name}" not in index} == set()
     assert "(docs/index.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("package", ["protocol", "local"])
+def test_the_map_names_each_file(package: str) -> None:
+    """The table of a package in the map of the code has its files, each once, and no others."""
+    text = MAP.read_text(encoding="utf-8")
+    table = text.partition(f"| `{package}/` | contains |\n")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines() for name in re.findall(r"`(\w+\.py)`", row.split("|")[1])]
+    files = [path.name for path in (ROOT / "caslock" / package).glob("*.py") if path.name != "__init__.py"]
+    assert sorted(named) == sorted(files)
+
+
+def test_the_map_names_no_file_that_is_gone() -> None:
+    """Every path in the map exists."""
+    text = MAP.read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:tests|protocol|local|stores)/[\w./]*)`", text))
+    paths |= set(re.findall(r"\(((?:protocol|local)/\w+\.py)\)", text))
+    assert len(paths) > 8
+    gone = [path for path in sorted(paths) if not ((ROOT / path).exists() or (ROOT / "caslock" / path).exists())]
+    assert gone == []

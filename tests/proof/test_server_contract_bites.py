@@ -485,25 +485,6 @@ def red(why: dict[str, str]) -> set[str]:
     return {test for test in why if why[test] and not why[test].startswith(SKIPPED)}
 
 
-class AsksForEach(Plain):
-    """A store whose list is many requests."""
-
-    asked = 0
-
-    def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        for name in (f"{prefix}{number or ''}" for number in range(40)):
-            AsksForEach.asked += 1
-            entry = self.get(name)
-            if entry is not None:
-                yield name, entry
-
-
-def test_a_list_of_many_requests_takes_no_longer(redis_server: Server) -> None:
-    """The first and the last of its requests have faults, and not each of them."""
-    assert verdict(AsksForEach, redis_server, "test_a_cut_connection_is_not_retried") == ""
-    assert AsksForEach.asked < 1000
-
-
 def test_a_parent_that_comes_late_still_asks_at_the_same_time_as_its_child(
     redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ from tests.support.locations import until
 from tests.support.servers import HOST, free_port, ringing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from caslock.stores.redis.pipeline import Pipeline
@@ -600,14 +600,26 @@ def test_a_long_list_has_each_key_once(api: Api, redis_server: Server, admin: re
     assert isinstance(AsyncRedisStore.from_url(redis_server.url), AsyncListingStore)
 
 
+def complaints(server: Server, options: str, act: Callable[[AsyncRedisStore], Awaitable[None]]) -> list[dict[str, Any]]:
+    """Act with a store, and give what asyncio complains of until nothing is left of it."""
+    told: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: told.append(complaint))
+        async with AsyncRedisStore.from_url(server.url + options) as store:
+            await act(store)
+        del store
+        gc.collect()
+
+    asyncio.run(main())
+    return told
+
+
 def test_a_connection_that_nobody_waits_for_fails_in_silence(new_redis: NewServer) -> None:
     """The task that asked is cancelled, and the server freezes: asyncio complains of nothing."""
     server = new_redis()
 
-    async def main() -> list[dict[str, Any]]:
-        complaints: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
-        store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout=0.2&socket_connect_timeout=0.2")
+    async def act(store: AsyncRedisStore) -> None:
         server.pause()
         for timeout in (0.1, 0.15):
             with pytest.raises(TimeoutError):
@@ -628,34 +640,23 @@ def test_a_connection_that_nobody_waits_for_fails_in_silence(new_redis: NewServe
         with pytest.raises(StoreUnavailable):
             await asyncio.gather(store.get("k"), store.get("k"))
         server.resume()
-        await store.aclose()
-        del store
-        gc.collect()
-        return complaints
 
-    assert asyncio.run(main()) == []
+    assert complaints(server, "?socket_timeout=0.2&socket_connect_timeout=0.2", act) == []
 
 
 def test_an_acknowledgement_that_nobody_waits_for_fails_in_silence(new_redis: NewServer) -> None:
     """The server freezes before it has answered, and asyncio complains of nothing."""
     server = new_redis()
 
-    async def main() -> list[dict[str, Any]]:
-        complaints: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
-        store = AsyncRedisStore.from_url(f"{server.url}?socket_timeout=2&replicas=1")
+    async def act(store: AsyncRedisStore) -> None:
         with pytest.raises(StoreUnavailable, match="replicas"):
             await store.get("k")
         server.pause()
         with pytest.raises(StoreUnavailable, match="did not answer"):
             await store.get("k")
         server.resume()
-        await store.aclose()
-        del store
-        gc.collect()
-        return complaints
 
-    assert asyncio.run(main()) == []
+    assert complaints(server, "?socket_timeout=2&replicas=1", act) == []
 
 
 REDIS_6 = b"-ERR Error running script (call to f_3f4261b542d2102c96f9b711dba3840fe75aa284): @user_script:36: "

@@ -31,12 +31,9 @@ def start_pytest(tmp_path: Path, test: str, **environment: str) -> subprocess.Po
     """Start another pytest, with our fixtures, for a file that holds `test`."""
     file = tmp_path / "test_inner.py"
     file.write_text(test)
+    options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
     return subprocess.Popen(
-        [
-            sys.executable,
-            *["-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"],
-            file,
-        ],
+        [sys.executable, "-m", "pytest", *options, file],
         cwd=ROOT,
         env={**clean(os.environ), **environment},
         stdout=subprocess.PIPE,
