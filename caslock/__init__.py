@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from caslock.blocking import Hold, Lock, MultiHold, MultiLock, QuorumLock
+from caslock.blocking import Hold, Lock, MultiHold, MultiLock, QuorumLock, Semaphore, SemaphoreHold
 from caslock.connect import connect, connect_async
 from caslock.errors import (
     CaslockError,
@@ -40,7 +40,15 @@ from caslock.store import (
 )
 
 if TYPE_CHECKING:
-    from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock, AsyncQuorumLock
+    from caslock.aio import (
+        AsyncHold,
+        AsyncLock,
+        AsyncMultiHold,
+        AsyncMultiLock,
+        AsyncQuorumLock,
+        AsyncSemaphore,
+        AsyncSemaphoreHold,
+    )
     from caslock.decorator import locked
     from caslock.keys import key
 
@@ -58,6 +66,8 @@ __all__ = [
     "AsyncMultiLock",
     "AsyncQueueingStore",
     "AsyncQuorumLock",
+    "AsyncSemaphore",
+    "AsyncSemaphoreHold",
     "AsyncStore",
     "AsyncWatchingStore",
     "BatchingStore",
@@ -82,6 +92,8 @@ __all__ = [
     "Record",
     "Removal",
     "Retry",
+    "Semaphore",
+    "SemaphoreHold",
     "StaleFence",
     "Store",
     "StoreError",
@@ -97,7 +109,13 @@ __all__ = [
 ]
 
 _LATER = {
-    **dict.fromkeys(("AsyncHold", "AsyncLock", "AsyncMultiHold", "AsyncMultiLock", "AsyncQuorumLock"), "aio"),
+    "AsyncHold": "aio",
+    "AsyncLock": "aio",
+    "AsyncMultiHold": "aio",
+    "AsyncMultiLock": "aio",
+    "AsyncQuorumLock": "aio",
+    "AsyncSemaphore": "aio",
+    "AsyncSemaphoreHold": "aio",
     "key": "keys",
     "locked": "decorator",
 }

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, StoreError, with_notes
-from caslock.local.hold import Holding
+from caslock.local.hold import Holding, slot_of
 from caslock.local.holds import Holds
-from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
+from caslock.local.lock import SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, wait_time
 from caslock.local.tasks import calling_task, finish, task_runtime, this_task
 from caslock.local.with_blocks import WithBlocks
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
+    from caslock.local.semaphore import SemaphoreState
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
 
@@ -115,7 +116,18 @@ class AsyncHold(Holding, _Releasing):
         await super().release()
 
 
-B = TypeVar("B", AsyncHold, "AsyncMultiHold")
+class AsyncSemaphoreHold(AsyncHold):
+    """One successful acquire of an `AsyncSemaphore`: an asynchronous context manager that releases it."""
+
+    __slots__ = ()
+
+    @property
+    def slot(self) -> int:
+        """A number from 0 to permits - 1 that no other live hold has; see `SemaphoreHold.slot`."""
+        return slot_of(self)
+
+
+B = TypeVar("B", AsyncHold, AsyncSemaphoreHold, "AsyncMultiHold")
 B_co = TypeVar("B_co", covariant=True)
 
 
@@ -140,6 +152,7 @@ class _Acquired(ABC, Generic[B]):
     _state: _State[B]
     _timeout: float | None
     _blocks: WithBlocks[_Block[B]]
+    _make: type[AsyncHold] = AsyncHold
 
     def acquire(
         self,
@@ -165,7 +178,7 @@ class _Acquired(ABC, Generic[B]):
         return held
 
     async def _take(self, timeout: float | None, caller: Task | None = None) -> B:
-        begun = self._state.begin(AsyncHold, caller)
+        begun = self._state.begin(self._make, caller)
         try:
             held = await self._state.acquire(begun, timeout)
         except (CaslockError, GeneratorExit):
@@ -218,6 +231,30 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
     async def force_release(self) -> Record | None:
         """Take the key away from whoever holds it; see `Lock.force_release`."""
         return await self._state.force_release()
+
+
+class AsyncSemaphore(SharedLock[AsyncStore | Store, AsyncSemaphoreHold], _Acquired[AsyncSemaphoreHold]):
+    """A key that up to `permits` may hold at a time, over all processes, for asyncio; see `Semaphore`.
+
+    If a lease is lost, its ``async with`` block is cancelled and raises `LockLost`.
+    """
+
+    _state: SemaphoreState
+    _runtime = staticmethod(task_runtime)
+    _make = AsyncSemaphoreHold
+    _with = "async with"
+
+    async def locked(self) -> bool:
+        """Whether all permits are taken."""
+        return len(await self.holders()) >= self.permits
+
+    async def holders(self) -> tuple[Record, ...]:
+        """Return a record for each hold; see `Semaphore.holders`."""
+        return await self._state.holders()
+
+    async def force_release(self) -> tuple[Record, ...]:
+        """Take the key from all who hold it; see `Semaphore.force_release`."""
+        return await self._state.force_release_all()
 
 
 class AsyncQuorumLock(SeveralStores[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold]):

@@ -15,9 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
-from caslock.local.hold import Holding
+from caslock.local.hold import Holding, slot_of
 from caslock.local.holds import Holds
-from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
+from caslock.local.lock import SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, wait_time
 from caslock.local.threads import finish, mend, running_task, thread_runtime
 from caslock.local.workers import run
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
+    from caslock.local.semaphore import SemaphoreState
     from caslock.local.threads import ThreadRuntime
     from caslock.local.with_blocks import WithBlocks
     from caslock.protocol.attempt import Attempt
@@ -165,6 +166,17 @@ class Hold(Holding, _Held):
         return None if holder is None or holder.done() or holder is running_task() else holder
 
 
+class SemaphoreHold(Hold):
+    """One successful acquire of a `Semaphore`: a context manager that releases it."""
+
+    __slots__ = ()
+
+    @property
+    def slot(self) -> int:
+        """A number from 0 to permits - 1 that no other live hold has: to pick a port, a licence, a shard."""
+        return slot_of(self)
+
+
 def _refuse_other_task(attempt: Attempt) -> None:
     for level in attempt.levels:
         other = cast("Hold", level)._other_task()
@@ -184,17 +196,18 @@ def _newest(state: LockState) -> Hold:
     return hold
 
 
-def _hold(state: LockState, attempt: Attempt) -> Hold:
+def _hold(state: LockState, attempt: Attempt, kind: type[H] = Hold) -> H:  # type: ignore[assignment] # python/mypy#3737
     """Make a hold; raises RuntimeError where another asyncio task of this thread holds the lock."""
     if attempt.levels:
         _refuse_other_task(attempt)
-    hold = Hold(state, attempt)
+    hold = kind(state, attempt)
     if "asyncio" in sys.modules and (task := running_task()) is not None:
         hold._task = weakref.ref(task)
     return hold
 
 
-B = TypeVar("B", Hold, "MultiHold")
+B = TypeVar("B", Hold, SemaphoreHold, "MultiHold")
+H = TypeVar("H", bound=Hold)
 B_co = TypeVar("B_co", covariant=True)
 
 
@@ -220,6 +233,7 @@ class _Acquired(ABC, Generic[B]):
     _state: _State[B]
     _timeout: float | None
     _blocks: WithBlocks[B]
+    _make: Callable[[LockState, Attempt], Hold] = staticmethod(_hold)
 
     def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> B | None:  # noqa: FBT001, FBT002 - threading.Lock's own signature
         """Acquire or re-enter.  Returns None if another owner held the key for all of `timeout` seconds.
@@ -267,7 +281,7 @@ class _Acquired(ABC, Generic[B]):
 
     def _acquire(self, timeout: float | None, blocks: WithBlocks[B] | None = None) -> B:
         """Acquire, and begin one of `blocks`."""
-        begun, me, held = self._state.begin(_hold), self._state.runtime.me(), None
+        begun, me, held = self._state.begin(self._make), self._state.runtime.me(), None
         try:
             held = self._take(begun, timeout)
             # Last, and Python looks for signals after none of these: an interrupt before them leaves garbage.
@@ -283,7 +297,31 @@ class _Acquired(ABC, Generic[B]):
             raise
 
 
-class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
+class _OneKey(_Acquired[B]):
+    """What locks on one key of one store have in common."""
+
+    _state: Any  # a LockState
+
+    def _take(self, begun: Any, timeout: float | None) -> B:  # noqa: ANN401 - what `begin` has returned
+        """Send one request, if that is enough: see `LockState.begin_put`."""
+        state: LockState = self._state
+        runtime: ThreadRuntime = state.runtime  # type: ignore[assignment] # it is that of the blocking API
+        put = state.begin_put(begun)
+        if put is None:
+            if state.re_enter(begun) or (state.settings.linger and state.resume(begun)):
+                return cast("B", begun)
+            return cast("B", run(state.win(begun, timeout)))
+        try:
+            entry = runtime.direct.put_if_version(state.key, put.value, ABSENT, put.ttl)
+        except (StoreError, ValueError) as error:
+            return cast("B", run(state.win(begun, timeout, first=Sent(put, error))))
+        observed = answered(begun._attempt, put, entry)
+        if state.end_put(begun, put, observed):
+            return cast("B", begun)
+        return cast("B", run(state.win(begun, timeout, first=Sent(put, observed))))
+
+
+class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
     """A lease lock on one key of a store.  Cheap to create, thread-safe, reusable.
 
     Like `threading.RLock`: one thread at a time holds it, the same thread re-enters without a request, and it is free
@@ -296,24 +334,6 @@ class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
     _state: LockState
     _runtime = staticmethod(thread_runtime)
     _is_blocking = True
-
-    def _take(self, begun: Hold, timeout: float | None) -> Hold:
-        """Send one request, if that is enough: see `LockState.begin_put`."""
-        state = self._state
-        runtime: ThreadRuntime = state.runtime  # type: ignore[assignment] # it is that of the blocking API
-        put = state.begin_put(begun)
-        if put is None:
-            if state.re_enter(begun) or (state.settings.linger and state.resume(begun)):
-                return begun
-            return run(state.win(begun, timeout))
-        try:
-            entry = runtime.direct.put_if_version(state.key, put.value, ABSENT, put.ttl)
-        except (StoreError, ValueError) as error:
-            return run(state.win(begun, timeout, first=Sent(put, error)))
-        observed = answered(begun._attempt, put, entry)
-        return (
-            begun if state.end_put(begun, put, observed) else run(state.win(begun, timeout, first=Sent(put, observed)))
-        )
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
@@ -333,6 +353,34 @@ class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
         The next fence is larger; a resource that does not check fences is not protected from the old holder.
         """
         return run(self._state.force_release())
+
+
+class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
+    """A key that up to `permits` may hold at a time, over all processes.  Cheap to create, thread-safe, reusable.
+
+    Each acquire takes a permit, also one by a thread that has one already; ``hold.slot`` numbers those that are held.
+    The fence grows with each acquire.  A holder that dies keeps its permit for no longer than its `ttl`.
+    """
+
+    _state: SemaphoreState
+    _runtime = staticmethod(thread_runtime)
+    _make = staticmethod(partial(_hold, kind=SemaphoreHold))
+
+    def release(self) -> None:
+        """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
+        _newest(self._state).release()
+
+    def locked(self) -> bool:
+        """Return whether all permits are taken."""
+        return len(self.holders()) >= self.permits
+
+    def holders(self) -> tuple[Record, ...]:
+        """Return a record for each hold, with its fence, those last admitted last; some of them may have died."""
+        return run(self._state.holders())
+
+    def force_release(self) -> tuple[Record, ...]:
+        """Take the key from all who hold it, and return their records; they learn of the loss when they renew."""
+        return run(self._state.force_release_all())
 
 
 class QuorumLock(SeveralStores[Store, Hold], _Acquired[Hold]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self, cast
 
 from caslock.errors import NotHeld, StoreError
 from caslock.local.settings import check_lease
@@ -17,12 +17,18 @@ if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.exchange import Sent
     from caslock.protocol.record import Observed
+    from caslock.protocol.shared_attempt import SharedAttempt
 
 
 def not_copied_hold(hold: object) -> TypeError:
     """Say why a hold is neither copied nor pickled, and what to do instead."""
     kind = type(hold).__name__
     return TypeError(f"{kind} can't be copied or pickled: pass its fence instead")
+
+
+def slot_of(hold: Holding) -> int:
+    """Return the slot of a hold of a semaphore."""
+    return cast("SharedAttempt", hold._attempt).slot  # noqa: SLF001 - of a hold
 
 
 class Holding:

@@ -19,6 +19,7 @@ from caslock.local.settings import (
     check_min_hold,
     check_no_settings,
     check_owner,
+    check_permits,
     check_retry,
     check_switch,
     check_text,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from tenacity.wait import WaitBaseT
 
+    from caslock.local.semaphore import SemaphoreState
     from caslock.local.several import Keys
     from caslock.protocol.runtime import Runtime
 
@@ -218,6 +220,66 @@ class SingleLock(OneKey, Generic[S, H]):
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
         self._begin(LockState(runtime, key, _checked(given, owner, min_hold, linger)), timeout)
+
+
+class SharedLock(OneKey, Generic[S, H]):
+    """A key of a store of type `S` that several may hold."""
+
+    _runtime: staticmethod[[object], Runtime]
+    _state: SemaphoreState
+
+    def __init__(
+        self,
+        store: S,
+        key: str,
+        permits: int,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        auto_renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[H], object] | None = None,
+        note: str = "",
+        retry: Retry | tuple[int, int] = Retry(),
+        poll: WaitBaseT | None = None,
+        **unknown: Never,
+    ) -> None:
+        """Create the semaphore; no request is sent.
+
+        Args:
+            store: where it lives, as for `Lock`.
+            key: as for `Lock`; a `Lock` of the same key and this semaphore exclude each other.
+            permits: how many may hold the key at a time, over all processes, 1 to 64.  All that use the key have to
+                name the same number: an acquire with another one raises `StoreError` while somebody holds the key.
+            ttl: seconds each lease lasts unless it is renewed: the place of a holder that dies is free after it.
+            timeout: as for `Lock`.
+            auto_renew: as for `Lock`.
+            max_hold: as for `Lock`.
+            on_lost: as for `Lock`.
+            note: as for `Lock`; where many hold the key, a record may have no room for it.
+            retry: as for `Lock`.
+            poll: as for `Lock`.
+            unknown: nothing else.  `owner`, `min_hold` and `linger` are for `Lock` only.
+
+        Raises:
+            ValueError, TypeError: an argument is invalid.
+
+        """
+        if unknown:
+            raise no_such_setting(unknown)
+        from caslock.local.semaphore import SemaphoreState  # noqa: PLC0415 - seldom used
+
+        runtime = type(self)._runtime(store)
+        check_key(key)
+        given = Settings(
+            ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
+        )
+        self._begin(SemaphoreState(runtime, key, _checked(given), check_permits(permits)), timeout)
+
+    @property
+    def permits(self) -> int:
+        """How many may hold the key at a time."""
+        return self._state.permits
 
 
 L = TypeVar("L", bound=SingleLock[Any, Any])

@@ -11,12 +11,13 @@ import os
 import weakref
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Self, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
 
 from caslock import observer
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError
 from caslock.local import linger
 from caslock.local.hold import Holding
+from caslock.local.queue import LocalQueue
 from caslock.local.refusals import BY_OURSELVES, busy, in_use, waited
 from caslock.local.reports import call_on_lost, event_of
 from caslock.local.stamps import Stamps, hostname
@@ -63,6 +64,9 @@ class LockState:
         "settings",
     )
 
+    _queue_type: ClassVar[type[LocalQueue]] = LocalQueue
+    _nonce_bytes: ClassVar[int] = 16
+
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings) -> None:
         self.runtime: Runtime = runtime
         self.key: str = key
@@ -75,11 +79,11 @@ class LockState:
         self._inherited = self._attempts() if self.generation else []  # a forked child never held them
         self._held: dict[str, weakref.ref[Attempt]] = {}  # by hold id: all that are held, or being released
         self.committed: dict[Holding, None] = {}  # what the Lock object keeps until its release
-        self._queue = cast("Shared", self.runtime.shared).queue(self.key)
+        self._queue = cast("Shared", self.runtime.shared).queue(self.key, self._queue_type)
         # Guards the attempts' levels, as any thread may release a hold; reentrant for signal handlers and `__del__`.
         self._guard = RLock()
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
-        self._nonce = os.urandom(16).hex()
+        self._nonce = os.urandom(self._nonce_bytes).hex()
         self._numbers = itertools.count(1)
         settings = self.settings
         owner = settings.owner or f"{hostname()}:{self._nonce}"

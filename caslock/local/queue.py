@@ -211,7 +211,8 @@ class LocalQueue:
 
     def _admit(self, now: float) -> list[Attempt]:
         """Remove the attempts that are over, let in and wake those that may enter, and return all that are inside."""
-        inside = [attempt for other in self._inside if (attempt := other()) is not None and not _is_over(attempt, now)]
+        known = [attempt for other in self._inside if (attempt := other()) is not None]
+        inside = [attempt for attempt in known if not self._is_over(attempt, now)]
         if len(inside) < len(self._inside):
             self._inside = [weakref.ref(attempt) for attempt in inside]
         while self.waiting:
@@ -234,6 +235,12 @@ class LocalQueue:
             if attempt.turn.event is not None and not attempt.turn.awaits_hand_over:
                 attempt.turn.event.set()
         return inside
+
+    def _is_over(self, attempt: Attempt, now: float) -> bool:
+        """Whether an attempt is no longer inside."""
+        if attempt.state in HAD and (now >= attempt.lease.deadline or attempt.lease.lost):
+            return True
+        return attempt.runtime.ended(attempt)
 
     def _yield_next(self, attempt: Attempt, now: float, *, waited: bool) -> None:
         """Have the next attempt let other processes go first, at a store that does not queue them.
@@ -266,9 +273,3 @@ class LocalQueue:
 def _may_join(attempt: Attempt, inside: list[Attempt]) -> bool:
     """Whether `attempt` re-enters what its owner holds through other Lock objects."""
     return all(other.owner == attempt.owner and not other.hold_id.startswith(attempt.siblings) for other in inside)
-
-
-def _is_over(attempt: Attempt, now: float) -> bool:
-    if attempt.state in HAD and (now >= attempt.lease.deadline or attempt.lease.lost):
-        return True
-    return attempt.runtime.ended(attempt)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from caslock.protocol.attempt import Retry
 from caslock.protocol.record import json_size
+from caslock.protocol.shares import MAX_PERMITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -106,6 +107,17 @@ def check_expires(traits: Traits) -> None:
             "a process that tries once would not get the key again"
         )
         raise ValueError(message)
+
+
+def check_permits(value: int) -> int:
+    """Check how many may hold a key."""
+    if type(value) is not int:
+        message = f"permits must be an int, not {value!r}"
+        raise TypeError(message)
+    if not 1 <= value <= MAX_PERMITS:
+        message = f"permits must be from 1 to {MAX_PERMITS}, not {value!r}: more holds take several keys"
+        raise ValueError(message)
+    return value
 
 
 def check_timeout(value: float | None) -> float | None:

@@ -25,17 +25,17 @@ class Shared:
 
     def _begin(self) -> None:
         self._guard = RLock()  # a signal handler may use a lock while its thread is in here
-        self._queues = weakref.WeakValueDictionary[str, LocalQueue]()
+        self._queues = weakref.WeakValueDictionary[tuple[str, type[LocalQueue]], LocalQueue]()
         self._parts: dict[str, object] = {}
         self._generation = generation()  # last, because other threads of a child then rely on the rest
 
-    def queue(self, key: str) -> LocalQueue:
-        """Return the one local queue of this process for `key`."""
+    def queue(self, key: str, kind: type[LocalQueue] = LocalQueue) -> LocalQueue:
+        """Return the one local queue of this kind and process for `key`."""
         self._after_fork()
         with self._guard:
-            queue = self._queues.get(key)
+            queue = self._queues.get((key, kind))
             if queue is None:
-                queue = self._queues[key] = LocalQueue()
+                queue = self._queues[key, kind] = kind()
             return queue
 
     def part(self, name: str, make: Callable[[], T]) -> T:

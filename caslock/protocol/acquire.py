@@ -78,7 +78,7 @@ async def _resume(runtime: Runtime, attempt: Attempt, limit: float, observed: Ob
         return await read(runtime, attempt, last_start(runtime, attempt.limit))
     if observed is None and turn.yields and runtime.now() < limit:
         # This process has woken another one, or had the key for long: let others go first.
-        if runtime.queueing is not None:
+        if attempt.queues and runtime.queueing is not None:
             return await _put_when_absent(runtime, attempt, YIELD_WAIT, limit)
         await _yield(runtime, attempt, limit)
     return observed
@@ -139,12 +139,12 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
     version, holder = contention.observed
     over, longest = False, LONGEST_WAIT
     if holder is not None and not holder.foreign:
-        ends = contention.seen + holder.ttl + runtime.store.traits.expiry_lag
+        ends = attempt.ends(contention)
         over = runtime.now() >= ends
         limit = limit if over else min(limit, ends)
         longest = min(longest, holder.ttl / 3)  # who lives renews as often; who died may end before `ends`
         # The end of a lease wakes nobody, nor does a release into a free record (a quarantine).
-        if runtime.queueing is not None and not (over or holder.quarantine or holder.kept):
+        if attempt.queues and runtime.queueing is not None and not (over or holder.quarantine or holder.kept):
             observed = await _put_when_absent(runtime, attempt, LONGEST_WAIT, limit)
             if observed is not None:
                 return observed
@@ -154,7 +154,7 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
             await runtime.watching.wait_while(attempt.key, version, seconds)
             await _yield(runtime, attempt, limit)
             return None
-    await runtime.sleep(max(0.0, min(contention.pause(), limit - runtime.now())))
+    await attempt.pause(max(0.0, min(contention.pause(), limit - runtime.now())))
     return None
 
 

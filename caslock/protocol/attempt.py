@@ -8,13 +8,13 @@ its time, and a free record keeps it out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from caslock.errors import LockLost
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, OVER, State
-from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Record, Stamp, fence_of
+from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Observed, Record, Stamp, fence_of, observed_in
 from caslock.protocol.writes import FREE_TTL, InFlight, Write, Writes
 from caslock.store import ABSENT
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from caslock.protocol.hand_over import HandOver
     from caslock.protocol.runtime import Event, Mutex, Runtime
+    from caslock.store import Entry
 
 
 class Retry(NamedTuple):
@@ -125,6 +126,9 @@ class Attempt:
         "writes",
     )
 
+    queues: ClassVar[bool] = True
+    """Whether it may wait at the store for a moment when nothing is there."""
+
     terms: Terms
     key: str
     owner: str
@@ -210,7 +214,7 @@ class Attempt:
         write_id = f"{hold_id}.{writes.count}"  # as `next_id` makes it
         writes.in_flight[write_id] = _new(InFlight, (expected, now, ttl))
         stamp, (before, between, after) = self.stamps()
-        record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *stamp, FORM, ""))
+        record = _new(Record, (self.owner, (hold_id,), ttl, write_id, None, 0.0, *stamp, FORM, "", 0, ()))
         value = f"{before}{hold_id}{between}{write_id}{after}".encode()
         return _new(Write, (write_id, expected, record, value, now))
 
@@ -223,6 +227,20 @@ class Attempt:
         """Note a release that is sent now, if that is in time: then it is no loss if it turns out to be applied."""
         if not self.lease.lost and now < self.lease.deadline:
             self.writes.releases.add(write_id)
+
+    def see(self, entry: Entry | None) -> Observed:
+        """Read an answer of the store."""
+        return observed_in(entry)
+
+    def ends(self, contention: Contention) -> float:
+        """When what is there ends, as far as is known, if it is not renewed."""
+        record = contention.observed.record
+        assert record is not None  # noqa: S101 - the caller has checked
+        return contention.seen + record.ttl + self.runtime.store.traits.expiry_lag
+
+    async def pause(self, seconds: float) -> None:
+        """Let time pass before the next look."""
+        await self.runtime.sleep(seconds)
 
     def is_in(self, record: Record | None) -> bool:
         """Whether the hold id of this attempt is in `record`."""
@@ -272,8 +290,8 @@ class Attempt:
         """Begin a tenure: its fence will be the version."""
         stamp = self.stamps().stamp  # of now: the attempt may have waited for long
         seconds, quarantine_id = quarantine
-        fields = (self.owner, (self.hold_id,), self.lease.asked, write_id, None, seconds, *stamp, FORM, quarantine_id)
-        return _new(Record, fields)
+        lease = self.lease.asked, write_id, None, seconds
+        return _new(Record, (self.owner, (self.hold_id,), *lease, *stamp, FORM, quarantine_id, 0, ()))
 
     def _rest(self, observed: Record, now: float) -> Quarantine:
         """Return what is left of the quarantine in a record that is seen now."""
@@ -340,7 +358,7 @@ class Attempt:
         """Return a record that nobody holds: until it ends, no put that expects absence can be applied."""
         seconds, quarantine_id = quarantine
         stamp = self.stamps().stamp
-        return _new(Record, (self.owner, (), seconds, write_id, None, seconds, *stamp, FORM, quarantine_id))
+        return _new(Record, (self.owner, (), seconds, write_id, None, seconds, *stamp, FORM, quarantine_id, 0, ()))
 
     def lose(self, why: str) -> LockLost:
         """Note a loss, for every level of re-entry: only a new acquire with a new hold id can hold the key again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.protocol.record import NOTHING, Observed, Record, decode, encode
+from caslock.protocol.record import Observed, Record, encode
 from caslock.protocol.writes import InFlight, Write
 from caslock.store import ABSENT
 
@@ -90,7 +90,7 @@ async def read(runtime: Runtime, attempt: Attempt, limit: float) -> Observed:
     """Return what is there; after no answer ask again, `attempt.retry.get` times, but not at or after `limit`."""
 
     async def get() -> Observed:
-        return observed_in(await runtime.store.get(attempt.key))
+        return attempt.see(await runtime.store.get(attempt.key))
 
     try:
         return await get()
@@ -150,18 +150,13 @@ def answered(attempt: Attempt, write: Write, entry: Entry | None) -> Observed:
         return _new(Observed, (entry.version, write.record))
     elif entry is not None:
         attempt.woken = True
-    return observed_in(entry)
+    return attempt.see(entry)
 
 
 def unanswered(attempt: Attempt, write_id: str, error: StoreError | ValueError) -> None:
     """Note that a write has raised `error`, which shows whether it may have been applied, or may be yet."""
     if not (isinstance(error, StoreUnavailable) and error.sent):
         attempt.writes.drop(write_id)
-
-
-def observed_in(entry: Entry | None) -> Observed:
-    """Read an answer; `WOKEN` says as well that nothing is there."""
-    return NOTHING if entry is None or entry.version == ABSENT else Observed(entry.version, decode(entry.value))
 
 
 _new = tuple.__new__  # takes half the time of a NamedTuple's own

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from caslock.protocol.exchange import observed_in
+from caslock.protocol.record import observed_in
 from caslock.protocol.sightings import Sightings
 from caslock.store import ABSENT
 

@@ -10,19 +10,30 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from caslock.protocol.shares import SHARED, Share, as_json, shares_in
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from caslock.store import Entry
+
 FORM: Final = 1
-"""The number of this form of record.  A record of any other form is foreign: held, and never overwritten."""
+"""The number of this form of record.  `SHARED` is that of a record that several may be in.
+
+A record of any other form is foreign: held, and never overwritten.
+"""
 
 MAX_HOLDS: Final = 40
 """The most holds of one owner in one record: it must fit in `caslock.store.MAX_VALUE` bytes."""
 
 KEPT: Final = "kept"
 """The only hold of a record whose holder has released the key before its ``min_hold`` was over."""
+
+_FORMS: Final = frozenset({FORM, SHARED})
+
+_OWN: Final = frozenset({"form", "permits", "shares"})
+"""Fields that are not in a record of one owner."""
 
 _quote = json.encoder.encode_basestring
 
@@ -61,6 +72,10 @@ class Record(NamedTuple):
     form: int = FORM
     quarantine_id: str = ""
     """The write id of the record with which the quarantine began, by which a process knows it again."""
+    permits: int = 0
+    """How many may hold the key at a time; 0: one owner."""
+    shares: tuple[Share, ...] = ()
+    """What each of several holds has of the key."""
 
     @property
     def free(self) -> bool:
@@ -75,7 +90,7 @@ class Record(NamedTuple):
     @property
     def foreign(self) -> bool:
         """Whether something else than this version of caslock has written it."""
-        return self.form != FORM
+        return self.form not in _FORMS
 
     @property
     def since(self) -> datetime | None:
@@ -97,6 +112,8 @@ class Record(NamedTuple):
             return "nobody"
         if self.foreign:
             return f"an unknown owner (caslock did not write the value {self.note})"
+        if self.shares:
+            return f"{len(self.shares)} of {self.permits}: {', '.join(str(share) for share in self.shares)}"
         note = f" ({self.note})" if self.note else ""
         if self.kept:
             ends = f"which has released it, and keeps it from others for {self.ttl:.3g} s after the release (min_hold)"
@@ -123,6 +140,11 @@ class Observed(NamedTuple):
 NOTHING: Final = Observed(ABSENT, None)
 
 
+def observed_in(entry: Entry | None) -> Observed:
+    """Read an answer; `WOKEN` says as well that nothing is there."""
+    return NOTHING if entry is None or entry.version == ABSENT else Observed(entry.version, decode(entry.value))
+
+
 def fence_of(record: Record, version: int) -> int:
     """Return the fencing number of the tenure that a record belongs to."""
     return version if record.fence is None else record.fence
@@ -130,7 +152,10 @@ def fence_of(record: Record, version: int) -> int:
 
 def encode(record: Record) -> bytes:
     """Write a record as bytes (by hand: seven times as fast as a `json.JSONEncoder`)."""
-    owner, holds, ttl, write, fence, quarantine, since, host, pid, note, _, quarantine_id = record
+    owner, holds, ttl, write, fence, quarantine, since, host, pid, note, form, quarantine_id, permits, shares = record
+    if form == SHARED:
+        rest = {"ttl": ttl, "write": write, "quarantine": quarantine, "quarantine_id": quarantine_id}
+        return as_json(permits, shares, rest)
     ids = _quote(holds[0]) if len(holds) == 1 else ",".join(map(_quote, holds))
     return (
         f'{_head(owner)}{ids}],"ttl":{ttl!r},"write":{_quote(write)},"fence":{"null" if fence is None else fence},'
@@ -162,7 +187,14 @@ def decode(value: bytes) -> Record:
     """Read a record; anything that is not one comes back as a foreign record, which is held by an unknown owner."""
     try:
         fields = json.loads(value)
-        if fields.pop("caslock") != FORM or "form" in fields:
+        form = fields.pop("caslock")
+        if form == SHARED:
+            shares = shares_in(fields.pop("shares"))
+            holds = tuple([share.hold for share in shares])
+            fields |= {"form": SHARED, "owner": "", "holds": holds, "shares": shares, "fence": None}
+            if not isinstance(fields["permits"], int) or not shares:
+                return _foreign(value)
+        elif form != FORM or not _OWN.isdisjoint(fields):
             return _foreign(value)
         fields["since_iso"] = fields.pop("since", "")
         fields["holds"] = tuple(map(str, fields["holds"]))

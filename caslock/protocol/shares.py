@@ -1,0 +1,95 @@
+"""What each of several holds has of one key, as it is written in the record of that key.
+
+A share has a beat, which each write of its holder moves on.  Whoever sees a beat stand still for the whole ttl of the
+share, by a clock of its own, may take the share out of the record: so a dead holder costs one ttl, whoever else lives.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final, NamedTuple
+
+from caslock.errors import StoreError
+from caslock.protocol.lease import margin
+from caslock.store import MAX_VALUE
+
+SHARED: Final = 2
+"""The number of the form of a record that several may be in."""
+
+MAX_PERMITS: Final = 64
+"""The most holds in one record: it must fit in `caslock.store.MAX_VALUE` bytes."""
+
+
+class Share(NamedTuple):
+    """What one hold has of a key."""
+
+    hold: str
+    """The hold id."""
+    slot: int
+    """A number from 0 to permits - 1 that no other live hold has."""
+    beat: int
+    """The number of its holder's write with which it was written last."""
+    fence: int | None
+    """The version of the write that admitted it; None in that write."""
+    ttl: float
+    """Seconds after which it is over if its beat does not move."""
+    since: str = ""
+    host: str = ""
+    pid: int = 0
+    note: str = ""
+
+    def __str__(self) -> str:
+        """Say who holds it."""
+        note = f" ({self.note})" if self.note else ""
+        return f"pid {self.pid} on {self.host}{note} since {self.since}" if self.host else self.hold
+
+
+class Beats:
+    """The beats of one key as this process has seen them."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        self._seen: dict[str, tuple[int, float]] = {}  # by hold id: a beat, and when the share is over if it stands
+
+    def look(self, shares: tuple[Share, ...], now: float) -> None:
+        """Note what is there now; an answer that comes late only lets a share seem to live for longer."""
+        self._seen = {share.hold: (share.beat, self.over(share, now)) for share in shares}
+
+    def over(self, share: Share, now: float) -> float:
+        """Return when a share is over, by our clock: one ttl and margin after this beat was first seen here."""
+        beat, over = self._seen.get(share.hold, (None, 0.0))
+        return over if beat == share.beat else now + share.ttl + margin(share.ttl)
+
+
+def as_json(permits: int, shares: tuple[Share, ...], rest: dict[str, Any]) -> bytes:
+    """Write a shared record; where there is no room, it does not say for people who its holders are.
+
+    Raises `StoreError` if there is no room all the same.
+    """
+    fields = [share._replace(ttl=math.ceil(share.ttl * 1000)) for share in shares]
+    value = _text(permits, rest, fields)
+    if len(value) > MAX_VALUE:
+        value = _text(permits, rest, [each[:5] for each in fields])
+    if len(value) > MAX_VALUE:
+        message = f"a record of {len(shares)} holds takes more than {MAX_VALUE} bytes: use several keys"
+        raise StoreError(message)
+    return value
+
+
+def shares_in(fields: list[list[Any]]) -> tuple[Share, ...]:
+    """Read the shares of a record; raises ValueError or TypeError for any that is not one."""
+    shares = []
+    for hold, slot, beat, fence, ttl, *about in fields:
+        share = Share(str(hold), int(slot), int(beat), None if fence is None else int(fence), ttl / 1000, *about)
+        if not all(isinstance(text, str) for text in (share.since, share.host, share.note)):
+            raise TypeError(share)
+        shares.append(share)
+    return tuple(shares)
+
+
+def _text(permits: int, rest: dict[str, Any], shares: list[Any]) -> bytes:
+    whole = {"caslock": SHARED, "permits": permits, **rest, "shares": shares}
+    return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()

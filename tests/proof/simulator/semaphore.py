@@ -1,0 +1,205 @@
+"""Semaphores in the simulator: several hold one key, each with a share of its record.
+
+Most laws are those of a Lock (see `laws`); these are different:
+
+1. No more than `permits` believe, each with a slot of its own, and the share of each is at the store.  (Only while
+   clocks are within the margin.)
+2. Fences grow from one admission to the next, in the order of the store.
+5. Nobody's share is removed while its holder believes.
+
+Entries are not forgotten: a semaphore, as a Lock, excludes only those that the store remembers.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final, cast
+
+from caslock.local.semaphore import SemaphoreState
+from caslock.protocol.attempt import LockSettings, Retry
+from tests.proof.simulator.chance import by_chance
+from tests.proof.simulator.client import NamedLockState
+from tests.proof.simulator.deadlock import forgotten
+from tests.proof.simulator.laws import Judge
+from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, Round, Stay
+from tests.proof.simulator.run import Run
+from tests.proof.simulator.story import short
+from tests.proof.simulator.waits import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenacity.wait import WaitBaseT
+
+    from caslock.local.hold import Holding
+    from caslock.protocol.shared_attempt import SharedAttempt
+    from tests.proof.simulator.client import Client
+    from tests.proof.simulator.runtime import Runtime
+
+KEY: Final = "k"
+
+
+class NamedSemaphoreState(NamedLockState, SemaphoreState):
+    """The real one, but for its name, which chance would make."""
+
+    def __init__(self, name: str, process: Runtime, plan: ClientPlan, permits: int, poll: WaitBaseT | None) -> None:
+        self.name = name
+        self.process = process
+        self._breaking = False
+        settings = LockSettings(
+            ttl=plan.ttl,
+            auto_renew=plan.auto_renew,
+            max_hold=NEVER if plan.max_hold is None else plan.max_hold,
+            retry=Retry(*plan.retry),
+            poll=poll,
+        )
+        SemaphoreState.__init__(self, process, KEY, settings, permits)
+        self.begun()
+
+
+class SemaphoreJudge(Judge):
+    """Watches a run of semaphores."""
+
+    def __init__(self, run: SemaphoreRun) -> None:
+        super().__init__(run)
+        self._permits = run.permits
+        self._admitted: dict[str, int] = {}  # by hold: the version of the write that has admitted it
+
+    def beliefs(self) -> None:
+        """Check that no more than `permits` believe, each in a slot of its own, and each with a share."""
+        if not self._trusts:
+            return
+        run = self._run
+        slots = dict[int, str]()
+        lease = run.store.observed(KEY, run.now)
+        for client in run.clients:
+            for hold in client.holding:
+                attempt = cast("SharedAttempt", hold._attempt)
+                if hold.lost or not client.process.alive:
+                    continue
+                name = attempt.hold_id
+                if lease is None or name not in lease.record.holds:
+                    run.violate(f"{client.name} believes in {name}, which has no share")
+                if not 0 <= attempt.slot < self._permits:
+                    run.violate(f"{name} has slot {attempt.slot}")
+                if attempt.slot in slots:
+                    run.violate(f"{name} and {slots[attempt.slot]} have slot {attempt.slot}")
+                slots[attempt.slot] = name
+
+    def changed(self) -> None:
+        """Check what a request has done."""
+        store = self._run.store
+        for key in store.unguarded:
+            self.settled = {hold: (location, why) for hold, (location, why) in self.settled.items() if location != key}
+        store.unguarded.clear()
+        for key, before, after, _ in store.changes:
+            if after is None:
+                continue
+            if len(after.record.shares) > self._permits:
+                self._run.violate(f"{len(after.record.shares)} shares are recorded")
+            there = before.record.holds if before else ()
+            for hold in after.record.holds:
+                if hold not in there:
+                    self._admitted[hold] = after.entry.version
+                if hold in self.settled:
+                    self._run.violate(f"{hold} has a record, which {self.settled[hold][1]}")
+            if after.record.quarantine:
+                self._ends(key, after.record)
+        store.changes.clear()
+
+    def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
+        """Check a success."""
+        run = self._run
+        self.changed()
+        self.holders.add(client)
+        for hold in holds:
+            name = hold._attempt.hold_id
+            run.tell(client.name, f"holds slot {cast('SharedAttempt', hold._attempt).slot}, fence {short(hold.fence)}")
+            if name in self.succeeded:
+                run.violate(f"{name} succeeds for a second time")
+            self.succeeded.add(name)
+            if hold.fence != self._admitted[name]:
+                run.violate(f"{name} has fence {short(hold.fence)}, and was admitted by {short(self._admitted[name])}")
+
+    def waits(self) -> None:
+        """Check that nobody waits in its process for nobody."""
+        attempt = forgotten(self._run)
+        if attempt is not None:
+            self._run.violate(f"{attempt.hold_id} waits in its process, where nobody keeps it from asking")
+
+
+class SemaphoreRun(Run):
+    """One simulated run of semaphores."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.permits = 1 + plan.seed % 3
+        super().__init__(plan)
+
+    def _judge(self) -> Judge:
+        return SemaphoreJudge(self)
+
+    def _lock(self, plan: ClientPlan, process: Runtime, lock: str, key: str) -> NamedLockState:
+        name = (plan.process, lock, key)
+        if name not in self._locks:
+            self._locks[name] = NamedSemaphoreState(lock, process, plan, self.permits, self._poll)
+        return self._locks[name]
+
+
+def drawn(seed: int) -> Plan:
+    """Draw a plan: 2 to 6 clients in 1 to 3 processes, 2 to 4 rounds each, of which some share a Semaphore object."""
+    chance = random.Random(f"semaphore {seed}")
+    count, processes = chance.choice((2, 3, 4, 6)), chance.choice((1, 2, 2, 3))
+    ttls = [chance.choice((1.0, 3.0, 10.0)) for _ in range(count)]
+    locks = ["ABCDEF"[number if chance.random() < 0.6 else number % processes] for number in range(count)]
+    clients = tuple(
+        ClientPlan(
+            name,
+            number % processes,
+            lock=locks[number],
+            keys=(KEY,),
+            ttl=ttls["ABCDEF".index(locks[number])],
+            owner=None,
+            rounds=tuple(_round(chance) for _ in range(chance.randint(2, 4))),
+            retry=chance.choice(((1, 1), (0, 0))),
+            auto_renew=chance.random() < 0.7,
+            max_hold=chance.choice((None, None, 4.0)),
+        )
+        for number, name in enumerate("ABCDEF"[:count])
+    )
+    some = sorted(FAULTS - {"forget", "woken for nothing"})
+    return Plan(
+        clients,
+        tuple(chance.random() < 0.4 for _ in range(processes)),
+        tuple(chance.choice((1.0, 1.0, 0.996, 1.004)) for _ in range(processes)),
+        queueing=chance.random() < 0.5,
+        watching=chance.random() < 0.5,
+        batching=chance.random() < 0.5,
+        expires=chance.random() < 0.8,
+        early=chance.choice((0.0, 0.5)),
+        poll=chance.choice((None, 0.5)),
+        seed=seed,
+        share=chance.choice((0.0, 0.02, 0.1, 0.3)),
+        faults=frozenset(chance.sample(some, chance.randint(1, 5)) if chance.random() < 0.6 else some),
+    )
+
+
+def _round(chance: random.Random) -> Round:
+    body = tuple(
+        Stay(
+            chance.choice((0.0, 0.3, 1.0, 5.0)),
+            chance.choice(("", "", "extend", "enter", "leave")),
+            chance.choice((None, 0.5, 2.0, 20.0)),
+        )
+        for _ in range(chance.choice((0, 1, 2)))
+    )
+    return Round(chance.choice((0.0, 0.1, 1.0)), chance.choice((0.0, 0.5, 5.0, 40.0, None)), body)
+
+
+def simulate(seed: int) -> int:
+    """Run one seed; returns the number of steps, raises `Violation` with the story."""
+    run = SemaphoreRun(drawn(seed))
+    try:
+        by_chance(run, random.Random(~seed))
+    finally:
+        run.close()
+    return len(run.choices)
