@@ -16,11 +16,15 @@ from caslock.protocol.record import Record, Stamp
 from caslock.protocol.shared_attempt import SharedAttempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from caslock.protocol.attempt import Attempt, LockSettings
+    from caslock.protocol.exchange import Sent
+    from caslock.protocol.record import Observed
     from caslock.protocol.runtime import Runtime
     from caslock.protocol.shares import Share
+    from caslock.protocol.writes import Write
+    from caslock.store import Entry
 
 H = TypeVar("H", bound=Holding)
 
@@ -47,7 +51,21 @@ class SemaphoreState(LockState):
         runtime, queue = self.runtime, cast("SharedQueue", self._queue)
         self.newest = hold = f"{self._nonce}.{next(self._numbers)}"
         made = self._terms, hold, self._stamps, runtime.mutex(), runtime.me()
-        return SharedAttempt(*made, permits=self.permits, beats=queue.beats)
+        return SharedAttempt(*made, permits=self.permits, seen=queue.seen)
+
+    def begin_put(self, hold: Holding) -> Write | None:
+        """See `LockState.begin_put`: not where others are known to hold."""
+        return super().begin_put(hold) if cast("SharedQueue", self._queue).seen.record is None else None
+
+    def end_removal(self, hold: Holding, entry: Entry | None) -> bool:
+        """See `LockState.end_removal`."""
+        cast("SharedAttempt", hold._attempt).see(entry)
+        return super().end_removal(hold, entry)
+
+    def _ask(
+        self, attempt: Attempt, timeout: float | None, first: Observed | Sent | None
+    ) -> Coroutine[object, object, bool]:
+        return super()._ask(attempt, timeout, first or cast("SharedAttempt", attempt).known())
 
     def _hold(self, hold: Holding) -> None:
         super()._hold(hold)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from caslock.local.queue import YIELD_SECONDS, LocalQueue
 from caslock.protocol.life import HAD, HELD
-from caslock.protocol.shares import Beats
+from caslock.protocol.shares import Seen
 
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
@@ -19,12 +19,12 @@ ROW_SECONDS: Final = 0.2
 class SharedQueue(LocalQueue):
     """The queue of one process for one key: who has got the key is no longer inside, and keeps nobody from asking."""
 
-    __slots__ = ("beats",)
+    __slots__ = ("seen",)
 
     def __init__(self) -> None:
         """Begin as free."""
         super().__init__()
-        self.beats: Beats = Beats()
+        self.seen: Seen = Seen()
 
     def name_successor(self, attempt: Attempt, now: float) -> None:
         """Do nothing: who waits is woken, and asks by itself."""

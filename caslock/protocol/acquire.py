@@ -154,8 +154,7 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
             await runtime.watching.wait_while(attempt.key, version, seconds)
             await _yield(runtime, attempt, limit)
             return None
-    await attempt.pause(max(0.0, min(contention.pause(), limit - runtime.now())))
-    return None
+    return await attempt.pause(max(0.0, min(contention.pause(), limit - runtime.now())))
 
 
 async def _put_when_absent(runtime: Runtime, attempt: Attempt, longest: float, limit: float) -> Observed | None:

@@ -228,9 +228,9 @@ class Attempt:
         if not self.lease.lost and now < self.lease.deadline:
             self.writes.releases.add(write_id)
 
-    def see(self, entry: Entry | None) -> Observed:
-        """Read an answer of the store."""
-        return observed_in(entry)
+    def see(self, entry: Entry | None, record: Record | None = None) -> Observed:
+        """Read an answer of the store: `record` is what it shows, if that is known."""
+        return observed_in(entry) if record is None or entry is None else _new(Observed, (entry.version, record))
 
     def ends(self, contention: Contention) -> float:
         """When what is there ends, as far as is known, if it is not renewed."""
@@ -238,9 +238,10 @@ class Attempt:
         assert record is not None  # noqa: S101 - the caller has checked
         return contention.seen + record.ttl + self.runtime.store.traits.expiry_lag
 
-    async def pause(self, seconds: float) -> None:
-        """Let time pass before the next look."""
+    async def pause(self, seconds: float) -> Observed | None:
+        """Let time pass before the next look; returns what is there then, if that is known without it."""
         await self.runtime.sleep(seconds)
+        return None
 
     def is_in(self, record: Record | None) -> bool:
         """Whether the hold id of this attempt is in `record`."""

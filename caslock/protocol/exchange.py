@@ -147,7 +147,7 @@ def answered(attempt: Attempt, write: Write, entry: Entry | None) -> Observed:
     if not write.is_applied(entry):
         attempt.writes.drop(write.id)
     elif write.record is not None and entry is not None:
-        return _new(Observed, (entry.version, write.record))
+        return attempt.see(entry, write.record)
     elif entry is not None:
         attempt.woken = True
     return attempt.see(entry)

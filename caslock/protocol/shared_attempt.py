@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from caslock.errors import StoreError
 from caslock.protocol.attempt import NO_QUARANTINE, Attempt, Quarantine
 from caslock.protocol.record import Observed, Record, encode
-from caslock.protocol.shares import SHARED, Beats, Share
+from caslock.protocol.shares import SHARED, Seen, Share
 from caslock.protocol.writes import FREE_TTL, InFlight, Write
 from caslock.store import ABSENT
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class SharedAttempt(Attempt):
     """One acquire call of a key of `permits` holds."""
 
-    __slots__ = ("beats", "freed", "permits")
+    __slots__ = ("freed", "permits", "seen")
 
     queues = False
 
@@ -41,11 +41,11 @@ class SharedAttempt(Attempt):
         caller: object,
         *,
         permits: int,
-        beats: Beats,
+        seen: Seen,
     ) -> None:
-        """See `Attempt`; `beats` are those that this process has seen of the key."""
+        """See `Attempt`; `seen` is what this process has seen of the key."""
         super().__init__(terms, hold_id, stamps, mutex, caller)
-        self.beats: Beats = beats
+        self.seen: Seen = seen
         self.permits: int = permits
         self.freed: Event | None = None  # set by who frees a place in this process
 
@@ -56,18 +56,20 @@ class SharedAttempt(Attempt):
         assert record is not None  # noqa: S101 - it is held
         return next(share.slot for share in record.shares if share.hold == self.hold_id)
 
-    def see(self, entry: Entry | None) -> Observed:
-        """Read an answer of the store, and note which beats it shows."""
-        version, record = observed = super().see(entry)
-        if record is None or record.form != SHARED:
-            return observed
+    def see(self, entry: Entry | None, record: Record | None = None) -> Observed:
+        """Read an answer of the store as our own record, and note which beats it shows."""
+        observed = super().see(entry, record)
+        if record is None and observed.record is not None and observed.record.shares:
+            observed = observed._replace(record=self._as_ours(observed.version, observed.record))
+        self.seen.look(*observed, self.runtime.now())
+        return observed
+
+    def _as_ours(self, version: int, record: Record) -> Record:
         shares = _with_fences(record.shares, version)
-        self.beats.look(shares, self.runtime.now())
         own = self._own(shares)
-        # Of a record of others, the fence is that of the last one that was admitted: then the key has changed hands.
-        fence = max(share.fence or 0 for share in shares) if own is None else own.fence
-        write = record.write if own is None else f"{self.hold_id}.{own.beat}"
-        return Observed(version, record._replace(shares=shares, fence=fence, write=write))
+        if own is None:  # the fence is that of the last one that was admitted: then the key has changed hands
+            return record._replace(shares=shares, fence=max(share.fence or 0 for share in shares))
+        return record._replace(shares=shares, fence=own.fence, write=f"{self.hold_id}.{own.beat}")
 
     def ends(self, contention: Contention) -> float:
         """When the first share is over, if it is not renewed."""
@@ -75,20 +77,23 @@ class SharedAttempt(Attempt):
         if record is None or not record.shares:
             return super().ends(contention)
         now = self.runtime.now()
-        return min(self.beats.over(share, now) for share in record.shares)
+        return min(self.seen.over(share, now) for share in record.shares)
 
-    async def pause(self, seconds: float) -> None:
+    async def pause(self, seconds: float) -> Observed | None:
         """Let time pass before the next look, or a place become free in this process."""
         self.freed = event = self.runtime.event()
         try:
             await event.wait(seconds)
         finally:
             self.freed = None
+        return self.known()
 
-    def holds_with(self, record: Record, version: int, now: float) -> None:
-        """Note that we hold the key with `record`: who is in it with us is to be seen there, too."""
-        super().holds_with(record, version, now)
-        self.beats.look(record.shares, now)
+    def known(self) -> Observed | None:
+        """Return what is there, if it has a place for us, as far as this process has seen."""
+        version, record = self.seen.version, self.seen.record
+        if record is None or record.permits != self.permits or len(self._others_in(record)) >= self.permits:
+            return None
+        return Observed(version, record)
 
     def may_take(self, record: Record | None) -> bool:
         """Whether there is a place for us.  Raises `StoreError` if others say another number of permits."""
@@ -147,7 +152,7 @@ class SharedAttempt(Attempt):
     def _others_in(self, record: Record) -> list[Share]:
         """Return the shares of others whose beat has moved within their ttl, as far as this process has seen."""
         now = self.runtime.now()
-        return [share for share in record.shares if share.hold != self.hold_id and self.beats.over(share, now) > now]
+        return [share for share in record.shares if share.hold != self.hold_id and self.seen.over(share, now) > now]
 
 
 def _with_fences(shares: list[Share] | tuple[Share, ...], version: int) -> tuple[Share, ...]:

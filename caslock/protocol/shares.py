@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from caslock.errors import StoreError
 from caslock.protocol.lease import margin
-from caslock.store import MAX_VALUE
+from caslock.store import ABSENT, MAX_VALUE
+
+if TYPE_CHECKING:
+    from caslock.protocol.record import Record
 
 SHARED: Final = 2
 """The number of the form of a record that several may be in."""
@@ -45,22 +48,27 @@ class Share(NamedTuple):
         return f"pid {self.pid} on {self.host}{note} since {self.since}" if self.host else self.hold
 
 
-class Beats:
-    """The beats of one key as this process has seen them."""
+class Seen:
+    """What this process has seen of one key."""
 
-    __slots__ = ("_seen",)
+    __slots__ = ("_beats", "record", "version")
 
     def __init__(self) -> None:
         """Begin with nothing seen."""
-        self._seen: dict[str, tuple[int, float]] = {}  # by hold id: a beat, and when the share is over if it stands
+        self.version: int = ABSENT  # of the newest record
+        self.record: Record | None = None
+        self._beats: dict[str, tuple[int, float]] = {}  # by hold id: a beat, and when the share is over if it stands
 
-    def look(self, shares: tuple[Share, ...], now: float) -> None:
-        """Note what is there now; an answer that comes late only lets a share seem to live for longer."""
-        self._seen = {share.hold: (share.beat, self.over(share, now)) for share in shares}
+    def look(self, version: int, record: Record | None, now: float) -> None:
+        """Note what is there now; an older answer that comes late is left out."""
+        if version == ABSENT or version >= self.version:
+            shares = () if record is None else record.shares
+            self._beats = {share.hold: (share.beat, self.over(share, now)) for share in shares}
+            self.version, self.record = version, record
 
     def over(self, share: Share, now: float) -> float:
         """Return when a share is over, by our clock: one ttl and margin after this beat was first seen here."""
-        beat, over = self._seen.get(share.hold, (None, 0.0))
+        beat, over = self._beats.get(share.hold, (None, 0.0))
         return over if beat == share.beat else now + share.ttl + margin(share.ttl)
 
 

@@ -11,12 +11,12 @@ import pytest
 from caslock.errors import LockLost, NotAcquired, StoreError, StoreUnavailable
 from caslock.protocol.attempt import Retry
 from caslock.protocol.batch import put_together, remove_together
-from caslock.protocol.exchange import Sent, note_write, observed_in, send
+from caslock.protocol.exchange import Sent, note_write, send
 from caslock.protocol.hand_over import HandOver, hand_over
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import State
 from caslock.protocol.limits import PASSES
-from caslock.protocol.record import NOTHING, Observed, Record, decode, encode
+from caslock.protocol.record import NOTHING, Observed, Record, decode, encode, observed_in
 from caslock.protocol.release import force_release, release, release_quietly
 from caslock.protocol.withdraw import give_up, step_back, withdraw
 from caslock.protocol.writes import FREE_TTL, InFlight

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 KEY: Final = "k"
 
 
-class NamedSemaphoreState(NamedLockState, SemaphoreState):
+class NamedSemaphoreState(NamedLockState, SemaphoreState):  # type: ignore[misc] # what makes an attempt gives any
     """The real one, but for its name, which chance would make."""
 
     def __init__(self, name: str, process: Runtime, plan: ClientPlan, permits: int, poll: WaitBaseT | None) -> None:
@@ -85,6 +85,9 @@ class SemaphoreJudge(Judge):
                 if attempt.slot in slots:
                     run.violate(f"{name} and {slots[attempt.slot]} have slot {attempt.slot}")
                 slots[attempt.slot] = name
+                if hold.fence != self._admitted[name]:
+                    first = short(self._admitted[name])
+                    run.violate(f"{name} has fence {short(hold.fence)}, and was admitted by {first}")
 
     def changed(self) -> None:
         """Check what a request has done."""
@@ -118,8 +121,6 @@ class SemaphoreJudge(Judge):
             if name in self.succeeded:
                 run.violate(f"{name} succeeds for a second time")
             self.succeeded.add(name)
-            if hold.fence != self._admitted[name]:
-                run.violate(f"{name} has fence {short(hold.fence)}, and was admitted by {short(self._admitted[name])}")
 
     def waits(self) -> None:
         """Check that nobody waits in its process for nobody."""
