@@ -92,7 +92,8 @@ def shares_in(fields: list[list[Any]]) -> tuple[Share, ...]:
     shares = []
     for hold, slot, beat, fence, ttl, *about in fields:
         share = Share(str(hold), int(slot), int(beat), None if fence is None else int(fence), ttl / 1000, *about)
-        if not all(isinstance(text, str) for text in (share.since, share.host, share.note)):
+        texts = all(isinstance(text, str) for text in (share.since, share.host, share.note))
+        if not (texts and isinstance(share.pid, int)):
             raise TypeError(share)
         shares.append(share)
     return tuple(shares)

@@ -1,0 +1,299 @@
+"""Several hold one key at a time, and no more than the semaphore has permits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from caslock import AsyncSemaphore, Lock, LockLost, NotAcquired, NotHeld, Semaphore, StoreError
+from caslock.protocol.record import Record, decode, encode
+from caslock.protocol.shares import MAX_PERMITS, SHARED, Share
+from caslock.store import MAX_VALUE
+from caslock.stores.memory import MemoryStore
+from caslock.testing.faults import FaultyStore, lose_reply, lose_request
+from tests.support.command_line import ROOT
+from tests.support.locations import Place, Watched, fresh, observed, present, until, url_of
+from tests.support.loops import in_a_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import ThreadPoolExecutor
+    from pathlib import Path
+
+    from caslock.testing.faults import Fault
+
+ENOUGH = 50.0
+"""Seconds; longer than anything here takes."""
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    """A store in memory."""
+    return MemoryStore()
+
+
+def test_as_many_hold_as_there_are_permits(location: Place) -> None:
+    """Each with a slot of its own, and with a larger fence; one more has to wait, and nothing is left behind."""
+    store, key = location.store(), fresh()
+    one, other = Semaphore(store, key, 3), Semaphore(location.store(), key, 3)
+    a, b, c = present(one.acquire()), present(other.acquire()), present(one.acquire())
+    assert {a.slot, b.slot, c.slot} == {0, 1, 2}
+    assert a.fence < b.fence < c.fence
+    assert other.acquire(timeout=0) is None
+    assert one.acquire(timeout=0.05) is None
+    assert [holder.fence for holder in other.holders()] == [a.fence, b.fence, c.fence]
+    assert one.locked()
+    b.release()
+    assert not one.locked()
+    with pytest.raises(NotHeld):
+        b.release()
+    with one as d:
+        assert (d.slot, d.fence > c.fence) == (b.slot, True)
+    c.extend(40)
+    assert c.remaining() > 35
+    one.release()  # the newest of this thread
+    assert one.holders()[0].fence == a.fence
+    a.release()
+    assert observed(store, key) is None
+
+
+def test_the_same_for_asyncio(location: Place) -> None:
+    """As many tasks as there are permits are inside at a time."""
+
+    async def main() -> tuple[int, Record | None]:
+        inside, most, full = set[int](), 0, asyncio.Event()
+        async with location.async_store() as store:
+            semaphore = AsyncSemaphore(store, key, 2)
+
+            async def use() -> None:
+                nonlocal most
+                async with semaphore as hold:
+                    assert hold.slot not in inside
+                    inside.add(hold.slot)
+                    most = max(most, len(inside))
+                    if most == 2:
+                        full.set()
+                    await full.wait()
+                    inside.remove(hold.slot)
+
+            async with asyncio.timeout(ENOUGH), asyncio.TaskGroup() as tasks:
+                for _ in range(5):
+                    tasks.create_task(use())
+            assert not await semaphore.locked()
+            assert await semaphore.holders() == ()
+        return most, observed(location.store(), key) if location.kind != "memory" else None
+
+    key = fresh()
+    assert asyncio.run(main()) == (2, None)
+
+
+@in_a_loop
+async def test_a_cancelled_acquire_leaves_nothing_behind() -> None:
+    """Neither at the store nor in the local queue."""
+    store = MemoryStore()
+    semaphore = AsyncSemaphore(store, "key", 1)
+    async with semaphore:
+        waiting = [asyncio.create_task(semaphore.acquire()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert len(await semaphore.holders()) == 1
+    assert observed(store, "key") is None
+    async with asyncio.timeout(ENOUGH), semaphore:
+        pass
+
+
+def test_who_names_another_number_is_told(memory: MemoryStore) -> None:
+    """At once, and nothing changes for those who hold the key."""
+    with Semaphore(memory, "key", 2) as hold:
+        with pytest.raises(StoreError, match=r"'key' at memory.* has 2 permits, not 3: it is held by 1 of 2: pid \d+"):
+            Semaphore(memory, "key", 3).acquire()
+        hold.ensure_held()
+    with Semaphore(memory, "key", 3):
+        pass
+
+
+def test_a_lock_and_a_semaphore_of_one_key_exclude_each_other(memory: MemoryStore) -> None:
+    """The error tells of either who has the key."""
+    lock, semaphore = Lock(memory, "key", timeout=0), Semaphore(memory, "key", 2, timeout=0)
+    with semaphore, pytest.raises(NotAcquired, match=r"held by 1 of 2: pid"):
+        lock.__enter__()
+    with lock, pytest.raises(NotAcquired, match=r"held by .* with a lease of 30 s"):
+        semaphore.__enter__()
+
+
+def test_a_holder_that_dies_loses_its_place_after_its_ttl(memory: MemoryStore) -> None:
+    """Also while others go on; its slot is given to the next."""
+    alive = present(Semaphore(memory, "key", 2, ttl=30).acquire())
+    dead = present(Semaphore(memory, "key", 2, ttl=0.3, auto_renew=False).acquire())
+    with present(Semaphore(memory, "key", 2).acquire(timeout=ENOUGH)) as hold:
+        assert dead.lost
+        assert (hold.slot, hold.fence > dead.fence) == (dead.slot, True)
+        with pytest.raises(LockLost):
+            dead.release()
+        alive.ensure_held()
+    alive.release()
+    assert observed(memory, "key") is None
+
+
+@pytest.mark.parametrize("fault", [lose_reply, lose_request], ids=["reply", "request"])
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_an_unanswered_request_counts_once(memory: MemoryStore, fault: Fault, nth: int) -> None:
+    """Whether it was applied or not: each acquire has one place, and no release leaves one behind."""
+    faulty = FaultyStore(memory)
+    other, semaphore = Semaphore(memory, "key", 3), Semaphore(faulty, "key", 3)
+    with other:
+        faulty.on("any", nth, fault)
+        with semaphore, semaphore:
+            assert len(other.holders()) == 3
+        assert len(other.holders()) == 1
+    faulty.on("any", nth, fault)
+    for _ in range(2):
+        with semaphore:
+            assert len(other.holders()) == 1
+    assert observed(memory, "key") is None
+
+
+def test_each_step_is_one_request_where_the_process_knows_who_is_there(memory: MemoryStore) -> None:
+    """Alone it takes two for an acquire and its release, as a Lock does; and no more beside others of the process."""
+    watched = Watched(memory)
+    semaphore = Semaphore(watched, "key", 2)
+    with semaphore:
+        pass
+    assert watched.requests == [("put", "key"), ("invalidate", "key")]
+    with semaphore:
+        watched.requests.clear()
+        with semaphore:
+            pass
+        assert watched.requests == [("put", "key"), ("put", "key")]
+
+
+def test_waiters_of_one_process_are_served_in_turn(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """Only the first of them asks the store."""
+    watched = Watched(memory)
+    semaphore = Semaphore(watched, "key", 1)
+    order = list[int]()
+
+    def use(number: int) -> None:
+        with semaphore:
+            order.append(number)
+
+    with semaphore:
+        futures = []
+        for number in range(4):
+            futures.append(pool.submit(use, number))
+            assert until(lambda number=number: len(semaphore._state._queue.waiting) == max(0, number))  # type: ignore[misc]
+    for future in futures:
+        future.result(ENOUGH)
+    assert order == [0, 1, 2, 3]
+
+
+def test_force_release_ends_all_holds(memory: MemoryStore) -> None:
+    """Each of them learns of it."""
+    lost = threading.Event()
+    semaphore = Semaphore(memory, "key", 2, on_lost=lambda _: lost.set())
+    a, b = present(semaphore.acquire()), present(semaphore.acquire())
+    assert [record.fence for record in Semaphore(memory, "key", 2).force_release()] == [a.fence, b.fence]
+    assert semaphore.holders() == ()
+    for hold in (a, b):
+        with pytest.raises(LockLost):
+            hold.release()
+    assert lost.wait(ENOUGH)
+    assert semaphore.force_release() == ()
+
+
+@pytest.mark.parametrize("permits", [0, -1, MAX_PERMITS + 1])
+def test_a_number_of_permits_out_of_range_is_refused(memory: MemoryStore, permits: int) -> None:
+    """Before any request."""
+    with pytest.raises(ValueError, match=f"permits must be from 1 to {MAX_PERMITS}, not {permits}"):
+        Semaphore(memory, "key", permits)
+
+
+@pytest.mark.parametrize("permits", [True, 2.0, "2", None])
+def test_permits_are_a_whole_number(memory: MemoryStore, permits: Any) -> None:  # noqa: ANN401 - what is wrong
+    """Nothing is taken for one."""
+    with pytest.raises(TypeError, match="permits must be an int"):
+        AsyncSemaphore(memory, "key", permits)
+
+
+@pytest.mark.parametrize("name", ["owner", "min_hold", "linger"])
+def test_what_is_for_locks_only_is_refused(memory: MemoryStore, name: str) -> None:
+    """As any other argument that there is not."""
+    make: Callable[..., object] = Semaphore
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        make(memory, "key", 2, **{name: None})
+
+
+def test_the_most_holds_fit_in_a_record(memory: MemoryStore) -> None:
+    """Where there is no room, it does not say who they are; the numbers are the longest that there may be."""
+    semaphore = Semaphore(memory, "key", MAX_PERMITS, note="n" * 200)
+    with contextlib.ExitStack() as stack:
+        holds = [stack.enter_context(semaphore) for _ in range(MAX_PERMITS)]
+        assert {hold.slot for hold in holds} == set(range(MAX_PERMITS))
+        assert semaphore.acquire(timeout=0) is None
+        assert len(present(memory.get("key")).value) <= MAX_VALUE
+        assert {holder.note for holder in semaphore.holders()} == {""}
+    assert observed(memory, "key") is None
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 5, 7])
+def test_a_share_that_is_none_is_foreign(place: int) -> None:
+    """A record that cannot be read is held by an unknown owner."""
+    share = Share("a.1", 0, 1, 7, 3.0, "now", "host", 5, "")
+    record = Record("", ("a.1",), 3.0, "a.1.1", None, form=SHARED, permits=2, shares=(share,))
+    assert decode(encode(record)) == record
+    spoilt = list(share)
+    spoilt[place] = {}
+    value = encode(record).replace(b'"shares":[[', b'"shares":[%s,[' % str(spoilt).replace("'", '"').encode())
+    assert place == 0 or decode(value).foreign
+
+
+PROGRAM = """
+import sys, threading, time, caslock
+url, key, permits, log = sys.argv[1:]
+store = caslock.connect(url)
+semaphore = caslock.Semaphore(store, key, int(permits), ttl=30)
+lines = []
+def use():
+    for _ in range(25):
+        with semaphore as hold:
+            began = time.monotonic()
+            time.sleep(0.002)
+            lines.append(f"{began} {time.monotonic()} {hold.slot} {hold.fence}\\n")
+threads = [threading.Thread(target=use) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+open(log, "w").writelines(lines)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sqlite", "redis", "memcached", "postgresql", "mysql", "etcd", "zookeeper", "nats"])
+def test_processes_share_the_permits(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Never more at a time than there are permits, and never two with one slot; fences grow from hold to hold."""
+    url, key = url_of(kind, request, tmp_path), fresh()
+    logs = [tmp_path / f"{number}.log" for number in range(3)]
+    programs = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM, url, key, "3", log], cwd=ROOT, start_new_session=True)
+        for log in logs
+    ]
+    assert [program.wait(300) for program in programs] == [0, 0, 0]
+    stays = [tuple(map(float, line.split())) for log in logs for line in log.read_text().splitlines()]
+    assert len(stays) == 300
+    moments = sorted([(began, 1, slot) for began, _, slot, _ in stays] + [(end, 0, slot) for _, end, slot, _ in stays])
+    inside = list[float]()
+    for _, begins, slot in moments:
+        if begins:
+            assert slot not in inside
+            inside.append(slot)
+            assert len(inside) <= 3
+        else:
+            inside.remove(slot)
+    assert len({fence for *_, fence in stays}) == 300
