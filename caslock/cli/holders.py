@@ -26,15 +26,19 @@ def holders(store: Store, prefix: str) -> Iterator[tuple[str, int, Record]]:
         raise click.UsageError(f"{store.traits.location} can't list its keys: ask for one with caslock show")
     for key, entry in sorted(store.list(prefix)):
         record = decode(entry.value)
-        if not record.free:
-            fence = fence_of(record, entry.version) if store.traits.fences and not record.foreign else None
-            yield key, entry.version, record._replace(fence=fence)
+        for each in () if record.free else record.each:
+            fence = fence_of(each, entry.version) if store.traits.fences and not each.foreign else None
+            yield key, entry.version, each._replace(fence=fence)
 
 
 def fields(key: str, record: Record | None) -> dict[str, object]:
     """Return what --json prints of a key; one that is kept by ``min_hold`` is not held any more."""
     if record is None:
         return {"key": key, "held": False, "kept": False}
+    if record.shares and not record.owner:
+        holders = [fields(key, each) for each in record.each]
+        return {"key": key, "held": True, "kept": False, "permits": record.permits, "holders": holders}
+    slot = {"permits": record.permits, "slot": record.shares[0].slot} if record.shares else {}
     return {
         "key": key,
         "held": not record.kept,
@@ -46,6 +50,7 @@ def fields(key: str, record: Record | None) -> dict[str, object]:
         "host": record.host,
         "pid": record.pid,
         "note": record.note,
+        **slot,
     }
 
 

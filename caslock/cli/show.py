@@ -29,6 +29,8 @@ def command(key: str, url: str | None, *, as_json: bool) -> int:
     elif holder is None:
         click.echo("nobody")
     else:
-        fence = "" if holder.fence is None else f", fencing number {holder.fence}"
-        click.echo(printable(f"{holder}{fence}"))
+        for each in holder.each:
+            slot = f"slot {each.shares[0].slot} of {each.permits}: " if each.shares else ""
+            fence = "" if each.fence is None else f", fencing number {each.fence}"
+            click.echo(printable(f"{slot}{each}{fence}"))
     return FREE if holder is None else 0

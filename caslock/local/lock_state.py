@@ -28,6 +28,7 @@ from caslock.protocol.exchange import Sent, answered, note_write, read
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import ASKING, HAD, HELD, LINGERING, OVER
 from caslock.protocol.limits import last_start_of_three
+from caslock.protocol.shares import with_fences
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import ABSENT
 
@@ -541,6 +542,8 @@ class LockState:
 
     def _told(self, record: Record, fence: int | None) -> Record:
         """Return a record as users see it: with its fence, if the store has fences."""
+        if record.shares and not record.owner:  # each of its holders has one
+            return record._replace(fence=None, shares=with_fences(record.shares, fence or 0))
         fences = self.runtime.store.traits.fences and not record.foreign
         return record._replace(fence=fence if fences else None)
 

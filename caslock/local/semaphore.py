@@ -11,8 +11,7 @@ from caslock.local.shared_queue import SharedQueue
 from caslock.protocol import release
 from caslock.protocol.exchange import read
 from caslock.protocol.life import HELD
-from caslock.protocol.limits import PASSES, last_start_of_three
-from caslock.protocol.record import Record, Stamp
+from caslock.protocol.limits import last_start_of_three
 from caslock.protocol.shared_attempt import SharedAttempt
 
 if TYPE_CHECKING:
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 
     from caslock.protocol.attempt import Attempt, LockSettings
     from caslock.protocol.exchange import Sent
-    from caslock.protocol.record import Observed
+    from caslock.protocol.record import Observed, Record
     from caslock.protocol.runtime import Runtime
-    from caslock.protocol.shares import Share
     from caslock.protocol.writes import Write
     from caslock.store import Entry
 
@@ -76,34 +74,20 @@ class SemaphoreState(LockState):
         self.begun()
         limit = last_start_of_three(self.runtime, self.runtime.now())
         observed = await read(self.runtime, self._attempt(), limit)
-        record = observed.record
-        if record is None or record.free:
-            return ()
-        if not record.shares:
-            return (self._told(record, observed.fence),)
-        return tuple([self._told(holder_of(share), share.fence) for share in record.shares])
+        return () if observed.record is None or observed.record.free else self._each(observed.record)
 
     async def force_release_all(self) -> tuple[Record, ...]:
         """Take the key away from all who hold it."""
         self.begun()
-        found: dict[str, Share] = {}
-        for _ in range(PASSES):  # one may have got in meanwhile
-            broken = await release.force_release(self.runtime, self._attempt())
-            if broken is None:
-                break
-            found |= {share.hold: share for share in broken.shares}
+        broken = await release.force_release(self.runtime, self._attempt())
+        if broken is None:
+            return ()
         for attempt in self._attempts():
-            if attempt.hold_id in found and attempt.state is HELD:
+            if attempt.is_in(broken) and attempt.state is HELD:
                 attempt.lose("this process called force_release()")
-        holders = tuple([self._told(holder_of(share), share.fence) for share in found.values()])
-        if holders:
-            location, names = self.runtime.store.traits.location, ", ".join(map(str, found.values()))
-            observer.warn(f"semaphore {self.key!r} at {location} was released by force; it was held by {names}")
-        return holders
+        location = self.runtime.store.traits.location
+        observer.warn(f"{self.key!r} at {location} was released by force; it was held by {broken}")
+        return self._each(broken)
 
-
-def holder_of(share: Share) -> Record:
-    """Return what a record of this holder alone would say."""
-    owner = f"{share.host or 'unknown'}:{share.hold.partition('.')[0]}"
-    stamp = Stamp(share.since, share.host, share.pid, share.note)
-    return Record(owner, (share.hold,), share.ttl, "", share.fence, 0.0, *stamp)
+    def _each(self, record: Record) -> tuple[Record, ...]:
+        return tuple([self._told(each, each.fence) for each in record.each])

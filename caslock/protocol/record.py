@@ -93,6 +93,19 @@ class Record(NamedTuple):
         return self.form not in _FORMS
 
     @property
+    def each(self) -> tuple[Record, ...]:
+        """A record for each holder of a semaphore, with its fence and its share; else this one alone."""
+        if self.owner or not self.shares:
+            return (self,)
+        return tuple([
+            Record(
+                f"{share.host or 'unknown'}:{share.hold.partition('.')[0]}", (share.hold,), share.ttl, "", share.fence,
+                0.0, share.since, share.host, share.pid, share.note, permits=self.permits, shares=(share,),
+            )
+            for share in self.shares
+        ])  # fmt: skip
+
+    @property
     def since(self) -> datetime | None:
         """When the tenure began, by the wall clock of its owner: for people, never compared."""
         from datetime import datetime  # noqa: PLC0415 - seldom used, and the import takes half a millisecond
@@ -112,7 +125,7 @@ class Record(NamedTuple):
             return "nobody"
         if self.foreign:
             return f"an unknown owner (caslock did not write the value {self.note})"
-        if self.shares:
+        if self.shares and not self.owner:
             return f"{len(self.shares)} of {self.permits}: {', '.join(str(share) for share in self.shares)}"
         note = f" ({self.note})" if self.note else ""
         if self.kept:

@@ -134,7 +134,7 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         if record.foreign:
             held = f"{attempt.key!r} at {runtime.store.traits.location} is held by {record}"
             raise StoreError(f"{held}; remove it with the store's own tools")
-        if broken is not None and observed.fence != fence:
+        if broken is not None and observed.fence != fence and set(broken.holds).isdisjoint(record.holds):
             return broken  # it has left meanwhile, or our lost request was applied: spare the next holder
         fence = observed.fence
         broken = record._replace(fence=fence)

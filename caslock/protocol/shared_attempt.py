@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from caslock.errors import StoreError
 from caslock.protocol.attempt import NO_QUARANTINE, Attempt, Quarantine
 from caslock.protocol.record import Observed, Record, encode
-from caslock.protocol.shares import SHARED, Seen, Share
+from caslock.protocol.shares import SHARED, Seen, Share, with_fences
 from caslock.protocol.writes import FREE_TTL, InFlight, Write
 from caslock.store import ABSENT
 
@@ -65,7 +65,7 @@ class SharedAttempt(Attempt):
         return observed
 
     def _as_ours(self, version: int, record: Record) -> Record:
-        shares = _with_fences(record.shares, version)
+        shares = with_fences(record.shares, version)
         own = self._own(shares)
         if own is None:  # the fence is that of the last one that was admitted: then the key has changed hands
             return record._replace(shares=shares, fence=max(share.fence or 0 for share in shares))
@@ -119,13 +119,13 @@ class SharedAttempt(Attempt):
         rest, others, own = NO_QUARANTINE, list[Share](), None
         if observed is not None:
             rest, others = self._rest(observed, now), self._others_in(observed)
-            own = self._own(_with_fences(observed.shares, version))
+            own = self._own(with_fences(observed.shares, version))
         if own is None:
             taken = {share.slot for share in others}
             slot = next(slot for slot in range(self.permits) if slot not in taken)
             own = Share(self.hold_id, slot, 0, None, 0.0, *self.stamps().stamp)
         own = own._replace(beat=self.writes.count, ttl=self.lease.asked)
-        return self._record((*_with_fences(others, version), own), write_id, rest, own.fence)
+        return self._record((*with_fences(others, version), own), write_id, rest, own.fence)
 
     def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
         """Return what a release leaves: the others' shares, a free record while a quarantine lasts, or nothing."""
@@ -137,12 +137,12 @@ class SharedAttempt(Attempt):
         if sent is not None:
             rest = max(rest, self._quarantine(write_id, sent + FREE_TTL, now))  # the longer one
         if others:
-            return self._record(_with_fences(others, version), write_id, rest, None)
+            return self._record(with_fences(others, version), write_id, rest, None)
         return self._free_record(write_id, rest) if rest.seconds > 0 else None
 
     def _record(self, shares: tuple[Share, ...], write_id: str, rest: Quarantine, fence: int | None) -> Record:
         return Record(
-            self.owner, tuple([share.hold for share in shares]), max(share.ttl for share in shares), write_id, fence,
+            "", tuple([share.hold for share in shares]), max(share.ttl for share in shares), write_id, fence,
             rest.seconds, form=SHARED, quarantine_id=rest.id, permits=self.permits, shares=shares,
         )  # fmt: skip
 
@@ -153,8 +153,3 @@ class SharedAttempt(Attempt):
         """Return the shares of others whose beat has moved within their ttl, as far as this process has seen."""
         now = self.runtime.now()
         return [share for share in record.shares if share.hold != self.hold_id and self.seen.over(share, now) > now]
-
-
-def _with_fences(shares: list[Share] | tuple[Share, ...], version: int) -> tuple[Share, ...]:
-    """Give its fence to the share that the write of this version has admitted."""
-    return tuple([share if share.fence is not None else share._replace(fence=version) for share in shares])

@@ -48,6 +48,11 @@ class Share(NamedTuple):
         return f"pid {self.pid} on {self.host}{note} since {self.since}" if self.host else self.hold
 
 
+def with_fences(shares: list[Share] | tuple[Share, ...], version: int) -> tuple[Share, ...]:
+    """Give its fence to the share that the write of this version has admitted."""
+    return tuple([share if share.fence is not None else share._replace(fence=version) for share in shares])
+
+
 class Seen:
     """What this process has seen of one key."""
 

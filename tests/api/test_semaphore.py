@@ -249,7 +249,7 @@ def test_a_share_that_is_none_is_foreign(place: int) -> None:
     share = Share("a.1", 0, 1, 7, 3.0, "now", "host", 5, "")
     record = Record("", ("a.1",), 3.0, "a.1.1", None, form=SHARED, permits=2, shares=(share,))
     assert decode(encode(record)) == record
-    spoilt = list(share)
+    spoilt: list[object] = list(share)
     spoilt[place] = {}
     value = encode(record).replace(b'"shares":[[', b'"shares":[%s,[' % str(spoilt).replace("'", '"').encode())
     assert place == 0 or decode(value).foreign

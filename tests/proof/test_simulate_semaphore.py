@@ -115,7 +115,7 @@ def nobody_follows(self: SharedQueue, attempt: object, now: float) -> None:
         (SharedAttempt, "next_record", no_beat),
         (SharedAttempt, "next_record", the_next_slot),
         (SharedAttempt, "remainder", all_leave),
-        (shared_attempt, "_with_fences", without_fences),
+        (shared_attempt, "with_fences", without_fences),
         (SharedAttempt, "see", the_last_write),
         (SharedQueue, "leave", nobody_follows),
     ],
