@@ -10,8 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "caslock"
 
 PROTOCOL = (
-    *("record", "sightings", "writes", "lease", "life", "exchange", "contention", "attempt", "runtime"),
-    *("hand_over", "limits", "clean_up", "withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
+    *("lease", "shares", "record", "sightings", "writes", "life", "exchange", "contention", "attempt", "runtime"),
+    *("shared_attempt", "hand_over", "limits", "clean_up", "withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
 )
 LOCAL = (
     *(
@@ -25,10 +25,11 @@ LOCAL = (
         "linger",
         "refusals",
         "queue",
+        "shared_queue",
         "shared",
         "stamps",
     ),
-    *("lock_state", "quorum", "multi", "lock"),
+    *("lock_state", "semaphore", "quorum", "multi", "lock"),
     *("finishing", "schedule", "workers", "thread_renewer", "threads", "task_renewer", "in_threads", "tasks"),
 )
 GROUND = (

@@ -133,6 +133,7 @@ def test_pages_have_blocks() -> None:
         "functions.md": 3,
         "observing.md": 3,
         "quorum.md": 2,
+        "semaphore.md": 3,
         "start.md": 5,
         "stores.md": 1,
         "testing.md": 4,

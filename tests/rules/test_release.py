@@ -345,7 +345,7 @@ def test_a_refused_removal_by_force_says_who_holds_the_key() -> None:
 
 def test_force_is_not_used_twice() -> None:
     """When a request was lost, the next holder is spared; a renewal of the same one is not."""
-    next_one = Entry(encode(OTHER._replace(fence=12)), 12)
+    next_one = Entry(encode(OTHER._replace(holds=("other.2",), fence=12)), 12)
     script = Scripted(THEIRS, lost(), next_one)
     assert forced(script) == OTHER
     assert len(script.written) == 1
