@@ -41,7 +41,9 @@ from caslock.store import (
 
 if TYPE_CHECKING:
     from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock, AsyncQuorumLock
+    from caslock.async_election import AsyncElection
     from caslock.decorator import locked
+    from caslock.election import Election
     from caslock.keys import key
 
 __version__ = "0.1.0"
@@ -50,6 +52,7 @@ __all__ = [
     "ABSENT",
     "AsyncBatchingStore",
     "AsyncClosableStore",
+    "AsyncElection",
     "AsyncHold",
     "AsyncIdentifiedStore",
     "AsyncListingStore",
@@ -63,6 +66,7 @@ __all__ = [
     "BatchingStore",
     "CaslockError",
     "ClosableStore",
+    "Election",
     "Entry",
     "Hold",
     "IdentifiedStore",
@@ -98,6 +102,8 @@ __all__ = [
 
 _LATER = {
     **dict.fromkeys(("AsyncHold", "AsyncLock", "AsyncMultiHold", "AsyncMultiLock", "AsyncQuorumLock"), "aio"),
+    "AsyncElection": "async_election",
+    "Election": "election",
     "key": "keys",
     "locked": "decorator",
 }

@@ -28,7 +28,7 @@ LOCAL = (
         "shared",
         "stamps",
     ),
-    *("lock_state", "quorum", "multi", "lock"),
+    *("lock_state", "quorum", "multi", "lock", "changes", "candidates"),
     *("finishing", "schedule", "workers", "thread_renewer", "threads", "task_renewer", "in_threads", "tasks"),
 )
 GROUND = (
@@ -54,6 +54,8 @@ LADDER = (
         "local",
         "blocking",
         "aio",
+        "election",
+        "async_election",
         "keys",
         "key_template",
         "decorator",
