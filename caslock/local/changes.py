@@ -132,9 +132,9 @@ class Changes:
 
     async def _look(self, looks: Looks) -> None:
         """Look until there is news, unless its turn ends before."""
-        while not self._closed and looks.looker is self:
+        while self._may_look(looks):
             await self._wait(looks)
-            if self._closed or looks.looker is not self:
+            if not self._may_look(looks):
                 return
             looks.ended = now = self._runtime.now()  # an interrupted look counts, too
             looks.until = now + self._spare
@@ -149,6 +149,9 @@ class Changes:
                 looks.note(observed, self._runtime.now())
             if self._is_news(observed):
                 return
+
+    def _may_look(self, looks: Looks) -> bool:
+        return not self._closed and looks.looker is self
 
     def _miss(self, looks: Looks, error: StoreUnavailable) -> None:
         """Go on with what is known, and say so once."""
