@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from caslock.local.lock_state import LockState
     from caslock.protocol.record import Observed, Record
+    from caslock.protocol.runtime import Event, Runtime
 
 PAUSE: Final = 1.0
 """Seconds from one look to the next, unless the store says that the key has changed."""
@@ -41,14 +42,14 @@ class Looks:
     """What this process has seen of one key, and which watcher looks."""
 
     def __init__(self) -> None:
-        self.guard = RLock()  # reentrant: a signal handler may close a watcher, or be one
+        self.guard: RLock = RLock()  # reentrant: a signal handler may close a watcher, or be one
         self.seen: Observed | None = None  # the last answer; None: there was none, or it is out of date
-        self.since = 0.0  # when its version was first seen
-        self.ended = -NEVER  # when the last look ended, answered or not
-        self.answered = True
+        self.since: float = 0.0  # when its version was first seen
+        self.ended: float = -NEVER  # when the last look ended, answered or not
+        self.answered: bool = True
         self.looker: Changes | None = None
-        self.until = 0.0  # when the turn of the looker ends by itself
-        self.waiting = set[Changes]()
+        self.until: float = 0.0  # when the turn of the looker ends by itself
+        self.waiting: set[Changes] = set()
 
     def is_current(self, now: float) -> bool:
         """Whether what was seen is at most one pause old, or is being watched."""
@@ -85,10 +86,11 @@ class Changes:
 
     def __init__(self, state: LockState, looks: Callable[[], Looks]) -> None:
         """Begin in the thread or task that is told; `looks` returns those of this process, also in a forked child."""
-        self._state, self._looks = state, looks
-        self._runtime = state.runtime
-        self._spare = 2 * state.runtime.store.traits.request_timeout + PAUSE  # longer than any request takes
-        self._event = state.runtime.event()
+        self._state: LockState = state
+        self._looks: Callable[[], Looks] = looks
+        self._runtime: Runtime = state.runtime
+        self._spare: float = 2 * state.runtime.store.traits.request_timeout + PAUSE  # longer than any request takes
+        self._event: Event = state.runtime.event()
         self._told: int | None = None  # the fence of the term that was told last, 0 for none; None: nothing yet
         self._closed = False
 

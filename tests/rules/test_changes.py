@@ -162,18 +162,31 @@ def test_who_comes_later_is_told_at_once_what_others_have_just_seen() -> None:
     assert min(scene.gaps) >= PAUSE
 
 
+def test_who_comes_later_is_told_at_once_what_is_being_watched() -> None:
+    """The last look is some seconds old, but the store would say so if the key had changed."""
+    scene = Scene("watching")
+    scene.go(0, scene.lead("ann", 50))
+    scene.watch("first", since=1, until=4.5)
+    scene.watch("second", since=4, until=4.5)
+    scene.play()
+    assert scene.told["second"] == [(4, "ann")]
+    assert len(scene.looks) == 1
+
+
 def test_what_nobody_has_watched_for_a_while_is_not_told() -> None:
-    """Who comes then looks first; so does one who was busy with a change for long."""
+    """Who comes then looks first, or waits for the one who does; so does one who was busy with a change for long."""
     scene = Scene()
     scene.go(0, scene.lead("ann", 20))
     scene.go(1, scene.lead("bob", 20))
-    scene.watch("before", since=2, until=3)
+    scene.watch("before", since=2, until=19.5)
     scene.watch("slow", since=2, until=80, works=35)
-    scene.watch("after", since=30, until=31)
+    scene.at(21.9, lambda: setattr(scene.site, "takes", 0.5))
+    scene.watch("after", since=22, until=24)
+    scene.watch("and another", since=22.2, until=24)
     scene.play()
     assert scene.names("before") == ["ann"]
-    assert scene.names("after") == ["bob"]
-    assert [name for _, name in scene.told["slow"]] == ["ann", "bob", ""]
+    assert scene.names("after") == scene.names("and another") == ["bob"]
+    assert scene.names("slow") == ["ann", "bob", ""]
     assert scene.told["slow"][1][0] == pytest.approx(37, abs=PAUSE)
 
 
