@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -12,6 +13,8 @@ from caslock.local.changes import PAUSE, WOKEN_PAUSE, Change, Changes, Looks
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from caslock.protocol.attempt import LockSettings
+from caslock.protocol.record import Record, encode
+from caslock.store import ABSENT
 from tests.rules.herds.virtual_time import ROUND_TRIP, Process, Server, Timeline, pause
 
 if TYPE_CHECKING:
@@ -69,7 +72,7 @@ class Scene:
         self.shared = Looks()
         self.began = self.timeline.now
         self.told: dict[str, list[tuple[float, str]]] = {}
-        self.watchers: dict[str, Changes] = {}
+        self.ends: dict[str, float] = {}
 
     @property
     def passed(self) -> float:
@@ -100,7 +103,7 @@ class Scene:
     def watch(self, name: str, since: float = 0.0, until: float = 100.0, works: float = 0.0) -> None:
         """Watch from one moment to another, and work for some seconds on each change that is told."""
         state = LockState(cast("Runtime", self.site), "key", LockSettings(1.0))
-        changes = self.watchers[name] = Changes(state, lambda: self.shared)
+        changes = Changes(state, lambda: self.shared)
         told = self.told[name] = []
 
         async def run() -> None:
@@ -114,6 +117,7 @@ class Scene:
                     if change is not None:
                         told.append((self.passed, change.leader.note if change.leader else ""))
                 await pause(self.timeline, works)
+            self.ends[name] = self.passed
 
         self.go(since, run())
         self.at(until, changes.close)
@@ -128,7 +132,7 @@ class Scene:
 
     @property
     def gaps(self) -> list[float]:
-        return [round(after - before, 6) for before, after in zip(self.looks, self.looks[1:], strict=False)]
+        return [round(after - before, 6) for before, after in pairwise(self.looks)]
 
     def names(self, watcher: str) -> list[str]:
         return [name for _, name in self.told[watcher]]
@@ -216,13 +220,27 @@ def test_a_store_that_wakes_is_asked_only_when_something_has_changed() -> None:
 def test_the_end_of_the_lease_of_a_dead_leader_is_seen_though_it_wakes_nobody() -> None:
     """The wait at the store is not longer than the lease that was seen."""
     scene = Scene("watching")
-    state = scene.state("ann", ttl=8.0)
+    state = scene.state("ann", ttl=3.0)
     scene.watch("watcher", until=20)
     scene.go(0.5, state.acquire(state.begin(Holding), None))
     scene.play()
     (_, nobody), (_, ann), (end, again) = scene.told["watcher"]
     assert (nobody, ann, again) == ("", "ann", "")
-    assert 8.5 < end < 8.5 + PAUSE + 2 * scene.site.traits.expiry_lag
+    assert 3.5 < end < 3.5 + PAUSE + 2 * scene.site.traits.expiry_lag
+
+
+def test_one_waits_at_the_store_for_all() -> None:
+    """For five seconds at a time, also if the lease that was seen should have ended by now."""
+    scene = Scene("watching")
+    lasting = Record(owner="ann", holds=("1",), ttl=2.0, note="ann")
+    scene.server.put(encode(lasting), ABSENT, 1000.0)
+    for number in range(3):
+        scene.watch(f"w{number}", until=50)
+    scene.play()
+    assert all(scene.names(f"w{number}") == ["ann"] for number in range(3))
+    first, *waits = (moment - scene.began for verb, moment in scene.site.asked if verb == "wait")
+    assert waits[0] - first == pytest.approx(2, abs=PAUSE)
+    assert [after - before for before, after in pairwise(waits)] == pytest.approx([5.0] * 9, abs=0.1)
 
 
 def test_a_store_that_wakes_for_no_reason_is_asked_once_a_second() -> None:
@@ -309,6 +327,7 @@ def test_when_the_one_that_looks_is_closed_another_goes_on_at_the_same_pace() ->
     scene.watch("second", since=0.5, until=20)
     scene.go(8, scene.lead("ann", 100))
     scene.play()
+    assert scene.ends == {"first": 5.5, "second": 20}
     assert scene.names("first") == [""]
     assert scene.names("second") == ["", "ann"]
     assert scene.told["second"][1][0] <= 8 + PAUSE + SOON
