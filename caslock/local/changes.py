@@ -15,7 +15,6 @@ from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.exchange import observed_in
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import LONGEST_WAIT
-from caslock.store import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +88,9 @@ class Changes:
         self._state: LockState = state
         self._looks: Callable[[], Looks] = looks
         self._runtime: Runtime = state.runtime
-        self._spare: float = 2 * state.runtime.store.traits.request_timeout + PAUSE  # longer than any request takes
+        self._spare: float = (
+            2 * state.runtime.store.traits.request_timeout + PAUSE
+        )  # longer than a pause and a request take
         self._event: Event = state.runtime.event()
         self._told: int | None = None  # the fence of the term that was told last, 0 for none; None: nothing yet
         self._closed = False
@@ -166,10 +167,10 @@ class Changes:
         """Wait until the next look is due."""
         runtime, seen, now = self._runtime, looks.seen, self._runtime.now()
         due = looks.ended + PAUSE
-        watching = runtime.watching if looks.answered and now < due else None
-        if watching is not None and seen is not None and seen.version != ABSENT:
+        watching = runtime.watching if looks.answered else None
+        if watching is not None and seen is not None and seen.record is not None:
             # The end of a lease need not wake anybody, so the wait is not longer than the lease that was seen.
-            left = looks.since + (seen.record.ttl if seen.record else 0.0) + runtime.store.traits.expiry_lag - now
+            left = looks.since + seen.record.ttl + runtime.store.traits.expiry_lag - now
             seconds = min(LONGEST_WAIT, left) if left > 0 else LONGEST_WAIT
             looks.until = now + seconds + self._spare
             try:
@@ -178,7 +179,6 @@ class Changes:
                 due = runtime.now() + 2 * PAUSE
             else:
                 due = looks.ended + (WOKEN_PAUSE if looks.since == looks.ended else PAUSE)
-        looks.until = max(due, now) + self._spare
         while not self._closed and (left := due - runtime.now()) > 0:
             await self._event.wait(left)
 

@@ -301,6 +301,15 @@ def test_bad_settings_are_refused(
     assert store.requests == []
 
 
+def test_a_key_that_is_kept_after_its_release_is_led_by_nobody(memory: MemoryStore) -> None:
+    """A `Lock` with ``min_hold`` may use the key, too."""
+    election = Election(memory, "key")
+    with Lock(memory, "key", min_hold=60, note="job"):
+        assert present(election.leader()).note == "job"
+    assert election.leader() is None
+    assert next(election.watch()) is None
+
+
 def test_an_election_is_neither_copied_nor_pickled(memory: MemoryStore) -> None:
     """As a lock is not; its repr names the key and the place."""
     election = Election(memory, "a key")

@@ -229,6 +229,15 @@ def test_the_end_of_the_lease_of_a_dead_leader_is_seen_though_it_wakes_nobody() 
     assert 3.5 < end < 3.5 + PAUSE + 2 * scene.site.traits.expiry_lag
 
 
+def test_a_free_record_is_led_by_nobody() -> None:
+    """It only keeps a late request from the key."""
+    scene = Scene()
+    scene.server.put(encode(Record(owner="ann", holds=(), ttl=60.0, note="ann")), ABSENT, 1000.0)
+    scene.watch("watcher", until=3)
+    scene.play()
+    assert scene.names("watcher") == [""]
+
+
 def test_one_waits_at_the_store_for_all() -> None:
     """For five seconds at a time, also if the lease that was seen should have ended by now."""
     scene = Scene("watching")
@@ -303,6 +312,7 @@ def test_an_outage_ends_no_watch(caplog: pytest.LogCaptureFixture) -> None:
         "who leads 'key' can't be seen until the store answers again: the network is down"
     ] * 2
     assert min(scene.gaps) >= PAUSE
+    assert [verb for verb, moment in scene.site.asked if 8 < moment - scene.began < 9.9] == ["get"] * 2
 
 
 def test_a_refusal_is_raised_and_nobody_stops() -> None:
