@@ -49,7 +49,9 @@ if TYPE_CHECKING:
         AsyncSemaphore,
         AsyncSemaphoreHold,
     )
+    from caslock.async_election import AsyncElection
     from caslock.decorator import locked
+    from caslock.election import Election
     from caslock.keys import key
 
 __version__ = "0.1.0"
@@ -58,6 +60,7 @@ __all__ = [
     "ABSENT",
     "AsyncBatchingStore",
     "AsyncClosableStore",
+    "AsyncElection",
     "AsyncHold",
     "AsyncIdentifiedStore",
     "AsyncListingStore",
@@ -73,6 +76,7 @@ __all__ = [
     "BatchingStore",
     "CaslockError",
     "ClosableStore",
+    "Election",
     "Entry",
     "Hold",
     "IdentifiedStore",
@@ -116,6 +120,8 @@ _LATER = {
     "AsyncQuorumLock": "aio",
     "AsyncSemaphore": "aio",
     "AsyncSemaphoreHold": "aio",
+    "AsyncElection": "async_election",
+    "Election": "election",
     "key": "keys",
     "locked": "decorator",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, Self, TypedDict, TypeVar, Unpack, overload
 
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
@@ -11,6 +11,7 @@ from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiState
 from caslock.local.settings import (
     MAX_NOTE_BYTES,
+    Own,
     check_callback,
     check_expires,
     check_lease,
@@ -27,6 +28,7 @@ from caslock.local.settings import (
     no_such_setting,
     not_called,
     not_copied,
+    wait_time,
 )
 from caslock.local.several import check_keys, check_locks, check_stores
 from caslock.local.with_blocks import WithBlocks
@@ -220,6 +222,12 @@ class SingleLock(OneKey, Generic[S, H]):
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
         self._begin(LockState(runtime, key, _checked(given, owner, min_hold, linger)), timeout)
+
+    def _with_timeout(self, timeout: float | Own | None) -> Self:
+        """Return this lock with another timeout: what one of the two holds, both do."""
+        other = object.__new__(type(self))
+        other.__dict__ |= {**self.__dict__, "_timeout": wait_time(self._timeout, timeout, blocking=True)}
+        return other
 
 
 class SharedLock(OneKey, Generic[S, H]):

@@ -27,6 +27,7 @@ class Shared:
         self._guard = RLock()  # a signal handler may use a lock while its thread is in here
         self._queues = weakref.WeakValueDictionary[tuple[str, type[LocalQueue]], LocalQueue]()
         self._parts: dict[str, object] = {}
+        self._of_keys = weakref.WeakValueDictionary[tuple[object, str], object]()
         self._generation = generation()  # last, because other threads of a child then rely on the rest
 
     def queue(self, key: str, kind: type[LocalQueue] = LocalQueue) -> LocalQueue:
@@ -37,6 +38,15 @@ class Shared:
             if queue is None:
                 queue = self._queues[key, kind] = kind()
             return queue
+
+    def of_key(self, key: str, kind: Callable[[], T]) -> T:
+        """Return the one thing of a kind that this process has for `key`, for as long as something refers to it."""
+        self._after_fork()
+        with self._guard:
+            found: T | None = self._of_keys.get((kind, key))  # type: ignore[assignment] # one kind makes one type
+            if found is None:
+                found = self._of_keys[kind, key] = kind()
+            return found
 
     def part(self, name: str, make: Callable[[], T]) -> T:
         """Return what all locks on the store share under this name; `make` makes it at first use."""

@@ -29,7 +29,7 @@ LOCAL = (
         "shared",
         "stamps",
     ),
-    *("lock_state", "semaphore", "quorum", "multi", "lock"),
+    *("lock_state", "semaphore", "quorum", "multi", "lock", "changes", "candidates"),
     *("finishing", "schedule", "workers", "thread_renewer", "threads", "task_renewer", "in_threads", "tasks"),
 )
 GROUND = (
@@ -55,6 +55,8 @@ LADDER = (
         "local",
         "blocking",
         "aio",
+        "election",
+        "async_election",
         "keys",
         "key_template",
         "decorator",

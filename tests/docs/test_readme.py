@@ -131,6 +131,7 @@ def test_pages_have_blocks() -> None:
         "failures.md": 1,
         "fencing.md": 4,
         "functions.md": 3,
+        "leaders.md": 2,
         "observing.md": 3,
         "quorum.md": 2,
         "semaphore.md": 3,

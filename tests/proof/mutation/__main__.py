@@ -32,7 +32,7 @@ TESTS: Final = (
     "tests/proof/test_contract.py",
     *(f"tests/api/test_{name}.py" for name in ("lock", "multilock", "queue", "holds", "asyncio", "renewal", "tasks")),
     *(f"tests/api/test_{name}.py" for name in ("lock_order", "bad_input", "ends", "quorum", "background", "observer")),
-    *(f"tests/api/test_{name}.py" for name in ("min_hold", "locked", "fork_and_signals", "key", "linger")),
+    *(f"tests/api/test_{name}.py" for name in ("min_hold", "locked", "fork_and_signals", "key", "linger", "election")),
     *("tests/proof/test_faults.py", "tests/proof/test_simulate_quorum.py"),
     *("tests/api/test_broken_once.py", "tests/servers/test_bounds.py"),
 )

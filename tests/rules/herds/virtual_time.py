@@ -316,9 +316,10 @@ class Event:
         self._resume: Resume | None = None
 
     async def wait(self, timeout: float | None) -> None:
-        """Return when it is set, or after `timeout` seconds."""
+        """Return when it has been set since the last wait, or after `timeout` seconds."""
         if not self._is_set:
             await Suspend(partial(self._park, timeout))
+        self._is_set = False
 
     def _park(self, timeout: float | None, resume: Resume) -> None:
         self._resume = resume
