@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock import observer
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.protocol.exchange import observed_in
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import LONGEST_WAIT
+from caslock.protocol.record import observed_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
