@@ -47,7 +47,8 @@ class SemaphoreState(LockState):
 
     def _attempt(self) -> SharedAttempt:
         runtime, queue = self.runtime, cast("SharedQueue", self._queue)
-        self.newest = hold = f"{self._nonce}.{next(self._numbers)}"
+        hold = f"{self._nonce}.{next(self._numbers)}"
+        self.newest: str = hold  # which another thread may replace at once
         made = self._terms, hold, self._stamps, runtime.mutex(), runtime.me()
         return SharedAttempt(*made, permits=self.permits, seen=queue.seen)
 
