@@ -2,7 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from caslock.blocking import Hold, Lock, MultiHold, MultiLock, QuorumLock, Semaphore, SemaphoreHold
+from caslock.blocking import (
+    Hold,
+    Lock,
+    MultiHold,
+    MultiLock,
+    QuorumLock,
+    ReadWriteLock,
+    Semaphore,
+    SemaphoreHold,
+    WriteHold,
+)
 from caslock.connect import connect, connect_async
 from caslock.errors import (
     CaslockError,
@@ -46,8 +56,10 @@ if TYPE_CHECKING:
         AsyncMultiHold,
         AsyncMultiLock,
         AsyncQuorumLock,
+        AsyncReadWriteLock,
         AsyncSemaphore,
         AsyncSemaphoreHold,
+        AsyncWriteHold,
     )
     from caslock.async_election import AsyncElection
     from caslock.decorator import locked
@@ -69,10 +81,12 @@ __all__ = [
     "AsyncMultiLock",
     "AsyncQueueingStore",
     "AsyncQuorumLock",
+    "AsyncReadWriteLock",
     "AsyncSemaphore",
     "AsyncSemaphoreHold",
     "AsyncStore",
     "AsyncWatchingStore",
+    "AsyncWriteHold",
     "BatchingStore",
     "CaslockError",
     "ClosableStore",
@@ -93,6 +107,7 @@ __all__ = [
     "Put",
     "QueueingStore",
     "QuorumLock",
+    "ReadWriteLock",
     "Record",
     "Removal",
     "Retry",
@@ -104,6 +119,7 @@ __all__ = [
     "StoreUnavailable",
     "Traits",
     "WatchingStore",
+    "WriteHold",
     "connect",
     "connect_async",
     "key",
@@ -118,8 +134,10 @@ _LATER = {
     "AsyncMultiHold": "aio",
     "AsyncMultiLock": "aio",
     "AsyncQuorumLock": "aio",
+    "AsyncReadWriteLock": "aio",
     "AsyncSemaphore": "aio",
     "AsyncSemaphoreHold": "aio",
+    "AsyncWriteHold": "aio",
     "AsyncElection": "async_election",
     "Election": "election",
     "key": "keys",

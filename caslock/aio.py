@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 from caslock.errors import CaslockError, LockLost, NotAcquired, StoreError, with_notes
 from caslock.local.hold import Holding, slot_of
 from caslock.local.holds import Holds
-from caslock.local.lock import SeveralLocks, SeveralStores, SharedLock, SingleLock
+from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, wait_time
 from caslock.local.tasks import calling_task, finish, task_runtime, this_task
 from caslock.local.with_blocks import WithBlocks
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
+    from caslock.local.read_write import ReadWriteState
     from caslock.local.semaphore import SemaphoreState
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
@@ -127,7 +128,17 @@ class AsyncSemaphoreHold(AsyncHold):
         return slot_of(self)
 
 
-B = TypeVar("B", AsyncHold, AsyncSemaphoreHold, "AsyncMultiHold")
+class AsyncWriteHold(AsyncHold):
+    """One successful acquire of the write side of an `AsyncReadWriteLock`."""
+
+    __slots__ = ()
+
+    async def downgrade(self) -> AsyncHold:
+        """Go on as a reader; see `WriteHold.downgrade`.  If cancelled, it is still to be released."""
+        return await cast("ReadWriteState", self._state).downgrade(self, AsyncHold)
+
+
+B = TypeVar("B", AsyncHold, AsyncSemaphoreHold, AsyncWriteHold, "AsyncMultiHold")
 B_co = TypeVar("B_co", covariant=True)
 
 
@@ -255,6 +266,53 @@ class AsyncSemaphore(SharedLock[AsyncStore | Store, AsyncSemaphoreHold], _Acquir
     async def force_release(self) -> tuple[Record, ...]:
         """Take the key from all who hold it; see `Semaphore.force_release`."""
         return await self._state.force_release_all()
+
+
+class _Side(OneKey, _Acquired[B]):
+    """What both sides of an `AsyncReadWriteLock` have in common."""
+
+    _state: ReadWriteState
+    _with = "async with"
+
+    def __init__(self, state: ReadWriteState, timeout: float | None) -> None:
+        """See `AsyncReadWriteLock`."""
+        self._begin(state, timeout)
+
+    async def locked(self) -> bool:
+        """Whether anybody holds this side."""
+        return bool(await self.holders())
+
+    async def holders(self) -> tuple[Record, ...]:
+        """Return a record for each hold of this side."""
+        return await self._state.holders()
+
+
+class AsyncReadSide(_Side[AsyncHold]):
+    """The side of an `AsyncReadWriteLock` that many may hold at a time; see `ReadSide`."""
+
+
+class AsyncWriteSide(_Side[AsyncWriteHold]):
+    """The side of an `AsyncReadWriteLock` that one may hold, alone."""
+
+    _make = AsyncWriteHold
+
+
+class AsyncReadWriteLock(ReadWrite[AsyncStore | Store, AsyncHold]):
+    """A key that many may read, or one write, for asyncio; see `ReadWriteLock`."""
+
+    _runtime = staticmethod(task_runtime)
+    _with = "async with"
+    read: AsyncReadSide
+    """The side for those who read."""
+    write: AsyncWriteSide
+    """The side for those who write."""
+
+    def _sides(self, reads: ReadWriteState, writes: ReadWriteState, timeout: float | None) -> None:
+        self.read, self.write = AsyncReadSide(reads, timeout), AsyncWriteSide(writes, timeout)
+
+    async def force_release(self) -> tuple[Record, ...]:
+        """Take the key from all who hold it; see `ReadWriteLock.force_release`."""
+        return await self.write._state.force_release_all()
 
 
 class AsyncQuorumLock(SeveralStores[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold]):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Holding, slot_of
 from caslock.local.holds import Holds
-from caslock.local.lock import SeveralLocks, SeveralStores, SharedLock, SingleLock
+from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, wait_time
 from caslock.local.threads import finish, mend, running_task, thread_runtime
 from caslock.local.workers import run
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
+    from caslock.local.read_write import ReadWriteState
     from caslock.local.semaphore import SemaphoreState
     from caslock.local.threads import ThreadRuntime
     from caslock.local.with_blocks import WithBlocks
@@ -177,6 +178,22 @@ class SemaphoreHold(Hold):
         return slot_of(self)
 
 
+class WriteHold(Hold):
+    """One successful acquire of the write side of a `ReadWriteLock`: a context manager that releases it."""
+
+    __slots__ = ()
+
+    def downgrade(self) -> Hold:
+        """Go on as a reader: return a hold of the read side, before which no other writer gets the key.
+
+        This hold is over then, as after a release: leaving its block does nothing.  The fence stays the same.  Raises
+        `LockLost` if the lease is lost, `StoreUnavailable` if there was no answer: then call it again, or release.
+        Raises RuntimeError if it was entered more than once, `NotHeld` after a release.
+        """
+        with on_failure(self._mend):
+            return run(cast("ReadWriteState", self._state).downgrade(self, _hold))
+
+
 def _refuse_other_task(attempt: Attempt) -> None:
     for level in attempt.levels:
         other = cast("Hold", level)._other_task()
@@ -206,7 +223,7 @@ def _hold(state: LockState, attempt: Attempt, kind: type[H] = Hold) -> H:  # typ
     return hold
 
 
-B = TypeVar("B", Hold, SemaphoreHold, "MultiHold")
+B = TypeVar("B", Hold, SemaphoreHold, WriteHold, "MultiHold")
 H = TypeVar("H", bound=Hold)
 B_co = TypeVar("B_co", covariant=True)
 
@@ -381,6 +398,60 @@ class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
     def force_release(self) -> tuple[Record, ...]:
         """Take the key from all who hold it, and return their records; they learn of the loss when they renew."""
         return run(self._state.force_release_all())
+
+
+class _Side(OneKey, _OneKey[B]):
+    """What both sides of a `ReadWriteLock` have in common."""
+
+    _state: ReadWriteState
+
+    def __init__(self, state: ReadWriteState, timeout: float | None) -> None:
+        """See `ReadWriteLock`."""
+        self._begin(state, timeout)
+
+    def release(self) -> None:
+        """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
+        _newest(self._state).release()
+
+    def locked(self) -> bool:
+        """Return whether anybody holds this side."""
+        return bool(self.holders())
+
+    def holders(self) -> tuple[Record, ...]:
+        """Return a record for each hold of this side, with its fence; some of them may have died."""
+        return run(self._state.holders())
+
+
+class ReadSide(_Side[Hold]):
+    """The side of a `ReadWriteLock` that many may hold at a time, while nobody writes or waits to write."""
+
+
+class WriteSide(_Side[WriteHold]):
+    """The side of a `ReadWriteLock` that one may hold, alone."""
+
+    _make = staticmethod(partial(_hold, kind=WriteHold))
+
+
+class ReadWriteLock(ReadWrite[Store, Hold]):
+    """A key that many may read, or one write: ``with lock.read:`` and ``with lock.write:``.
+
+    Each side is acquired as a `Lock` is, and re-enters as it does.  A writer that waits lets no new reader in.  A
+    thread that reads can't wait to write (two that do so would wait for each other); `WriteHold.downgrade` goes the
+    other way.  All holds have fences: a resource can refuse the late write of an earlier writer, or of an earlier reader.
+    """
+
+    _runtime = staticmethod(thread_runtime)
+    read: ReadSide
+    """The side for those who read."""
+    write: WriteSide
+    """The side for those who write."""
+
+    def _sides(self, reads: ReadWriteState, writes: ReadWriteState, timeout: float | None) -> None:
+        self.read, self.write = ReadSide(reads, timeout), WriteSide(writes, timeout)
+
+    def force_release(self) -> tuple[Record, ...]:
+        """Take the key from all who hold it, and return their records; they learn of the loss when they renew."""
+        return run(self.write._state.force_release_all())
 
 
 class QuorumLock(SeveralStores[Store, Hold], _Acquired[Hold]):

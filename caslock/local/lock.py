@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from tenacity.wait import WaitBaseT
 
+    from caslock.local.read_write import ReadWriteState
     from caslock.local.semaphore import SemaphoreState
     from caslock.local.several import Keys
     from caslock.protocol.runtime import Runtime
@@ -288,6 +289,60 @@ class SharedLock(OneKey, Generic[S, H]):
     def permits(self) -> int:
         """How many may hold the key at a time."""
         return self._state.permits
+
+
+class ReadWrite(LockObject, Generic[S, H]):
+    """A key of a store of type `S` that many may read, or one write."""
+
+    _runtime: staticmethod[[object], Runtime]
+
+    def __init__(
+        self,
+        store: S,
+        key: str,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        auto_renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[H], object] | None = None,
+        note: str = "",
+        retry: Retry | tuple[int, int] = Retry(),
+        poll: WaitBaseT | None = None,
+        **unknown: Never,
+    ) -> None:
+        """Create both sides; no request is sent.
+
+        Args:
+            store: where it lives, as for `Lock`.
+            key: as for `Lock`; a `Lock` of the same key and this one exclude each other.
+            ttl: as for `Lock`, for either side; a dead reader or writer is waited for no longer than its ttl.
+            timeout: as for `Lock`, for either side.
+            auto_renew: as for `Lock`.
+            max_hold: as for `Lock`.
+            on_lost: as for `Lock`.
+            note: as for `Lock`; where many hold the key, a record may have no room for it.
+            retry: as for `Lock`.
+            poll: as for `Lock`.
+            unknown: nothing else.  `owner`, `min_hold` and `linger` are for `Lock` only.
+
+        Raises:
+            ValueError, TypeError: an argument is invalid.
+
+        """
+        if unknown:
+            raise no_such_setting(unknown)
+        from caslock.local.read_write import sides  # noqa: PLC0415 - seldom used
+
+        runtime = type(self)._runtime(store)
+        check_key(key)
+        given = Settings(
+            ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
+        )
+        self._sides(*sides(runtime, key, _checked(given)), check_timeout(timeout))
+
+    def _sides(self, reads: ReadWriteState, writes: ReadWriteState, timeout: float | None) -> None:
+        raise NotImplementedError
 
 
 L = TypeVar("L", bound=SingleLock[Any, Any])

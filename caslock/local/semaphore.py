@@ -1,4 +1,4 @@
-"""The state of one Semaphore object, for both APIs: each acquire is a hold of its own, and none re-enters."""
+"""The states of objects for a key that several may hold, for both APIs."""
 
 from __future__ import annotations
 
@@ -27,30 +27,13 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound=Holding)
 
 
-class SemaphoreState(LockState):
-    """The state of one Semaphore object."""
+class SharedState(LockState):
+    """The state of one object for a key that several may hold."""
 
-    __slots__ = ("permits",)
+    __slots__ = ()
 
     _queue_type = SharedQueue
     _nonce_bytes = 8  # many hold ids are in one record
-
-    def __init__(self, runtime: Runtime, key: str, settings: LockSettings, permits: int) -> None:
-        super().__init__(runtime, key, settings)
-        self.permits: int = permits
-
-    def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H:
-        """Return a hold for `acquire`, of the type `make`, with an attempt of its own."""
-        del caller
-        self.begun()
-        return make(self, self._attempt())
-
-    def _attempt(self) -> SharedAttempt:
-        runtime, queue = self.runtime, cast("SharedQueue", self._queue)
-        hold = f"{self._nonce}.{next(self._numbers)}"
-        self.newest: str = hold  # which another thread may replace at once
-        made = self._terms, hold, self._stamps, runtime.mutex(), runtime.me()
-        return SharedAttempt(*made, permits=self.permits, seen=queue.seen)
 
     def begin_put(self, hold: Holding) -> Write | None:
         """See `LockState.begin_put`: not where others are known to hold."""
@@ -92,3 +75,26 @@ class SemaphoreState(LockState):
 
     def _each(self, record: Record) -> tuple[Record, ...]:
         return tuple([self._told(each, each.fence) for each in record.each])
+
+
+class SemaphoreState(SharedState):
+    """The state of one Semaphore object: each acquire is a hold of its own."""
+
+    __slots__ = ("permits",)
+
+    def __init__(self, runtime: Runtime, key: str, settings: LockSettings, permits: int) -> None:
+        super().__init__(runtime, key, settings)
+        self.permits: int = permits
+
+    def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H:
+        """Return a hold for `acquire`, of the type `make`, with an attempt of its own."""
+        del caller
+        self.begun()
+        return make(self, self._attempt())
+
+    def _attempt(self) -> SharedAttempt:
+        runtime, queue = self.runtime, cast("SharedQueue", self._queue)
+        hold = f"{self._nonce}.{next(self._numbers)}"
+        self.newest: str = hold  # which another thread may replace at once
+        made = self._terms, hold, self._stamps, runtime.mutex(), runtime.me()
+        return SharedAttempt(*made, permits=self.permits, seen=queue.seen)

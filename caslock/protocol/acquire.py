@@ -111,7 +111,7 @@ async def _try(runtime: Runtime, attempt: Attempt, observed: Observed | None) ->
         version, record = observed
         observed = None
         # 2. Ours.  One that is half over before we know of it (a lost reply, a slow answer) is renewed first.
-        if record is not None and attempt.is_in(record):
+        if record is not None and attempt.holds_by(record):
             now = runtime.now()
             attempt.holds_with(record, version, now)
             left = lease.deadline - now
@@ -122,7 +122,10 @@ async def _try(runtime: Runtime, attempt: Attempt, observed: Observed | None) ->
         # 3. Nobody's, or our owner's: write again, at the version that is there.  Another owner's: busy.
         lease.forget()
         if not attempt.may_take(record):
-            break
+            announcement = attempt.announcement(record, version)
+            if announcement is None:
+                break
+            observed = await write_surely(runtime, attempt, version, announcement, limit)
     if renewed and attempt.may_take(record):  # it is free, but the answers take too long
         message = f"{runtime.store.traits.location} answers too slowly for a ttl of {lease.ttl:g} s"
         raise StoreUnavailable(message)

@@ -243,6 +243,15 @@ class Attempt:
         await self.runtime.sleep(seconds)
         return None
 
+    def holds_by(self, record: Record | None) -> bool:
+        """Whether we hold the key by `record`."""
+        return self.is_in(record)
+
+    def announcement(self, record: Record | None, version: int) -> Record | None:
+        """Return what tells others that we wait; None: nothing does, or it has been said."""
+        del record, version
+        return None
+
     def is_in(self, record: Record | None) -> bool:
         """Whether the hold id of this attempt is in `record`."""
         return record is not None and self.hold_id in record.holds

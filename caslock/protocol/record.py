@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from caslock.protocol.shares import SHARED, Share, as_json, shares_in
+from caslock.protocol.shares import ROLES, SHARED, Share, as_json, shares_in, told
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Record(NamedTuple):
         if self.foreign:
             return f"an unknown owner (caslock did not write the value {self.note})"
         if self.shares and not self.owner:
-            return f"{len(self.shares)} of {self.permits}: {', '.join(str(share) for share in self.shares)}"
+            return told(self.permits, self.shares)
         note = f" ({self.note})" if self.note else ""
         if self.kept:
             ends = f"which has released it, and keeps it from others for {self.ttl:.3g} s after the release (min_hold)"
@@ -205,7 +205,8 @@ def decode(value: bytes) -> Record:
             shares = shares_in(fields.pop("shares"))
             holds = tuple([share.hold for share in shares])
             fields |= {"form": SHARED, "owner": "", "holds": holds, "shares": shares, "fence": None}
-            if not isinstance(fields["permits"], int) or not shares:
+            permits = fields["permits"]
+            if not shares or not all(0 <= share.slot < (permits or ROLES) for share in shares):
                 return _foreign(value)
         elif form != FORM or not _OWN.isdisjoint(fields):
             return _foreign(value)

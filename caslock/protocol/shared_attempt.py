@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 from caslock.errors import StoreError
 from caslock.protocol.attempt import NO_QUARANTINE, Attempt, Quarantine
 from caslock.protocol.record import Observed, Record, encode
-from caslock.protocol.shares import SHARED, Seen, Share, with_fences
+from caslock.protocol.shares import (
+    LONGEST_ANNOUNCEMENT,
+    READS,
+    SHARED,
+    WAITS,
+    WRITES,
+    Seen,
+    Share,
+    kind_of,
+    with_fences,
+)
 from caslock.protocol.writes import FREE_TTL, InFlight, Write
 from caslock.store import ABSENT
 
@@ -91,7 +101,7 @@ class SharedAttempt(Attempt):
     def known(self) -> Observed | None:
         """Return what is there, if it has a place for us, as far as this process has seen."""
         version, record = self.seen.version, self.seen.record
-        if record is None or record.permits != self.permits or len(self._others_in(record)) >= self.permits:
+        if record is None or record.permits != self.permits or not self._has_place(self._others_in(record)):
             return None
         return Observed(version, record)
 
@@ -102,10 +112,19 @@ class SharedAttempt(Attempt):
         if record.form != SHARED:
             return False
         if record.permits != self.permits:
-            place = self.runtime.store.traits.location
-            holders = f"it is held by {record}"
-            raise StoreError(f"{self.key!r} at {place} has {record.permits} permits, not {self.permits}: {holders}")
-        return len(self._others_in(record)) < self.permits
+            place, others = self.runtime.store.traits.location, kind_of(record.permits)
+            message = f"{self.key!r} at {place} is {others}, not {kind_of(self.permits)}: it is held by {record}"
+            raise StoreError(message)
+        return self._has_place(self._others_in(record))
+
+    def _has_place(self, others: list[Share]) -> bool:
+        """Whether there is a place for us beside these others."""
+        return len(others) < self.permits
+
+    def _place(self, others: list[Share]) -> int:
+        """Return our slot beside these others."""
+        taken = {share.slot for share in others}
+        return next(slot for slot in range(self.permits) if slot not in taken)
 
     def first(self, now: float, expected: int = ABSENT) -> Write:
         """Note and return the put that begins a record over nothing."""
@@ -115,16 +134,20 @@ class SharedAttempt(Attempt):
 
     def next_record(self, observed: Record | None, version: int) -> Record:
         """Return the record to put in place of `observed`: with our share, and without those that are over."""
+        return self._with_ours(observed, version, self.lease.asked, None)
+
+    def _with_ours(self, observed: Record | None, version: int, ttl: float, slot: int | None) -> Record:
+        """Return the record with our share in `slot`; None: in that which it has, or in the next one."""
         write_id, now = self.writes.next_id(), self.runtime.now()
         rest, others, own = NO_QUARANTINE, list[Share](), None
         if observed is not None:
             rest, others = self._rest(observed, now), self._others_in(observed)
             own = self._own(with_fences(observed.shares, version))
         if own is None:
-            taken = {share.slot for share in others}
-            slot = next(slot for slot in range(self.permits) if slot not in taken)
-            own = Share(self.hold_id, slot, 0, None, 0.0, *self.stamps().stamp)
-        own = own._replace(beat=self.writes.count, ttl=self.lease.asked)
+            own = Share(self.hold_id, self._place(others) if slot is None else slot, 0, None, 0.0, *self.stamps().stamp)
+        elif slot is not None and own.slot != slot:
+            own = own._replace(slot=slot, fence=None if slot == WRITES else own.fence)  # admitted by this write
+        own = own._replace(beat=self.writes.count, ttl=ttl)
         return self._record((*with_fences(others, version), own), write_id, rest, own.fence)
 
     def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
@@ -153,3 +176,56 @@ class SharedAttempt(Attempt):
         """Return the shares of others whose beat has moved within their ttl, as far as this process has seen."""
         now = self.runtime.now()
         return [share for share in record.shares if share.hold != self.hold_id and self.seen.over(share, now) > now]
+
+
+class ReadWriteAttempt(SharedAttempt):
+    """One acquire call of a read-write lock, to read or to write."""
+
+    __slots__ = ("role",)
+
+    def __init__(
+        self,
+        terms: Terms,
+        hold_id: str,
+        stamps: Callable[[], FirstRecord],
+        mutex: Mutex,
+        caller: object,
+        *,
+        role: int,
+        seen: Seen,
+    ) -> None:
+        """See `SharedAttempt`; `role` is `READS` or `WRITES`."""
+        super().__init__(terms, hold_id, stamps, mutex, caller, permits=0, seen=seen)
+        self.role: int = role
+
+    def holds_by(self, record: Record | None) -> bool:
+        """Whether we hold the key by `record`, and do not only wait in it."""
+        own = None if record is None else self._own(record.shares)
+        return own is not None and own.slot != WAITS
+
+    def announcement(self, record: Record | None, version: int) -> Record | None:
+        """Return what keeps out who comes later to read; None: that is there, and will be for a while."""
+        lease, now = self.lease, self.runtime.now()
+        if self.role == READS or record is None or not record.shares or now >= self.limit:
+            return None
+        own, ttl = self._own(record.shares), min(lease.ttl, LONGEST_ANNOUNCEMENT)
+        said = None if own is None else self.writes.in_flight.get(f"{self.hold_id}.{own.beat}")
+        if said is not None and now < said.at + ttl / 3:
+            return None
+        lease.asked = 0.0  # it asks for no lease
+        return self._with_ours(record, version, ttl, WAITS)
+
+    def next_record(self, observed: Record | None, version: int) -> Record:
+        """Return the record to put in place of `observed`: with our share, and without those that are over."""
+        self.lease.asked = self.lease.asked or self.lease.ttl
+        return self._with_ours(observed, version, self.lease.asked, self.role)
+
+    def _has_place(self, others: list[Share]) -> bool:
+        """Whether nobody writes or waits to write; whether nobody holds the key."""
+        beside = READS if self.role == READS else WAITS
+        return all(share.slot == beside for share in others)
+
+    def _place(self, others: list[Share]) -> int:
+        """Return our role."""
+        del others
+        return self.role

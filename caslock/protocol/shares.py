@@ -24,13 +24,29 @@ MAX_PERMITS: Final = 64
 """The most holds in one record: it must fit in `caslock.store.MAX_VALUE` bytes."""
 
 
+READS: Final = 0
+"""The slot of a share that reads, as others may at the same time."""
+
+WRITES: Final = 1
+"""The slot of a share that writes, alone."""
+
+WAITS: Final = 2
+"""The slot of a share that holds nothing: it waits to write, and keeps out who comes later to read."""
+
+ROLES: Final = 3
+"""How many of these there are."""
+
+LONGEST_ANNOUNCEMENT: Final = 30.0
+"""Seconds after which who waits to write says so again, at the latest at a third of that."""
+
+
 class Share(NamedTuple):
     """What one hold has of a key."""
 
     hold: str
     """The hold id."""
     slot: int
-    """A number from 0 to permits - 1 that no other live hold has."""
+    """A number from 0 to permits - 1 that no other live hold has; of a read-write lock, one of `READS` to `WAITS`."""
     beat: int
     """The number of its holder's write with which it was written last."""
     fence: int | None
@@ -46,6 +62,18 @@ class Share(NamedTuple):
         """Say who holds it."""
         note = f" ({self.note})" if self.note else ""
         return f"pid {self.pid} on {self.host}{note} since {self.since}" if self.host else self.hold
+
+
+def kind_of(permits: int) -> str:
+    """Say what a record with so many permits belongs to."""
+    return f"a semaphore of {permits} permits" if permits else "a read-write lock"
+
+
+def told(permits: int, shares: tuple[Share, ...]) -> str:
+    """Say who holds a key, or waits for it."""
+    if permits:
+        return f"{len(shares)} of {permits}: {', '.join(map(str, shares))}"
+    return ", ".join(f"a {('reader', 'writer', 'writer that waits')[share.slot]}: {share}" for share in shares)
 
 
 def with_fences(shares: list[Share] | tuple[Share, ...], version: int) -> tuple[Share, ...]:

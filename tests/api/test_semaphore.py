@@ -113,7 +113,7 @@ async def test_a_cancelled_acquire_leaves_nothing_behind() -> None:
 def test_who_names_another_number_is_told(memory: MemoryStore) -> None:
     """At once, and nothing changes for those who hold the key."""
     with Semaphore(memory, "key", 2) as hold:
-        with pytest.raises(StoreError, match=r"'key' at memory.* has 2 permits, not 3: it is held by 1 of 2: pid \d+"):
+        with pytest.raises(StoreError, match=r"is a semaphore of 2 permits, not a semaphore of 3 permits: it is held by 1 of 2: pid"):
             Semaphore(memory, "key", 3).acquire()
         hold.ensure_held()
     with Semaphore(memory, "key", 3):

@@ -30,7 +30,7 @@ LOCAL = (
         "shared",
         "stamps",
     ),
-    *("lock_state", "semaphore", "quorum", "multi", "lock", "changes", "candidates"),
+    *("lock_state", "semaphore", "read_write", "quorum", "multi", "lock", "changes", "candidates"),
     *("finishing", "schedule", "workers", "thread_renewer", "threads", "task_renewer", "in_threads", "tasks"),
 )
 GROUND = (

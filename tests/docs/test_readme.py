@@ -134,6 +134,7 @@ def test_pages_have_blocks() -> None:
         "leaders.md": 2,
         "observing.md": 3,
         "quorum.md": 2,
+        "read-write.md": 2,
         "semaphore.md": 3,
         "start.md": 5,
         "stores.md": 1,

@@ -1,11 +1,12 @@
-"""Semaphores in the simulator: several hold one key, each with a share of its record.
+"""Semaphores and read-write locks in the simulator: several hold one key, each with a share of its record.
 
 Most laws are those of a Lock (see `laws`); these are different:
 
 1. No more than `permits` believe, each with a slot of its own, and the share of each is at the store.  (Only while
-   clocks are within the margin.)
+   clocks are within the margin.)  Of a read-write lock, nobody believes beside a writer.
 2. Fences grow from one admission to the next, in the order of the store.
 5. Nobody's share is removed while its holder believes.
+6. No reader is admitted while a writer waits in the record.
 
 Entries are not forgotten: a semaphore, as a Lock, excludes only those that the store remembers.
 """
@@ -15,8 +16,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final, cast
 
+from caslock.local.read_write import ReadWriteState
 from caslock.local.semaphore import SemaphoreState
 from caslock.protocol.attempt import LockSettings, Retry
+from caslock.protocol.shares import READS, WAITS, WRITES
 from tests.proof.simulator.chance import by_chance
 from tests.proof.simulator.client import NamedLockState
 from tests.proof.simulator.deadlock import forgotten
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
     from caslock.local.hold import Holding
     from caslock.protocol.shared_attempt import SharedAttempt
+    from caslock.protocol.shares import Share
     from tests.proof.simulator.client import Client
     from tests.proof.simulator.runtime import Runtime
 
@@ -46,15 +50,30 @@ class NamedSemaphoreState(NamedLockState, SemaphoreState):  # type: ignore[misc]
         self.name = name
         self.process = process
         self._breaking = False
-        settings = LockSettings(
-            ttl=plan.ttl,
-            auto_renew=plan.auto_renew,
-            max_hold=NEVER if plan.max_hold is None else plan.max_hold,
-            retry=Retry(*plan.retry),
-            poll=poll,
-        )
-        SemaphoreState.__init__(self, process, KEY, settings, permits)
+        SemaphoreState.__init__(self, process, KEY, settings_of(plan, poll), permits)
         self.begun()
+
+
+class NamedReadWriteState(NamedLockState, ReadWriteState):  # type: ignore[misc] # as above
+    """The real one, but for its name, which chance would make."""
+
+    def __init__(self, name: str, process: Runtime, plan: ClientPlan, role: int, poll: WaitBaseT | None) -> None:
+        self.name = name
+        self.process = process
+        self._breaking = False
+        ReadWriteState.__init__(self, process, KEY, settings_of(plan, poll), role)
+        self.begun()
+
+
+def settings_of(plan: ClientPlan, poll: WaitBaseT | None) -> LockSettings:
+    """Return the settings of a client's lock."""
+    return LockSettings(
+        ttl=plan.ttl,
+        auto_renew=plan.auto_renew,
+        max_hold=NEVER if plan.max_hold is None else plan.max_hold,
+        retry=Retry(*plan.retry),
+        poll=poll,
+    )
 
 
 class SemaphoreJudge(Judge):
@@ -63,6 +82,7 @@ class SemaphoreJudge(Judge):
     def __init__(self, run: SemaphoreRun) -> None:
         super().__init__(run)
         self._permits = run.permits
+        self._there: set[str] = set()  # holds in the record that was written last
         self._admitted: dict[str, int] = {}  # by hold: the version of the write that has admitted it
 
     def beliefs(self) -> None:
@@ -75,15 +95,15 @@ class SemaphoreJudge(Judge):
         for client in run.clients:
             for hold in client.holding:
                 attempt = cast("SharedAttempt", hold._attempt)
-                if hold.lost or not client.process.alive:
-                    continue
                 name = attempt.hold_id
+                if hold.lost or not client.process.alive or name in slots.values():  # it was entered once more
+                    continue
                 if lease is None or name not in lease.record.holds:
                     run.violate(f"{client.name} believes in {name}, which has no share")
-                if not 0 <= attempt.slot < self._permits:
+                if not 0 <= attempt.slot < (self._permits or WAITS):
                     run.violate(f"{name} has slot {attempt.slot}")
-                if attempt.slot in slots:
-                    run.violate(f"{name} and {slots[attempt.slot]} have slot {attempt.slot}")
+                if attempt.slot in slots if self._permits else WRITES in slots or (attempt.slot == WRITES and slots):
+                    run.violate(f"{name} has slot {attempt.slot}, beside {slots}")
                 slots[attempt.slot] = name
                 if hold.fence != self._admitted[name]:
                     first = short(self._admitted[name])
@@ -95,20 +115,29 @@ class SemaphoreJudge(Judge):
         for key in store.unguarded:
             self.settled = {hold: (location, why) for hold, (location, why) in self.settled.items() if location != key}
         store.unguarded.clear()
-        for key, before, after, _ in store.changes:
+        for key, _, after, _ in store.changes:
+            there, self._there = self._there, set[str]()
             if after is None:
                 continue
-            if len(after.record.shares) > self._permits:
-                self._run.violate(f"{len(after.record.shares)} shares are recorded")
-            there = before.record.holds if before else ()
-            for hold in after.record.holds:
-                if hold not in there:
+            shares = after.record.shares
+            if self._permits and len(shares) > self._permits:
+                self._run.violate(f"{len(shares)} shares are recorded")
+            self._there = {share.hold for share in shares if self._is_in(share)}
+            for share in shares:
+                hold = share.hold
+                if hold not in there and self._is_in(share):
                     self._admitted[hold] = after.entry.version
+                    if not self._permits and share.slot == READS and not all(map(self._is_in, shares)):
+                        self._run.violate(f"{hold} may read although a writer waits")
                 if hold in self.settled:
                     self._run.violate(f"{hold} has a record, which {self.settled[hold][1]}")
             if after.record.quarantine:
                 self._ends(key, after.record)
         store.changes.clear()
+
+    def _is_in(self, share: Share) -> bool:
+        """Whether a share is that of a holder."""
+        return bool(self._permits) or share.slot != WAITS
 
     def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
         """Check a success."""
@@ -118,7 +147,7 @@ class SemaphoreJudge(Judge):
         for hold in holds:
             name = hold._attempt.hold_id
             run.tell(client.name, f"holds slot {cast('SharedAttempt', hold._attempt).slot}, fence {short(hold.fence)}")
-            if name in self.succeeded:
+            if (name in self.succeeded) != (len(hold._attempt.levels) > 1):
                 run.violate(f"{name} succeeds for a second time")
             self.succeeded.add(name)
 
@@ -133,7 +162,7 @@ class SemaphoreRun(Run):
     """One simulated run of semaphores."""
 
     def __init__(self, plan: Plan) -> None:
-        self.permits = 1 + plan.seed % 3
+        self.permits = plan.seed % 4  # 0: a read-write lock
         super().__init__(plan)
 
     def _judge(self) -> Judge:
@@ -141,8 +170,15 @@ class SemaphoreRun(Run):
 
     def _lock(self, plan: ClientPlan, process: Runtime, lock: str, key: str) -> NamedLockState:
         name = (plan.process, lock, key)
-        if name not in self._locks:
+        if name not in self._locks and self.permits:
             self._locks[name] = NamedSemaphoreState(lock, process, plan, self.permits, self._poll)
+        elif name not in self._locks:
+            role = READS if lock in {"A", "C", "D", "F"} else WRITES
+            state, other = (
+                NamedReadWriteState(f"{lock}{side}", process, plan, role ^ side, self._poll) for side in range(2)
+            )
+            state.other, other.other = other, state
+            self._locks[name] = state
         return self._locks[name]
 
 

@@ -1,0 +1,194 @@
+"""Many read, or one writes; a writer that waits comes before those who come later to read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import AsyncReadWriteLock, Lock, LockLost, NotHeld, ReadWriteLock, Semaphore, StoreError
+from caslock.stores.memory import MemoryStore
+from caslock.testing.faults import FaultyStore, lose_reply, lose_request
+from tests.support.locations import Place, fresh, observed, present, until
+from tests.support.loops import in_a_loop
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from caslock.testing.faults import Fault
+
+ENOUGH = 50.0
+"""Seconds; longer than anything here takes."""
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    """A store in memory."""
+    return MemoryStore()
+
+
+def test_many_read_or_one_writes(location: Place, pool: ThreadPoolExecutor) -> None:
+    """Fences grow from hold to hold, on both sides, and nothing is left behind."""
+    store, key = location.store(), fresh()
+    one, other = ReadWriteLock(store, key), ReadWriteLock(location.store(), key)
+    with one.read as a, one.read as again:
+        assert a.fence == again.fence
+        b = present(other.read.acquire(timeout=0))
+        assert b.fence > a.fence
+        assert [holder.fence for holder in one.read.holders()] == [a.fence, b.fence]
+        assert other.read.locked()
+        assert not other.write.locked()
+        assert pool.submit(other.write.acquire, timeout=0).result(ENOUGH) is None
+        b.release()
+    with other.write as c:
+        assert c.fence > b.fence
+        assert one.read.acquire(timeout=0) is None
+        assert one.write.acquire(timeout=0.05) is None
+        assert (one.write.locked(), one.read.locked()) == (True, False)
+    with pytest.raises(NotHeld):
+        c.release()
+    assert observed(store, key) is None
+
+
+def test_a_writer_that_waits_comes_before_later_readers(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """Who was inside goes on, also by entering once more; when the writer stops waiting, others may read again."""
+    lock = ReadWriteLock(memory, "key")
+
+    def waits() -> bool:
+        return "writer that waits" in str(observed(memory, "key"))
+
+    first = present(lock.read.acquire())
+    writing = pool.submit(ReadWriteLock(memory, "key").write.acquire)
+    assert until(waits)
+    assert ReadWriteLock(memory, "key").read.acquire(timeout=0) is None
+    with lock.read:
+        pass
+    reading = pool.submit(ReadWriteLock(memory, "key").read.acquire)
+    first.release()
+    with present(writing.result(ENOUGH)) as writer:
+        assert not reading.done()
+    with present(reading.result(ENOUGH)) as reader:
+        assert reader.fence > writer.fence
+        assert pool.submit(ReadWriteLock(memory, "key").write.acquire, timeout=0.1).result(ENOUGH) is None
+        assert not waits()
+        present(ReadWriteLock(memory, "key").read.acquire(timeout=0)).release()
+    assert observed(memory, "key") is None
+
+
+def test_a_writer_that_waits_and_dies_keeps_nobody_out_for_long(memory: MemoryStore) -> None:
+    """Its place in the record is over after its ttl."""
+    with ReadWriteLock(memory, "key").read:
+        state = ReadWriteLock(memory, "key", ttl=0.3).write._state
+        attempt = state.begun()._attempt()
+        acquiring = state._ask(attempt, 0.001, None)
+        with pytest.raises(StopIteration):
+            acquiring.send(None)  # it says that it waits, and nobody withdraws that
+        assert "writer that waits" in str(observed(memory, "key"))
+        assert ReadWriteLock(memory, "key").read.acquire(timeout=0) is None
+        present(ReadWriteLock(memory, "key").read.acquire(timeout=ENOUGH)).release()
+    assert observed(memory, "key") is None
+
+
+def test_a_reader_cannot_wait_to_write(memory: MemoryStore) -> None:
+    """Two that do so would wait for each other; who writes is told what to do in place of reading."""
+    lock = ReadWriteLock(memory, "key")
+    with lock.read, pytest.raises(RuntimeError, match="reads 'key', and can't wait to write: .* release first"):
+        lock.write.acquire()
+    with lock.write, pytest.raises(RuntimeError, match=r"writes 'key', and can't wait to read: call downgrade\(\)"):
+        lock.read.acquire()
+    with lock.write:
+        pass
+
+
+def test_a_writer_goes_on_as_a_reader(location: Place, pool: ThreadPoolExecutor) -> None:
+    """Others may read then, and no other writer was in between; the hold of before is over."""
+    store, key = location.store(), fresh()
+    lock, other = ReadWriteLock(store, key), ReadWriteLock(location.store(), key)
+    with lock.write as writer:
+        reader = writer.downgrade()
+        assert reader.fence == writer.fence
+        with pytest.raises(NotHeld):
+            writer.extend()
+    with reader:
+        present(other.read.acquire(timeout=0)).release()
+        with lock.read as again:
+            assert again.fence == reader.fence
+        assert pool.submit(other.write.acquire, timeout=0).result(ENOUGH) is None
+        reader.extend(20)
+    with pytest.raises(NotHeld):
+        writer.downgrade()
+    with lock.write as twice, lock.write, pytest.raises(RuntimeError, match="entered more than once"):
+        twice.downgrade()
+    assert observed(store, key) is None
+
+
+@in_a_loop
+async def test_the_same_for_asyncio() -> None:
+    """Tasks read together, a writer waits for them, and may go on as a reader."""
+    store = MemoryStore()
+    lock = AsyncReadWriteLock(store, "key", timeout=ENOUGH)
+    reading = asyncio.Barrier(3)
+    order = list[str]()
+
+    async def read() -> None:
+        async with lock.read:
+            await reading.wait()
+            order.append("read")
+
+    async def write() -> None:
+        async with lock.write as hold:
+            order.append("write")
+            async with await hold.downgrade():
+                assert await lock.read.locked()
+                assert not await lock.write.locked()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(read())
+        tasks.create_task(read())
+        while len(await lock.read.holders()) < 2:
+            await asyncio.sleep(0)
+        tasks.create_task(write())
+        while "waits" not in str(observed(store, "key")):
+            await asyncio.sleep(0)
+        await reading.wait()
+    assert order == ["read", "read", "write"]
+    assert observed(store, "key") is None
+
+
+@pytest.mark.parametrize("fault", [lose_reply, lose_request], ids=["reply", "request"])
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_an_unanswered_request_does_no_harm(
+    memory: MemoryStore, pool: ThreadPoolExecutor, fault: Fault, nth: int
+) -> None:
+    """Of an announcement, an acquire, a downgrade or a release."""
+    faulty = FaultyStore(memory)
+    lock = ReadWriteLock(faulty, "key")
+    with ReadWriteLock(memory, "key").read:
+        faulty.on("any", nth, fault)
+        writing = pool.submit(lock.write.acquire)
+        assert until(lambda: "waits" in str(observed(memory, "key")))
+    with present(writing.result(ENOUGH)) as writer:
+        faulty.on("any", nth, fault)
+        with writer.downgrade() as reader:
+            assert [holder.fence for holder in lock.read.holders()] == [writer.fence]
+    with pytest.raises(NotHeld):
+        reader.release()
+    assert observed(memory, "key") is None
+
+
+def test_other_locks_of_the_key_are_told_apart(memory: MemoryStore) -> None:
+    """A Lock is waited for, a semaphore is a mistake, and force_release ends all."""
+    lock = ReadWriteLock(memory, "key", timeout=0)
+    with Lock(memory, "key"):
+        assert lock.read.acquire() is None
+        assert lock.write.acquire() is None
+    with Semaphore(memory, "key", 2), pytest.raises(StoreError, match="is a semaphore of 2 permits, not a read-write"):
+        lock.read.acquire()
+    a, b = present(lock.read.acquire()), present(ReadWriteLock(memory, "key").read.acquire())
+    with pytest.raises(StoreError, match="is a read-write lock, not a semaphore of 3 permits: .* a reader: pid"):
+        Semaphore(memory, "key", 3).acquire()
+    assert [record.fence for record in lock.force_release()] == [a.fence, b.fence]
+    for hold in (a, b):
+        with pytest.raises(LockLost):
+            hold.release()
