@@ -1,4 +1,4 @@
-"""Semaphores under a scheduler that loses, delays and repeats requests, and cancels, stops and kills callers."""
+"""Semaphores and read-write locks under a scheduler that loses and delays requests, and cancels and kills callers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from caslock.local.shared_queue import SharedQueue
 from caslock.protocol import shared_attempt
 from caslock.protocol.attempt import Attempt
-from caslock.protocol.shared_attempt import SharedAttempt
-from caslock.protocol.shares import Seen
+from caslock.protocol.shared_attempt import ReadWriteAttempt, SharedAttempt
+from caslock.protocol.shares import READS, WAITS, Seen
 from tests.proof.simulator import Violation
 from tests.proof.simulator.chance import by_chance
 from tests.proof.simulator.semaphore import SemaphoreRun, drawn, simulate
@@ -107,6 +107,18 @@ def nobody_follows(self: SharedQueue, attempt: object, now: float) -> None:
     self._inside = [other for other in self._inside if other() is not attempt]
 
 
+def readers_first(self: ReadWriteAttempt, others: list[Share]) -> bool:
+    """Let readers in although a writer waits."""
+    beside = {READS, WAITS} if self.role == READS else {WAITS}
+    return all(share.slot in beside for share in others)
+
+
+def beside_readers(self: ReadWriteAttempt, others: list[Share]) -> bool:
+    """Let a writer in beside readers."""
+    beside = READS if self.role == READS else WAITS
+    return all(share.slot in (beside, READS) for share in others)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
@@ -118,6 +130,9 @@ def nobody_follows(self: SharedQueue, attempt: object, now: float) -> None:
         (shared_attempt, "with_fences", without_fences),
         (SharedAttempt, "see", the_last_write),
         (SharedQueue, "leave", nobody_follows),
+        (ReadWriteAttempt, "_has_place", readers_first),
+        (ReadWriteAttempt, "_has_place", beside_readers),
+        (ReadWriteAttempt, "holds_by", Attempt.is_in),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
