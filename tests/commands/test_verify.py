@@ -75,8 +75,9 @@ def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_pat
                     seconds, url, "--seed", "3", "--json", "--timeline", "picture.svg", cwd=tmp_path
                 )
                 report = json.loads(output)
+                picture = ET.parse(tmp_path / "picture.svg").getroot()  # noqa: S314 - our own
                 done = report["requests"] / 100, sum(report["faults"].values()) / 20, report["sections"] / 10
-                if min(done) > 1:
+                if min(done) > 1 and picture.findall("{*}line[@class='fault']"):
                     break
                 seconds *= 4  # a machine that is busy does less in that time
             hold.ensure_held()
@@ -86,10 +87,8 @@ def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_pat
         assert report["seed"] == 3
         assert report["overlaps"] == report["fence_inversions"] == report["orphans"] == 0
         assert 0 <= report["hand_over_p50"] <= report["hand_over_p99"]
-    picture = ET.parse(tmp_path / "picture.svg").getroot()  # noqa: S314 - our own
     assert picture.tag == "{http://www.w3.org/2000/svg}svg"
     assert len(picture.findall("{*}rect")) > 10
-    assert picture.findall("{*}line[@class='fault']")
     assert f"torture: {seconds} s" in errors
 
 

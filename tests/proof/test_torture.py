@@ -87,14 +87,14 @@ def test_a_server_withstands_torture(name: str, seed: int, seconds: float, pace:
 @pytest.mark.parametrize("kind", [SixNodes, Watched])
 def test_redis_withstands_failovers(kind: type[SixNodes | Watched], tmp_path: Path) -> None:
     """No law is broken on a Cluster, or under Sentinel (replicas=1), whose primaries are stopped and killed."""
+    sections = kills = 0
     with ExitStack() as stack:
         servers = kind(stack, tmp_path)
-        trouble = TroubledPrimaries(servers, SECONDS / 3)
-        report = torture(Plan(url=servers.url, seconds=SECONDS, seed=7), disturb=trouble.actions, laws=LAWS).report
-    assert not report.broken, report.reason
-    assert report.passed
-    assert trouble.kills > 0
-    assert report.sections > SECONDS, report
+        while sections <= SECONDS or not kills:  # a machine that is busy does less in that time
+            trouble = TroubledPrimaries(servers, SECONDS / 3)
+            report = torture(Plan(url=servers.url, seconds=SECONDS, seed=7), disturb=trouble.actions, laws=LAWS).report
+            assert not report.broken, report.reason
+            sections, kills = sections + report.sections, kills + trouble.kills
 
 
 @unix
@@ -115,11 +115,12 @@ def test_memcached_withstands_stops_under_short_leases(new_memcached: Callable[.
         url=server.url, seconds=SECONDS / 2, seed=4, ttls=(1.0, 3.0), answer_timeout=6.0, faults=0, several=0, keys=10,
         pauses=0, kill_every=0,
     )  # fmt: skip
-    pauses = TroubledServer(server, pause_every=3.0, restart_every=0, squeeze_every=0)
-    report = torture(plan, disturb=pauses.actions if server.body else None, laws=LAWS).report
-    assert not report.broken, report.reason
-    assert report.passed
-    assert not server.body or report.faults["server stopped"] > 0
+    sections, stops = 0, not server.body
+    while not (sections and stops):  # as above
+        pauses = TroubledServer(server, pause_every=3.0, restart_every=0, squeeze_every=0)
+        report = torture(plan, disturb=pauses.actions if server.body else None, laws=LAWS).report
+        assert not report.broken, report.reason
+        sections, stops = sections + report.sections, stops or report.faults["server stopped"] > 0
 
 
 def check(plan: Plan, server: Server | None, pace: float = 0.0) -> None:
