@@ -6,9 +6,9 @@ import asyncio
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack, cast
 
-from caslock.errors import CaslockError, LockLost, NotAcquired, StoreError, with_notes
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock import SeveralLocks, SeveralStores, SingleLock
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
+    from caslock.local.lock import Adopting
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 class _Releasable(Protocol):
     @property
     def _each(self) -> Sequence[Holding]: ...
+
+    @property
+    def _handed_over(self) -> bool: ...
 
     async def release(self) -> None: ...
 
@@ -75,6 +79,10 @@ class _Releasing(ABC):
     @abstractmethod
     def _each(self) -> Sequence[Holding]: ...
 
+    @property
+    @abstractmethod
+    def _handed_over(self) -> bool: ...
+
     async def __aenter__(self) -> Self:
         """Return the hold; leaving the block releases it.  If the lease is lost, the block is cancelled.
 
@@ -113,6 +121,10 @@ class AsyncHold(Holding, _Releasing):
     async def release(self) -> None:
         """Release the hold, from any task; see `Hold.release`.  If cancelled, it releases first."""
         await super().release()
+
+    async def hand_over(self) -> str:
+        """Hand the hold over to another process; see `Hold.hand_over`.  If cancelled, the hold goes on here."""
+        return await self._state.hand_over(self)
 
 
 B = TypeVar("B", AsyncHold, "AsyncMultiHold")
@@ -207,6 +219,21 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
     _is_blocking = False
     _with = "async with"
 
+    @classmethod
+    async def adopt(cls, store: AsyncStore | Store, ticket: str, **settings: Unpack[Adopting[AsyncHold]]) -> AsyncHold:
+        """Take over a hold that was handed over; see `Lock.adopt`.  If cancelled, it leaves the ticket as it was."""
+        state, read = cls._adoption(store, ticket, settings)
+        begun = state.begin_adoption(AsyncHold, read)
+        try:
+            held = await state.adopt(begun)
+        except (CaslockError, GeneratorExit):
+            raise
+        except BaseException as error:  # cancelled: undo it first
+            await finish(begun._each, partial(state.undo, begun, error), error)
+            raise
+        state.committed[held] = None
+        return held
+
     async def locked(self) -> bool:
         """Whether anybody holds the key now."""
         return await self.holder() is not None
@@ -297,6 +324,8 @@ class _Block(Generic[T]):
         try:
             await self.held.release()
         except Exception as trouble:  # whatever a release raises, it never masks the error of the block
+            if isinstance(trouble, NotHeld) and self.held._handed_over:
+                return
             if error is None or (ours_alone and isinstance(trouble, (LockLost, StoreError))):
                 raise
             error.add_note(with_notes(trouble))

@@ -12,7 +12,7 @@ import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Holding
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
+    from caslock.local.lock import Adopting
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
@@ -55,6 +56,10 @@ class _Held(ABC):
     @property
     @abstractmethod
     def _each(self) -> Sequence[Holding]: ...
+
+    @property
+    @abstractmethod
+    def _handed_over(self) -> bool: ...
 
     @abstractmethod
     def _renewed(self, ttl: float | None) -> Coroutine[object, object, None]: ...
@@ -122,6 +127,8 @@ class _Held(ABC):
         try:
             self.release()
         except BaseException as trouble:  # an error of the release, or an interrupt
+            if isinstance(trouble, NotHeld) and self._handed_over:
+                return
             if not isinstance(trouble, CaslockError) and self._is_held:  # interrupted before the release had begun
                 with suppress(CaslockError, ValueError):
                     self.release()
@@ -157,6 +164,21 @@ class Hold(Holding, _Held):
             finally:
                 attempt.mutex.release()  # which `begin_removal` has taken
         run(state.release(self, removed=sent))
+
+    def hand_over(self) -> str:
+        """Hand the hold over to another process, and return a ticket with which `Lock.adopt` takes it there, once.
+
+        The ticket is a text of letters, digits, ``-`` and ``_``: about 130 characters and the key.  It names no server
+        and has no password.  Its hold has the same fence, and is renewed by nobody until it is adopted: its lease, of a
+        whole `ttl` from now, is the time for that.  Here the hold is over, as after a release: leaving its block does
+        nothing then.  It takes one request.
+
+        Raises `LockLost`, `StoreError` or `StoreUnavailable` as `extend` does: then the hold goes on here, and is to be
+        released.  Raises RuntimeError if it was entered more than once, or belongs to a `MultiLock` or `QuorumLock`;
+        `NotHeld` after a release, and for a forked child's copy.
+        """
+        with on_failure(self._mend):
+            return run(self._state.hand_over(self))
 
     def _other_task(self) -> Task | None:
         """Return the asyncio task that has acquired this hold and goes on, unless it is the one that runs."""
@@ -255,6 +277,8 @@ class _Acquired(ABC, Generic[B]):
                         held.release()
             if held is not None:
                 self._blocks.pop(held, None)
+                if isinstance(trouble, NotHeld) and held._handed_over:
+                    return
             if error is None or not isinstance(trouble, Exception):
                 raise
             error.add_note(with_notes(trouble))
@@ -314,6 +338,39 @@ class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
         return (
             begun if state.end_put(begun, put, observed) else run(state.win(begun, timeout, first=Sent(put, observed)))
         )
+
+    @classmethod
+    def adopt(cls, store: Store, ticket: str, **settings: Unpack[Adopting[Hold]]) -> Hold:
+        """Take over the hold that `Hold.hand_over` has handed over, with the same key, owner and fence.
+
+        It takes two requests, and does not wait.  From then on the hold is renewed here, for as long as something
+        refers to it; release it, or use it in a ``with`` block.
+
+        Args:
+            store: where the hold is: the same server, and the same prefix.
+            ticket: what `Hold.hand_over` has returned.
+            settings: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``note`` and ``retry``, as for `Lock`.
+                Without ``ttl`` or ``note``, they are those of before.  Without ``max_hold``, that of before goes on,
+                less the lease in which the ticket may have been under way; one that is given counts from now.
+
+        Raises:
+            LockLost: the ticket was used before, is too late, or belongs to another store; nothing was changed there.
+            StoreUnavailable: there was no answer; the ticket is as good as before, until its lease ends.  If it may be
+                used all the same, the error is `OutcomeUnknown`.
+            ValueError, TypeError: the text is no ticket, or a setting is invalid; no request was sent.
+
+        """
+        state, read = cls._adoption(store, ticket, settings)
+        begun = state.begin_adoption(_hold, read)
+        try:
+            held = run(state.adopt(begun))
+            state.committed[held] = None
+            return held  # noqa: TRY300 - inside the guard
+        except CaslockError:
+            raise
+        except BaseException as error:  # interrupted: undo it first
+            finish(begun._each, partial(state.undo, begun, error), error)
+            raise
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""

@@ -60,6 +60,11 @@ class Holding:
         return self._generation != generation()
 
     @property
+    def _handed_over(self) -> bool:
+        """Whether it was handed over: there is nothing to release then."""
+        return self._attempt.handed_over
+
+    @property
     def key(self) -> str:
         """The key that is held."""
         return self._attempt.key
@@ -127,6 +132,9 @@ class Holding:
                 if self._inherited
                 else "is being released, or its release got no answer"
             )
-            what = why if self._is_open else "has already been released"
-            message = f"this hold of {self.key!r} {what}"
-            raise NotHeld(message)
+            raise NotHeld(f"this hold of {self.key!r} {why if self._is_open else self._ended}")
+
+    @property
+    def _ended(self) -> str:
+        """Say how it has ended."""
+        return "was handed over" if self._handed_over else "has already been released"

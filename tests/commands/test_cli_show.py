@@ -40,7 +40,7 @@ def test_show_says_who_holds_a_key(url: str, store: ClosableStore) -> None:
     """Owner, process, note and fence, also as JSON; and status 1 when nobody does."""
     assert caslock("show", "key", store=url) == (1, "nobody\n", "")
     code, output, _ = caslock("show", "key", "--json", store=url)
-    assert (code, json.loads(output)) == (1, {"key": "key", "held": False, "kept": False})
+    assert (code, json.loads(output)) == (1, {"key": "key", "held": False, "kept": False, "handed_over": False})
     with Lock(store, "key", owner="me", note="why", ttl=60) as hold:
         code, output, _ = caslock("show", "key", store=url)
         assert code == 0

@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).parents[2] / "caslock"
 
 PROTOCOL = (
     *("record", "sightings", "writes", "lease", "life", "exchange", "contention", "attempt", "runtime"),
-    *("hand_over", "limits", "clean_up", "withdraw", "observation", "acquire", "renew", "release", "batch", "quorum"),
+    *("hand_over", "limits", "clean_up", "withdraw", "observation", "acquire", "renew", "transfer", "release", "batch"),
+    "quorum",
 )
 LOCAL = (
     *(

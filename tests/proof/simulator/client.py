@@ -16,7 +16,7 @@ from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiState
 from caslock.local.stamps import Stamps
-from caslock.protocol.attempt import LockSettings, Retry
+from caslock.protocol.attempt import Attempt, LockSettings, Retry
 from caslock.protocol.life import State
 from tests.proof.simulator.runtime import Flow, Runtime
 from tests.proof.simulator.waits import NEVER, Cancelled, Wait
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tenacity.wait import WaitBaseT
 
     from caslock.local.queue import LocalQueue
-    from caslock.protocol.attempt import Attempt
     from caslock.protocol.exchange import Sent
     from caslock.protocol.record import Observed, Record
     from tests.proof.simulator.plan import ClientPlan, Round, Stay
@@ -67,8 +66,8 @@ class NamedLockState(LockState):
         self._terms = terms = self._terms._replace(owner=self.settings.owner or self.name)
         self._stamps = Stamps(terms.owner, self.settings.ttl, "host", self.settings.note)
 
-    def _attempt(self) -> Attempt:
-        attempt = super()._attempt()
+    def _attempt(self, kind: type[Attempt] = Attempt) -> Attempt:
+        attempt = super()._attempt(kind)
         self._known[attempt.hold_id] = attempt
         if self._breaking:
             self._breaking = False
