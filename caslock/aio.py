@@ -135,7 +135,7 @@ class _State(Protocol[B_co]):
     """What `LockState` and `MultiState` have in common."""
 
     @property
-    def committed(self) -> dict[Any, None]: ...
+    def committed(self) -> dict[Any, Any]: ...
 
     def begin(self, make: type[AsyncHold], caller: Task | None = None) -> Any: ...  # noqa: ANN401 - a hold, or several
 

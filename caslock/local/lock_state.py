@@ -75,7 +75,8 @@ class LockState:
         """Take a new identity: at the first use, and in a forked child, which holds nothing of its parent's."""
         self._inherited = self._attempts() if self.generation else []  # a forked child never held them
         self._held: dict[str, weakref.ref[Attempt]] = {}  # by hold id: all that are held, or being released
-        self.committed: dict[Holding, None] = {}  # what the Lock object keeps until its release
+        # What the Lock object keeps until its release; True: it belongs to a MultiHold.
+        self.committed: dict[Holding, bool | None] = {}
         self._queue = cast("Shared", self.runtime.shared).queue(self.key)
         # Guards the attempts' levels, as any thread may release a hold; reentrant for signal handlers and `__del__`.
         self._guard = RLock()
@@ -536,7 +537,7 @@ class LockState:
         if levels > 1:
             message = f"lock {self.key!r} is held {levels} times by this thread or task: release the inner holds first"
             raise RuntimeError(message)
-        if hold not in self.committed:
+        if self.committed.get(hold, True):
             message = f"a hold of a MultiLock can't be handed over: acquire {self.key!r} with a Lock of its own"
             raise RuntimeError(message)
 

@@ -114,14 +114,14 @@ class Adoption(Attempt):
         self.min_hold = ticket.min_hold
 
     def may_take(self, record: Record | None) -> bool:
-        """Whether the hold of the ticket is there, in the tenure in which it was handed over."""
+        """Whether the hold of the ticket is there, in the tenure in which it was handed over; or ours."""
         if record is None or record.foreign:
             return False
-        return self.ticket.hold in record.holds and record.fence == self.ticket.fence
+        return self.is_in(record) or (self.ticket.hold in record.holds and record.fence == self.ticket.fence)
 
     def next_record(self, observed: Record | None, version: int) -> Record:
         """Return the record to put in place of `observed`: with our hold in place of the ticket's."""
-        if observed is None or not self.may_take(observed):
+        if observed is None or self.is_in(observed):
             return super().next_record(observed, version)  # a renewal
         self.before, self.owner = observed, observed.owner
         others = tuple([hold for hold in observed.holds if hold != self.ticket.hold])

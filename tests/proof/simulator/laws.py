@@ -141,10 +141,11 @@ class Judge:
         if hold is None or self._run.now >= until:
             return
         name, lease = hold._attempt.hold_id, hold._attempt.lease
-        if after is not None and (after.record.kept or name in after.record.holds):
+        names = {name, HANDED + name}  # both, while it is being handed over
+        if after is not None and (after.record.kept or not names.isdisjoint(after.record.holds)):
             return
         over = lease.record is not None and hold._state.runtime.now() >= lease.deadline  # it was not released in time
-        if not (over or name in self._run.store.expired or name in self.excused):
+        if not (over or names & self._run.store.expired or name in self.excused):
             whose = ", ".join(after.record.holds) if after is not None else ""
             self._run.violate(f"{key!r} is {whose or 'free'} before the min_hold of {name} is over")
 

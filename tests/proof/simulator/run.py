@@ -89,7 +89,8 @@ class Run:
         adopting = []
         if any(round_.adopts for round_ in plan.rounds):
             alone = plan._replace(owner=None, linger=None, min_hold=None)
-            adopting = [self._lock(alone, process, f"{plan.lock}0", key) for key in plan.keys]
+            # Of its own: each adoption has a Lock object for itself.
+            adopting = [self._lock(alone, process, f"{plan.name}0", key) for key in plan.keys]
         client = Client(self, plan, process, states, others, adopting=adopting)
         self.clients.append(client)
         self.start(Flow(client.name, client, client.program(), Wait()))

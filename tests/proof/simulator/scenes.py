@@ -154,7 +154,7 @@ SCENES: Final = {
         queueing=True,
         batching=True,
     ),
-    "two processes, handing over": _scene(_client("A", 0, _HANDS_OVER), _client("B", 1, _ADOPTS)),
+    "two processes, handing over": _scene(_client("A", 0, _HANDS_OVER + _BRIEF_WAIT), _client("B", 1, _ADOPTS)),
     "two tasks, handing over": _scene(_client("A", 0, _HANDS_OVER + _BRIEF_WAIT), _client("B", 0, _ADOPTS_BRIEFLY)),
     "three processes, one ticket": _scene(
         _client("A", 0, _HANDS_OVER), _client("B", 1, _ADOPTS_BRIEFLY), _client("C", 2, _ADOPTS_BRIEFLY)
