@@ -177,6 +177,16 @@ def test_a_ticket_that_is_no_good_is_lock_lost(case: str, memory: MemoryStore) -
     assert store.get(key) == before
 
 
+def test_a_ticket_is_used_once(location: Place) -> None:
+    """A second adoption fails, and the first hold goes on."""
+    ticket = held(Lock(location.store(), fresh(), ttl=50)).hand_over()
+    adopted = Lock.adopt(location.store(), ticket)
+    with pytest.raises(LockLost, match="the ticket was used before"):
+        Lock.adopt(location.store(), ticket)
+    adopted.extend()
+    adopted.release()
+
+
 @pytest.mark.parametrize("api", [Lock, AsyncLock])
 @pytest.mark.parametrize(
     ("settings", "error", "told"),
@@ -207,12 +217,12 @@ def test_bad_arguments_are_refused_before_any_request(
     assert store.requests == []
 
 
-def test_nobody_renews_what_nobody_adopts(memory: MemoryStore) -> None:
-    """It ends with its lease."""
-    key = fresh()
-    hold = held(Lock(memory, key, ttl=0.2))
+def test_nobody_renews_what_nobody_adopts(location: Place) -> None:
+    """It ends with its lease, also if the hold is kept."""
+    store, key = location.store(), fresh()
+    hold = held(Lock(store, key, ttl=1))
     hold.hand_over()
-    assert until(lambda: memory.get(key) is None)
+    assert until(lambda: store.get(key) is None, 9)
 
 
 def test_the_adopter_renews(memory: MemoryStore) -> None:
@@ -404,6 +414,20 @@ def test_one_of_many_adopts(location: Place) -> None:
     assert len(holds) == 1
     holds[0].release()
     assert observed(stores[0], key) is None
+
+
+def test_who_has_read_too_early_does_not_adopt(location: Place) -> None:
+    """Two have seen the hold of the ticket: the put of the second one is refused."""
+    plain, key = location.store(), fresh()
+    store = FaultyStore(plain)
+    ticket = held(Lock(plain, key, ttl=50)).hand_over()
+    winners: list[Hold] = []
+    store.before("put_if_version", 1, lambda: winners.append(Lock.adopt(plain, ticket)))
+    with pytest.raises(LockLost, match="the ticket was used before"):
+        Lock.adopt(store, ticket)
+    winners[0].extend()
+    winners[0].release()
+    assert observed(plain, key) is None
 
 
 # Faults
