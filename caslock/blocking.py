@@ -344,7 +344,8 @@ class Lock(SingleLock[Store, Hold], _Acquired[Hold]):
         """Take over the hold that `Hold.hand_over` has handed over, with the same key, owner and fence.
 
         It takes two requests, and does not wait.  From then on the hold is renewed here, for as long as something
-        refers to it; release it, or use it in a ``with`` block.
+        refers to it; release it, or use it in a ``with`` block.  No Lock object re-enters it, unless it has the same
+        `owner` by name.
 
         Args:
             store: where the hold is: the same server, and the same prefix.
