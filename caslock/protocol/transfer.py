@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import math
 import zlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from caslock.errors import LockLost, StoreUnavailable
 from caslock.protocol.acquire import acquire
@@ -103,7 +103,9 @@ class Adoption(Attempt):
 
     __slots__ = ("adopted", "before", "ticket")
 
-    purpose = "adopt"
+    purpose: ClassVar[str] = "adopt"
+    owner: str
+    min_hold: float
     ticket: Ticket
     before: Record | None  # the record that it has replaced, or tried to
     adopted: bool  # its caller has the hold, and so the ticket is used for good
