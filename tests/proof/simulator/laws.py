@@ -295,7 +295,8 @@ class Judge:
         run.tell(client.name, f"{type(error).__name__} at the release" if error else "has released")
         for hold, (lost, lease) in zip(holds, before, strict=True):
             name = hold._attempt.hold_id
-            stood = lease is not None and name in lease.record.holds
+            names = {name, HANDED + name}  # after a hand-over that got no answer
+            stood = lease is not None and not names.isdisjoint(lease.record.holds)
             # After a failed release another thread or task of the same Lock object may have followed.
             at_once = isinstance(error, LockLost) and len(holds) == 1 and not again
             if at_once and stood and not lost and not self._may_be_lost(hold):
@@ -308,7 +309,7 @@ class Judge:
             if after is not None and after.record.kept:  # else an earlier release of it has failed
                 self._is_to_keep(client, hold)
             entered = bool(hold._attempt.levels)  # still, by another level: this release made no request
-            others = not entered and lease is not None and name not in lease.record.holds
+            others = not entered and lease is not None and not stood
             if lost or (others and silent == client.silent and after and lease and after.tenure == lease.tenure):
                 run.violate(f"{client.name} was not told that it had lost {hold.key!r}")
             if not entered and name not in run.store.expired:  # else its own lost put, if any, may have landed
