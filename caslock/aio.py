@@ -6,10 +6,10 @@ import asyncio
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack, cast
 
-from caslock.errors import CaslockError, LockLost, NotAcquired, StoreError, with_notes
-from caslock.local.hold import Holding, slot_of
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, with_notes
+from caslock.local.hold import Holding, is_downgraded, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, wait_time
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
+    from caslock.local.lock import Adopting
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 class _Releasable(Protocol):
     @property
     def _each(self) -> Sequence[Holding]: ...
+
+    @property
+    def _handed_over(self) -> bool: ...
 
     async def release(self) -> None: ...
 
@@ -77,6 +81,10 @@ class _Releasing(ABC):
     @abstractmethod
     def _each(self) -> Sequence[Holding]: ...
 
+    @property
+    @abstractmethod
+    def _handed_over(self) -> bool: ...
+
     async def __aenter__(self) -> Self:
         """Return the hold; leaving the block releases it.  If the lease is lost, the block is cancelled.
 
@@ -116,6 +124,10 @@ class AsyncHold(Holding, _Releasing):
         """Release the hold, from any task; see `Hold.release`.  If cancelled, it releases first."""
         await super().release()
 
+    async def hand_over(self) -> str:
+        """Hand the hold over to another process; see `Hold.hand_over`.  If cancelled, the hold goes on here."""
+        return await self._state.hand_over(self)
+
 
 class AsyncSemaphoreHold(AsyncHold):
     """One successful acquire of an `AsyncSemaphore`: an asynchronous context manager that releases it."""
@@ -133,6 +145,10 @@ class AsyncWriteHold(AsyncHold):
 
     __slots__ = ()
 
+    @property
+    def _handed_over(self) -> bool:
+        return is_downgraded(self)
+
     async def downgrade(self) -> AsyncHold:
         """Go on as a reader; see `WriteHold.downgrade`.  If cancelled, it is still to be released."""
         return await cast("ReadWriteState", self._state).downgrade(self, AsyncHold)
@@ -146,7 +162,7 @@ class _State(Protocol[B_co]):
     """What `LockState` and `MultiState` have in common."""
 
     @property
-    def committed(self) -> dict[Any, None]: ...
+    def committed(self) -> dict[Any, Any]: ...
 
     def begin(self, make: type[AsyncHold], caller: Task | None = None) -> Any: ...  # noqa: ANN401 - a hold, or several
 
@@ -230,6 +246,21 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
     _runtime = staticmethod(task_runtime)
     _is_blocking = False
     _with = "async with"
+
+    @classmethod
+    async def adopt(cls, store: AsyncStore | Store, ticket: str, **settings: Unpack[Adopting[AsyncHold]]) -> AsyncHold:
+        """Take over a hold that was handed over; see `Lock.adopt`.  If cancelled, it leaves the ticket as it was."""
+        state, read = cls._adoption(store, ticket, settings)
+        begun = state.begin_adoption(AsyncHold, read)
+        try:
+            held = await state.adopt(begun)
+        except (CaslockError, GeneratorExit):
+            raise
+        except BaseException as error:  # cancelled: undo it first
+            await finish(begun._each, partial(state.undo, begun, error), error)
+            raise
+        state.committed[held] = None
+        return held
 
     async def locked(self) -> bool:
         """Whether anybody holds the key now."""
@@ -392,6 +423,8 @@ class _Block(Generic[T]):
         try:
             await self.held.release()
         except Exception as trouble:  # whatever a release raises, it never masks the error of the block
+            if isinstance(trouble, NotHeld) and self.held._handed_over:
+                return
             if error is None or (ours_alone and isinstance(trouble, (LockLost, StoreError))):
                 raise
             error.add_note(with_notes(trouble))

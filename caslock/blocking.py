@@ -12,10 +12,10 @@ import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
-from caslock.local.hold import Holding, slot_of
+from caslock.local.hold import Holding, is_downgraded, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, wait_time
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
+    from caslock.local.lock import Adopting
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
@@ -57,6 +58,10 @@ class _Held(ABC):
     @property
     @abstractmethod
     def _each(self) -> Sequence[Holding]: ...
+
+    @property
+    @abstractmethod
+    def _handed_over(self) -> bool: ...
 
     @abstractmethod
     def _renewed(self, ttl: float | None) -> Coroutine[object, object, None]: ...
@@ -124,6 +129,8 @@ class _Held(ABC):
         try:
             self.release()
         except BaseException as trouble:  # an error of the release, or an interrupt
+            if isinstance(trouble, NotHeld) and self._handed_over:
+                return
             if not isinstance(trouble, CaslockError) and self._is_held:  # interrupted before the release had begun
                 with suppress(CaslockError, ValueError):
                     self.release()
@@ -160,6 +167,21 @@ class Hold(Holding, _Held):
                 attempt.mutex.release()  # which `begin_removal` has taken
         run(state.release(self, removed=sent))
 
+    def hand_over(self) -> str:
+        """Hand the hold over to another process, and return a ticket with which `Lock.adopt` takes it there, once.
+
+        The ticket is a text of letters, digits, ``-`` and ``_``: about 130 characters and the key.  It names no server
+        and has no password.  Its hold has the same fence, and is renewed by nobody until it is adopted: its lease, of a
+        whole `ttl` from now, is the time for that.  Here the hold is over, as after a release: leaving its block does
+        nothing then.  It takes one request.
+
+        Raises `LockLost`, `StoreError` or `StoreUnavailable` as `extend` does: then the hold goes on here, and is to be
+        released.  Raises RuntimeError if it was entered more than once, or belongs to a `MultiLock` or `QuorumLock`;
+        `NotHeld` after a release, and for a forked child's copy.
+        """
+        with on_failure(self._mend):
+            return run(self._state.hand_over(self))
+
     def _other_task(self) -> Task | None:
         """Return the asyncio task that has acquired this hold and goes on, unless it is the one that runs."""
         known = getattr(self, "_task", None)
@@ -182,6 +204,10 @@ class WriteHold(Hold):
     """One successful acquire of the write side of a `ReadWriteLock`: a context manager that releases it."""
 
     __slots__ = ()
+
+    @property
+    def _handed_over(self) -> bool:
+        return is_downgraded(self)
 
     def downgrade(self) -> Hold:
         """Go on as a reader: return a hold of the read side, before which no other writer gets the key.
@@ -235,7 +261,7 @@ class _State(Protocol[B_co]):
     def runtime(self) -> Runtime: ...
 
     @property
-    def committed(self) -> dict[Any, None]: ...
+    def committed(self) -> dict[Any, Any]: ...
 
     def begin(self, make: Callable[[LockState, Attempt], Hold]) -> Any: ...  # noqa: ANN401 - a hold, or several
 
@@ -286,6 +312,8 @@ class _Acquired(ABC, Generic[B]):
                         held.release()
             if held is not None:
                 self._blocks.pop(held, None)
+                if isinstance(trouble, NotHeld) and held._handed_over:
+                    return
             if error is None or not isinstance(trouble, Exception):
                 raise
             error.add_note(with_notes(trouble))
@@ -351,6 +379,40 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
     _state: LockState
     _runtime = staticmethod(thread_runtime)
     _is_blocking = True
+
+    @classmethod
+    def adopt(cls, store: Store, ticket: str, **settings: Unpack[Adopting[Hold]]) -> Hold:
+        """Take over the hold that `Hold.hand_over` has handed over, with the same key, owner and fence.
+
+        It takes two requests, and does not wait.  From then on the hold is renewed here, for as long as something
+        refers to it; release it, or use it in a ``with`` block.  No Lock object re-enters it, unless it has the same
+        `owner` by name.
+
+        Args:
+            store: where the hold is: the same server, and the same prefix.
+            ticket: what `Hold.hand_over` has returned.
+            settings: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``note`` and ``retry``, as for `Lock`.
+                Without ``ttl`` or ``note``, they are those of before.  Without ``max_hold``, that of before goes on,
+                less the lease in which the ticket may have been under way; one that is given counts from now.
+
+        Raises:
+            LockLost: the ticket was used before, is too late, or belongs to another store; nothing was changed there.
+            StoreUnavailable: there was no answer; the ticket is as good as before, until its lease ends.  If it may be
+                used all the same, the error is `OutcomeUnknown`.
+            ValueError, TypeError: the text is no ticket, or a setting is invalid; no request was sent.
+
+        """
+        state, read = cls._adoption(store, ticket, settings)
+        begun: Hold = state.begin_adoption(_hold, read)
+        try:
+            held = run(state.adopt(begun))
+            state.committed[held] = None
+            return held  # noqa: TRY300 - inside the guard
+        except CaslockError:
+            raise
+        except BaseException as error:  # interrupted: undo it first
+            finish(begun._each, partial(state.undo, begun, error), error)
+            raise
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
@@ -437,7 +499,7 @@ class ReadWriteLock(ReadWrite[Store, Hold]):
 
     Each side is acquired as a `Lock` is, and re-enters as it does.  A writer that waits lets no new reader in.  A
     thread that reads can't wait to write (two that do so would wait for each other); `WriteHold.downgrade` goes the
-    other way.  All holds have fences: a resource can refuse the late write of an earlier writer, or of an earlier reader.
+    other way.  All holds have fences: a resource can refuse the late write of an earlier writer, or earlier reader.
     """
 
     _runtime = staticmethod(thread_runtime)

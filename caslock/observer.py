@@ -48,6 +48,9 @@ class Observer:
     def acquired(self, event: LockEvent) -> None:
         """A key was acquired, ``seconds`` after the call.  A re-entry is no event."""
 
+    def adopted(self, event: LockEvent) -> None:
+        """A hold was taken over from the process that has handed it over, ``seconds`` after the call."""
+
     def busy(self, event: LockEvent) -> None:
         """A key was not acquired, as somebody else held it for all of the timeout, ``seconds``."""
 
@@ -63,8 +66,14 @@ class Observer:
     def released(self, event: LockEvent) -> None:
         """A key was released by its holder, ``seconds`` after it was acquired; told once, even if that failed."""
 
+    def handed_over(self, event: LockEvent) -> None:
+        """A hold was handed over, ``seconds`` after the key was acquired: it is not this process's any more."""
 
-NAMES: Final = ("waited", "acquired", "busy", "renewed", "renewal_failed", "lost", "released")
+
+NAMES: Final = (
+    *("waited", "acquired", "adopted", "busy", "renewed", "renewal_failed"),
+    *("lost", "released", "handed_over"),
+)
 
 _observers: list[Observer] = []
 _long_wait = 10.0
@@ -131,6 +140,8 @@ def tell(name: str, event: LockEvent) -> None:
 _TEXTS: Final = {
     "acquired": (DEBUG, "lock %r at %s was acquired after %.3g s"),
     "released": (DEBUG, "lock %r at %s was released after %.3g s"),
+    "adopted": (DEBUG, "lock %r at %s was adopted after %.3g s"),
+    "handed_over": (DEBUG, "lock %r at %s was handed over after %.3g s"),
     "waited": (INFO, "waited for lock %r at %s for %.3g s"),
 }
 

@@ -34,7 +34,7 @@ def holders(store: Store, prefix: str) -> Iterator[tuple[str, int, Record]]:
 def fields(key: str, record: Record | None) -> dict[str, object]:
     """Return what --json prints of a key; one that is kept by ``min_hold`` is not held any more."""
     if record is None:
-        return {"key": key, "held": False, "kept": False}
+        return {"key": key, "held": False, "kept": False, "handed_over": False}
     if record.shares and not record.owner:
         holders = [fields(key, each) for each in record.each]
         return {"key": key, "held": True, "kept": False, "permits": record.permits, "holders": holders}
@@ -43,6 +43,7 @@ def fields(key: str, record: Record | None) -> dict[str, object]:
         "key": key,
         "held": not record.kept,
         "kept": record.kept,
+        "handed_over": record.handed_over,
         "owner": record.owner,
         "fence": record.fence,
         "since": record.since_iso,
@@ -66,7 +67,8 @@ def printable(text: object) -> str:
 
 def row(key: str, record: Record) -> list[str]:
     """Return the columns of a key."""
-    return [printable(each) for each in (key, record.owner, record.since_iso, record.note)]
+    note = f"{record.note} (handed over, awaits adoption)".lstrip() if record.handed_over else record.note
+    return [printable(each) for each in (key, record.owner, record.since_iso, note)]
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

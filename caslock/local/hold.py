@@ -9,6 +9,7 @@ from caslock.local.settings import check_lease
 from caslock.process.fork import generation
 from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
+from caslock.protocol.shares import READS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.exchange import Sent
     from caslock.protocol.record import Observed
-    from caslock.protocol.shared_attempt import SharedAttempt
+    from caslock.protocol.shared_attempt import ReadWriteAttempt, SharedAttempt
 
 
 def not_copied_hold(hold: object) -> TypeError:
@@ -29,6 +30,11 @@ def not_copied_hold(hold: object) -> TypeError:
 def slot_of(hold: Holding) -> int:
     """Return the slot of a hold of a semaphore."""
     return cast("SharedAttempt", hold._attempt).slot  # noqa: SLF001 - of a hold
+
+
+def is_downgraded(hold: Holding) -> bool:
+    """Whether a hold of the write side goes on as one of the read side: there is nothing to release then."""
+    return not hold._is_open and cast("ReadWriteAttempt", hold._attempt).role == READS  # noqa: SLF001 - of a hold
 
 
 class Holding:
@@ -64,6 +70,11 @@ class Holding:
     def _inherited(self) -> bool:
         """Whether this is a forked child's copy: this process never held it, and its release frees nothing."""
         return self._generation != generation()
+
+    @property
+    def _handed_over(self) -> bool:
+        """Whether it was handed over: there is nothing to release then."""
+        return self._attempt.handed_over
 
     @property
     def key(self) -> str:
@@ -133,6 +144,9 @@ class Holding:
                 if self._inherited
                 else "is being released, or its release got no answer"
             )
-            what = why if self._is_open else "has already been released"
-            message = f"this hold of {self.key!r} {what}"
-            raise NotHeld(message)
+            raise NotHeld(f"this hold of {self.key!r} {why if self._is_open else self._ended}")
+
+    @property
+    def _ended(self) -> str:
+        """Say how it has ended."""
+        return "was handed over" if self._attempt.handed_over else "has already been released"

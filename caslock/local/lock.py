@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, Self, TypedDict, TypeVar, Unpack, overload
 
+from caslock.errors import LockLost
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiState
 from caslock.local.settings import (
     MAX_NOTE_BYTES,
+    MIN_LEASE,
     Own,
     check_callback,
     check_expires,
@@ -34,6 +36,7 @@ from caslock.local.several import check_keys, check_locks, check_stores
 from caslock.local.with_blocks import WithBlocks
 from caslock.protocol.attempt import LockSettings, Retry
 from caslock.protocol.lease import NEVER
+from caslock.protocol.transfer import Ticket, read_ticket
 from caslock.store import check_key
 
 if TYPE_CHECKING:
@@ -63,6 +66,17 @@ class Settings(TypedDict, Generic[H], total=False):
     note: str
     retry: Retry | tuple[int, int]
     poll: WaitBaseT | None
+
+
+class Adopting(TypedDict, Generic[H], total=False):
+    """The settings of an adopted hold; explained at `Lock.adopt`."""
+
+    ttl: float
+    auto_renew: bool
+    max_hold: float | None
+    on_lost: Callable[[H], object] | None
+    note: str
+    retry: Retry | tuple[int, int]
 
 
 def _checked(
@@ -223,6 +237,23 @@ class SingleLock(OneKey, Generic[S, H]):
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
         self._begin(LockState(runtime, key, _checked(given, owner, min_hold, linger)), timeout)
+
+    @classmethod
+    def _adoption(cls, store: S, text: str, given: Adopting[H]) -> tuple[LockState, Ticket]:
+        """Check what `adopt` is given; no request is sent."""
+        if unknown := given.keys() - Adopting.__annotations__:
+            raise no_such_setting(sorted(unknown))
+        ticket = read_ticket(text)
+        defaults = Settings[Any](
+            ttl=ticket.ttl, auto_renew=True, max_hold=None, on_lost=None, note="", retry=Retry(), poll=None
+        )
+        settings = _checked({**defaults, **given})
+        if "max_hold" not in given and ticket.max_hold < NEVER:
+            if ticket.max_hold < MIN_LEASE:
+                message = f"could not adopt lock {ticket.key!r}: its max_hold is over"
+                raise LockLost(message)
+            settings = settings._replace(max_hold=ticket.max_hold)
+        return LockState(cls._runtime(store), ticket.key, settings), ticket
 
     def _with_timeout(self, timeout: float | Own | None) -> Self:
         """Return this lock with another timeout: what one of the two holds, both do."""

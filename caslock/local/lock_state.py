@@ -22,7 +22,7 @@ from caslock.local.refusals import BY_OURSELVES, busy, in_use, waited
 from caslock.local.reports import call_on_lost, event_of
 from caslock.local.stamps import Stamps, hostname
 from caslock.process.fork import at_fork, generation
-from caslock.protocol import acquire, release, renew, withdraw
+from caslock.protocol import acquire, release, renew, transfer, withdraw
 from caslock.protocol.attempt import Attempt, LockSettings, Terms
 from caslock.protocol.exchange import Sent, answered, note_write, read
 from caslock.protocol.lease import NEVER
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from caslock.local.shared import Shared
     from caslock.protocol.record import Observed, Record
     from caslock.protocol.runtime import Runtime
+    from caslock.protocol.transfer import Adoption, Ticket
     from caslock.protocol.writes import Write
     from caslock.store import Entry
 
@@ -79,7 +80,8 @@ class LockState:
         """Take a new identity: at the first use, and in a forked child, which holds nothing of its parent's."""
         self._inherited = self._attempts() if self.generation else []  # a forked child never held them
         self._held: dict[str, weakref.ref[Attempt]] = {}  # by hold id: all that are held, or being released
-        self.committed: dict[Holding, None] = {}  # what the Lock object keeps until its release
+        # What the Lock object keeps until its release; True: it belongs to a MultiHold.
+        self.committed: dict[Holding, bool | None] = {}
         self._queue = cast("Shared", self.runtime.shared).queue(self.key, self._queue_type)
         # Guards the attempts' levels, as any thread may release a hold; reentrant for signal handlers and `__del__`.
         self._guard = RLock()
@@ -106,9 +108,9 @@ class LockState:
         """The owner in the record while the lock is held."""
         return self.begun()._terms.owner
 
-    def _attempt(self) -> Attempt:
+    def _attempt(self, kind: type[Attempt] = Attempt) -> Attempt:
         self.newest = hold = f"{self._nonce}.{next(self._numbers)}"  # which another thread may replace at once
-        return Attempt(self._terms, hold, self._stamps, self.runtime.mutex(), self.runtime.me())
+        return kind(self._terms, hold, self._stamps, self.runtime.mutex(), self.runtime.me())
 
     def _attempts(self) -> list[Attempt]:
         """Return all that are held, or being released."""
@@ -405,7 +407,8 @@ class LockState:
         known = self._held.pop(attempt.hold_id, None) is not None
         if known and not attempt.lease.lost and observer.listens():
             failed = "" if attempt.state is OVER else "the release failed"
-            observer.tell("released", event_of(attempt, now - attempt.lease.began, failed))
+            name = "handed_over" if attempt.handed_over else "released"
+            observer.tell(name, event_of(attempt, now - attempt.lease.began, failed))
 
     async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | Sent | None = None) -> None:
         """Release one hold; the key is free after the last one.  It can be called again after any interrupt.
@@ -478,7 +481,7 @@ class LockState:
             return False
         with self._guard:
             if hold not in attempt.levels:
-                message = f"this hold of {self.key!r} has already been released"
+                message = f"this hold of {self.key!r} {hold._ended}"
                 raise NotHeld(message)
             if len(attempt.levels) == 1:
                 attempt.begin_release()
@@ -514,6 +517,56 @@ class LockState:
     async def renew(self, attempt: Attempt, ttl: float | None) -> None:
         """Replace the lease."""
         await renew.renew(self.runtime, attempt, ttl)
+
+    async def hand_over(self, hold: Holding) -> str:
+        """Hand a hold over to whoever gets the ticket that this returns; after an error it is held as before."""
+        attempt = hold._attempt
+        self._check_whole(hold)  # first: a forked child may wait for a mutex of its parent for ever
+        async with attempt.mutex:  # no renewal writes our own hold id over the ticket's
+            self._check_whole(hold)
+            ticket = await transfer.hand_over(self.runtime, attempt)
+            with self._guard:
+                self._check_whole(hold)  # its thread may have entered it again meanwhile, or another has released it
+                attempt.begin_release()
+                self._held.pop(attempt.hold_id, None)
+                attempt.hold_id = ticket.hold
+                self._held[ticket.hold] = weakref.ref(attempt)  # until it is told
+                attempt.go(OVER)
+        self._end(hold)
+        return str(ticket)
+
+    def _check_whole(self, hold: Holding) -> None:
+        """Check that a hold is all there is of its attempt, and its user's."""
+        hold._mine()
+        levels = len(hold._attempt.levels)
+        if levels > 1:
+            message = f"lock {self.key!r} is held {levels} times by this thread or task: release the inner holds first"
+            raise RuntimeError(message)
+        if self.committed.get(hold, True):
+            message = f"a hold of a MultiLock can't be handed over: acquire {self.key!r} with a Lock of its own"
+            raise RuntimeError(message)
+
+    def begin_adoption(self, make: Callable[[LockState, Attempt], H], ticket: Ticket) -> H:
+        """Return a hold for `adopt`, of the type `make`; nothing is sent."""
+        attempt = cast("Adoption", self.begun()._attempt(transfer.Adoption))
+        attempt.begin(ticket)
+        return make(self, attempt)
+
+    async def adopt(self, hold: H) -> H:
+        """Take over the hold of a ticket.  After an error, the ticket is as before; after an interrupt, call `undo`."""
+        attempt, began = cast("Adoption", hold._attempt), self.runtime.now()
+        # Who is inside the local queue may wait for this very hold, so the adoption does not wait for its turn.
+        self._queue.enter(attempt, began)
+        try:
+            await transfer.adopt(self.runtime, attempt)
+        except Exception as error:
+            await self.undo(hold, error)
+            raise
+        self._hold(hold)
+        if observer.listens():
+            observer.tell("adopted", event_of(attempt, self.runtime.now() - began))
+        attempt.adopted = True
+        return hold
 
     def newest_hold(self, me: object = None) -> Holding:
         """Return the newest hold of `me` (None: this thread or task), or one whose release went without an answer."""

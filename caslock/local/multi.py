@@ -80,7 +80,7 @@ class MultiState(Generic[H, M]):
         self._forget_released()
         held = self._gather(several.taken)
         for hold in held if self._of_locks else ():
-            hold._state.committed[hold] = None
+            hold._state.committed[hold] = True
         return held
 
     @staticmethod

@@ -272,4 +272,7 @@ class LocalQueue:
 
 def _may_join(attempt: Attempt, inside: list[Attempt]) -> bool:
     """Whether `attempt` re-enters what its owner holds through other Lock objects."""
-    return all(other.owner == attempt.owner and not other.hold_id.startswith(attempt.siblings) for other in inside)
+    shared = attempt.shared or not inside  # an adopted hold has the private owner of another Lock object
+    return shared and all(
+        other.owner == attempt.owner and not other.hold_id.startswith(attempt.siblings) for other in inside
+    )

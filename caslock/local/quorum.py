@@ -80,8 +80,8 @@ class QuorumState(LockState):
         self._events: list[Event] = []  # of those who wait for votes
         super()._begin()
 
-    def _attempt(self) -> Attempt:
-        attempt = super()._attempt()
+    def _attempt(self, kind: type[Attempt] = Attempt) -> Attempt:
+        attempt = super()._attempt(kind)
         lease = attempt.lease
         attempt.lease = QuorumLease(lease.ttl, lease.max_hold, lease.auto_renew)
         return attempt
@@ -341,6 +341,12 @@ class QuorumState(LockState):
                 before = ballot.replace(index, part) if part.lease.ttl else None
                 if before is not None:
                     self._begin_vote(index, attempt, ballot, ballot.votes[index], before)
+
+    async def hand_over(self, hold: Holding) -> str:
+        """Refuse: no ticket could be taken at all the stores at once."""
+        del hold
+        message = f"a hold of a QuorumLock is not handed over: {self.key!r} has a lease at each of its stores"
+        raise RuntimeError(message)
 
     async def renew(self, attempt: Attempt, ttl: float | None) -> None:
         """Replace the leases; raises `StoreUnavailable` unless a majority was replaced."""

@@ -53,7 +53,8 @@ class ReadWriteState(SharedState):
             raise RuntimeError(message)
         return super().begin(make, caller)
 
-    def _attempt(self) -> ReadWriteAttempt:
+    def _attempt(self, kind: type[Attempt] = ReadWriteAttempt) -> ReadWriteAttempt:
+        del kind
         runtime, queue = self.runtime, cast("SharedQueue", self._queue)
         hold = f"{self._nonce}.{next(self._numbers)}"
         self.newest: str = hold  # which another thread may replace at once

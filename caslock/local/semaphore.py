@@ -53,6 +53,12 @@ class SharedState(LockState):
         super()._hold(hold)
         self._queue.leave(hold._attempt, self.runtime.now())
 
+    async def hand_over(self, hold: Holding) -> str:
+        """Refuse it."""
+        self._check_whole(hold)
+        message = f"a hold of a Semaphore or ReadWriteLock can't be handed over: {self.key!r} would need a Lock"
+        raise RuntimeError(message)
+
     async def holders(self) -> tuple[Record, ...]:
         """Who holds the key."""
         self.begun()
@@ -92,7 +98,8 @@ class SemaphoreState(SharedState):
         self.begun()
         return make(self, self._attempt())
 
-    def _attempt(self) -> SharedAttempt:
+    def _attempt(self, kind: type[Attempt] = SharedAttempt) -> SharedAttempt:
+        del kind
         runtime, queue = self.runtime, cast("SharedQueue", self._queue)
         hold = f"{self._nonce}.{next(self._numbers)}"
         self.newest: str = hold  # which another thread may replace at once

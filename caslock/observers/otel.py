@@ -25,8 +25,8 @@ class OtelObserver(Observer):
     The spans are ``caslock.acquire`` and ``caslock.hold``, with the attributes ``caslock.key``, ``caslock.owner``,
     ``caslock.location`` and ``caslock.fence``; a lost hold has the status ERROR.  ``caslock.acquire.duration`` and
     ``caslock.hold.duration`` are histograms in seconds, ``caslock.renewals`` is a counter; they have the attributes
-    ``caslock.location`` and ``caslock.outcome`` (acquired, busy; released, lost; renewed, failed), but not the key, of
-    which there may be too many.
+    ``caslock.location`` and ``caslock.outcome`` (acquired, adopted, busy; released, handed_over, lost; renewed,
+    failed), but not the key, of which there may be too many.
     """
 
     def __init__(
@@ -50,6 +50,11 @@ class OtelObserver(Observer):
         self._acquire.record(event.seconds, _attributes(event, "acquired"))
         self._span("caslock.acquire", event, "acquired")
 
+    def adopted(self, event: LockEvent) -> None:
+        """See `Observer.adopted`."""
+        self._acquire.record(event.seconds, _attributes(event, "adopted"))
+        self._span("caslock.acquire", event, "adopted")
+
     def busy(self, event: LockEvent) -> None:
         """See `Observer.busy`."""
         self._acquire.record(event.seconds, _attributes(event, "busy"))
@@ -59,6 +64,11 @@ class OtelObserver(Observer):
         """See `Observer.released`."""
         self._hold.record(event.seconds, _attributes(event, "released"))
         self._span("caslock.hold", event, "released")
+
+    def handed_over(self, event: LockEvent) -> None:
+        """See `Observer.handed_over`."""
+        self._hold.record(event.seconds, _attributes(event, "handed_over"))
+        self._span("caslock.hold", event, "handed_over")
 
     def lost(self, event: LockEvent) -> None:
         """See `Observer.lost`."""

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class PrometheusObserver(Observer):
     """Three metrics, with the labels ``location`` (of the store), ``group`` and ``outcome``.
 
-    ``caslock_acquire_seconds`` (acquired, busy) has the time that acquires take, ``caslock_hold_seconds`` (released,
-    lost) the time for which keys are held; both are histograms.  ``caslock_renewals_total`` (renewed, failed) counts.
+    ``caslock_acquire_seconds`` (acquired, adopted, busy) has the time that acquires take, ``caslock_hold_seconds``
+    (released, handed_over, lost) the time for which keys are held; both are histograms.  ``caslock_renewals_total``
+    (renewed, failed) counts.
     """
 
     def __init__(
@@ -56,6 +57,10 @@ class PrometheusObserver(Observer):
         """See `Observer.acquired`."""
         self._acquire.labels(event.location, self._group(event.key), "acquired").observe(event.seconds)
 
+    def adopted(self, event: LockEvent) -> None:
+        """See `Observer.adopted`."""
+        self._acquire.labels(event.location, self._group(event.key), "adopted").observe(event.seconds)
+
     def busy(self, event: LockEvent) -> None:
         """See `Observer.busy`."""
         self._acquire.labels(event.location, self._group(event.key), "busy").observe(event.seconds)
@@ -63,6 +68,10 @@ class PrometheusObserver(Observer):
     def released(self, event: LockEvent) -> None:
         """See `Observer.released`."""
         self._hold.labels(event.location, self._group(event.key), "released").observe(event.seconds)
+
+    def handed_over(self, event: LockEvent) -> None:
+        """See `Observer.handed_over`."""
+        self._hold.labels(event.location, self._group(event.key), "handed_over").observe(event.seconds)
 
     def lost(self, event: LockEvent) -> None:
         """See `Observer.lost`."""

@@ -14,7 +14,7 @@ from caslock.errors import LockLost
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, OVER, State
-from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Observed, Record, Stamp, fence_of, observed_in
+from caslock.protocol.record import FORM, HANDED, KEPT, MAX_HOLDS, Observed, Record, Stamp, fence_of, observed_in
 from caslock.protocol.writes import FREE_TTL, InFlight, Write, Writes
 from caslock.store import ABSENT
 
@@ -129,6 +129,7 @@ class Attempt:
     queues: ClassVar[bool] = True
     """Whether it may wait at the store for a moment when nothing is there."""
 
+    purpose: ClassVar[str] = "acquire"  # for errors
     terms: Terms
     key: str
     owner: str
@@ -252,9 +253,19 @@ class Attempt:
         del record, version
         return None
 
+    @property
+    def handed(self) -> str:
+        """The hold id under which it is handed over: ours as well, until the hand-over has succeeded."""
+        return HANDED + self.hold_id
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether it was handed over: nothing here has its hold any more, which has another id since then."""
+        return self.hold_id.startswith(HANDED)
+
     def is_in(self, record: Record | None) -> bool:
-        """Whether the hold id of this attempt is in `record`."""
-        return record is not None and self.hold_id in record.holds
+        """Whether the hold id of this attempt is in `record`, or the one under which it is being handed over."""
+        return record is not None and (self.hold_id in record.holds or self.handed in record.holds)
 
     def others(self, record: Record) -> tuple[str, ...]:
         """The owner's holds that other Lock objects have.
@@ -264,15 +275,16 @@ class Attempt:
         """
         if record.holds == (self.hold_id,):
             return ()
-        siblings = self.siblings
-        return tuple([hold for hold in record.holds if not hold.startswith(siblings)])
+        siblings, handed = self.siblings, self.handed
+        return tuple([hold for hold in record.holds if not hold.startswith(siblings) and hold != handed])
 
     def may_take(self, record: Record | None) -> bool:
         """Whether we may write over what is there."""
         if record is None or record.free:
             return True
         ours = record.owner == self.owner and not record.foreign and not record.kept
-        return ours and len(self.others(record)) < MAX_HOLDS
+        # A private owner has other holds only if one was handed over: that is another process's, or awaits adoption.
+        return ours and len(self.others(record)) < (MAX_HOLDS if self.shared else 1)
 
     def next_record(self, observed: Record | None, version: int) -> Record:
         """Return the record to put in place of `observed`, which we may take."""
@@ -330,9 +342,7 @@ class Attempt:
             observed = Record(self.owner, (), 0.0)
         others = self.others(observed) if self.is_in(observed) else observed.holds
         write_id = self.writes.next_id()
-        rest, sent = self._rest(observed, now), self.writes.last_sent(ABSENT)
-        if sent is not None:
-            rest = max(rest, self._quarantine(write_id, sent + FREE_TTL, now))  # the longer one
+        rest = self._longer_rest(self._rest(observed, now), write_id, now)
         if others:
             fence = fence_of(observed, version)
             return observed._replace(
@@ -346,6 +356,17 @@ class Attempt:
                 holds=(KEPT,), ttl=ttl, write=write_id, fence=fence, quarantine=0.0, quarantine_id=""
             )
         return self._free_record(write_id, rest) if rest.seconds > 0 else None
+
+    def _longer_rest(self, rest: Quarantine, write_id: str, now: float) -> Quarantine:
+        """Return a quarantine that is long enough for our own lost creates as well."""
+        sent = self.writes.last_sent(ABSENT)
+        return rest if sent is None else max(rest, self._quarantine(write_id, sent + FREE_TTL, now))
+
+    def as_handed(self, renewal: Record, now: float) -> Record:
+        """Return a renewal of ours with the hold id under which it is handed over, and with all that may land late."""
+        holds = tuple([self.handed if hold == self.hold_id else hold for hold in renewal.holds])
+        rest = self._longer_rest(Quarantine(renewal.quarantine, renewal.quarantine_id), renewal.write, now)
+        return renewal._replace(holds=holds, quarantine=rest.seconds, quarantine_id=rest.id)
 
     def releases_by_removal(self, now: float) -> bool:
         """Whether it holds the key, and its release is a removal."""

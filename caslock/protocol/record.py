@@ -30,6 +30,9 @@ MAX_HOLDS: Final = 40
 KEPT: Final = "kept"
 """The only hold of a record whose holder has released the key before its ``min_hold`` was over."""
 
+HANDED: Final = "handed:"
+"""Begins the id of a hold that was handed over, and awaits adoption: the rest is the id that the hold had before."""
+
 _FORMS: Final = frozenset({FORM, SHARED})
 
 _OWN: Final = frozenset({"form", "permits", "shares"})
@@ -88,6 +91,11 @@ class Record(NamedTuple):
         return self.holds == (KEPT,)
 
     @property
+    def handed_over(self) -> bool:
+        """Whether a hold in it was handed over, and nobody has adopted it yet: nobody renews it meanwhile."""
+        return any(hold.startswith(HANDED) for hold in self.holds)
+
+    @property
     def foreign(self) -> bool:
         """Whether something else than this version of caslock has written it."""
         return self.form not in _FORMS
@@ -131,8 +139,9 @@ class Record(NamedTuple):
         if self.kept:
             ends = f"which has released it, and keeps it from others for {self.ttl:.3g} s after the release (min_hold)"
             return f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since_iso}, {ends}"
+        awaits = " has handed over a hold, which awaits adoption," if self.handed_over else ""
         return (
-            f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since_iso}, "
+            f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since_iso},{awaits} "
             f"with a lease of {self.ttl:g} s from its last renewal"
         )
 

@@ -30,13 +30,23 @@ async def renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
         await _renew(runtime, attempt, ttl)
 
 
-async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
+async def renew_as_handed(runtime: Runtime, attempt: Attempt, ttl: float) -> None:
+    """Renew once more, with the hold id under which it is handed over; the attempt's mutex has to be taken.
+
+    Raises what `renew` does; the next renewal or release then takes back what may have been written.
+    """
+    await _renew(runtime, attempt, ttl, handed=True)
+
+
+async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None, *, handed: bool = False) -> None:
     """Renew; the attempt's mutex has to be taken."""
     for _ in range(PASSES):
         lease, before = attempt.lease, attempt.writes.count
         record = _renewal(runtime, attempt, ttl, runtime.now())
         if record is None:
             return
+        if handed:
+            record = attempt.as_handed(record, runtime.now())
         # A release may wait for our mutex: after a failure, nothing begins after this.  The renewer tries again soon.
         limit = min(lease.deadline, runtime.now() + runtime.patience)
         observed = await write_surely(runtime, attempt, lease.version, record, limit)

@@ -42,15 +42,15 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
         remnant = await _remnant(runtime, attempt, error)
     attempt.go(OVER)
     if remnant is not None:
-        message = f"could not acquire lock {attempt.key!r}, and a request may still be applied {remnant.text}"
+        message = f"could not {attempt.purpose} lock {attempt.key!r}, and a request may still be applied {remnant.text}"
         if isinstance(error, StoreUnavailable) or (isinstance(error, NotAcquired) and not remnant.foreign):
             raise OutcomeUnknown(message) from error
         error.add_note(message)
     elif isinstance(error, StoreUnavailable):
-        message = f"could not acquire lock {attempt.key!r}: {_said(error)}; nothing was left behind"
+        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; nothing was left behind"
         raise StoreUnavailable(message, sent=error.sent) from error
     elif isinstance(error, StoreError):
-        message = f"could not acquire lock {attempt.key!r}: {_said(error)}; nothing was left behind"
+        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; nothing was left behind"
         raise StoreError(message) from error
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Acquire = Callable[[AsyncMemoryStore], Awaitable[AsyncHold | AsyncMultiHold]]
 
-HOLD = {"key", "owner", "fence", "lost", "remaining", "ensure_held", "extend", "release"}
+HOLD = {"key", "owner", "fence", "lost", "remaining", "ensure_held", "extend", "hand_over", "release"}
 HOLDS = {"fences", "lost", "remaining", "ensure_held", "extend", "release"}
 
 

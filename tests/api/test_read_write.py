@@ -93,7 +93,7 @@ def test_a_writer_that_waits_and_dies_keeps_nobody_out_for_long(memory: MemorySt
 def test_a_reader_cannot_wait_to_write(memory: MemoryStore) -> None:
     """Two that do so would wait for each other; who writes is told what to do in place of reading."""
     lock = ReadWriteLock(memory, "key")
-    with lock.read, pytest.raises(RuntimeError, match="reads 'key', and can't wait to write: .* release first"):
+    with lock.read, pytest.raises(RuntimeError, match=r"reads 'key', and can't wait to write: .* release first"):
         lock.write.acquire()
     with lock.write, pytest.raises(RuntimeError, match=r"writes 'key', and can't wait to read: call downgrade\(\)"):
         lock.read.acquire()
@@ -146,10 +146,10 @@ async def test_the_same_for_asyncio() -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(read())
         tasks.create_task(read())
-        while len(await lock.read.holders()) < 2:
+        while len(await lock.read.holders()) < 2:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0)
         tasks.create_task(write())
-        while "waits" not in str(observed(store, "key")):
+        while "waits" not in str(observed(store, "key")):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
         await reading.wait()
     assert order == ["read", "read", "write"]
@@ -186,7 +186,7 @@ def test_other_locks_of_the_key_are_told_apart(memory: MemoryStore) -> None:
     with Semaphore(memory, "key", 2), pytest.raises(StoreError, match="is a semaphore of 2 permits, not a read-write"):
         lock.read.acquire()
     a, b = present(lock.read.acquire()), present(ReadWriteLock(memory, "key").read.acquire())
-    with pytest.raises(StoreError, match="is a read-write lock, not a semaphore of 3 permits: .* a reader: pid"):
+    with pytest.raises(StoreError, match=r"is a read-write lock, not a semaphore of 3 permits: .* a reader: pid"):
         Semaphore(memory, "key", 3).acquire()
     assert [record.fence for record in lock.force_release()] == [a.fence, b.fence]
     for hold in (a, b):

@@ -113,7 +113,7 @@ async def test_a_cancelled_acquire_leaves_nothing_behind() -> None:
 def test_who_names_another_number_is_told(memory: MemoryStore) -> None:
     """At once, and nothing changes for those who hold the key."""
     with Semaphore(memory, "key", 2) as hold:
-        with pytest.raises(StoreError, match=r"is a semaphore of 2 permits, not a semaphore of 3 permits: it is held by 1 of 2: pid"):
+        with pytest.raises(StoreError, match="of 2 permits, not a semaphore of 3 permits: it is held by 1 of 2: pid"):
             Semaphore(memory, "key", 3).acquire()
         hold.ensure_held()
     with Semaphore(memory, "key", 3):
@@ -297,3 +297,11 @@ def test_processes_share_the_permits(kind: str, request: pytest.FixtureRequest, 
         else:
             inside.remove(slot)
     assert len({fence for *_, fence in stays}) == 300
+
+
+def test_a_hold_is_not_handed_over(memory: MemoryStore) -> None:
+    """That is for a Lock; the hold goes on."""
+    with Semaphore(memory, "key", 2) as hold:
+        with pytest.raises(RuntimeError, match="a hold of a Semaphore or ReadWriteLock can't be handed over"):
+            hold.hand_over()
+        hold.extend()

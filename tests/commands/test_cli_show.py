@@ -13,7 +13,7 @@ import redis
 
 from caslock import Lock, LockLost, connect
 from tests.support.command_line import CASLOCK, AtTerminal, caslock, environment, finished, line, start
-from tests.support.locations import fresh
+from tests.support.locations import fresh, present
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ def test_show_says_who_holds_a_key(url: str, store: ClosableStore) -> None:
     """Owner, process, note and fence, also as JSON; and status 1 when nobody does."""
     assert caslock("show", "key", store=url) == (1, "nobody\n", "")
     code, output, _ = caslock("show", "key", "--json", store=url)
-    assert (code, json.loads(output)) == (1, {"key": "key", "held": False, "kept": False})
+    assert (code, json.loads(output)) == (1, {"key": "key", "held": False, "kept": False, "handed_over": False})
     with Lock(store, "key", owner="me", note="why", ttl=60) as hold:
         code, output, _ = caslock("show", "key", store=url)
         assert code == 0
@@ -48,6 +48,18 @@ def test_show_says_who_holds_a_key(url: str, store: ClosableStore) -> None:
         told = json.loads(caslock("show", "key", "--json", store=url)[1])
         assert (told["owner"], told["note"], told["fence"], told["ttl"]) == ("me", "why", hold.fence, 60)
         assert (told["held"], told["kept"]) == (True, False)
+
+
+def test_a_hold_that_was_handed_over_awaits_adoption(url: str, store: ClosableStore) -> None:
+    """Text, table and JSON say so, until it is adopted."""
+    ticket = present(Lock(store, "key", note="order 7", ttl=60).acquire()).hand_over()
+    assert "has handed over a hold, which awaits adoption, with a lease of 60 s" in caslock("show", "key", store=url)[1]
+    assert caslock("list", store=url)[1].endswith("order 7 (handed over, awaits adoption)\n")
+    told = json.loads(caslock("show", "key", "--json", store=url)[1])
+    assert (told["held"], told["kept"], told["handed_over"], told["ttl"]) == (True, False, True, 60)
+    with Lock.adopt(store, ticket):
+        assert not json.loads(caslock("show", "key", "--json", store=url)[1])["handed_over"]
+        assert caslock("list", store=url)[1].endswith("order 7\n")
 
 
 def test_a_key_that_is_kept_by_min_hold_is_not_held(url: str, store: ClosableStore) -> None:

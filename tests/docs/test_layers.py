@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "caslock"
 PROTOCOL = (
     *("lease", "shares", "record", "sightings", "writes", "life", "exchange", "contention", "attempt", "runtime"),
     *("shared_attempt", "hand_over", "limits", "clean_up", "withdraw", "observation"),
-    *("acquire", "renew", "release", "batch", "quorum"),
+    *("acquire", "renew", "transfer", "release", "batch", "quorum"),
 )
 LOCAL = (
     *(

@@ -232,6 +232,18 @@ def test_celery(folder: Folder, new_redis: NewServer) -> None:
         assert done.read_text().count("charge-7") == 2
 
 
+def test_a_request_and_a_worker(folder: Folder) -> None:
+    """One request is accepted and the next one is not; the job is done once, and then the key is free."""
+    folder.write("accept.py")
+    folder.write("finish.py")
+    message = folder.run(sys.executable, "accept.py", "42")
+    assert folder.run(sys.executable, "accept.py", "42") == "None\n"
+    finish = ["sh", "-c", f"echo {shlex.quote(message)} | {shlex.quote(sys.executable)} finish.py"]
+    assert folder.run(*finish).startswith("finished 42 with fence ")
+    assert "used before" in folder.run(*finish)
+    assert "ticket" in folder.run(sys.executable, "accept.py", "42")
+
+
 def test_cron(folder: Folder) -> None:
     """Two machines run the line at nearly the same time: one does the job, and both end with status 0."""
     program = folder.write("job.sh", "#!/bin/sh\necho done >> done.txt\n")

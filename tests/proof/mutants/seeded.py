@@ -18,9 +18,11 @@ from caslock.errors import CaslockError, StoreError, StoreUnavailable
 from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiAcquire
 from caslock.protocol import exchange as request
+from caslock.protocol import transfer
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER, Lease
 from caslock.protocol.record import NOTHING, Observed
+from caslock.protocol.transfer import Adoption
 from caslock.store import ABSENT, Entry
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memcached.connection import Connection as MemcachedConnection
@@ -42,6 +44,7 @@ RENEW, RELEASE, REMOVE_TOGETHER, SETTLE = protocol.renew, protocol.release, prot
 BEGIN = LockState._begin
 ASK, BELIEVE = Lease.ask, Lease.believe
 NEXT_RECORD, MAY_TAKE, CLAIM = Attempt.next_record, Attempt.may_take, LockState._attempt
+ADOPTABLE = Adoption.may_take
 HANG_UP, CONNECT = MemcachedConnection.close, MemcachedStore._open
 GIVE_UP = Sockets.give_up
 
@@ -174,6 +177,26 @@ def fence_by_chance(self: Attempt, observed: Record | None, version: int) -> Rec
     """Draw a fence for each tenure, as one draws an id."""
     record = NEXT_RECORD(self, observed, version)
     return record if record.fence is not None else record._replace(fence=random.randrange(1, 2**53))
+
+
+def adopt_any_version(self: Adoption, record: Record | None) -> bool:
+    """Take whatever has come in place of the ticket's hold since that was read."""
+    return ADOPTABLE(self, record) or (self.before is not None and record is not None and bool(record.holds))
+
+
+def adopt_by_fence(self: Adoption, record: Record | None) -> bool:
+    """Take the tenure of the ticket, whether that was used or not."""
+    return record is not None and record.fence == self.ticket.fence
+
+
+async def hand_over_and_renew(self: LockState, hold: Holding) -> str:
+    """Give the ticket away, and go on as the holder for the renewer."""
+    attempt = hold._attempt
+    async with attempt.mutex:
+        ticket = await transfer.hand_over(self.runtime, attempt)
+    attempt.lease.due = self.runtime.now()
+    self.runtime.watch(attempt)
+    return str(ticket)
 
 
 def free_is_held(self: Attempt, record: Record | None) -> bool:

@@ -22,6 +22,7 @@ from caslock.protocol import lease as lease_module
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import Lease
 from caslock.protocol.sightings import Sightings
+from caslock.protocol.transfer import Adoption
 from caslock.protocol.writes import Writes
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memcached import requests as memcached_requests
@@ -29,6 +30,7 @@ from caslock.stores.memory import MemoryStore
 from caslock.stores.redis.sockets import Sockets
 from caslock.testing.faults import FaultyStore, lose_request
 from tests.api import test_fork_and_signals as forks
+from tests.api import test_hand_over as hand_overs
 from tests.api import test_multilock as multilocks
 from tests.api import test_queue as queues
 from tests.proof import test_contract_bites as bad_stores
@@ -531,6 +533,33 @@ MUTANTS: Final = (
         "A record that is kept after its release is re-entered by its owner.",
         (Seeds("min_hold"),),
         ((Attempt, "may_take", simulate_bites.take_what_is_kept),),
+    ),
+    Mutant(
+        "adoption that does not check the version",
+        "A ticket's hold that has changed since it was read is taken all the same.",
+        (
+            Search("three processes, one ticket", 0, "have used one ticket"),
+            of_the_suite(hand_overs.test_who_has_read_too_early_does_not_adopt, "memory"),
+        ),
+        ((Adoption, "may_take", seeded.adopt_any_version),),
+    ),
+    Mutant(
+        "hand-over that goes on renewing",
+        "Who has handed a hold over still renews it.",
+        (
+            Search("two processes, handing over", 1, "has handed over"),
+            of_the_suite(hand_overs.test_nobody_renews_what_nobody_adopts, "memory"),
+        ),
+        ((LockState, "hand_over", seeded.hand_over_and_renew),),
+    ),
+    Mutant(
+        "ticket that can be used twice",
+        "The fence of a ticket is enough, so it takes the hold from who has adopted it.",
+        (
+            Seeds("have used one ticket"),
+            of_the_suite(hand_overs.test_a_ticket_is_used_once, "memory"),
+        ),
+        ((Adoption, "may_take", seeded.adopt_by_fence),),
     ),
     Mutant(
         "loser not told",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from caslock.errors import CaslockError, StoreError, StoreUnavailable, with_notes
 from caslock.local.hold import Holding
@@ -16,22 +16,25 @@ from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiState
 from caslock.local.stamps import Stamps
-from caslock.protocol.attempt import LockSettings, Retry
+from caslock.protocol.attempt import Attempt, LockSettings, Retry
 from caslock.protocol.life import State
+from caslock.protocol.transfer import Ticket, read_ticket
 from tests.proof.simulator.runtime import Flow, Runtime
-from tests.proof.simulator.waits import NEVER, Cancelled, Wait
+from tests.proof.simulator.waits import NEVER, Cancelled, Posted, Wait
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
     from tenacity.wait import WaitBaseT
 
     from caslock.local.queue import LocalQueue
-    from caslock.protocol.attempt import Attempt
     from caslock.protocol.exchange import Sent
     from caslock.protocol.record import Observed, Record
     from tests.proof.simulator.plan import ClientPlan, Round, Stay
     from tests.proof.simulator.run import Run
+
+H = TypeVar("H", bound=Holding)
 
 RELEASES = 3
 """How often a client releases what gave no answer."""
@@ -67,8 +70,8 @@ class NamedLockState(LockState):
         self._terms = terms = self._terms._replace(owner=self.settings.owner or self.name)
         self._stamps = Stamps(terms.owner, self.settings.ttl, "host", self.settings.note)
 
-    def _attempt(self) -> Attempt:
-        attempt = super()._attempt()
+    def _attempt(self, kind: type[Attempt] = Attempt) -> Attempt:
+        attempt = super()._attempt(kind)
         self._known[attempt.hold_id] = attempt
         if self._breaking:
             self._breaking = False
@@ -76,6 +79,12 @@ class NamedLockState(LockState):
         else:
             cast("Client", attempt.caller).attempts += (attempt,)
         return attempt
+
+    def begin_adoption(self, make: Callable[[LockState, Attempt], H], ticket: Ticket) -> H:
+        """Begin with the settings of the ticket, as `SingleLock._adoption` has it."""
+        settings = self.settings._replace(ttl=min(ticket.ttl, ticket.max_hold), max_hold=ticket.max_hold)
+        self._terms = self._terms._replace(settings=settings)
+        return super().begin_adoption(make, ticket)
 
     async def undo(self, hold: Holding, error: BaseException) -> None:
         """Note how it ends: its caller may wait no longer."""
@@ -161,14 +170,22 @@ class Client:
     """A thread or task."""
 
     def __init__(
-        self, run: Run, plan: ClientPlan, process: Runtime, states: list[NamedLockState], others: list[NamedLockState]
+        self,
+        run: Run,
+        plan: ClientPlan,
+        process: Runtime,
+        states: list[NamedLockState],
+        others: list[NamedLockState],
+        *,
+        adopting: list[NamedLockState],
     ) -> None:
-        """Use the Lock objects `states`, and elsewhere `others` of the same owner."""
+        """Use the Lock objects `states`, elsewhere `others` of the same owner, and `adopting` for what is adopted."""
         self.run = run
         self.plan = plan
         self.name = plan.name
         self.process = process
         self.locations = states, others
+        self.adopting = {state.key: state for state in adopting}
         self.multis = [
             MultiState(location, Holds[Holding], of_locks=True) if len(location) > 1 else None
             for location in self.locations
@@ -178,7 +195,7 @@ class Client:
         self.holding: tuple[Holding, ...] = ()  # what it believes that it holds: all of these
         self.attempts: tuple[Attempt, ...] = ()  # of the newest acquire
         self.prefixes = tuple(
-            state.prefix for location in self.locations for state in location
+            state.prefix for location in (*self.locations, adopting) for state in location
         )  # of the ids of its holds
         self.silent = 0  # requests of it that got no answer
 
@@ -197,9 +214,12 @@ class Client:
             self.attempts = ()
 
     async def _round(self, round_: Round) -> None:
-        await self._enter(0, round_.timeout)
+        if not await (self._adopt(round_) if round_.adopts else self._enter(0, round_.timeout)):
+            return
         try:
             for _number, stay in enumerate(round_.body):
+                if not self.entered:  # it was handed over
+                    break
                 await Wait(self.process.now() + stay.seconds)
                 await self._do(stay)
         except (CaslockError, Cancelled) as error:
@@ -221,8 +241,54 @@ class Client:
             await self._leave()
         elif stay.does == "break":
             await self._break()
+        elif stay.does == "hand over" and len(self.holding) == 1:
+            await self._hand_over(self.holding[0])
 
-    async def _enter(self, location: int, timeout: float | None) -> None:
+    async def _hand_over(self, hold: Holding) -> None:
+        self.run.current.begin()
+        try:
+            text = await hold._state.hand_over(hold)
+        except StoreError as trouble:  # it is still ours
+            self.run.tell(self.name, f"{type(trouble).__name__} at the hand-over")
+            return
+        ticket = read_ticket(text)
+        self.entered.clear()
+        self.holding = ()
+        self.run.tickets.append(ticket)
+        self.run.judge.handed_over(self, ticket)
+
+    async def _adopt(self, round_: Round) -> bool:
+        judge, posted = self.run.judge, Posted(self.run.tickets, self.plan.keys, self._until(round_.timeout))
+        await posted
+        ticket = posted.newest
+        if ticket is None or not ticket.max_hold:
+            return False
+        self.run.current.begin()
+        self.attempts = ()
+        try:
+            hold = await self._adopted(self.adopting[ticket.key], ticket)
+        except (CaslockError, Cancelled) as error:
+            judge.not_adopted(self, error)
+            raise
+        self.entered.append((hold,))
+        self.holding += (hold,)
+        judge.adopted(self, hold, ticket)
+        return True
+
+    def _until(self, timeout: float | None) -> float:
+        return NEVER if timeout is None else self.process.now() + timeout
+
+    async def _adopted(self, state: NamedLockState, ticket: Ticket) -> Holding:
+        begun = state.begin_adoption(Holding, ticket)
+        try:
+            hold = await state.adopt(begun)
+        except Cancelled as error:
+            await self.process.finish(begun._each, partial(state.undo, begun, error), error)
+            raise
+        state.committed[hold] = None
+        return hold
+
+    async def _enter(self, location: int, timeout: float | None) -> bool:
         judge = self.run.judge
         self.run.current.begin()
         self.attempts = ()
@@ -234,6 +300,7 @@ class Client:
         self.entered.append(holds)
         self.holding += holds
         judge.acquired(self, holds)
+        return True
 
     async def _extend(self, ttl: float | None) -> None:
         self.run.current.begin()

@@ -31,6 +31,7 @@ from caslock.protocol.lease import Lease
 from caslock.protocol.life import State
 from caslock.protocol.observation import ObservingStore
 from caslock.protocol.record import Record
+from caslock.protocol.transfer import Adoption
 from caslock.protocol.writes import Writes
 from tests.proof.simulator.client import Client, NamedLockState
 from tests.proof.simulator.laws import Judge
@@ -115,6 +116,7 @@ class _Print:
         self.of(max(run.store.full_until, run.now))
         for late in run.late:
             self.of((late.name, late.request, late.dies))
+        self.several(run.tickets)
 
     def queued(self, run: Run) -> None:
         """Add what Lock objects know, and who is in their local queues."""
@@ -219,7 +221,7 @@ class _Print:
         self.fields(attempt)
 
     def fields(self, value: Attempt | Lease | Writes | Contention | HandOver) -> None:
-        for name in value.__slots__:
+        for name in [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]:
             if name not in _CONSTANT:
                 self._out.append(name)
                 self.of(getattr(value, name))
@@ -246,6 +248,7 @@ class _Print:
             if until > self._run.now:
                 self.several((key, hold, until))
         self.several((sorted(known & self._run.store.expired), sorted(known & judge.breaks.keys())))
+        self.several((sorted(judge.handed), sorted(judge.used.items())))
         self.several([max(fences.values()) for fences in judge.fences.values()])
         for client, (silent, before) in judge.leaving.items():
             self.several((client, silent == client.silent))
@@ -295,6 +298,7 @@ _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
     MultiAcquire: _Print.several_keys,
     AsyncRetrying: _Print.nothing,
     Client: _Print.name,
+    Adoption: _Print.reference,
     Attempt: _Print.reference,
     Contention: _Print.fields,
     Event: _Print.event,

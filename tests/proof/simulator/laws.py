@@ -23,6 +23,9 @@
     records are there.
 15. A quarantine ends: once a process has written a record with one, none that it writes later makes it longer.
 
+16. A ticket gives its hold to one adopter, with the same fence.  Who has handed a hold over has no record of it any
+    more, and nobody but an adopter removes it.
+
 With clocks that differ by more than the margin, 2 to 9 are promised, and not 1.  A store that forgets is not promised
 to exclude earlier holders (1), nor to remember what has failed (3, 4).  Those holders learn of their loss by their next
 request, if another owner has a record then (7).
@@ -37,7 +40,7 @@ from typing import TYPE_CHECKING, Final, cast
 from caslock.errors import LockLost, with_notes
 from caslock.local import linger
 from caslock.protocol.life import State
-from caslock.protocol.record import decode
+from caslock.protocol.record import HANDED, decode
 from tests.proof.simulator.deadlock import deadlocked, forgotten
 from tests.proof.simulator.story import short
 
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from caslock.local.hold import Holding
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
+    from caslock.protocol.transfer import Ticket
     from caslock.store import Put
     from tests.proof.simulator.client import Client, NamedLockState
     from tests.proof.simulator.run import Run
@@ -72,6 +76,8 @@ class Judge:
         self.given_up: set[str] = set()  # holds whose acquire was undone
         self.excused: set[str] = set()  # holds that the store was allowed to forget
         self.fences: dict[str, dict[int, int]] = {}  # by key and tenure
+        self.handed: set[str] = set()  # holds of tickets that were given away
+        self.used: dict[str, str] = {}  # by the hold of a ticket: who has adopted it
         self.leaving: dict[
             Client, tuple[int, list[tuple[bool, Lease | None]]]
         ] = {}  # what was at the store as a release began
@@ -106,7 +112,7 @@ class Judge:
             holds = after.record.holds if after else ()
             if before is not None and not (after and self._breaks(key, before, after)):
                 for hold in before.record.holds:
-                    if hold not in holds and not hold.startswith(sender.prefixes):
+                    if hold not in holds and not self._may_remove(sender, hold, holds):
                         self._run.violate(f"{sender.name} has removed {hold}, which was under {key!r}")
             for hold in holds:
                 if hold in self.settled:
@@ -115,6 +121,12 @@ class Judge:
             if after is not None and after.record.quarantine:
                 self._ends(key, after.record)
         changes.clear()
+
+    def _may_remove(self, sender: Client, hold: str, holds: Sequence[str]) -> bool:
+        """Whether that is its own, or that of a ticket that it adopts."""
+        if hold in self.handed:
+            return any(other.startswith(sender.prefixes) for other in holds)
+        return hold.removeprefix(HANDED).startswith(sender.prefixes)
 
     def _ends(self, key: str, record: Record) -> None:
         """Check that a quarantine is not made longer by a process that has written it before."""
@@ -129,10 +141,11 @@ class Judge:
         if hold is None or self._run.now >= until:
             return
         name, lease = hold._attempt.hold_id, hold._attempt.lease
-        if after is not None and (after.record.kept or name in after.record.holds):
+        names = {name, HANDED + name}  # both, while it is being handed over
+        if after is not None and (after.record.kept or not names.isdisjoint(after.record.holds)):
             return
         over = lease.record is not None and hold._state.runtime.now() >= lease.deadline  # it was not released in time
-        if not (over or name in self._run.store.expired or name in self.excused):
+        if not (over or names & self._run.store.expired or name in self.excused):
             whose = ", ".join(after.record.holds) if after is not None else ""
             self._run.violate(f"{key!r} is {whose or 'free'} before the min_hold of {name} is over")
 
@@ -169,7 +182,8 @@ class Judge:
                 if hold.lost or not client.process.alive or forgiven:
                     continue
                 lease = run.store.observed(hold.key, run.now)
-                if lease is None or attempt.hold_id not in lease.record.holds or lease.record.owner != attempt.owner:
+                ours = {attempt.hold_id, HANDED + attempt.hold_id}  # both, while it is being handed over
+                if lease is None or ours.isdisjoint(lease.record.holds) or lease.record.owner != attempt.owner:
                     instead = (
                         "nothing is there" if lease is None else f"{', '.join(lease.record.holds) or 'nobody'} does"
                     )
@@ -196,6 +210,29 @@ class Judge:
                     story = f"fence {short(hold.fence)} in tenure {tenure}, {short(fence)} in tenure {other}"
                     run.violate(story)
             known[tenure] = hold.fence
+
+    def handed_over(self, client: Client, ticket: Ticket) -> None:
+        """Note a hand-over: nothing of the hold is this client's any more."""
+        self._run.tell(client.name, f"has handed over {ticket.key!r}")
+        self.handed.add(ticket.hold)
+        self.least.pop(ticket.key, None)  # it ends with its lease, if nobody adopts it
+        self._settle(ticket.hold.removeprefix(HANDED), ticket.key, f"{client.name} has handed over")
+
+    def adopted(self, client: Client, hold: Holding, ticket: Ticket) -> None:
+        """Check an adoption that has succeeded."""
+        used = self.used.setdefault(ticket.hold, hold._attempt.hold_id)
+        if used != hold._attempt.hold_id:
+            self._run.violate(f"{used} and {hold._attempt.hold_id} have used one ticket")
+        if hold.fence != ticket.fence:
+            self._run.violate(f"{client.name} has adopted {ticket.key!r} with another fence")
+        self.acquired(client, (hold,))
+
+    def not_adopted(self, client: Client, error: BaseException) -> None:
+        """Check an adoption that has failed; where it was told that the ticket is used, nothing of it is left."""
+        self.failed(client, error)
+        if isinstance(error, LockLost) and not hasattr(error, "__notes__"):
+            for attempt in client.attempts:
+                self._settle(attempt.hold_id, attempt.key, f"{client.name} was told that it can't adopt")
 
     def _is_to_keep(self, client: Client, hold: Holding) -> None:
         """Note until when a key is to be kept after an acquire, or a release, that has succeeded."""
@@ -258,7 +295,8 @@ class Judge:
         run.tell(client.name, f"{type(error).__name__} at the release" if error else "has released")
         for hold, (lost, lease) in zip(holds, before, strict=True):
             name = hold._attempt.hold_id
-            stood = lease is not None and name in lease.record.holds
+            names = {name, HANDED + name}  # after a hand-over that got no answer
+            stood = lease is not None and not names.isdisjoint(lease.record.holds)
             # After a failed release another thread or task of the same Lock object may have followed.
             at_once = isinstance(error, LockLost) and len(holds) == 1 and not again
             if at_once and stood and not lost and not self._may_be_lost(hold):
@@ -271,7 +309,7 @@ class Judge:
             if after is not None and after.record.kept:  # else an earlier release of it has failed
                 self._is_to_keep(client, hold)
             entered = bool(hold._attempt.levels)  # still, by another level: this release made no request
-            others = not entered and lease is not None and name not in lease.record.holds
+            others = not entered and lease is not None and not stood
             if lost or (others and silent == client.silent and after and lease and after.tenure == lease.tenure):
                 run.violate(f"{client.name} was not told that it had lost {hold.key!r}")
             if not entered and name not in run.store.expired:  # else its own lost put, if any, may have landed

@@ -41,6 +41,9 @@ KEEPING: Final = 1 / 6
 LASTING: Final = 1 / 6
 """Share of the seeds in which the store does not end leases by itself."""
 
+HANDING: Final = 1 / 6
+"""Share of the seeds in which holds are handed over."""
+
 CROWDED: Final = 5
 """Every so many seeds there is a crowd."""
 
@@ -48,7 +51,7 @@ PACKET_LIFE: Final = 20.0
 """Seconds after which a late request is lost: well below `FREE_TTL`, even for a clock that runs twice as fast."""
 
 
-Deed = Literal["", "extend", "extend aside", "enter", "enter elsewhere", "leave", "break"]
+Deed = Literal["", "extend", "extend aside", "enter", "enter elsewhere", "leave", "break", "hand over"]
 
 DOES: Final[tuple[Sequence[Deed], ...]] = (
     ("", "", "extend"),
@@ -64,18 +67,23 @@ class Stay(NamedTuple):
     seconds: float
     does: Deed = ""
     """Extend what was entered last, and go on meanwhile (aside); enter the same Lock once more or (elsewhere) another
-    one of the same owner; release what was entered so; or call `force_release`."""
+    one of the same owner; release what was entered so; call `force_release`; or hand the hold over, which ends the
+    round."""
     ttl: float | None = None
     """Of an extension."""
 
 
 class Round(NamedTuple):
-    """One acquire: a pause before it, how long to wait, and what is done with the hold; or `force_release` instead."""
+    """One acquire: a pause before it, how long to wait, and what is done with the hold.
+
+    Instead of the acquire it may be a `force_release`, or the adoption of the newest ticket, which is waited for.
+    """
 
     pause: float
     timeout: float | None
     body: tuple[Stay, ...] = ()
     breaks: bool = False
+    adopts: bool = False
 
 
 class ClientPlan(NamedTuple):
@@ -128,13 +136,13 @@ def drawn(seed: int) -> Plan:
     """Draw a plan: 2 to 4 clients in 1 to 4 processes, 2 to 5 rounds each; every fifth seed is a crowd.
 
     In every sixth plan but crowds, some Lock objects have a `min_hold`; it is waited for with few steps.  In every
-    sixth, if clocks can be trusted, the store does not end leases by itself.
+    sixth, if clocks can be trusted, the store does not end leases by itself.  In every sixth, holds are handed over.
     """
     plan = _drawn(seed)
     if plan.trusts_clocks and random.Random(f"expires {seed}").random() < LASTING:
         # A lease is over for whoever has seen it for its ttl, by a clock that may be faster than the store's.
         plan = plan._replace(expires=False, early=max(plan.early, 0.5))
-    plan = _lingering(plan, random.Random(f"linger {seed}"))
+    plan = _handing(_lingering(plan, random.Random(f"linger {seed}")), random.Random(f"hand over {seed}"))
     chance = random.Random(f"min_hold {seed}")
     if chance.random() > KEEPING or seed % CROWDED == CROWDED - 1:
         return plan
@@ -155,6 +163,31 @@ def _lingering(plan: Plan, chance: random.Random) -> Plan:
     lingers = {client.lock: chance.choice((None, 0.05, 0.4, 2.0, 12.0)) for client in plan.clients}
     clients = (client if client.owner else client._replace(linger=lingers[client.lock]) for client in plan.clients)
     return plan._replace(clients=tuple(clients))
+
+
+def _handing(plan: Plan, chance: random.Random) -> Plan:
+    """Have some rounds end with a hand-over, and others begin with an adoption, in one plan of six."""
+    if chance.random() > HANDING:
+        return plan
+    clients = (
+        client._replace(rounds=tuple(_handed(round_, client, chance) for round_ in client.rounds))
+        for client in plan.clients
+    )
+    return plan._replace(clients=tuple(clients))
+
+
+def _handed(round_: Round, client: ClientPlan, chance: random.Random) -> Round:
+    kind = chance.random()
+    if round_.breaks or kind < 0.2:
+        return round_
+    if kind < 0.5:
+        # Nothing re-enters what was adopted: with its own Lock, a client would wait for itself.
+        body = tuple(stay._replace(does="") if stay.does.startswith("enter") else stay for stay in round_.body)
+        round_ = round_._replace(adopts=True, timeout=chance.choice((0.5, 5.0, 40.0)), body=body)
+    if len(client.keys) > 1 and not round_.adopts:
+        return round_
+    pause = chance.choice((0.0, 0.02, client.ttl / 3))
+    return round_._replace(body=(*round_.body, Stay(pause, "hand over"))) if chance.random() < 0.6 else round_
 
 
 def _drawn(seed: int) -> Plan:

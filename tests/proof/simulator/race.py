@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from caslock.local import lock_state as lockstate
 from caslock.local import queue as local_queue
-from caslock.protocol import acquire, batch, hand_over, release, renew, withdraw, writes
+from caslock.protocol import acquire, batch, hand_over, release, renew, transfer, withdraw, writes
 from tests.proof.simulator.fate import befall, faults
 from tests.proof.simulator.story import Violation
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RACED: Final = frozenset(
     str(Path(module.__file__ or ""))
-    for module in (acquire, batch, hand_over, release, renew, withdraw, writes, lockstate, local_queue)
+    for module in (acquire, batch, hand_over, release, renew, transfer, withdraw, writes, lockstate, local_queue)
 )
 """The files whose lines are counted: all that threads of one process have in common is touched there."""
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from caslock.protocol.attempt import Attempt
+    from caslock.protocol.transfer import Ticket
     from caslock.store import Entry
 
 _WELL: Final = frozenset({"go", "1", "lands"})  # what happens when nothing goes wrong
@@ -59,6 +60,7 @@ class Run:
         self.violation: Violation | None = None
         self.flows: dict[str, Flow] = {}
         self.late: list[Late] = []
+        self.tickets: list[Ticket] = []  # of all hand-overs, the newest last
         self.judge = self._judge()
         self.raced = 0  # at which line of the last step it has struck, if that was a race
         self.troubled = -NEVER  # when something has gone wrong last
@@ -84,7 +86,12 @@ class Run:
             stay.does == "enter elsewhere" for round_ in plan.rounds for stay in round_.body
         ):
             others = [self._lock(plan, process, f"{plan.lock}2", key) for key in plan.keys]
-        client = Client(self, plan, process, states, others)
+        adopting = []
+        if any(round_.adopts for round_ in plan.rounds):
+            alone = plan._replace(owner=None, linger=None, min_hold=None)
+            # Of its own: each adoption has a Lock object for itself.
+            adopting = [self._lock(alone, process, f"{plan.name}0", key) for key in plan.keys]
+        client = Client(self, plan, process, states, others, adopting=adopting)
         self.clients.append(client)
         self.start(Flow(client.name, client, client.program(), Wait()))
 

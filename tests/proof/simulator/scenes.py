@@ -37,6 +37,9 @@ _WANTS: Final = (Round(0.0, None),)
 _SHORT: Final = (Round(0.0, None, (Stay(0.02),)),)
 _WAITS: Final = (Round(0.0, 2.0),)
 _WAITS_LONG: Final = (Round(0.0, 4.5),)
+_HANDS_OVER: Final = (Round(0.0, 5.0, (Stay(0.0, "hand over"),)),)
+_ADOPTS: Final = (Round(0.0, 4.0, (Stay(1.2),), adopts=True),)
+_ADOPTS_BRIEFLY: Final = (Round(0.0, 4.0, adopts=True),)
 _VERY_LONG: Final = (Round(0.0, 5.0, (Stay(6.0),)),)
 
 
@@ -150,6 +153,14 @@ SCENES: Final = {
         _client("F", 1, _WANTS, keys=("l", "n")),
         queueing=True,
         batching=True,
+    ),
+    "two processes, handing over": _scene(_client("A", 0, _HANDS_OVER + _BRIEF_WAIT), _client("B", 1, _ADOPTS)),
+    "two tasks, handing over": _scene(_client("A", 0, _HANDS_OVER + _BRIEF_WAIT), _client("B", 0, _ADOPTS_BRIEFLY)),
+    "three processes, one ticket": _scene(
+        _client("A", 0, _HANDS_OVER), _client("B", 1, _ADOPTS_BRIEFLY), _client("C", 2, _ADOPTS_BRIEFLY)
+    ),
+    "three processes, handing over": _scene(
+        _client("A", 0, _HANDS_OVER, owner="us"), _client("B", 1, _ADOPTS), _client("C", 2, _ONE, owner="us")
     ),
     "three processes": _scene(_client("A", 0, _ONE), _client("B", 1, _ONE), _client("C", 2, _TRIES)),
     "two tasks and a process": _scene(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from caslock.protocol.record import Record, decode
+from caslock.protocol.record import Record, decode, fence_of
 from caslock.store import ABSENT, WOKEN, Entry, Put
 
 if TYPE_CHECKING:
@@ -37,7 +37,15 @@ class Lease(NamedTuple):
     entry: Entry
     ends: float
     record: Record
-    tenure: int  # records that share a hold with the one before them are one tenure
+    tenure: int  # records that share a hold with the one before them are one tenure; so are those of a hand-over
+
+
+def _goes_on(there: Lease, record: Record) -> bool:
+    """Whether a record goes on with the tenure of the one that is there."""
+    if not set(there.record.holds).isdisjoint(record.holds):
+        return True
+    transferred = there.record.handed_over or record.handed_over
+    return transferred and record.fence == fence_of(there.record, there.entry.version)
 
 
 class Change(NamedTuple):
@@ -141,7 +149,7 @@ class SimulatedStore:
         record = read(part.value)
         self.last += 1
         entry = Entry(part.value, self.last)
-        if there is not None and (record.kept or not set(there.record.holds).isdisjoint(record.holds)):
+        if there is not None and (record.kept or _goes_on(there, record)):
             tenure = there.tenure
         else:
             self.tenures += 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
+    from caslock.protocol.transfer import Ticket
     from caslock.store import Entry
     from tests.proof.simulator.runtime import Event, Mutex
     from tests.proof.simulator.store import Request, Waiter
@@ -98,6 +99,25 @@ class Listening(Wait):
 
     def ready(self, now: float) -> bool:
         return self.event.flag or self.until <= now
+
+
+class Posted(Wait):
+    """Waits for a ticket."""
+
+    __slots__ = ("keys", "tickets")
+
+    def __init__(self, tickets: list[Ticket], keys: Sequence[str], until: float) -> None:
+        self.until = until
+        self.tickets = tickets
+        self.keys = keys
+
+    @property
+    def newest(self) -> Ticket | None:
+        """The newest ticket of these keys, used or not."""
+        return next((ticket for ticket in reversed(self.tickets) if ticket.key in self.keys), None)
+
+    def ready(self, now: float) -> bool:
+        return self.newest is not None or self.until <= now
 
 
 class Blocked(Wait):

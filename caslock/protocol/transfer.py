@@ -1,0 +1,190 @@
+"""Hands a hold over to another process, by a ticket.
+
+The first process writes the hold id of the ticket in place of its own; the adopter, who has the ticket, replaces that
+by an id of its own.  Both are conditional writes, so one adopter wins.  The fence stays, because the tenure does.  No
+attempt renews or releases the ticket's hold id once the ticket was given away: if nobody adopts the hold, its lease
+ends it.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+
+from caslock.errors import LockLost, StoreUnavailable
+from caslock.protocol.acquire import acquire
+from caslock.protocol.attempt import Attempt
+from caslock.protocol.exchange import read
+from caslock.protocol.limits import last_start
+from caslock.protocol.record import HANDED, fence_of
+from caslock.protocol.renew import renew_as_handed
+from caslock.store import check_key
+
+if TYPE_CHECKING:
+    from caslock.protocol.record import Observed, Record
+    from caslock.protocol.runtime import Runtime
+
+MAX_TICKET: Final = 6_000
+"""Characters; the ticket of a short key has about 130."""
+
+_FORM: Final = "1"
+
+
+class Ticket(NamedTuple):
+    """What the adopter of a hold has to know.  Whoever has it, and reaches the store, can adopt the hold."""
+
+    key: str
+    hold: str
+    """The hold id that the record has until the adoption."""
+    fence: int
+    ttl: float
+    """Seconds of the lease, unless the adopter has a ttl of its own."""
+    max_hold: float
+    """Seconds that are left of it at the latest moment of an adoption; infinite: there is none."""
+    min_hold: float
+    """Seconds that were left of it as the hold was handed over."""
+
+    def __str__(self) -> str:
+        """Return it as a text of letters, digits, ``-`` and ``_``."""
+        hold = self.hold.removeprefix(HANDED)
+        text = f"{_FORM} {hold} {self.fence} {self.ttl!r} {self.max_hold!r} {self.min_hold!r} {self.key}".encode()
+        return base64.urlsafe_b64encode(zlib.crc32(text).to_bytes(4) + text).decode().rstrip("=")
+
+
+def read_ticket(text: str) -> Ticket:
+    """Return the ticket in a text; raises ValueError if it has none, or not all of it."""
+    if not isinstance(text, str):
+        message = f"the ticket must be a str, as hand_over() has returned it, not {type(text).__name__}"
+        raise TypeError(message)
+    try:
+        if len(text) > MAX_TICKET:
+            raise ValueError(len(text))  # noqa: TRY301 - told below
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        if zlib.crc32(data[4:]) != int.from_bytes(data[:4]):
+            raise ValueError(data)  # noqa: TRY301 - as above
+        form, hold, fence, *seconds, key = data[4:].decode().split(" ", 6)
+        ttl, max_hold, min_hold = map(float, seconds)
+        if form != _FORM or not (hold and math.isfinite(ttl) and math.isfinite(min_hold)):
+            raise ValueError(form)  # noqa: TRY301 - as above
+        check_key(key)
+        return Ticket(key, HANDED + hold, int(fence), ttl, max_hold, min_hold)
+    except ValueError:
+        message = (
+            f"{text[:20]!r}... is not a ticket of hand_over(), or not all of it"
+            if len(text) > 20  # noqa: PLR2004 - enough to know it again
+            else f"{text!r} is not a ticket of hand_over()"
+        )
+        raise ValueError(message) from None
+
+
+async def hand_over(runtime: Runtime, attempt: Attempt) -> Ticket:
+    """Put a ticket's hold id in place of ours, with a whole lease, and return the ticket.
+
+    The attempt's mutex has to be taken.  After an error it is held as before, and whatever of this is at the store is
+    taken back by its next renewal or release; so no ticket may be given away.
+    """
+    lease, ttl = attempt.lease, attempt.lease.ttl
+    left = lease.began + lease.max_hold - runtime.now()
+    # No clock tells the adopter how long the ticket was under way, at most for this lease: max_hold counts all of it.
+    await renew_as_handed(runtime, attempt, min(ttl, left / 2))
+    now = runtime.now()
+    max_hold = lease.began + lease.max_hold - now - lease.asked - runtime.store.traits.expiry_lag
+    min_hold = max(0.0, lease.began + attempt.min_hold - now)
+    return Ticket(attempt.key, attempt.handed, lease.fence, ttl, max(0.0, max_hold), min_hold)
+
+
+class Adoption(Attempt):
+    """An attempt that takes over the hold of a ticket, and nothing else.  If it fails, the ticket is as good as before.
+
+    Its owner is that of the record; it never asks for a key that nobody holds.
+    """
+
+    __slots__ = ("adopted", "before", "ticket")
+
+    purpose: ClassVar[str] = "adopt"
+    owner: str
+    min_hold: float
+    ticket: Ticket
+    before: Record | None  # the record that it has replaced, or tried to
+    adopted: bool  # its caller has the hold, and so the ticket is used for good
+
+    def begin(self, ticket: Ticket) -> None:
+        """Take the hold of `ticket`."""
+        self.ticket, self.before, self.adopted = ticket, None, False
+        self.min_hold = ticket.min_hold
+
+    def may_take(self, record: Record | None) -> bool:
+        """Whether the hold of the ticket is there, in the tenure in which it was handed over; or ours."""
+        if record is None or record.foreign:
+            return False
+        return self.is_in(record) or (self.ticket.hold in record.holds and record.fence == self.ticket.fence)
+
+    def next_record(self, observed: Record | None, version: int) -> Record:
+        """Return the record to put in place of `observed`: with our hold in place of the ticket's."""
+        if observed is None or self.is_in(observed):
+            return super().next_record(observed, version)  # a renewal
+        self.before, self.owner = observed, observed.owner
+        others = tuple([hold for hold in observed.holds if hold != self.ticket.hold])
+        ttl = max(self.lease.asked, observed.ttl) if others else self.lease.asked
+        rest, stamp = self._rest(observed, self.runtime.now()), self.stamps().stamp
+        return observed._replace(
+            holds=(*others, self.hold_id),
+            ttl=ttl,
+            write=self.writes.next_id(),
+            quarantine=rest.seconds,
+            quarantine_id=rest.id,
+            host=stamp.host,
+            pid=stamp.pid,
+            note=stamp.note or observed.note,
+        )
+
+    def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
+        """Return what a release leaves: the hold of the ticket, if that is not adopted after all."""
+        before = self.before
+        if self.adopted or before is None or observed is None or not self.is_in(observed):
+            return super().remainder(observed, version, now)
+        others, rest = self.others(observed), self._rest(observed, now)
+        return before._replace(
+            holds=(*others, self.ticket.hold),
+            ttl=max(before.ttl, observed.ttl) if others else before.ttl,
+            write=self.writes.next_id(),
+            fence=fence_of(observed, version),
+            quarantine=rest.seconds,
+            quarantine_id=rest.id,
+        )
+
+    def releases_by_removal(self, now: float) -> bool:
+        """Whether it holds the key for good, and its release is a removal."""
+        return self.adopted and super().releases_by_removal(now)
+
+
+async def adopt(runtime: Runtime, attempt: Adoption) -> None:
+    """Take over the hold of the attempt's ticket: read its record, and put ours at the version that was seen.
+
+    No request begins later than two request timeouts from now.  After an error, call `give_up`.  Raises `LockLost`,
+    which says what has become of the hold, if the ticket's is not there.
+    """
+    attempt.limit = runtime.now()
+    observed = await read(runtime, attempt, last_start(runtime, attempt.limit))
+    if attempt.may_take(observed.record):
+        if await acquire(runtime, attempt, 0.0, observed):
+            return
+        observed = attempt.contend().observed
+        if attempt.may_take(observed.record):
+            raise StoreUnavailable("its record kept changing")
+    message = f"could not adopt lock {attempt.key!r}: {_became_of(runtime, attempt.ticket, observed)}"
+    raise LockLost(message)
+
+
+def _became_of(runtime: Runtime, ticket: Ticket, observed: Observed) -> str:
+    """Say what has become of the hold of a ticket that is not there."""
+    record, location = observed.record, runtime.store.traits.location
+    if record is None or record.free:
+        return f"nobody holds it at {location}: the ticket is too late, was used before, or belongs to another store"
+    if record.foreign or observed.fence < ticket.fence:
+        return f"the ticket belongs to another store than {location}, where it is held by {record}"
+    if observed.fence == ticket.fence:
+        return f"the ticket was used before: at {location} the lock is held by {record}"
+    return f"the ticket is too late, or belongs to another store: at {location} the lock is held by {record}"

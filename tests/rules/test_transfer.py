@@ -1,0 +1,446 @@
+"""Single steps of a hand-over to another process and of an adoption, at a store whose answers are written down."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from caslock.errors import LockLost, OutcomeUnknown, StoreError, StoreUnavailable
+from caslock.protocol.attempt import FirstRecord, LockSettings, Retry, Terms
+from caslock.protocol.lease import NEVER, margin
+from caslock.protocol.life import State
+from caslock.protocol.limits import PASSES
+from caslock.protocol.record import HANDED, KEPT, Record, Stamp, decode, encode, opening
+from caslock.protocol.release import release
+from caslock.protocol.renew import renew
+from caslock.protocol.transfer import MAX_TICKET, Adoption, Ticket, adopt, hand_over, read_ticket
+from caslock.protocol.withdraw import give_up
+from caslock.protocol.writes import FREE_TTL, InFlight
+from caslock.store import ABSENT, Entry
+from tests.support.scripted import OURS, PATIENCE, START, TAKES, TTL, Mutex, Scripted, held, lost, run
+
+if TYPE_CHECKING:
+    from caslock.protocol.attempt import Attempt
+    from caslock.protocol.runtime import Runtime
+
+TICKET = Ticket("key", f"{HANDED}first.1", 5, TTL, NEVER, 0.0)
+AWAITING = Record("host:first", (TICKET.hold,), TTL, "first.1.2", 5, host="host", pid=8, note="why")
+THERE = Entry(encode(AWAITING), 7)
+STAMP = Stamp("", "other host", 9, "")
+LATE_TTL = 7.0
+
+
+def handed(script: Scripted, attempt: Attempt) -> Ticket:
+    """Hand it over."""
+    return cast("Ticket", run(hand_over(cast("Runtime", script), attempt)))
+
+
+class Watches(Scripted):
+    """Counts the attempts that are to be looked at sooner."""
+
+    watched = 0
+
+    def watch(self, attempt: Attempt) -> None:
+        del attempt
+        self.watched += 1
+
+
+def an_adoption(
+    script: Scripted, ticket: Ticket = TICKET, *, ttl: float = TTL, note: str = "", retry: Retry = Retry()
+) -> Adoption:
+    """Begin one."""
+    settings = LockSettings(ttl, retry=retry, note=note)
+    terms, stamp = Terms(cast("Runtime", script), "key", "own", settings), STAMP._replace(note=note)
+    attempt = Adoption(terms, "new.1", lambda: FirstRecord(stamp, opening("own", ttl, stamp)), Mutex(), caller=None)
+    attempt.begin(ticket)
+    return attempt
+
+
+def adopted(script: Scripted, attempt: Adoption) -> Adoption:
+    """Take the hold over."""
+    run(adopt(cast("Runtime", script), attempt))
+    return attempt
+
+
+def last(script: Scripted) -> Record:
+    """Read what was written last."""
+    return decode(script.written[-1])
+
+
+# The ticket
+
+
+@pytest.mark.parametrize("key", ["k", "room:42 \n with: spaces", "ключ", "\U0001f512" * 1024])
+def test_a_ticket_is_a_short_text_for_a_url(key: str) -> None:
+    """Letters, digits, ``-`` and ``_``; it says the same when it is read, whatever the key is."""
+    ticket = Ticket(key, f"{HANDED}{'f' * 32}.123", 2**62, 30.0, 12.5, 0.25)
+    text = str(ticket)
+    assert text.replace("-", "").replace("_", "").isalnum()
+    assert text.isascii()
+    assert len(text) <= min(MAX_TICKET, 150 + 6 * len(key.encode()))
+    assert read_ticket(text) == ticket
+    assert read_ticket(str(ticket._replace(max_hold=NEVER))).max_hold == NEVER
+
+
+def forged(text: str) -> str:
+    """Give a text the form of a ticket."""
+    import zlib  # noqa: PLC0415 - for this alone
+
+    data = text.encode()
+    return base64.urlsafe_b64encode(zlib.crc32(data).to_bytes(4) + data).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "not a ticket",
+        "ticket\u00e9",
+        str(TICKET)[:-1],
+        str(TICKET) + "A",
+        str(TICKET) + "\n",
+        str(TICKET)[:30] + ("A" if str(TICKET)[30] != "A" else "B") + str(TICKET)[31:],
+        "A" * (MAX_TICKET + 1),
+        forged("2 first.1 5 30.0 inf 0.0 key"),
+        forged("1 first.1 5 30.0 inf key"),
+        forged("1 first.1 five 30.0 inf 0.0 key"),
+        forged("1 first.1 5 nan inf 0.0 key"),
+        forged("1 first.1 5 30.0 inf inf key"),
+        forged("1  5 30.0 inf 0.0 key"),
+        forged("1 first.1 5 30.0 inf 0.0 "),
+        forged(f"1 first.1 5 30.0 inf 0.0 {'k' * 1025}"),
+    ],
+)
+def test_a_text_that_is_no_ticket_is_refused(text: str) -> None:
+    """Cut, mistyped, of another version, or something else: a ValueError that does not repeat all of it."""
+    with pytest.raises(ValueError, match="is not a ticket of hand_over") as caught:
+        read_ticket(text)
+    assert len(str(caught.value)) < 120
+
+
+def test_what_is_not_a_text_is_refused() -> None:
+    """Bytes, for instance."""
+    with pytest.raises(TypeError, match="must be a str, as hand_over"):
+        read_ticket(b"ticket")  # type: ignore[arg-type] # the mistake
+
+
+# The hand-over
+
+
+def test_a_hand_over_is_one_put_with_a_whole_lease() -> None:
+    """The hold id of the ticket is in place of ours; the tenure has the same fence."""
+    script = Scripted(Entry(OURS, 7))
+    attempt = held(script)
+    script.clock = START + 8
+    ticket = handed(script, attempt)
+    assert script.verbs == ["put"]
+    assert ticket == Ticket("key", f"{HANDED}mine.1", 5, TTL, NEVER, 0.0)
+    record = last(script)
+    assert (record.holds, record.ttl, record.fence, record.quarantine) == ((ticket.hold,), TTL, 5, 0.0)
+    assert (record.owner, record.handed_over) == ("me", True)
+    assert attempt.lease.deadline == START + 8 + TTL - margin(TTL)
+
+
+def test_the_reply_is_lost_and_the_record_shows_that_it_was_handed_over() -> None:
+    """As after any write without an answer, it is read before it is repeated."""
+    script = Scripted(lost(), Entry(OURS, 7))
+    assert handed(script, held(script)).hold == f"{HANDED}mine.1"
+    assert script.verbs == ["put", "get"]
+
+
+def test_the_request_is_lost_and_sent_again() -> None:
+    """What was there is still there."""
+    script = Scripted(lost(), Entry(OURS, 5), Entry(OURS, 7))
+    attempt = held(script)
+    script.written.append(b"")
+    assert handed(script, attempt).fence == 5
+    assert script.verbs == ["put", "get", "put"]
+
+
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("then", ["renew", "release"])
+def test_a_hand_over_without_an_answer_is_taken_back(then: str, *, landed: bool) -> None:
+    """The hold goes on: its next renewal writes our own id again, and a release removes whatever is there."""
+    script = Scripted(lost(), lost(), lost())
+    attempt = held(script)
+    with pytest.raises(StoreUnavailable):
+        handed(script, attempt)
+    assert not attempt.ending
+    there = Entry(script.written[-1], 7)
+    answers: list[Entry | BaseException | None] = [there] if landed else []
+    if then == "renew":
+        script.answers = [*answers, Entry(OURS, 8)]
+        run(renew(cast("Runtime", script), attempt, None))
+        assert last(script).holds == (attempt.hold_id,)
+        assert (last(script).fence, attempt.lease.version) == (5, 8)
+    else:
+        script.answers = [*answers, None]
+        run(release(cast("Runtime", script), attempt))
+        assert script.verbs[-1] == "invalidate"
+        assert attempt.ending
+    assert not attempt.lease.lost
+    assert not script.answers
+
+
+def test_a_hand_over_that_is_refused_changes_nothing() -> None:
+    """The hold goes on, and the error is the store's."""
+    script = Scripted(StoreError("out of memory"))
+    attempt = held(script)
+    with pytest.raises(StoreError, match="out of memory"):
+        handed(script, attempt)
+    assert attempt.lease.lost == ""
+    assert not attempt.ending
+
+
+@pytest.mark.parametrize("what", ["another", "nothing", "the deadline"])
+def test_what_was_lost_is_not_handed_over(what: str) -> None:
+    """Somebody else holds the key, nobody does, or the answer came after the lease."""
+    other = Record("host:other", ("other.1",), TTL, "other.1.1", 9)
+    script = Scripted({"another": Entry(encode(other), 9), "nothing": None}.get(what, Entry(OURS, 7)))
+    attempt = held(script)
+    if what == "the deadline":
+        script.clock = attempt.lease.deadline - TAKES / 2
+    with pytest.raises(LockLost):
+        handed(script, attempt)
+    assert script.losses == 1
+
+
+def test_other_holds_of_a_named_owner_stay() -> None:
+    """A co-holder has renewed meanwhile: once more, at its version; its lease is not made shorter."""
+    script = Scripted()
+    attempt = held(script)
+    assert attempt.lease.record is not None
+    both = attempt.lease.record._replace(holds=("theirs.1", attempt.hold_id), ttl=90.0, write="theirs.1.1", fence=5)
+    script.answers = [Entry(encode(both), 6), Entry(OURS, 7)]
+    ticket = handed(script, attempt)
+    assert (last(script).holds, last(script).ttl) == (("theirs.1", ticket.hold), 90.0)
+    assert ticket.ttl == TTL
+
+
+def test_a_record_that_keeps_changing_is_not_handed_over() -> None:
+    """It gives up after so many tries, and the hold goes on."""
+    script = Scripted()
+    attempt = held(script)
+    assert attempt.lease.record is not None
+    theirs = attempt.lease.record._replace(holds=("theirs.1", attempt.hold_id), fence=5)
+    script.takes = 0.0
+    script.answers = [Entry(encode(theirs._replace(write=f"theirs.1.{n}")), 10 + n) for n in range(PASSES)]
+    with pytest.raises(StoreUnavailable, match="kept changing"):
+        handed(script, attempt)
+    assert attempt.state is State.HELD
+
+
+def test_a_lost_create_is_kept_out_by_who_adopts() -> None:
+    """The record says for how long it may still arrive, so the adopter's release leaves a free record."""
+    script = Scripted(Entry(OURS, 7))
+    attempt = held(script)
+    attempt.writes.in_flight["mine.1.0"] = InFlight(ABSENT, START - 1, TTL)
+    handed(script, attempt)
+    assert last(script).quarantine == FREE_TTL - 1
+    there = Entry(script.written[-1], 7)
+    script.answers = [there, Entry(OURS, 8), Entry(OURS, 9)]
+    adopter = adopted(script, an_adoption(script, TICKET._replace(hold=attempt.handed)))
+    adopter.go(State.HELD)
+    adopter.adopted = True
+    run(release(cast("Runtime", script), adopter))
+    assert last(script).free
+    assert last(script).quarantine > FREE_TTL / 2
+
+
+@pytest.mark.parametrize(("max_hold", "ttl"), [(100.0, TTL), (40.0, 16.0)])
+def test_max_hold_goes_on(max_hold: float, ttl: float) -> None:
+    """The time under way counts as the whole lease of the ticket; that is shorter if little is left."""
+    script = Watches(Entry(OURS, 7))
+    attempt = held(script)
+    attempt.lease.max_hold = max_hold
+    script.clock = START + 8
+    ticket = handed(script, attempt)
+    assert last(script).ttl == ttl
+    assert ticket.max_hold == max_hold - 8 - TAKES - ttl
+    assert ticket.ttl == TTL
+    assert script.watched == (ttl < TTL)  # the hold ends sooner, should this get no answer
+
+
+def test_min_hold_goes_on() -> None:
+    """What is left of it is in the ticket."""
+    script = Scripted(Entry(OURS, 7))
+    attempt = held(script)
+    attempt.min_hold = 60.0
+    assert handed(script, attempt).min_hold == 60.0 - TAKES
+    attempt.min_hold = 1.0
+    script.answers = [Entry(OURS, 8)]
+    assert handed(script, attempt).min_hold == 0.0
+
+
+# The adoption
+
+
+def test_an_adoption_is_a_read_and_a_put_at_the_version_that_was_seen() -> None:
+    """Our hold id is in place of the ticket's; owner, fence, beginning and note stay; host and process are ours."""
+    script = Scripted(THERE, Entry(OURS, 8))
+    attempt = adopted(script, an_adoption(script))
+    assert script.verbs == ["get", "put"]
+    assert last(script) == AWAITING._replace(holds=("new.1",), write="new.1.1", host="other host", pid=9)
+    assert (attempt.owner, attempt.lease.fence, attempt.lease.version) == ("host:first", 5, 8)
+    assert attempt.lease.deadline == START + TAKES + TTL - margin(TTL)
+
+
+def test_an_adopter_has_settings_of_its_own() -> None:
+    """Its ttl and its note."""
+    script = Scripted(THERE, Entry(OURS, 8))
+    adopted(script, an_adoption(script, ttl=LATE_TTL, note="mine"))
+    assert (last(script).ttl, last(script).note) == (LATE_TTL, "mine")
+
+
+def test_an_adopter_leaves_the_other_holds_of_the_owner() -> None:
+    """And makes their leases no shorter."""
+    both = AWAITING._replace(holds=("theirs.1", TICKET.hold))
+    script = Scripted(Entry(encode(both), 7), Entry(OURS, 8))
+    adopted(script, an_adoption(script, ttl=LATE_TTL))
+    assert (last(script).holds, last(script).ttl) == (("theirs.1", "new.1"), TTL)
+
+
+def test_an_adoption_without_an_answer_is_settled_by_reading() -> None:
+    """The reply is lost: our record is there, and old enough to be renewed at once."""
+    script = Scripted(THERE, lost(), Entry(OURS, 8))
+    attempt = adopted(script, an_adoption(script))
+    assert script.verbs == ["get", "put", "get"]
+    assert attempt.lease.deadline == START + TAKES + TTL - margin(TTL)
+
+
+def test_an_adoption_that_is_half_over_is_renewed_first() -> None:
+    """A lease of which less than half is left is no good."""
+    script = Scripted(THERE, lost(), Entry(OURS, 8), Entry(OURS, 9))
+    script.takes = 1.0
+    attempt = adopted(script, an_adoption(script, ttl=3.9))
+    assert script.verbs == ["get", "put", "get", "put"]
+    assert (last(script).holds, attempt.lease.version, attempt.lease.fence) == (("new.1",), 9, 5)
+
+
+def test_an_adoption_whose_answers_are_too_slow_is_no_loss() -> None:
+    """There is no time to renew it: the ticket is given back."""
+    script = Scripted(THERE, lost(), Entry(OURS, 8))
+    attempt = an_adoption(script, ttl=3 * TAKES)
+    with pytest.raises(StoreUnavailable, match="answers too slowly for a ttl of 6 s"):
+        adopted(script, attempt)
+
+
+NOT_THERE = {
+    "nothing": (None, "nobody holds it at .*: the ticket is too late, was used before, or belongs to another store"),
+    "free": (AWAITING._replace(holds=()), "nobody holds it"),
+    "adopted": (
+        AWAITING._replace(holds=("other.1",)),
+        "the ticket was used before: at .* the lock is held by host:first",
+    ),
+    "kept": (AWAITING._replace(holds=(KEPT,)), "was used before: .* which has released it"),
+    "later": (AWAITING._replace(holds=("other.1",), fence=6), "too late, or belongs to another store: .* is held by"),
+    "same id, later": (AWAITING._replace(fence=6), "too late, or belongs to another store"),
+    "earlier": (AWAITING._replace(holds=("other.1",), fence=4), "belongs to another store than scripted://"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_THERE)
+@pytest.mark.parametrize("when", ["at once", "meanwhile"])
+def test_a_ticket_that_is_no_good_says_what_has_become_of_it(what: str, when: str) -> None:
+    """Used, too late, or of another store: LockLost, and nothing is changed at the store."""
+    record, why = NOT_THERE[what]
+    there = None if record is None else Entry(encode(record), 9)
+    script = Scripted(*([THERE] if when == "meanwhile" else []), there)
+    attempt = an_adoption(script)
+    with pytest.raises(LockLost, match=f"could not adopt lock 'key': .*{why}") as caught:
+        adopted(script, attempt)
+    run(give_up(cast("Runtime", script), attempt, caught.value))
+    assert script.verbs == (["get", "put"] if when == "meanwhile" else ["get"])
+    assert attempt.state is State.OVER
+
+
+def test_what_caslock_did_not_write_is_not_adopted() -> None:
+    """It is somebody's, at another store."""
+    script = Scripted(Entry(b"something else", 7))
+    with pytest.raises(LockLost, match=r"another store .* held by an unknown owner"):
+        adopted(script, an_adoption(script))
+
+
+def test_a_record_that_keeps_changing_is_not_adopted() -> None:
+    """Co-holders of the owner renew all the time: no answer that is good for long, and the ticket is as before."""
+    script = Scripted(THERE)
+    script.takes = 0.0
+    script.answers += [Entry(encode(AWAITING._replace(write=f"theirs.1.{n}")), 10 + n) for n in range(PASSES)]
+    with pytest.raises(StoreUnavailable, match="kept changing"):
+        adopted(script, an_adoption(script))
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_an_adoption_that_fails_gives_the_ticket_back(*, landed: bool) -> None:
+    """What its unanswered put has done is undone, or kept from being done: the ticket can be used again."""
+    script = Scripted(THERE, lost(), lost(), lost())
+    attempt = an_adoption(script, ttl=LATE_TTL, note="mine", retry=Retry(1, 0))
+    with pytest.raises(StoreUnavailable) as caught:
+        adopted(script, attempt)
+    assert script.clock <= START + 2 * PATIENCE
+    script.clock = START
+    script.answers = [Entry(script.written[-1], 8) if landed else THERE, Entry(OURS, 9)]
+    with pytest.raises(StoreUnavailable, match="could not adopt lock 'key': no answer; nothing was left behind"):
+        run(give_up(cast("Runtime", script), attempt, caught.value))
+    assert script.verbs[-2:] == ["get", "put"]
+    assert last(script)._replace(write="") == AWAITING._replace(write="")
+    again = an_adoption(script)
+    script.answers = [Entry(script.written[-1], 9), Entry(OURS, 10)]
+    assert adopted(script, again).lease.fence == 5
+
+
+def test_an_adoption_that_can_not_be_undone_in_time_says_so() -> None:
+    """It goes on in the background."""
+    script = Scripted(THERE, lost(), lost(), lost())
+    attempt = an_adoption(script)
+    with pytest.raises(StoreUnavailable) as caught:
+        adopted(script, attempt)
+    script.answers = [lost(), lost()]
+    with pytest.raises(OutcomeUnknown, match="could not adopt lock 'key', and a request may still be applied"):
+        run(give_up(cast("Runtime", script), attempt, caught.value))
+    assert script.background == [FREE_TTL]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_an_interrupt_before_the_caller_has_the_hold_gives_the_ticket_back(*, others: bool) -> None:
+    """A release then leaves the record of the ticket; once the caller has the hold, it is a removal."""
+    there = AWAITING._replace(holds=("theirs.1", TICKET.hold)) if others else AWAITING
+    script = Scripted(Entry(encode(there), 7), Entry(OURS, 8), Entry(OURS, 9))
+    attempt = adopted(script, an_adoption(script, ttl=LATE_TTL))
+    attempt.go(State.HELD)
+    assert not attempt.releases_by_removal(script.clock)
+    run(release(cast("Runtime", script), attempt))
+    assert last(script)._replace(write="") == there._replace(write="")
+    assert not attempt.lease.lost
+
+
+def test_an_adopted_hold_is_released_as_any_other() -> None:
+    """By one removal; or into a record that is kept, if a `min_hold` goes on."""
+    script = Scripted(THERE, Entry(OURS, 8), None)
+    attempt = adopted(script, an_adoption(script))
+    attempt.adopted = True
+    attempt.go(State.HELD)
+    assert attempt.releases_by_removal(script.clock)
+    run(release(cast("Runtime", script), attempt))
+    assert script.verbs[-1] == "invalidate"
+    script = Scripted(THERE, Entry(OURS, 8), Entry(OURS, 9))
+    attempt = adopted(script, an_adoption(script, TICKET._replace(min_hold=50.0)))
+    attempt.adopted = True
+    attempt.go(State.HELD)
+    run(release(cast("Runtime", script), attempt))
+    assert last(script).kept
+    assert last(script).ttl == pytest.approx(50.0, abs=1)
+
+
+def test_a_private_owner_does_not_enter_what_was_handed_over() -> None:
+    """Its record has the same owner as before, but another process has the hold, or will have."""
+    script = Scripted()
+    attempt = held(script)
+    record = AWAITING._replace(owner="me")
+    assert not attempt.may_take(record)
+    assert not attempt.may_take(record._replace(holds=("new.1",)))
+    attempt.shared = True
+    assert attempt.may_take(record)
