@@ -288,7 +288,7 @@ class AsyncSemaphore(SharedLock[AsyncStore | Store, AsyncSemaphoreHold], _Acquir
 
     async def locked(self) -> bool:
         """Whether all permits are taken."""
-        return len(await self.holders()) >= self.permits
+        return await self._state.locked()
 
     async def holders(self) -> tuple[Record, ...]:
         """Return a record for each hold; see `Semaphore.holders`."""

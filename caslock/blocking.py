@@ -451,7 +451,7 @@ class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
 
     def locked(self) -> bool:
         """Return whether all permits are taken."""
-        return len(self.holders()) >= self.permits
+        return run(self._state.locked())
 
     def holders(self) -> tuple[Record, ...]:
         """Return a record for each hold, with its fence, those last admitted last; some of them may have died."""

@@ -30,12 +30,12 @@ def command(key: str, url: str | None, *, yes: bool, as_json: bool) -> int:
         lock = Lock(store, key)
         holder = lock.holder()
         asked = None
-        while holder is not None and not yes and asked != (holder.owner, holder.fence, holder.since_iso):
+        while holder is not None and not yes and asked != (holder.owner, holder.fence, holder.since_iso, holder.holds):
             if not sys.stdin.isatty():
                 raise click.UsageError("nobody is here to be asked: give --yes")
             if not click.confirm(printable(f"{key!r} is held by {holder}. Take it away?"), err=True):
                 return FREE
-            asked = holder.owner, holder.fence, holder.since_iso
+            asked = holder.owner, holder.fence, holder.since_iso, holder.holds
             holder = lock.holder()  # the answer may have taken long, and concerns no later holder
         taken = None if holder is None else lock.force_release()
     if as_json:

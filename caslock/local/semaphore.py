@@ -37,7 +37,7 @@ class SharedState(LockState):
 
     def begin_put(self, hold: Holding) -> Write | None:
         """See `LockState.begin_put`: not where others are known to hold."""
-        return super().begin_put(hold) if cast("SharedQueue", self._queue).seen.record is None else None
+        return super().begin_put(hold) if cast("SharedQueue", self._queue).seen.newest[1] is None else None
 
     def end_removal(self, hold: Holding, entry: Entry | None) -> bool:
         """See `LockState.end_removal`."""
@@ -47,7 +47,8 @@ class SharedState(LockState):
     def _ask(
         self, attempt: Attempt, timeout: float | None, first: Observed | Sent | None
     ) -> Coroutine[object, object, bool]:
-        return super()._ask(attempt, timeout, first or cast("SharedAttempt", attempt).known())
+        known = None if attempt.turn.yields else cast("SharedAttempt", attempt).known()
+        return super()._ask(attempt, timeout, first or known)
 
     def _hold(self, hold: Holding) -> None:
         super()._hold(hold)
@@ -64,7 +65,10 @@ class SharedState(LockState):
         self.begun()
         limit = last_start_of_three(self.runtime, self.runtime.now())
         observed = await read(self.runtime, self._attempt(), limit)
-        return () if observed.record is None or observed.record.free else self._each(observed.record)
+        record = observed.record
+        if record is None or record.free:
+            return ()
+        return self._each(record) if record.shares else (self._told(record, observed.fence),)
 
     async def force_release_all(self) -> tuple[Record, ...]:
         """Take the key away from all who hold it."""
@@ -91,6 +95,11 @@ class SemaphoreState(SharedState):
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings, permits: int) -> None:
         super().__init__(runtime, key, settings)
         self.permits: int = permits
+
+    async def locked(self) -> bool:
+        """Whether all permits are taken, or something else has the key."""
+        holders = await self.holders()
+        return len(holders) >= self.permits or not all(each.shares for each in holders)
 
     def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H:
         """Return a hold for `acquire`, of the type `make`, with an attempt of its own."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from caslock.local.queue import YIELD_SECONDS, LocalQueue
+from caslock.local.queue import PAUSE_SECONDS, PAUSE_SHARE, YIELD_SECONDS, LocalQueue
+from caslock.protocol.contention import LONGEST_PAUSE
 from caslock.protocol.life import HAD, HELD
 from caslock.protocol.shares import Seen
 
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
+    from caslock.protocol.runtime import Runtime
     from caslock.protocol.shared_attempt import SharedAttempt
 
 ROW_SECONDS: Final = 0.2
-"""Seconds for which the releases of a process wake its own waiter: then one does not, and others may be first."""
+"""Seconds for which a process goes on with its own waiters: then the next one lets other processes be first."""
 
 
 class SharedQueue(LocalQueue):
@@ -38,16 +40,28 @@ class SharedQueue(LocalQueue):
             inside = self._admit(now)
             if attempt.state is HELD:
                 return
-            if now - self._left > YIELD_SECONDS:
-                self._row_began = now
-            self._left = now
-            if now - self._row_began >= ROW_SECONDS:
-                self._row_began = now
-                return
+            yields = self._yields_after(attempt, now)
             for other in inside:
                 freed = cast("SharedAttempt", other).freed
                 if freed is not None:
+                    other.turn.yields = yields
                     freed.set()
+
+    async def turn(self, attempt: Attempt, runtime: Runtime, limit: float, *, once: bool = False) -> bool:
+        """See `LocalQueue.turn`; one try needs no turn: who is inside does not hold the key."""
+        return once or await super().turn(attempt, runtime, limit)
+
+    def _yields_after(self, attempt: Attempt, now: float) -> float:
+        """Return for how long the next one lets other processes be first; 0 until this one has had its row."""
+        began = attempt.lease.began or now
+        if began - self._left > YIELD_SECONDS:  # nobody of this process has left as this one came
+            self._row_began = began
+        self._left = now
+        if now - self._row_began < ROW_SECONDS:
+            return 0.0
+        self._row_began, self._yields_until = now, now + YIELD_SECONDS
+        self._yields = min(max(PAUSE_SECONDS, (now - began) * PAUSE_SHARE), LONGEST_PAUSE)
+        return self._yields
 
     def _is_over(self, attempt: Attempt, now: float) -> bool:
         return attempt.state in HAD or super()._is_over(attempt, now)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 LATE_WAKE: Final = 0.1
 """Seconds by which a wait at a store may end late: Redis checks ten times a second whether one is over."""
 
+MOST_PASSES: Final = 64
+"""How many times one call tries for a key that several may hold: others change the record, though there is a place."""
+
 YIELD_WAIT: Final = 0.1
 """Seconds for which a process that has just woken another waits behind it."""
 
@@ -102,7 +105,7 @@ async def _try(runtime: Runtime, attempt: Attempt, observed: Observed | None) ->
     record: Record | None = None
     version = ABSENT
     renewed = False
-    for number in range(PASSES):
+    for number in range(PASSES if attempt.queues else MOST_PASSES):
         # 1. One request when nobody contends.
         if observed is None:
             if number and runtime.now() >= limit:

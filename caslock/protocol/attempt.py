@@ -233,6 +233,9 @@ class Attempt:
         """Read an answer of the store: `record` is what it shows, if that is known."""
         return observed_in(entry) if record is None or entry is None else _new(Observed, (entry.version, record))
 
+    def catch_up(self, now: float) -> None:
+        """Begin a renewal or a release from the newest that is known."""
+
     def ends(self, contention: Contention) -> float:
         """When what is there ends, as far as is known, if it is not renewed."""
         record = contention.observed.record

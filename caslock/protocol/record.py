@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from caslock.protocol.shares import ROLES, SHARED, Share, as_json, shares_in, told
+from caslock.protocol.shares import SHARED, Share, as_json, shares_in, told
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -211,12 +211,9 @@ def decode(value: bytes) -> Record:
         fields = json.loads(value)
         form = fields.pop("caslock")
         if form == SHARED:
-            shares = shares_in(fields.pop("shares"))
+            shares = shares_in(fields.pop("shares"), fields["permits"])
             holds = tuple([share.hold for share in shares])
             fields |= {"form": SHARED, "owner": "", "holds": holds, "shares": shares, "fence": None}
-            permits = fields["permits"]
-            if not shares or not all(0 <= share.slot < (permits or ROLES) for share in shares):
-                return _foreign(value)
         elif form != FORM or not _OWN.isdisjoint(fields):
             return _foreign(value)
         fields["since_iso"] = fields.pop("since", "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
@@ -40,8 +42,14 @@ async def renew_as_handed(runtime: Runtime, attempt: Attempt, ttl: float) -> Non
 
 async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None, *, handed: bool = False) -> None:
     """Renew; the attempt's mutex has to be taken."""
-    for _ in range(PASSES):
+    until = runtime.now() + runtime.patience
+    for number in count():
+        if number >= PASSES:  # others of the same key write often; a record of one owner changes for no such reason
+            if attempt.queues or runtime.now() >= until:
+                break
+            await runtime.sleep(random.uniform(0.0, 0.005))  # noqa: S311 - a pause is no secret
         lease, before = attempt.lease, attempt.writes.count
+        attempt.catch_up(runtime.now())
         record = _renewal(runtime, attempt, ttl, runtime.now())
         if record is None:
             return
@@ -53,7 +61,7 @@ async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None, *, hande
         if _renewed(runtime, attempt, observed, before, runtime.now()):
             lease.ttl = lease.ttl if ttl is None else ttl  # what the store has accepted: the renewals go on with it
             return
-    message = f"lock {attempt.key!r} could not be renewed: its record kept changing; gave up after {PASSES} tries"
+    message = f"lock {attempt.key!r} could not be renewed: its record kept changing; gave up"
     raise StoreUnavailable(message)
 
 
@@ -99,8 +107,8 @@ async def renew_due(runtime: Runtime, attempts: Sequence[Attempt]) -> list[Attem
             lease = attempt.lease
             again = min(lease.ttl / 12, (lease.deadline - now) / 2)  # should this one fail
             lease.due = min(now + max(again, lease.ttl / 60), lease.deadline)
-            if attempt.key in taken:  # no request may name a key twice: it is another hold of one owner
-                alone.append(attempt)
+            if attempt.key in taken or not (attempt.queues or len(attempts) == 1):
+                alone.append(attempt)  # no request may name a key twice, or one that others change all the time
             elif attempt.mutex.acquire(blocking=False):
                 taken[attempt.key] = attempt
         if len(taken) > 1 and runtime.batching is not None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class SharedAttempt(Attempt):
     """One acquire call of a key of `permits` holds."""
 
-    __slots__ = ("freed", "permits", "seen")
+    __slots__ = ("_beside", "freed", "permits", "seen")
 
     queues = False
 
@@ -57,6 +57,7 @@ class SharedAttempt(Attempt):
         super().__init__(terms, hold_id, stamps, mutex, caller)
         self.seen: Seen = seen
         self.permits: int = permits
+        self._beside: tuple[Record | None, list[Share]] = None, []  # a record that we may take, and who is in it
         self.freed: Event | None = None  # set by who frees a place in this process
 
     @property
@@ -71,7 +72,7 @@ class SharedAttempt(Attempt):
         observed = super().see(entry, record)
         if record is None and observed.record is not None and observed.record.shares:
             observed = observed._replace(record=self._as_ours(observed.version, observed.record))
-        self.seen.look(*observed, self.runtime.now())
+        self.seen.look(*observed, self.runtime.now(), ordered=self.runtime.store.traits.fences)
         return observed
 
     def _as_ours(self, version: int, record: Record) -> Record:
@@ -80,6 +81,12 @@ class SharedAttempt(Attempt):
         if own is None:  # the fence is that of the last one that was admitted: then the key has changed hands
             return record._replace(shares=shares, fence=max(share.fence or 0 for share in shares))
         return record._replace(shares=shares, fence=own.fence, write=f"{self.hold_id}.{own.beat}")
+
+    def catch_up(self, now: float) -> None:
+        """Begin from what another attempt of this process has seen last, if we are in that."""
+        version, record = self.seen.newest
+        if version > self.lease.version and record is not None and self.holds_by(record):
+            self.holds_with(self._as_ours(version, record), version, now)
 
     def ends(self, contention: Contention) -> float:
         """When the first share is over, if it is not renewed."""
@@ -93,17 +100,20 @@ class SharedAttempt(Attempt):
         """Let time pass before the next look, or a place become free in this process."""
         self.freed = event = self.runtime.event()
         try:
-            await event.wait(seconds)
+            if self.known() is None and self.seen.newest[1] is not None:  # else a place has just become free
+                await event.wait(seconds)
         finally:
             self.freed = None
-        return self.known()
+        yields, self.turn.yields = self.turn.yields, 0.0
+        if yields:  # let other processes be first
+            await self.runtime.sleep(yields)
+        return None if yields else self.known()
 
     def known(self) -> Observed | None:
         """Return what is there, if it has a place for us, as far as this process has seen."""
-        version, record = self.seen.version, self.seen.record
-        if record is None or record.permits != self.permits or not self._has_place(self._others_in(record)):
-            return None
-        return Observed(version, record)
+        version, record = self.seen.newest
+        fits = record is not None and record.form == SHARED and record.permits == self.permits
+        return Observed(version, record) if fits and self.may_take(record) else None
 
     def may_take(self, record: Record | None) -> bool:
         """Whether there is a place for us.  Raises `StoreError` if others say another number of permits."""
@@ -115,7 +125,9 @@ class SharedAttempt(Attempt):
             place, others = self.runtime.store.traits.location, kind_of(record.permits)
             message = f"{self.key!r} at {place} is {others}, not {kind_of(self.permits)}: it is held by {record}"
             raise StoreError(message)
-        return self._has_place(self._others_in(record))
+        beside = self._others_in(record)
+        self._beside = record, beside  # once for all: another thread may look meanwhile
+        return self._has_place(beside)
 
     def _has_place(self, others: list[Share]) -> bool:
         """Whether there is a place for us beside these others."""
@@ -141,14 +153,17 @@ class SharedAttempt(Attempt):
         write_id, now = self.writes.next_id(), self.runtime.now()
         rest, others, own = NO_QUARANTINE, list[Share](), None
         if observed is not None:
-            rest, others = self._rest(observed, now), self._others_in(observed)
+            rest, (record, others) = self._rest(observed, now), self._beside
+            others = others if record is observed else self._others_in(observed)
             own = self._own(with_fences(observed.shares, version))
         if own is None:
-            own = Share(self.hold_id, self._place(others) if slot is None else slot, 0, None, 0.0, *self.stamps().stamp)
+            own = Share(
+                self.hold_id, self._place(others) if slot is None else slot, 0, None, 0.0, 0.0, *self.stamps().stamp
+            )
         elif slot is not None and own.slot != slot:
             own = own._replace(slot=slot, fence=None if slot == WRITES else own.fence)  # admitted by this write
-        own = own._replace(beat=self.writes.count, ttl=ttl)
-        return self._record((*with_fences(others, version), own), write_id, rest, own.fence)
+        own = own._replace(beat=self.writes.count, ttl=ttl, still=0.0)
+        return self._record((*self._written(others, version, now), own), write_id, rest, own.fence)
 
     def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
         """Return what a release leaves: the others' shares, a free record while a quarantine lasts, or nothing."""
@@ -160,7 +175,7 @@ class SharedAttempt(Attempt):
         if sent is not None:
             rest = max(rest, self._quarantine(write_id, sent + FREE_TTL, now))  # the longer one
         if others:
-            return self._record(with_fences(others, version), write_id, rest, None)
+            return self._record(self._written(others, version, now), write_id, rest, None)
         return self._free_record(write_id, rest) if rest.seconds > 0 else None
 
     def _record(self, shares: tuple[Share, ...], write_id: str, rest: Quarantine, fence: int | None) -> Record:
@@ -168,6 +183,10 @@ class SharedAttempt(Attempt):
             "", tuple([share.hold for share in shares]), max(share.ttl for share in shares), write_id, fence,
             rest.seconds, form=SHARED, quarantine_id=rest.id, permits=self.permits, shares=shares,
         )  # fmt: skip
+
+    def _written(self, others: list[Share], version: int, now: float) -> tuple[Share, ...]:
+        """Return the shares of others as we write them."""
+        return tuple([each._replace(still=self.seen.still(each, now)) for each in with_fences(others, version)])
 
     def _own(self, shares: tuple[Share, ...]) -> Share | None:
         return next((share for share in shares if share.hold == self.hold_id), None)

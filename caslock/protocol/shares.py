@@ -1,7 +1,8 @@
 """What each of several holds has of one key, as it is written in the record of that key.
 
-A share has a beat, which each write of its holder moves on.  Whoever sees a beat stand still for the whole ttl of the
-share, by a clock of its own, may take the share out of the record: so a dead holder costs one ttl, whoever else lives.
+A share has a beat, which each write of its holder moves on.  Whoever writes the record notes for how long it has seen
+each beat stand still, by a clock of its own, and who reads that counts on from there; so no moment counts twice.  Once
+that is the whole ttl of the share, it may be taken out of the record: a dead holder costs one ttl, whoever else lives.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Share(NamedTuple):
     """The version of the write that admitted it; None in that write."""
     ttl: float
     """Seconds after which it is over if its beat does not move."""
+    still: float = 0.0
+    """Seconds for which others have seen its beat stand still, one after the other, until this record was written."""
     since: str = ""
     host: str = ""
     pid: int = 0
@@ -84,51 +87,71 @@ def with_fences(shares: list[Share] | tuple[Share, ...], version: int) -> tuple[
 class Seen:
     """What this process has seen of one key."""
 
-    __slots__ = ("_beats", "record", "version")
+    __slots__ = ("_beats", "_past", "newest")
 
     def __init__(self) -> None:
         """Begin with nothing seen."""
-        self.version: int = ABSENT  # of the newest record
-        self.record: Record | None = None
-        self._beats: dict[str, tuple[int, float]] = {}  # by hold id: a beat, and when the share is over if it stands
+        self.newest: tuple[int, Record | None] = ABSENT, None  # a version, and what is there
+        self._past: int = ABSENT  # the last version after which nothing was there
+        # By hold id: a beat, for how long it was known to stand still, and when that was first seen here.
+        self._beats: dict[str, tuple[int, float, float]] = {}
 
-    def look(self, version: int, record: Record | None, now: float) -> None:
-        """Note what is there now; an older answer that comes late is left out."""
-        if version == ABSENT or version >= self.version:
-            shares = () if record is None else record.shares
-            self._beats = {share.hold: (share.beat, self.over(share, now)) for share in shares}
-            self.version, self.record = version, record
+    def look(self, version: int, record: Record | None, now: float, *, ordered: bool) -> None:
+        """Note what is there now; an older answer that comes late is left out, where versions are `ordered`."""
+        if version == ABSENT:
+            self._past = max(self._past, self.newest[0])
+        if not ordered or version == ABSENT or (version > self._past and version >= self.newest[0]):
+            self._beats = {share.hold: self._seen(share, now) for share in (record.shares if record else ())}
+            self.newest = version, record
+
+    def still(self, share: Share, now: float) -> float:
+        """Return for how long the beat of a share has stood still, as far as we know, in whole milliseconds."""
+        return int(1000 * (share.still + max(0.0, now - self._seen(share, now)[2]))) / 1000
 
     def over(self, share: Share, now: float) -> float:
-        """Return when a share is over, by our clock: one ttl and margin after this beat was first seen here."""
-        beat, over = self._beats.get(share.hold, (None, 0.0))
-        return over if beat == share.beat else now + share.ttl + margin(share.ttl)
+        """Return when a share is over, by our clock."""
+        return self._seen(share, now)[2] + share.ttl + margin(share.ttl) - share.still
+
+    def _seen(self, share: Share, now: float) -> tuple[int, float, float]:
+        seen = self._beats.get(share.hold)
+        return seen if seen is not None and seen[:2] == (share.beat, share.still) else (share.beat, share.still, now)
 
 
 def as_json(permits: int, shares: tuple[Share, ...], rest: dict[str, Any]) -> bytes:
-    """Write a shared record; where there is no room, it does not say for people who its holders are.
+    """Write a shared record; where there is no room, without notes, and then without all that is for people.
 
     Raises `StoreError` if there is no room all the same.
     """
-    fields = [share._replace(ttl=math.ceil(share.ttl * 1000)) for share in shares]
+    fields = [share._replace(ttl=math.ceil(share.ttl * 1000), still=int(share.still * 1000)) for share in shares]
     value = _text(permits, rest, fields)
     if len(value) > MAX_VALUE:
-        value = _text(permits, rest, [each[:5] for each in fields])
+        value = _text(permits, rest, [share._replace(note="") for share in fields])
+    if len(value) > MAX_VALUE:
+        value = _text(permits, rest, [share[:6] for share in fields])
     if len(value) > MAX_VALUE:
         message = f"a record of {len(shares)} holds takes more than {MAX_VALUE} bytes: use several keys"
         raise StoreError(message)
     return value
 
 
-def shares_in(fields: list[list[Any]]) -> tuple[Share, ...]:
-    """Read the shares of a record; raises ValueError or TypeError for any that is not one."""
+def shares_in(fields: list[list[Any]], permits: int) -> tuple[Share, ...]:
+    """Read the shares of a record; raises ValueError or TypeError for any that caslock does not write."""
     shares = []
-    for hold, slot, beat, fence, ttl, *about in fields:
-        share = Share(str(hold), int(slot), int(beat), None if fence is None else int(fence), ttl / 1000, *about)
-        texts = all(isinstance(text, str) for text in (share.since, share.host, share.note))
-        if not (texts and isinstance(share.pid, int)):
-            raise TypeError(share)
+    for hold, slot, beat, fence, ttl, still, *about in fields:
+        share = Share(hold, slot, beat, fence, ttl / 1000, still / 1000, *about)
+        numbers = (slot, beat, 0 if fence is None else fence, ttl, still, share.pid, permits)
+        texts = (hold, share.since, share.host, share.note)
+        sound = all(type(each) is int and each >= 0 for each in numbers) and all(
+            isinstance(each, str) for each in texts
+        )
+        if not (sound and ttl and slot < (permits or ROLES)):
+            raise ValueError(share)
+        "".join(texts).encode()  # or else it can't be written again
         shares.append(share)
+    if not shares or len({share.hold for share in shares}) < len(shares):
+        raise ValueError(shares)
+    if permits and len({share.slot for share in shares}) < len(shares):
+        raise ValueError(shares)
     return tuple(shares)
 
 

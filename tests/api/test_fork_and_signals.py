@@ -557,7 +557,7 @@ def test_a_loss_is_told_once_wherever_an_interrupt_strikes(*, way: str, taken: b
     """
     of_both = (
         *("note_release,", "_Immediate.", "send,", "<dictcomp>,", "answered,"),
-        *(".is_applied,", "observed_in,", ".drop,", ".end_removal,"),
+        *(".is_applied,", ".see,", "observed_in,", ".drop,", ".end_removal,"),
     )
     told, keys, stores = list[str](), list[str](), list[Removing]()
     holds = list[Hold | MultiHold]()

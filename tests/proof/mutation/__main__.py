@@ -33,7 +33,8 @@ TESTS: Final = (
     *(f"tests/api/test_{name}.py" for name in ("lock", "multilock", "queue", "holds", "asyncio", "renewal", "tasks")),
     *(f"tests/api/test_{name}.py" for name in ("lock_order", "bad_input", "ends", "quorum", "background", "observer")),
     *(f"tests/api/test_{name}.py" for name in ("min_hold", "locked", "fork_and_signals", "key", "linger", "election")),
-    *("tests/proof/test_faults.py", "tests/proof/test_simulate_quorum.py"),
+    *(f"tests/api/test_{name}.py" for name in ("hand_over", "semaphore", "read_write")),
+    *(f"tests/proof/test_{name}.py" for name in ("faults", "simulate_quorum", "simulate_semaphore")),
     *("tests/api/test_broken_once.py", "tests/servers/test_bounds.py"),
 )
 """What concerns the rules and needs no server: of tests for every store those with memory."""
