@@ -195,7 +195,7 @@ def test_a_hold_is_renewed_apart_from_locks() -> None:
     class Noting(MemoryStore):
         def put_many(self, puts: Sequence[Put]) -> list[Entry | None]:
             batches.append({put.key for put in puts})
-            return super().put_many(puts)
+            return list(super().put_many(puts) or ())
 
     store = Noting()
     with MultiLock(store, ["a", "b"], ttl=0.6), Semaphore(store, "c", 2, ttl=0.6) as hold:
