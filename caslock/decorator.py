@@ -6,12 +6,12 @@ import inspect
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from functools import wraps
+from functools import partial, wraps
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast
 from typing import overload as overload_
 
-from caslock.blocking import Lock
+from caslock.blocking import Lock, Semaphore
 from caslock.key_template import KeyTemplate, named
 from caslock.local.settings import Own, no_such_setting, suspends
 from caslock.process.fork import at_fork
@@ -60,13 +60,20 @@ def locked(
     *,
     timeout: float | Own | None = ...,
     busy: Literal["raise"] = ...,
+    permits: int | None = ...,
     **settings: Unpack[Settings[Any]],
 ) -> Raises: ...
 
 
 @overload_
 def locked(
-    store: AnyStore, key: str, *, timeout: float | Own = ..., busy: Literal["skip"], **settings: Unpack[Settings[Any]]
+    store: AnyStore,
+    key: str,
+    *,
+    timeout: float | Own = ...,
+    busy: Literal["skip"],
+    permits: int | None = ...,
+    **settings: Unpack[Settings[Any]],
 ) -> Returns[None]: ...
 
 
@@ -77,19 +84,32 @@ def locked(
     *,
     timeout: float | Own = ...,
     busy: Callable[..., Coroutine[Any, Any, B]],
+    permits: int | None = ...,
     **settings: Unpack[Settings[Any]],
 ) -> Returns[B]: ...
 
 
 @overload_
 def locked(
-    store: AnyStore, key: str, *, timeout: float | Own = ..., busy: Callable[..., B], **settings: Unpack[Settings[Any]]
+    store: AnyStore,
+    key: str,
+    *,
+    timeout: float | Own = ...,
+    busy: Callable[..., B],
+    permits: int | None = ...,
+    **settings: Unpack[Settings[Any]],
 ) -> Returns[B]: ...
 
 
 @overload_
 def locked(
-    store: AnyStore, key: str, *, timeout: float | Own = ..., busy: B, **settings: Unpack[Settings[Any]]
+    store: AnyStore,
+    key: str,
+    *,
+    timeout: float | Own = ...,
+    busy: B,
+    permits: int | None = ...,
+    **settings: Unpack[Settings[Any]],
 ) -> Returns[B]: ...
 
 
@@ -99,6 +119,7 @@ def locked(
     *,
     timeout: float | Own | None = Own.TIMEOUT,
     busy: object = "raise",
+    permits: int | None = None,
     **settings: Unpack[Settings[Any]],
 ) -> Any:
     """Take a lock around each call of the function that is decorated: ``@locked(store, "invoice:{invoice.id}")``.
@@ -115,6 +136,8 @@ def locked(
         timeout: seconds to wait for the lock.  Default: without limit if `busy` is "raise", otherwise one try.
         busy: what to do if another owner holds the key: "raise" `NotAcquired`; "skip", which returns None; a function,
             which is called with the same arguments, and whose result is returned; any other value is returned.
+        permits: how many calls run at a time for each key, over all processes: a `Semaphore` is taken in place of a
+            lock, and a call inside a call takes one more permit.
         settings: those of `Lock`: ttl, min_hold, ...
 
     Raises:
@@ -135,11 +158,14 @@ def locked(
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_function(function)
         name = KeyTemplate(key, function)
+        make: Any
         if not _is_coroutine_function(function):
-            return _blocking(function, name, _Locks(Lock, store, timeout, settings), reaction)
-        from caslock.aio import AsyncLock  # noqa: PLC0415 - asyncio is only for those who use it
+            make = Lock if permits is None else partial(Semaphore, permits=permits)
+            return _blocking(function, name, _Locks(make, store, timeout, settings), reaction)
+        from caslock.aio import AsyncLock, AsyncSemaphore  # noqa: PLC0415 - asyncio is only for those who use it
 
-        return _asynchronous(function, name, _Locks(AsyncLock, store, timeout, settings), reaction)
+        make = AsyncLock if permits is None else partial(AsyncSemaphore, permits=permits)
+        return _asynchronous(function, name, _Locks(make, store, timeout, settings), reaction)
 
     return decorate
 

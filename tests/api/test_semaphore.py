@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from caslock import AsyncSemaphore, Lock, LockLost, MultiLock, NotAcquired, NotHeld, Semaphore, StoreError
+from caslock import AsyncSemaphore, Lock, LockLost, MultiLock, NotAcquired, NotHeld, Semaphore, StoreError, locked
 from caslock.protocol.record import Record, decode, encode
 from caslock.protocol.shares import MAX_PERMITS, SHARED, Share
 from caslock.store import MAX_VALUE
@@ -367,3 +367,24 @@ def test_a_hold_is_not_handed_over(memory: MemoryStore) -> None:
         with pytest.raises(RuntimeError, match="a hold of a Semaphore or ReadWriteLock can't be handed over"):
             hold.hand_over()
         hold.extend()
+
+
+@in_a_loop
+async def test_calls_of_a_function_share_permits() -> None:
+    """As many run at a time as there are permits, for each key, and one that finds none does what `busy` says."""
+    store, inside = MemoryStore(), list[int]()
+    full = asyncio.Event()
+
+    @locked(store, "call:{key}", permits=2, busy="skip")
+    async def call(key: int) -> int:
+        inside.append(key)
+        if len(inside) == 3:
+            full.set()
+        await full.wait()
+        return key
+
+    calls = [asyncio.create_task(call(key)) for key in (1, 1, 1, 2)]
+    assert await asyncio.gather(*calls) == [1, 1, None, 2]
+    with pytest.raises(ValueError, match="permits must be from 1"):
+        locked(store, "call", permits=0)(print)
+    assert locked(store, "call", permits=1)(abs)(-1) == 1
