@@ -85,7 +85,10 @@ class SharedAttempt(Attempt):
     def catch_up(self, now: float) -> None:
         """Begin from what another attempt of this process has seen last, if we are in that."""
         version, record = self.seen.newest
-        if version > self.lease.version and record is not None and self.holds_by(record):
+        lease = self.lease
+        if lease.lost or now >= lease.deadline:  # a loss is final
+            return
+        if version > lease.version and record is not None and self.holds_by(record):
             self.holds_with(self._as_ours(version, record), version, now)
 
     def ends(self, contention: Contention) -> float:
