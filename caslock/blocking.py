@@ -171,13 +171,13 @@ class Hold(Holding, _Held):
         """Hand the hold over to another process, and return a ticket with which `Lock.adopt` takes it there, once.
 
         The ticket is a text of letters, digits, ``-`` and ``_``: about 130 characters and the key.  It names no server
-        and has no password.  Its hold has the same fence, and is renewed by nobody until it is adopted: its lease, of a
-        whole `ttl` from now, is the time for that.  Here the hold is over, as after a release: leaving its block does
-        nothing then.  It takes one request.
+        and has no password.  The hold keeps its fence, but nobody renews it until it is adopted: that has to happen
+        within one `ttl` from now.  Here the hold is over, as after a release: leaving its block does nothing then.  It
+        takes one request.
 
-        Raises `LockLost`, `StoreError` or `StoreUnavailable` as `extend` does: then the hold goes on here, and is to be
-        released.  Raises RuntimeError if it was entered more than once, or belongs to a `MultiLock` or `QuorumLock`;
-        `NotHeld` after a release, and for a forked child's copy.
+        Raises `LockLost`, `StoreError` or `StoreUnavailable` as `extend` does: then it is still held here; release it.
+        Raises RuntimeError if it was entered more than once, or is none of a `Lock`; `NotHeld` after a release or in
+        a forked child.
         """
         with on_failure(self._mend):
             return run(self._state.hand_over(self))
@@ -210,7 +210,7 @@ class WriteHold(Hold):
         return is_downgraded(self)
 
     def downgrade(self) -> Hold:
-        """Go on as a reader: return a hold of the read side, before which no other writer gets the key.
+        """Go on as a reader: return a read hold; no other writer gets the key in between.
 
         This hold is over then, as after a release: leaving its block does nothing.  The fence stays the same.  Raises
         `LockLost` if the lease is lost, `StoreUnavailable` if there was no answer: then call it again, or release.
@@ -385,20 +385,20 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
         """Take over the hold that `Hold.hand_over` has handed over, with the same key, owner and fence.
 
         It takes two requests, and does not wait.  From then on the hold is renewed here, for as long as something
-        refers to it; release it, or use it in a ``with`` block.  No Lock object re-enters it, unless it has the same
-        `owner` by name.
+        refers to it; release it, or use it in a ``with`` block.  Only a Lock with the same named `owner`
+        can re-enter it.
 
         Args:
             store: where the hold is: the same server, and the same prefix.
             ticket: what `Hold.hand_over` has returned.
             settings: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``note`` and ``retry``, as for `Lock`.
-                Without ``ttl`` or ``note``, they are those of before.  Without ``max_hold``, that of before goes on,
-                less the lease in which the ticket may have been under way; one that is given counts from now.
+                Without ``ttl`` or ``note``, they are those of before.  Without ``max_hold``, the old one goes on,
+                less one lease for the ticket's time in transit; a new one counts from now.
 
         Raises:
-            LockLost: the ticket was used before, is too late, or belongs to another store; nothing was changed there.
-            StoreUnavailable: there was no answer; the ticket is as good as before, until its lease ends.  If it may be
-                used all the same, the error is `OutcomeUnknown`.
+            LockLost: the ticket was used, has expired, or is for another store; nothing was changed.
+            StoreUnavailable: no answer; the ticket stays valid until its lease ends.  With `OutcomeUnknown`, it may
+                have been used.
             ValueError, TypeError: the text is no ticket, or a setting is invalid; no request was sent.
 
         """
@@ -437,8 +437,9 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
 class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
     """A key that up to `permits` may hold at a time, over all processes.  Cheap to create, thread-safe, reusable.
 
-    Each acquire takes a permit, also one by a thread that has one already; ``hold.slot`` numbers those that are held.
-    The fence grows with each acquire.  A holder that dies keeps its permit for no longer than its `ttl`.
+    Each acquire takes a permit, even in a thread that holds one already; ``hold.slot`` is the number of the permit.
+    The fence grows with each acquire.  A holder that dies blocks its permit for one `ttl`, counted while somebody else
+    holds or waits.
     """
 
     _state: SemaphoreState
@@ -498,8 +499,8 @@ class ReadWriteLock(ReadWrite[Store, Hold]):
     """A key that many may read, or one write: ``with lock.read:`` and ``with lock.write:``.
 
     Each side is acquired as a `Lock` is, and re-enters as it does.  A writer that waits lets no new reader in.  A
-    thread that reads can't wait to write (two that do so would wait for each other); `WriteHold.downgrade` goes the
-    other way.  All holds have fences: a resource can refuse the late write of an earlier writer, or earlier reader.
+    thread that reads can't upgrade to writing (two that do so would deadlock); `WriteHold.downgrade` goes the other
+    way.  All holds have fences: a resource can refuse the late write of an earlier writer, or earlier reader.
     """
 
     _runtime = staticmethod(thread_runtime)

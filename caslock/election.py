@@ -27,7 +27,7 @@ class _Candidate(Lock):
 
 
 class Election(Candidates[Store, Hold, _Candidate]):
-    """One leader among all that campaign for a key, as long as its lease lives; see `Lock` for what that promises.
+    """One leader among all who campaign for a key, while the leader's lease lasts.
 
     Thread-safe and reusable: each thread that calls `lead` is a candidate, and those of one object exclude each other.
     """

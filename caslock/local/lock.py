@@ -291,7 +291,7 @@ class SharedLock(OneKey, Generic[S, H]):
             key: as for `Lock`; a `Lock` of the same key and this semaphore exclude each other.
             permits: how many may hold the key at a time, over all processes, 1 to 64.  All that use the key have to
                 name the same number: an acquire with another one raises `StoreError` while somebody holds the key.
-            ttl: seconds each lease lasts unless it is renewed: the place of a holder that dies is free after it.
+            ttl: seconds each lease lasts unless it is renewed: a holder that dies blocks its permit for so long.
             timeout: as for `Lock`.
             auto_renew: as for `Lock`.
             max_hold: as for `Lock`.
@@ -347,7 +347,7 @@ class ReadWrite(LockObject, Generic[S, H]):
         Args:
             store: where it lives, as for `Lock`.
             key: as for `Lock`; a `Lock` of the same key and this one exclude each other.
-            ttl: as for `Lock`, for either side; a dead reader or writer is waited for no longer than its ttl.
+            ttl: as for `Lock`, for either side; a dead reader or writer blocks others for one ttl.
             timeout: as for `Lock`, for either side.
             auto_renew: as for `Lock`.
             max_hold: as for `Lock`.
