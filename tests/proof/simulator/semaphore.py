@@ -115,8 +115,10 @@ class SemaphoreJudge(Judge):
         for key in store.unguarded:
             self.settled = {hold: (location, why) for hold, (location, why) in self.settled.items() if location != key}
         store.unguarded.clear()
-        for key, _, after, _ in store.changes:
+        for key, before, after, _ in store.changes:
             there, self._there = self._there, set[str]()
+            if before is None and store.expires:  # what was there has expired
+                there = set[str]()
             if after is None:
                 continue
             shares = after.record.shares
