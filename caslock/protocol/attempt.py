@@ -236,6 +236,10 @@ class Attempt:
     def catch_up(self, now: float) -> None:
         """Begin a renewal or a release from the newest that is known."""
 
+    def sent_again(self, record: Record) -> Record:
+        """Return a record that is written once more: its new id tells which of the two writes was applied."""
+        return record._replace(write=self.writes.next_id())
+
     def ends(self, contention: Contention) -> float:
         """When what is there ends, as far as is known, if it is not renewed."""
         record = contention.observed.record

@@ -73,7 +73,7 @@ async def _again(runtime: Runtime, attempt: Attempt, write: Write, failure: Stor
 
     async def again() -> Observed:
         try:
-            renamed = record and record._replace(write=attempt.writes.next_id())
+            renamed = record and attempt.sent_again(record)
             return await send(runtime, attempt, note_write(attempt, expected, renamed, runtime.now()))
         except StoreUnavailable:
             if runtime.now() >= limit:

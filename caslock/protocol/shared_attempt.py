@@ -82,6 +82,12 @@ class SharedAttempt(Attempt):
             return record._replace(shares=shares, fence=max(share.fence or 0 for share in shares))
         return record._replace(shares=shares, fence=own.fence, write=f"{self.hold_id}.{own.beat}")
 
+    def sent_again(self, record: Record) -> Record:
+        """Return a record that is written once more, with a beat of its own."""
+        again = super().sent_again(record)
+        ours = (each._replace(beat=self.writes.count) if each.hold == self.hold_id else each for each in record.shares)
+        return again._replace(shares=tuple(ours))
+
     def catch_up(self, now: float) -> None:
         """Begin from what another attempt of this process has seen last, if we are in that."""
         version, record = self.seen.newest

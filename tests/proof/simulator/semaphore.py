@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from caslock.protocol.shares import Share
     from tests.proof.simulator.client import Client
     from tests.proof.simulator.runtime import Runtime
+    from tests.proof.simulator.store import Lease
 
 KEY: Final = "k"
 
@@ -117,25 +118,26 @@ class SemaphoreJudge(Judge):
         store.unguarded.clear()
         for key, before, after, _ in store.changes:
             there, self._there = self._there, set[str]()
-            if before is None and store.expires:  # what was there has expired
-                there = set[str]()
-            if after is None:
-                continue
-            shares = after.record.shares
-            if self._permits and len(shares) > self._permits:
-                self._run.violate(f"{len(shares)} shares are recorded")
-            self._there = {share.hold for share in shares if self._is_in(share)}
-            for share in shares:
-                hold = share.hold
-                if hold not in there and self._is_in(share):
-                    self._admitted[hold] = after.entry.version
-                    if not self._permits and share.slot == READS and not all(map(self._is_in, shares)):
-                        self._run.violate(f"{hold} may read although a writer waits")
-                if hold in self.settled:
-                    self._run.violate(f"{hold} has a record, which {self.settled[hold][1]}")
-            if after.record.quarantine:
-                self._ends(key, after.record)
+            if after is not None:
+                # Where nothing was before, a record has expired, unless the store ends none.
+                self._written(after, there if before is not None or not store.expires else set())
+                if after.record.quarantine:
+                    self._ends(key, after.record)
         store.changes.clear()
+
+    def _written(self, after: Lease, there: set[str]) -> None:
+        """Check a record that was written; `there`: who held before."""
+        shares = after.record.shares
+        if self._permits and len(shares) > self._permits:
+            self._run.violate(f"{len(shares)} shares are recorded")
+        self._there = {share.hold for share in shares if self._is_in(share)}
+        for share in shares:
+            if share.hold in self._there - there:
+                self._admitted[share.hold] = after.entry.version
+                if not self._permits and share.slot == READS and not all(map(self._is_in, shares)):
+                    self._run.violate(f"{share.hold} may read although a writer waits")
+            if share.hold in self.settled:
+                self._run.violate(f"{share.hold} has a record, which {self.settled[share.hold][1]}")
 
     def _is_in(self, share: Share) -> bool:
         """Whether a share is that of a holder."""
