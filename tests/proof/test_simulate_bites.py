@@ -221,9 +221,9 @@ def name_successor_beside_others(self: LocalQueue, attempt: Attempt, now: float)
     self._inside = [*others, *self._inside]
 
 
-def read_the_id_again(self: LockState) -> Attempt:
+def read_the_id_again(self: LockState, kind: type[Attempt] = Attempt) -> Attempt:
     """Give an attempt the newest id, which may be that of another thread by now."""
-    attempt = NEW_ATTEMPT(self)
+    attempt = NEW_ATTEMPT(self, kind)
     newest = self.newest
     attempt.hold_id = attempt.writes.hold_id = newest
     return attempt

@@ -87,9 +87,9 @@ def altered(function: Callable[..., object], words: str, instead: str, name: str
     return mutant
 
 
-def share_the_id(self: LockState) -> Attempt:
+def share_the_id(self: LockState, kind: type[Attempt] = Attempt) -> Attempt:
     """Give all attempts of a Lock object the same hold id."""
-    attempt = CLAIM(self)
+    attempt = CLAIM(self, kind)
     attempt.hold_id = attempt.writes.hold_id = self.newest = f"{self._nonce}.0"
     return attempt
 
