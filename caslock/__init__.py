@@ -11,7 +11,6 @@ from caslock.blocking import (
     ReadWriteLock,
     Semaphore,
     SemaphoreHold,
-    WriteHold,
 )
 from caslock.connect import connect, connect_async
 from caslock.errors import (
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
         AsyncReadWriteLock,
         AsyncSemaphore,
         AsyncSemaphoreHold,
-        AsyncWriteHold,
     )
     from caslock.async_election import AsyncElection
     from caslock.decorator import locked
@@ -86,7 +84,6 @@ __all__ = [
     "AsyncSemaphoreHold",
     "AsyncStore",
     "AsyncWatchingStore",
-    "AsyncWriteHold",
     "BatchingStore",
     "CaslockError",
     "ClosableStore",
@@ -119,7 +116,6 @@ __all__ = [
     "StoreUnavailable",
     "Traits",
     "WatchingStore",
-    "WriteHold",
     "connect",
     "connect_async",
     "key",
@@ -137,7 +133,6 @@ _LATER = {
     "AsyncReadWriteLock": "aio",
     "AsyncSemaphore": "aio",
     "AsyncSemaphoreHold": "aio",
-    "AsyncWriteHold": "aio",
     "AsyncElection": "async_election",
     "Election": "election",
     "key": "keys",

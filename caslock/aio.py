@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, with_notes
-from caslock.local.hold import Holding, is_downgraded, slot_of
+from caslock.local.hold import Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, wait_time
@@ -140,21 +140,7 @@ class AsyncSemaphoreHold(AsyncHold):
         return slot_of(self)
 
 
-class AsyncWriteHold(AsyncHold):
-    """One successful acquire of the write side of an `AsyncReadWriteLock`."""
-
-    __slots__ = ()
-
-    @property
-    def _handed_over(self) -> bool:
-        return is_downgraded(self)
-
-    async def downgrade(self) -> AsyncHold:
-        """Go on as a reader; see `WriteHold.downgrade`.  If cancelled, it is still to be released."""
-        return await cast("ReadWriteState", self._state).downgrade(self, AsyncHold)
-
-
-B = TypeVar("B", AsyncHold, AsyncSemaphoreHold, AsyncWriteHold, "AsyncMultiHold")
+B = TypeVar("B", AsyncHold, AsyncSemaphoreHold, "AsyncMultiHold")
 B_co = TypeVar("B_co", covariant=True)
 
 
@@ -322,10 +308,8 @@ class AsyncReadSide(_Side[AsyncHold]):
     """The side of an `AsyncReadWriteLock` that many may hold at a time; see `ReadSide`."""
 
 
-class AsyncWriteSide(_Side[AsyncWriteHold]):
+class AsyncWriteSide(_Side[AsyncHold]):
     """The side of an `AsyncReadWriteLock` that one may hold, alone."""
-
-    _make = AsyncWriteHold
 
 
 class AsyncReadWriteLock(ReadWrite[AsyncStore | Store, AsyncHold]):

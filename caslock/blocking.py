@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
-from caslock.local.hold import Holding, is_downgraded, slot_of
+from caslock.local.hold import Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, wait_time
@@ -200,26 +200,6 @@ class SemaphoreHold(Hold):
         return slot_of(self)
 
 
-class WriteHold(Hold):
-    """One successful acquire of the write side of a `ReadWriteLock`: a context manager that releases it."""
-
-    __slots__ = ()
-
-    @property
-    def _handed_over(self) -> bool:
-        return is_downgraded(self)
-
-    def downgrade(self) -> Hold:
-        """Go on as a reader: return a read hold; no other writer gets the key in between.
-
-        This hold is over then, as after a release: leaving its block does nothing.  The fence stays the same.  Raises
-        `LockLost` if the lease is lost, `StoreUnavailable` if there was no answer: then call it again, or release.
-        Raises RuntimeError if it was entered more than once, `NotHeld` after a release.
-        """
-        with on_failure(self._mend):
-            return run(cast("ReadWriteState", self._state).downgrade(self, _hold))
-
-
 def _refuse_other_task(attempt: Attempt) -> None:
     for level in attempt.levels:
         other = cast("Hold", level)._other_task()
@@ -249,7 +229,7 @@ def _hold(state: LockState, attempt: Attempt, kind: type[H] = Hold) -> H:  # typ
     return hold
 
 
-B = TypeVar("B", Hold, SemaphoreHold, WriteHold, "MultiHold")
+B = TypeVar("B", Hold, SemaphoreHold, "MultiHold")
 H = TypeVar("H", bound=Hold)
 B_co = TypeVar("B_co", covariant=True)
 
@@ -489,18 +469,16 @@ class ReadSide(_Side[Hold]):
     """The side of a `ReadWriteLock` that many may hold at a time, while nobody writes or waits to write."""
 
 
-class WriteSide(_Side[WriteHold]):
+class WriteSide(_Side[Hold]):
     """The side of a `ReadWriteLock` that one may hold, alone."""
-
-    _make = staticmethod(partial(_hold, kind=WriteHold))
 
 
 class ReadWriteLock(ReadWrite[Store, Hold]):
     """A key that many may read, or one write: ``with lock.read:`` and ``with lock.write:``.
 
     Each side is acquired as a `Lock` is, and re-enters as it does.  A writer that waits lets no new reader in.  A
-    thread that reads can't upgrade to writing (two that do so would deadlock); `WriteHold.downgrade` goes the other
-    way.  All holds have fences: a resource can refuse the late write of an earlier writer, or earlier reader.
+    thread that reads can't upgrade to writing: two that do so would deadlock.  All holds have fences: a resource can
+    refuse the late write of an earlier writer, or earlier reader.
     """
 
     _runtime = staticmethod(thread_runtime)

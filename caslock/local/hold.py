@@ -9,7 +9,6 @@ from caslock.local.settings import check_lease
 from caslock.process.fork import generation
 from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
-from caslock.protocol.shares import READS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.exchange import Sent
     from caslock.protocol.record import Observed
-    from caslock.protocol.shared_attempt import ReadWriteAttempt, SharedAttempt
+    from caslock.protocol.shared_attempt import SharedAttempt
 
 
 def not_copied_hold(hold: object) -> TypeError:
@@ -30,11 +29,6 @@ def not_copied_hold(hold: object) -> TypeError:
 def slot_of(hold: Holding) -> int:
     """Return the slot of a hold of a semaphore."""
     return cast("SharedAttempt", hold._attempt).slot  # noqa: SLF001 - of a hold
-
-
-def is_downgraded(hold: Holding) -> bool:
-    """Whether a hold of the write side goes on as one of the read side: there is nothing to release then."""
-    return not hold._is_open and cast("ReadWriteAttempt", hold._attempt).role == READS  # noqa: SLF001 - of a hold
 
 
 class Holding:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from caslock.errors import NotHeld
 from caslock.local.hold import Holding
 from caslock.local.semaphore import SharedState
-from caslock.protocol import renew
-from caslock.protocol.life import HELD
 from caslock.protocol.shared_attempt import ReadWriteAttempt
 from caslock.protocol.shares import READS, WRITES
 
@@ -41,15 +37,8 @@ class ReadWriteState(SharedState):
         """See `LockState.begin`; raises RuntimeError where the same thread or task holds the other side."""
         other = self.other.begun()
         if other._held and other._own(caller) is not None:
-            holds, wants = (
-                ("writes", "read: call downgrade() on its hold")
-                if self.role == READS
-                else (
-                    "reads",
-                    "write: two that do so would wait for each other, so release first",
-                )
-            )
-            message = f"this thread or task {holds} {self.key!r}, and can't wait to {wants}"
+            holds, wants = ("writes", "read") if self.role == READS else ("reads", "write")
+            message = f"this thread or task {holds} {self.key!r}, and would wait for itself to {wants}: release first"
             raise RuntimeError(message)
         return super().begin(make, caller)
 
@@ -62,30 +51,9 @@ class ReadWriteState(SharedState):
         return ReadWriteAttempt(*made, role=self.role, seen=queue.seen)
 
     async def holders(self) -> tuple[Record, ...]:
-        """Who holds this side."""
-        return tuple([each for each in await super().holders() if each.shares and each.shares[0].slot == self.role])
-
-    async def downgrade(self, hold: Holding, make: Callable[[LockState, Attempt], H]) -> H:
-        """Go on as a reader, whom no other writer precedes; the hold is over then."""
-        attempt = cast("ReadWriteAttempt", hold._attempt)
-        with self._guard:
-            if attempt.state is not HELD or hold not in attempt.levels:
-                message = f"this hold of {self.key!r} has already been released"
-                raise NotHeld(message)
-            if attempt.levels != [hold]:
-                message = f"{self.key!r} was entered more than once: only the last hold that is left can be downgraded"
-                raise RuntimeError(message)
-        attempt.role = READS
-        await renew.renew(self.runtime, attempt, None)
-        reader = make(self.other.begun(), attempt)
-        with self._guard:
-            attempt.levels = [reader]
-            self._held.pop(attempt.hold_id, None)
-            self.other._held[attempt.hold_id] = weakref.ref(attempt)
-            self.committed.pop(hold, None)
-            self.other.committed[reader] = None
-        self._queue.leave(attempt, self.runtime.now())
-        return reader
+        """Who holds this side; or else what has the key in its place."""
+        holders = await super().holders()
+        return tuple([each for each in holders if each.permits or not each.shares or each.shares[0].slot == self.role])
 
 
 def sides(runtime: Runtime, key: str, settings: LockSettings) -> tuple[ReadWriteState, ReadWriteState]:

@@ -14,6 +14,7 @@ from caslock.protocol.attempt import NO_QUARANTINE, Attempt, Quarantine
 from caslock.protocol.record import Observed, Record, encode
 from caslock.protocol.shares import (
     LONGEST_ANNOUNCEMENT,
+    MAX_PERMITS,
     READS,
     SHARED,
     WAITS,
@@ -236,12 +237,24 @@ class ReadWriteAttempt(SharedAttempt):
         lease, now = self.lease, self.runtime.now()
         if self.role == READS or record is None or not record.shares or now >= self.limit:
             return None
+        others = self._others_in(record)
+        # Beside a writer nobody gets in anyway.  Who is next is open then, or writers would keep out readers for ever.
+        if len(others) >= MAX_PERMITS or any(share.slot == WRITES for share in others):
+            return None
         own, ttl = self._own(record.shares), min(lease.ttl, LONGEST_ANNOUNCEMENT)
         said = None if own is None else self.writes.in_flight.get(f"{self.hold_id}.{own.beat}")
         if said is not None and now < said.at + ttl / 3:
             return None
         lease.asked = 0.0  # it asks for no lease
         return self._with_ours(record, version, ttl, WAITS)
+
+    def ends(self, contention: Contention) -> float:
+        """When the first share is over, or when to say again that we wait."""
+        record = contention.observed.record
+        own = None if record is None else self._own(record.shares)
+        said = None if own is None else self.writes.in_flight.get(f"{self.hold_id}.{own.beat}")
+        ends = super().ends(contention)
+        return ends if own is None or said is None else min(ends, said.at + own.ttl / 3)
 
     def next_record(self, observed: Record | None, version: int) -> Record:
         """Return the record to put in place of `observed`: with our share, and without those that are over."""
@@ -251,7 +264,7 @@ class ReadWriteAttempt(SharedAttempt):
     def _has_place(self, others: list[Share]) -> bool:
         """Whether nobody writes or waits to write; whether nobody holds the key."""
         beside = READS if self.role == READS else WAITS
-        return all(share.slot == beside for share in others)
+        return len(others) < MAX_PERMITS and all(share.slot == beside for share in others)
 
     def _place(self, others: list[Share]) -> int:
         """Return our role."""

@@ -106,15 +106,20 @@ class Seen:
 
     def still(self, share: Share, now: float) -> float:
         """Return for how long the beat of a share has stood still, as far as we know, in whole milliseconds."""
-        return int(1000 * (share.still + max(0.0, now - self._seen(share, now)[2]))) / 1000
+        _, still, since = self._seen(share, now)
+        return int(1000 * (still + now - since)) / 1000
 
     def over(self, share: Share, now: float) -> float:
         """Return when a share is over, by our clock."""
-        return self._seen(share, now)[2] + share.ttl + margin(share.ttl) - share.still
+        _, still, since = self._seen(share, now)
+        return since + share.ttl + margin(share.ttl) - still
 
     def _seen(self, share: Share, now: float) -> tuple[int, float, float]:
         seen = self._beats.get(share.hold)
-        return seen if seen is not None and seen[:2] == (share.beat, share.still) else (share.beat, share.still, now)
+        # The same beat, so it has stood still all the time; unless somebody else has seen it for longer.
+        if seen is not None and seen[0] == share.beat and seen[1] + now - seen[2] >= share.still:
+            return seen
+        return share.beat, share.still, now
 
 
 def as_json(permits: int, shares: tuple[Share, ...], rest: dict[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caslock import AsyncReadWriteLock, Lock, LockLost, NotHeld, ReadWriteLock, Semaphore, StoreError
+from caslock.protocol.shares import MAX_PERMITS
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import FaultyStore, lose_reply, lose_request
 from tests.support.locations import Place, fresh, observed, present, until
@@ -93,39 +94,20 @@ def test_a_writer_that_waits_and_dies_keeps_nobody_out_for_long(memory: MemorySt
 def test_a_reader_cannot_wait_to_write(memory: MemoryStore) -> None:
     """Two that do so would wait for each other; who writes is told what to do in place of reading."""
     lock = ReadWriteLock(memory, "key")
-    with lock.read, pytest.raises(RuntimeError, match=r"reads 'key', and can't wait to write: .* release first"):
+    with lock.read, pytest.raises(RuntimeError, match="reads 'key', and would wait for itself to write: release first"):
         lock.write.acquire()
-    with lock.write, pytest.raises(RuntimeError, match=r"writes 'key', and can't wait to read: call downgrade\(\)"):
+    with (
+        lock.write,
+        pytest.raises(RuntimeError, match="writes 'key', and would wait for itself to read: release"),
+    ):
         lock.read.acquire()
     with lock.write:
         pass
 
 
-def test_a_writer_goes_on_as_a_reader(location: Place, pool: ThreadPoolExecutor) -> None:
-    """Others may read then, and no other writer was in between; the hold of before is over."""
-    store, key = location.store(), fresh()
-    lock, other = ReadWriteLock(store, key), ReadWriteLock(location.store(), key)
-    with lock.write as writer:
-        reader = writer.downgrade()
-        assert reader.fence == writer.fence
-        with pytest.raises(NotHeld):
-            writer.extend()
-    with reader:
-        present(other.read.acquire(timeout=0)).release()
-        with lock.read as again:
-            assert again.fence == reader.fence
-        assert pool.submit(other.write.acquire, timeout=0).result(ENOUGH) is None
-        reader.extend(20)
-    with pytest.raises(NotHeld):
-        writer.downgrade()
-    with lock.write as twice, lock.write, pytest.raises(RuntimeError, match="entered more than once"):
-        twice.downgrade()
-    assert observed(store, key) is None
-
-
 @in_a_loop
 async def test_the_same_for_asyncio() -> None:
-    """Tasks read together, a writer waits for them, and may go on as a reader."""
+    """Tasks read together, and a writer waits for them."""
     store = MemoryStore()
     lock = AsyncReadWriteLock(store, "key", timeout=ENOUGH)
     reading = asyncio.Barrier(3)
@@ -137,11 +119,10 @@ async def test_the_same_for_asyncio() -> None:
             order.append("read")
 
     async def write() -> None:
-        async with lock.write as hold:
+        async with lock.write:
             order.append("write")
-            async with await hold.downgrade():
-                assert await lock.read.locked()
-                assert not await lock.write.locked()
+            assert await lock.write.locked()
+            assert not await lock.read.locked()
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(read())
@@ -161,7 +142,7 @@ async def test_the_same_for_asyncio() -> None:
 def test_an_unanswered_request_does_no_harm(
     memory: MemoryStore, pool: ThreadPoolExecutor, fault: Fault, nth: int
 ) -> None:
-    """Of an announcement, an acquire, a downgrade or a release."""
+    """Of an announcement, an acquire or a release."""
     faulty = FaultyStore(memory)
     lock = ReadWriteLock(faulty, "key")
     with ReadWriteLock(memory, "key").read:
@@ -169,11 +150,8 @@ def test_an_unanswered_request_does_no_harm(
         writing = pool.submit(lock.write.acquire)
         assert until(lambda: "waits" in str(observed(memory, "key")))
     with present(writing.result(ENOUGH)) as writer:
+        assert [holder.fence for holder in lock.write.holders()] == [writer.fence]
         faulty.on("any", nth, fault)
-        with writer.downgrade() as reader:
-            assert [holder.fence for holder in lock.read.holders()] == [writer.fence]
-    with pytest.raises(NotHeld):
-        reader.release()
     assert observed(memory, "key") is None
 
 
@@ -192,3 +170,25 @@ def test_other_locks_of_the_key_are_told_apart(memory: MemoryStore) -> None:
     for hold in (a, b):
         with pytest.raises(LockLost):
             hold.release()
+
+
+def test_no_more_are_in_the_record_than_it_has_room_for(memory: MemoryStore) -> None:
+    """One more reader waits, and all that are in it can be renewed."""
+    locks = [ReadWriteLock(memory, "key") for _ in range(MAX_PERMITS)]
+    holds = [present(lock.read.acquire()) for lock in locks]
+    assert ReadWriteLock(memory, "key").read.acquire(timeout=0) is None
+    assert ReadWriteLock(memory, "key").write.acquire(timeout=0.1) is None
+    for hold in holds:
+        hold.extend()
+        hold.release()
+    assert observed(memory, "key") is None
+
+
+def test_a_writer_does_not_come_before_readers_while_another_writes(
+    memory: MemoryStore, pool: ThreadPoolExecutor
+) -> None:
+    """Else writers that follow each other would keep out readers for ever."""
+    with ReadWriteLock(memory, "key").write:
+        writing = pool.submit(ReadWriteLock(memory, "key").write.acquire, timeout=0.2)
+        assert writing.result(ENOUGH) is None
+        assert "waits" not in str(observed(memory, "key"))

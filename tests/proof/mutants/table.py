@@ -19,6 +19,7 @@ from caslock.local.tasks import TaskRuntime
 from caslock.local.threads import ThreadRuntime
 from caslock.protocol import exchange as request
 from caslock.protocol import lease as lease_module
+from caslock.protocol import record
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import Lease
 from caslock.protocol.sightings import Sightings
@@ -345,7 +346,7 @@ MUTANTS: Final = (
         "foreign value treated as free",
         "What caslock did not write is overwritten.",
         (law("test_what_caslock_did_not_write_is_never_overwritten"),),
-        ((request, "decode", faults_bite.unreadable_is_free),),
+        ((record, "decode", faults_bite.unreadable_is_free),),
     ),
     Mutant(
         "thread name as identity",
