@@ -347,10 +347,11 @@ def test_processes_share_the_permits(kind: str, request: pytest.FixtureRequest, 
         for log in logs
     ]
     assert [program.wait(300) for program in programs] == [0, 0, 0]
-    stays = [tuple(map(float, line.split())) for log in logs for line in log.read_text().splitlines()]
+    lines = [line.split() for log in logs for line in log.read_text().splitlines()]
+    stays = [(float(began), float(end), int(slot)) for began, end, slot, _ in lines]
     assert len(stays) == 300
-    moments = sorted([(began, 1, slot) for began, _, slot, _ in stays] + [(end, 0, slot) for _, end, slot, _ in stays])
-    inside = list[float]()
+    moments = sorted([(began, 1, slot) for began, _, slot in stays] + [(end, 0, slot) for _, end, slot in stays])
+    inside = list[int]()
     for _, begins, slot in moments:
         if begins:
             assert slot not in inside
@@ -358,7 +359,7 @@ def test_processes_share_the_permits(kind: str, request: pytest.FixtureRequest, 
             assert len(inside) <= 3
         else:
             inside.remove(slot)
-    assert len({fence for *_, fence in stays}) == 300
+    assert len({int(fence) for *_, fence in lines}) == 300
 
 
 def test_a_hold_is_not_handed_over(memory: MemoryStore) -> None:
