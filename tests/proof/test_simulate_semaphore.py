@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # They open nothing: what is collected as garbage meanwhile was left by a test before them.
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
-SEEDS = int(os.environ.get("CASLOCK_SEEDS", "10000")) // 10
+SEEDS = int(os.environ.get("CASLOCK_SEEDS", "10000")) // 20
 
 
 @pytest.mark.parametrize("part", range(2))
