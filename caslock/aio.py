@@ -296,7 +296,7 @@ class _Side(OneKey, _Acquired[B]):
         self._begin(state, timeout)
 
     async def locked(self) -> bool:
-        """Whether anybody holds this side."""
+        """Whether anybody holds this side, or something else has the key."""
         return bool(await self.holders())
 
     async def holders(self) -> tuple[Record, ...]:

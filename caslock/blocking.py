@@ -457,7 +457,7 @@ class _Side(OneKey, _OneKey[B]):
         _newest(self._state).release()
 
     def locked(self) -> bool:
-        """Return whether anybody holds this side."""
+        """Return whether anybody holds this side, or something else has the key."""
         return bool(self.holders())
 
     def holders(self) -> tuple[Record, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, Self, TypedDict, TypeVar, Unpack, overload
 
@@ -372,8 +373,9 @@ class ReadWrite(LockObject, Generic[S, H]):
         )
         self._sides(*sides(runtime, key, _checked(given)), check_timeout(timeout))
 
+    @abstractmethod
     def _sides(self, reads: ReadWriteState, writes: ReadWriteState, timeout: float | None) -> None:
-        raise NotImplementedError
+        """Make the two sides, each of its own API."""
 
 
 L = TypeVar("L", bound=SingleLock[Any, Any])
