@@ -212,7 +212,7 @@ def assert_waits(store: ClosableStore, process: subprocess.Popen[str]) -> None:
 def test_a_lost_lock_ends_the_command(url: str, store: ClosableStore) -> None:
     """SIGTERM first; a group that ignores it is killed after a while, and the status is of its own."""
     script = f"trap 'echo asked' TERM; (trap '' TERM; exec sleep 100) & echo $!; {READY}"
-    arguments = ["run", "key", "--ttl", "0.6", "--kill-after", "0.5", "--", "sh", "-c", script]
+    arguments = ["run", "key", "--ttl", "3", "--kill-after", "0.5", "--", "sh", "-c", script]
     with start(*arguments, store=url) as process:
         inner = int(line(process))
         assert line(process) == "ready"
@@ -225,7 +225,7 @@ def test_a_lost_lock_ends_the_command(url: str, store: ClosableStore) -> None:
 
 def test_a_command_that_ends_when_asked_is_not_waited_for(url: str, store: ClosableStore) -> None:
     """The status says that the lock was lost, also if the command has ended well, and at once."""
-    arguments = ["run", "a", "b", "--ttl", "0.6", "--kill-after", "60"]
+    arguments = ["run", "a", "b", "--ttl", "3", "--kill-after", "60"]
     with start(*arguments, "--", "sh", "-c", f"trap 'exit 0' TERM; {READY}", store=url) as process:
         assert line(process) == "ready"
         Lock(store, "b").force_release()
