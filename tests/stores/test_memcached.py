@@ -24,6 +24,7 @@ from pymemcache.client.hash import HashClient
 from pymemcache.client.retrying import RetryingClient
 from pymemcache.serde import pickle_serde
 
+from caslock import Semaphore
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Store
 from caslock.stores.memcached import MemcachedStore
@@ -763,8 +764,11 @@ def test_a_server_that_was_stopped_shortens_no_lease(new_memcached: NewServer, o
             writing = thread.submit(store.put_if_version, key, b"v", version, ttl)
             time.sleep(waits)
             server.resume()
-            written = writing.result()
-        while written is not None and time.monotonic() < sent + ttl:  # None: it had gone, and the answer said so
+            try:
+                written = writing.result()
+            except StoreUnavailable:  # it had gone, and the answer said so
+                return 0.0
+        while time.monotonic() < sent + ttl:
             if store.get(key) != written:
                 return sent + ttl - time.monotonic()
             time.sleep(0.02)
@@ -772,6 +776,49 @@ def test_a_server_that_was_stopped_shortens_no_lease(new_memcached: NewServer, o
 
     with ThreadPoolExecutor(many) as threads:
         assert max(threads.map(early, servers)) <= 0
+
+
+def test_a_put_that_others_have_overwritten_was_applied(
+    proxy: Proxy, store: MemcachedStore, key: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put was answered late, and another client has written before it could be done once more: not a refusal."""
+    through = open_store(proxy)
+    held = put(store, key)
+
+    def hold_up(data: bytes) -> bytes:
+        time.sleep(0.15)
+        return data
+
+    def be_late(_seconds: float) -> None:
+        store.put_if_version(key, b"theirs", present(store.get(key)).version, 60)
+
+    through.get(key)
+    proxy.rewrite = hold_up
+    monkeypatch.setattr(memcached, "time", SimpleNamespace(monotonic=time.monotonic, sleep=be_late))
+    with pytest.raises(StoreUnavailable, match="has written the entry, which has changed or gone since") as caught:
+        through.put_if_version(key, b"ours", held.version, 60)
+    assert caught.value.sent
+    assert present(store.get(key)).value == b"theirs"
+
+
+def test_a_semaphore_is_released_though_its_release_was_overwritten(
+    proxy: Proxy, store: MemcachedStore, key: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder that stays has renewed in between: that is no loss of the hold that was released."""
+    through, stays = open_store(proxy), Semaphore(store, key, 2, auto_renew=False)
+
+    def hold_up(data: bytes) -> bytes:
+        time.sleep(0.15)
+        return data
+
+    with stays as hold:
+        leaves = present(Semaphore(through, key, 2, auto_renew=False).acquire())
+        proxy.rewrite = hold_up
+        monkeypatch.setattr(
+            memcached, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: hold.extend())
+        )
+        leaves.release()
+        assert {each.slot for each in stays.holders()[0].shares} == {hold.slot}
 
 
 def test_a_put_that_cannot_be_done_again_may_have_been_applied(

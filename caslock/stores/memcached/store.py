@@ -135,9 +135,14 @@ class MemcachedStore(Closing):
         connection = self._connection(ends)
         packet, sent = put(name, terms, value, version, connection.origin), time.monotonic()
         verdict, entry = self._ask(connection, packet, ends, parse)
-        if time.monotonic() - sent > _SLOW and verdict == b"STORED" and entry and entry.value == value:
-            return self._put_again(name, terms, entry, ends)
-        return self._judge(verdict, entry, version)
+        if verdict != b"STORED":
+            return self._judge(verdict, entry, version)
+        if time.monotonic() - sent > _SLOW and entry and entry.value == value:
+            entry = self._put_again(name, terms, entry, ends)
+        if entry and entry.value == value:
+            return entry
+        # Others have changed it since: on a busy server also between the put and the question in the same packet.
+        raise StoreUnavailable(f"{self.traits.location} has written the entry, which has changed or gone since")
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """Remove the entry under `key` if its version is `version`, in one round trip that needs no memory.
