@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Holding, slot_of
@@ -355,11 +355,14 @@ class AsyncMultiHold(Holds[AsyncHold], _Releasing):
         self._blocks = WithBlocks()
 
 
-class AsyncMultiLock(SeveralLocks[AsyncStore | Store, AsyncLock, AsyncHold, AsyncMultiHold], _Acquired[AsyncMultiHold]):
+_Joined: TypeAlias = AsyncLock | AsyncSemaphore | AsyncReadSide | AsyncWriteSide
+
+
+class AsyncMultiLock(SeveralLocks[AsyncStore | Store, _Joined, AsyncHold, AsyncMultiHold], _Acquired[AsyncMultiHold]):
     """Several locks as one, for asyncio; see `MultiLock`."""
 
     _state: MultiState[AsyncHold, AsyncMultiHold]
-    _lock_type, _hold_type = AsyncLock, AsyncMultiHold
+    _lock_types, _hold_type = (AsyncLock, AsyncSemaphore, AsyncReadSide, AsyncWriteSide), AsyncMultiHold
     _with = "async with"
 
 

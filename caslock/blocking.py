@@ -519,7 +519,7 @@ class MultiHold(Holds[Hold], _Held):
     __slots__ = ()
 
 
-class MultiLock(SeveralLocks[Store, Lock, Hold, MultiHold], _Acquired[MultiHold]):
+class MultiLock(SeveralLocks[Store, Lock | Semaphore | ReadSide | WriteSide, Hold, MultiHold], _Acquired[MultiHold]):
     """Several locks as one: all or nothing, acquired in one order.
 
     So MultiLocks do not deadlock each other, as long as no thread acquires one while it holds another lock.  There is
@@ -527,7 +527,7 @@ class MultiLock(SeveralLocks[Store, Lock, Hold, MultiHold], _Acquired[MultiHold]
     """
 
     _state: MultiState[Hold, MultiHold]
-    _lock_type, _hold_type = Lock, MultiHold
+    _lock_types, _hold_type = (Lock, Semaphore, ReadSide, WriteSide), MultiHold
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `MultiHold.release`."""

@@ -378,13 +378,13 @@ class ReadWrite(LockObject, Generic[S, H]):
         """Make the two sides, each of its own API."""
 
 
-L = TypeVar("L", bound=SingleLock[Any, Any])
+L = TypeVar("L", bound=LockObject)
 
 
 class SeveralLocks(LockObject, Generic[S, L, H, M]):
-    """Locks of type `L`, of several keys, as one."""
+    """Locks of the types `L`, of several keys, as one."""
 
-    _lock_type: type[L]
+    _lock_types: tuple[type[L], ...]
     _hold_type: type[M]
 
     @overload
@@ -408,21 +408,21 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
         timeout: float | None = None,
         **settings: Unpack[Settings[H]],
     ) -> None:
-        """Lock several keys of one store, or existing locks of any stores: ``MultiLock([lock_a, lock_b])``.
+        """Lock several keys of one store, or existing locks of any stores: ``MultiLock([lock, semaphore, rw.read])``.
 
-        Duplicates count once.  The settings are those of `Lock`; existing locks keep their own.  `timeout` is one
-        deadline for all keys together.
+        Duplicates count once, also of a semaphore.  The settings are those of `Lock`; existing locks keep their own.
+        `timeout` is one deadline for all keys together.
         """
         if "linger" in settings:
             raise no_such_setting({"linger": None})
         if keys is None:
-            locks = check_locks(store, self._lock_type)
+            locks: list[Any] = list(check_locks(store, self._lock_types))
             check_no_settings(settings)
         else:
-            locks = [self._lock_type(store, key, **settings) for key in check_keys(keys)]
-        self._state: MultiState[H, M] = MultiState(
-            (lock._state for lock in locks), self._hold_type, of_locks=keys is None
-        )
+            lock: type[Any] = self._lock_types[0]
+            locks = [lock(store, key, **settings) for key in check_keys(keys)]
+        makes = {each._state: each._make for each in locks}
+        self._state: MultiState[H, M] = MultiState(makes, self._hold_type, of_locks=keys is None)
         self._timeout = check_timeout(timeout)
         self._blocks: WithBlocks[Any] = WithBlocks()
 

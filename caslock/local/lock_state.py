@@ -69,6 +69,11 @@ class LockState:
     _queue_type: ClassVar[type[LocalQueue]] = LocalQueue
     _nonce_bytes: ClassVar[int] = 16
 
+    @property
+    def kind(self) -> str:
+        """Say what the key is locked as."""
+        return "a Lock"
+
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings) -> None:
         self.runtime: Runtime = runtime
         self.key: str = key

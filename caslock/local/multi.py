@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar, cast
 
 from caslock.errors import (
     CaslockError,
@@ -23,7 +23,7 @@ from caslock.protocol.life import HAD, RELEASING
 from caslock.protocol.limits import PASSES, last_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from caslock.local.lock_state import LockState
     from caslock.protocol.attempt import Attempt
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from caslock.store import AsyncIdentifiedStore, IdentifiedStore
 
 H = TypeVar("H", bound=Holding)
+
+Makes: TypeAlias = "Mapping[LockState, Callable[[LockState, Attempt], H]]"
+"""What makes the holds of each lock."""
 
 _NO_ANSWERS: Final[batch.Answers] = {}
 
@@ -40,18 +43,18 @@ M = TypeVar("M", bound=Holds[Holding])
 class MultiState(Generic[H, M]):
     """The state of one MultiLock object, for both APIs."""
 
-    def __init__(self, states: Iterable[LockState], gather: Callable[[list[H]], M], *, of_locks: bool) -> None:
+    def __init__(self, makes: Makes[H], gather: Callable[[list[H]], M], *, of_locks: bool) -> None:
         """Sort by location and stored name, as every process does, and count duplicates once.
 
         Args:
-            states: those of the locks.
+            makes: for the state of each lock, what makes its holds.
             gather: makes a hold of several.
-            of_locks: whether users have Lock objects with these states, which keep their holds, too.
+            of_locks: whether users have lock objects with these states, which keep their holds, too.
 
         """
-        self._gather, self._of_locks = gather, of_locks
+        self._makes, self._gather, self._of_locks = makes, gather, of_locks
         self.states: tuple[LockState, ...] = _sorted(
-            {(state.runtime.store.traits.location, _stored_name(state)): state for state in states}
+            ((state.runtime.store.traits.location, _stored_name(state)), state) for state in makes
         )
         if not self.states:
             message = "a MultiLock needs at least one key"
@@ -62,7 +65,8 @@ class MultiState(Generic[H, M]):
 
     def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> MultiAcquire[H]:
         """Return what `acquire` is to do; only who calls this refers to it, and nothing is sent."""
-        return MultiAcquire(self.states, make, caller)
+        del make  # each lock has its own
+        return MultiAcquire(self.states, self._makes, caller)
 
     async def acquire(self, several: MultiAcquire[H], timeout: float | None) -> M:
         """Acquire every lock in order, or none, under one deadline; what its caller holds is re-entered.
@@ -91,7 +95,7 @@ class MultiState(Generic[H, M]):
     async def _identified(self) -> tuple[LockState, ...]:
         """Sort by what the servers say they are: two stores may be one server, under other names in other processes."""
         servers = {runtime: await _server(runtime) for runtime in self._runtimes}
-        return _sorted({(servers[state.runtime], _stored_name(state)): state for state in self.states})
+        return _sorted(((servers[state.runtime], _stored_name(state)), state) for state in self.states)
 
     def _forget_released(self) -> None:
         """Forget what was released; of what got no answer, the newest can be released again at the lock."""
@@ -121,12 +125,10 @@ class MultiAcquire(Generic[H]):
     same order, so the owner of the last key in that order never waits: there is no deadlock.
     """
 
-    def __init__(
-        self, states: Sequence[LockState], make: Callable[[LockState, Attempt], H], caller: object = None
-    ) -> None:
+    def __init__(self, states: Sequence[LockState], makes: Makes[H], caller: object = None) -> None:
         """Begin with nothing."""
         self.states = states
-        self._make = make
+        self._makes = makes
         self._caller = caller
         self._holds: dict[LockState, H] = {}  # also of the keys that are not held (yet)
         self._timeout: float | None = None
@@ -155,7 +157,7 @@ class MultiAcquire(Generic[H]):
         """Return the hold that is to be won."""
         hold = self._holds.get(state)
         if hold is None:
-            hold = self._holds[state] = state.begin(self._make, self._caller)
+            hold = self._holds[state] = state.begin(self._makes[state], self._caller)
         return hold
 
     async def acquire(self) -> None:
@@ -235,7 +237,7 @@ class MultiAcquire(Generic[H]):
         returns what `_win` needs: whether it is our turn in this process for that key, and the answers to first puts.
         """
         group = await self._enter_queues(states)
-        entered, answers = bool(group), _NO_ANSWERS
+        entered, answers = group[:1] == [states[0]], _NO_ANSWERS
         for _ in range(PASSES):
             if len(group) < 2:  # noqa: PLR2004 - one alone is no batch
                 break
@@ -257,6 +259,9 @@ class MultiAcquire(Generic[H]):
             await self._let_go(self.states.index(group[-1]) + 1)
         if len(group) > 1:  # gave up: the records kept changing
             await self._let_go(self.states.index(group[1]))
+        if group and not entered:  # the first was won alone, as nothing waits
+            await self._win(group[0], entered=True, answers=answers)
+            return False, _NO_ANSWERS
         return entered, answers
 
     async def _enter_queues(self, states: Sequence[LockState]) -> list[LockState]:
@@ -310,7 +315,14 @@ def _first_busy(attempts: Sequence[Attempt], answers: batch.Answers) -> int:
     return free.index(False) if False in free else len(free)
 
 
-def _sorted(states: dict[tuple[str, str], LockState]) -> tuple[LockState, ...]:
+def _sorted(named: Iterable[tuple[tuple[str, str], LockState]]) -> tuple[LockState, ...]:
+    states: dict[tuple[str, str], LockState] = {}
+    for name, state in named:
+        known = states.setdefault(name, state)
+        if known.kind != state.kind:
+            message = f"{state.key!r} can't be both {known.kind} and {state.kind}: use a key of its own for each"
+            raise ValueError(message)
+        states[name] = state
     return tuple(states[name] for name in sorted(states))
 
 

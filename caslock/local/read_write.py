@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from caslock.local.hold import Holding
 from caslock.local.semaphore import SharedState
 from caslock.protocol.shared_attempt import ReadWriteAttempt
-from caslock.protocol.shares import READS, WRITES
+from caslock.protocol.shares import READS, WRITES, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,11 @@ class ReadWriteState(SharedState):
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings, role: int) -> None:
         super().__init__(runtime, key, settings)
         self.role: int = role
+
+    @property
+    def kind(self) -> str:
+        """See `LockState.kind`."""
+        return f"the {'read' if self.role == READS else 'write'} side of {kind_of(0)}"
 
     def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H:
         """See `LockState.begin`; raises RuntimeError where the same thread or task holds the other side."""

@@ -13,6 +13,7 @@ from caslock.protocol.exchange import read
 from caslock.protocol.life import HELD
 from caslock.protocol.limits import last_start_of_three
 from caslock.protocol.shared_attempt import SharedAttempt
+from caslock.protocol.shares import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -95,6 +96,11 @@ class SemaphoreState(SharedState):
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings, permits: int) -> None:
         super().__init__(runtime, key, settings)
         self.permits: int = permits
+
+    @property
+    def kind(self) -> str:
+        """See `LockState.kind`."""
+        return kind_of(self.permits)
 
     async def locked(self) -> bool:
         """Whether all permits are taken, or something else has the key."""

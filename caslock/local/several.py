@@ -39,21 +39,24 @@ def _no_keys(keys: object) -> TypeError:
     return TypeError(f"keys must be a list such as ['room:42'], not {keys!r}")
 
 
-def check_locks(locks: object, kind: type[L]) -> list[L]:
+def check_locks(locks: object, kinds: tuple[type[L], ...]) -> list[L]:
     """Check that locks were given, and not a store without keys."""
     if hasattr(locks, "put_if_version"):
         raise _no_keys(None)
     given: list[object] = list(locks) if isinstance(locks, Iterable) else []
-    found = [lock for lock in given if isinstance(lock, kind)]
+    found = [lock for lock in given if isinstance(lock, kinds)]
     if not isinstance(locks, Iterable) or len(found) != len(given):
+        kind = kinds[0]
         message = f"expected a store and keys, or {kind.__name__} objects, not {locks!r}"
-        others = {type(lock).__name__ for lock in given if not isinstance(lock, kind)}
+        others = {type(lock).__name__ for lock in given if not isinstance(lock, kinds)}
         if others <= {"Lock", "AsyncLock"} and len(others) == 1:
             (other,) = others
             several = other.replace("Lock", "MultiLock")
             message = f"expected {kind.__name__} objects; use {several} for {other} objects"
         if any(other.endswith("QuorumLock") for other in others):
             message = f"{kind.__name__.replace('Lock', 'MultiLock')} can't lock a QuorumLock together with other locks"
+        if any(other.endswith("ReadWriteLock") for other in others):
+            message = "a ReadWriteLock has two sides: give its .read or its .write to the MultiLock"
         raise TypeError(message)
     return found
 

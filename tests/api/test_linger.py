@@ -151,6 +151,13 @@ def test_another_lock_of_the_process_has_it_at_once(store: Noted, timeout: float
     assert MultiLock(store, ["j", "k"]).acquire(timeout=0)
 
 
+def test_several_keys_are_had_at_once_though_the_first_lingers(store: Noted) -> None:
+    """One try of a MultiLock wins that key alone, and then the others."""
+    with lock_of(store):
+        pass
+    assert MultiLock(store, ["k", "l"]).acquire(timeout=0)
+
+
 def test_who_waits_is_not_kept_waiting(store: Noted) -> None:
     """The release of a hold that somebody waits for in this process is a release."""
     lock, gate = lock_of(store), threading.Event()

@@ -16,6 +16,8 @@ from caslock import (
     AsyncLock,
     AsyncMultiHold,
     AsyncMultiLock,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
     Lock,
     LockLost,
     MultiHold,
@@ -23,6 +25,9 @@ from caslock import (
     NotAcquired,
     NotHeld,
     OutcomeUnknown,
+    ReadWriteLock,
+    Semaphore,
+    SemaphoreHold,
     StoreError,
     StoreUnavailable,
 )
@@ -45,6 +50,79 @@ POLL = tenacity.wait_random(0.0, 0.004)
 def held(lock: MultiLock) -> MultiHold:
     """Acquire what must be free."""
     return present(lock.acquire(timeout=0))
+
+
+def test_it_mixes_what_one_and_what_several_may_hold() -> None:
+    """Each hold is what its own lock gives, and all are released; one that is full, or written, keeps out the whole."""
+    store = MemoryStore()
+    lock, both, pool = Lock(store, "k"), ReadWriteLock(store, "j"), Semaphore(store, "l", 2)
+    mixed = MultiLock([pool, lock, both.read], timeout=0)
+    with mixed as holds, both.read, pool:
+        assert isinstance(holds["l"], SemaphoreHold)
+        assert holds["l"].slot == 0
+        assert (both.read.locked(), lock.locked(), pool.locked()) == (True, True, True)
+        holds.extend(20)
+        other = MultiLock([pool, Lock(store, "m")], timeout=0)
+        with pytest.raises(NotAcquired), other:
+            pass
+        assert not Lock(store, "m").locked()
+    assert [store.get(key) for key in "jkl"] == [None] * 3
+    with pool, mixed:
+        assert len(pool.holders()) == 2
+    with both.write, pytest.raises(RuntimeError, match="this thread or task writes 'j'"), mixed:
+        pass
+    assert [store.get(key) for key in "jkl"] == [None] * 3
+
+
+@in_a_loop
+async def test_it_mixes_them_for_asyncio() -> None:
+    """The same."""
+    store = AsyncMemoryStore()
+    pool, both = AsyncSemaphore(store, "l", 2), AsyncReadWriteLock(store, "j")
+    async with AsyncMultiLock([AsyncLock(store, "k"), pool, both.write]) as holds:
+        assert [hold.key for hold in holds] == ["j", "k", "l"]
+        assert len(await pool.holders()) == 1
+        with pytest.raises(NotAcquired):
+            async with AsyncMultiLock([pool, AsyncReadWriteLock(store, "j").read], timeout=0):
+                pass
+    assert [await store.get(key) for key in "jkl"] == [None] * 3
+
+
+def test_a_key_is_of_one_kind() -> None:
+    """Two kinds of lock on one key would wait for each other: an error before any request."""
+    store, both = MemoryStore(), ReadWriteLock(MemoryStore(), "k")
+    with pytest.raises(ValueError, match="'k' can't be both the read side of a read-write lock and the write side of"):
+        MultiLock([both.read, both.write])
+    with pytest.raises(ValueError, match="'k' can't be both a semaphore of 2 permits and a Lock: use a key of its own"):
+        MultiLock([Semaphore(store, "k", 2), Lock(store, "k")])
+    with pytest.raises(ValueError, match="'k' can't be both a semaphore of 2 permits and a semaphore of 3 permits"):
+        MultiLock([Semaphore(store, "k", permits) for permits in (2, 3)])
+    with pytest.raises(TypeError, match=r"a ReadWriteLock has two sides: give its \.read or its \.write"):
+        MultiLock([both])  # type: ignore[list-item]
+    pool = Semaphore(store, "k", 2)
+    with MultiLock([pool, pool]):
+        assert len(pool.holders()) == 1
+
+
+def test_who_waits_for_a_permit_keeps_no_later_key() -> None:
+    """The order of keys is the same for all kinds of locks."""
+    store, later = MemoryStore(), threading.Event()
+    pool = Semaphore(store, "j", 1)
+
+    def wait() -> None:
+        with MultiLock([Lock(store, "k"), Semaphore(store, "j", 1)]):
+            later.set()
+
+    with pool:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert until(lambda: pool._state._queue.inside(0.0))
+        for _ in range(20):
+            with Lock(store, "k", timeout=0):
+                pass
+        assert not later.is_set()
+    thread.join()
+    assert later.is_set()
 
 
 def test_a_key_of_two_stores_is_not_mixed_up() -> None:

@@ -187,7 +187,7 @@ class Client:
         self.locations = states, others
         self.adopting = {state.key: state for state in adopting}
         self.multis = [
-            MultiState(location, Holds[Holding], of_locks=True) if len(location) > 1 else None
+            MultiState(dict.fromkeys(location, Holding), Holds[Holding], of_locks=True) if len(location) > 1 else None
             for location in self.locations
         ]
         self.alive = True

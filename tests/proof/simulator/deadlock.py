@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from caslock.local import linger
-from caslock.protocol.life import OVER
+from caslock.protocol.life import HAD, OVER
+from caslock.protocol.shares import READS, WAITS, WRITES
 from tests.proof.simulator.runtime import Event
 from tests.proof.simulator.waits import Asking, Blocked, Lined, Listening
 
@@ -80,10 +81,12 @@ def _at_the_store(run: Run, attempt: Attempt, owners: dict[str, Client]) -> Iter
     """Return who holds the key of an attempt, if the attempt has seen that."""
     lease = run.store.observed(attempt.key, run.now)
     holder = None if attempt.contention is None else attempt.contention.observed.record
-    if lease is None or holder is None or lease.record.owner == attempt.owner:
+    if lease is None or holder is None or lease.record.owner == attempt.owner or attempt.state in HAD:
         return
     if not set(holder.holds).isdisjoint(lease.record.holds):
-        yield from (owners[hold] for hold in lease.record.holds if hold in owners)
+        writes = getattr(attempt, "role", READS) == WRITES  # those who wait to write do not wait for each other
+        waits = {share.hold for share in lease.record.shares if writes and share.slot == WAITS}
+        yield from (owners[hold] for hold in lease.record.holds if hold in owners and hold not in waits)
 
 
 def _in_the_queue(state: NamedLockState, attempt: Attempt) -> Iterator[Client]:

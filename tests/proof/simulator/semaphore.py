@@ -1,6 +1,7 @@
 """Semaphores and read-write locks in the simulator: several hold one key, each with a share of its record.
 
-Most laws are those of a Lock (see `laws`); these are different:
+Some clients take it together with Locks of the keys before and after it.  Most laws are those of a Lock (see `laws`);
+these are different:
 
 1. No more than `permits` believe, each with a slot of its own, and the share of each is at the store.  (Only while
    clocks are within the margin.)  Of a read-write lock, nobody believes beside a writer.
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
     from tests.proof.simulator.store import Lease
 
 KEY: Final = "k"
+
+AROUND: Final = (("j", KEY), (KEY, "l"), ("j", KEY, "l"))
+"""Keys that a client takes together with it."""
+
+MIXED: Final = 0.3
+"""How many of the plans have such clients."""
 
 
 class NamedSemaphoreState(NamedLockState, SemaphoreState):  # type: ignore[misc] # what makes an attempt gives any
@@ -91,24 +98,29 @@ class SemaphoreJudge(Judge):
         if not self._trusts:
             return
         run = self._run
-        slots = dict[int, str]()
-        lease = run.store.observed(KEY, run.now)
-        for client in run.clients:
-            for hold in client.holding:
-                attempt = cast("SharedAttempt", hold._attempt)
-                name = attempt.hold_id
-                if hold.lost or not client.process.alive or name in slots.values():  # it was entered once more
-                    continue
-                if lease is None or name not in lease.record.holds:
-                    run.violate(f"{client.name} believes in {name}, which has no share")
-                if not 0 <= attempt.slot < (self._permits or WAITS):
-                    run.violate(f"{name} has slot {attempt.slot}")
-                if attempt.slot in slots if self._permits else WRITES in slots or (attempt.slot == WRITES and slots):
-                    run.violate(f"{name} has slot {attempt.slot}, beside {slots}")
-                slots[attempt.slot] = name
-                if hold.fence != self._admitted[name]:
-                    first = short(self._admitted[name])
-                    run.violate(f"{name} has fence {short(hold.fence)}, and was admitted by {first}")
+        slots, alone = dict[int, str](), dict[str, str]()
+        for name, hold in self._believed().items():
+            lease = run.store.observed(hold.key, run.now)
+            if lease is None or name not in lease.record.holds:
+                run.violate(f"{name} believes, and has no share")
+            if hold.key != KEY:
+                if alone.setdefault(hold.key, name) != name:
+                    run.violate(f"{name} believes beside {alone[hold.key]}")
+                continue
+            slot = cast("SharedAttempt", hold._attempt).slot
+            if not 0 <= slot < (self._permits or WAITS):
+                run.violate(f"{name} has slot {slot}")
+            if slot in slots if self._permits else WRITES in slots or (slot == WRITES and slots):
+                run.violate(f"{name} has slot {slot}, beside {slots}")
+            slots[slot] = name
+            if hold.fence != self._admitted[name]:
+                first = short(self._admitted[name])
+                run.violate(f"{name} has fence {short(hold.fence)}, and was admitted by {first}")
+
+    def _believed(self) -> dict[str, Holding]:
+        """Return the holds that somebody believes in, by name; one that was entered twice counts once."""
+        living = [client for client in self._run.clients if client.process.alive]
+        return {hold._attempt.hold_id: hold for client in living for hold in client.holding if not hold.lost}
 
     def changed(self) -> None:
         """Check what a request has done."""
@@ -117,12 +129,13 @@ class SemaphoreJudge(Judge):
             self.settled = {hold: (location, why) for hold, (location, why) in self.settled.items() if location != key}
         store.unguarded.clear()
         for key, before, after, _ in store.changes:
-            there, self._there = self._there, set[str]()
-            if after is not None:
-                # Where nothing was before, a record has expired, unless the store ends none.
-                self._written(after, there if before is not None or not store.expires else set())
-                if after.record.quarantine:
-                    self._ends(key, after.record)
+            if key == KEY:
+                there, self._there = self._there, set[str]()
+                if after is not None:
+                    # Where nothing was before, a record has expired, unless the store ends none.
+                    self._written(after, there if before is not None or not store.expires else set())
+            if after is not None and after.record.quarantine:
+                self._ends(key, after.record)
         store.changes.clear()
 
     def _written(self, after: Lease, there: set[str]) -> None:
@@ -150,13 +163,17 @@ class SemaphoreJudge(Judge):
         self.holders.add(client)
         for hold in holds:
             name = hold._attempt.hold_id
-            run.tell(client.name, f"holds slot {cast('SharedAttempt', hold._attempt).slot}, fence {short(hold.fence)}")
+            slot = f"slot {cast('SharedAttempt', hold._attempt).slot}" if hold.key == KEY else hold.key
+            run.tell(client.name, f"holds {slot}, fence {short(hold.fence)}")
             if (name in self.succeeded) != (len(hold._attempt.levels) > 1):
                 run.violate(f"{name} succeeds for a second time")
             self.succeeded.add(name)
 
     def waits(self) -> None:
-        """Check that nobody waits in its process for nobody."""
+        """Check that nobody waits in its process for nobody; with Locks beside it, that nobody waits in a circle."""
+        if any(state.key != KEY for state in self._run.states):
+            super().waits()
+            return
         attempt = forgotten(self._run)
         if attempt is not None:
             self._run.violate(f"{attempt.hold_id} waits in its process, where nobody keeps it from asking")
@@ -174,6 +191,8 @@ class SemaphoreRun(Run):
 
     def _lock(self, plan: ClientPlan, process: Runtime, lock: str, key: str) -> NamedLockState:
         name = (plan.process, lock, key)
+        if key != KEY:
+            return super()._lock(plan, process, lock, key)
         if name not in self._locks and self.permits:
             self._locks[name] = NamedSemaphoreState(lock, process, plan, self.permits, self._poll)
         elif name not in self._locks:
@@ -207,6 +226,8 @@ def drawn(seed: int) -> Plan:
         )
         for number, name in enumerate("ABCDEF"[:count])
     )
+    if chance.random() < MIXED:
+        clients = tuple([_mixed(each, chance) for each in clients])
     some = sorted(FAULTS - {"forget", "woken for nothing"})
     return Plan(
         clients,
@@ -222,6 +243,16 @@ def drawn(seed: int) -> Plan:
         share=chance.choice((0.0, 0.02, 0.1, 0.3)),
         faults=frozenset(chance.sample(some, chance.randint(1, 5)) if chance.random() < 0.6 else some),
     )
+
+
+def _mixed(plan: ClientPlan, chance: random.Random) -> ClientPlan:
+    """Add Locks; whoever then entered a semaphore again would wait for itself."""
+    keys = chance.choice(((KEY,), *AROUND))
+    rounds = tuple(
+        each._replace(body=tuple(stay._replace(does="") if stay.does == "enter" else stay for stay in each.body))
+        for each in plan.rounds
+    )
+    return plan._replace(keys=keys, rounds=rounds)
 
 
 def _round(chance: random.Random) -> Round:
