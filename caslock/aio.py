@@ -416,7 +416,8 @@ class _Block(Generic[T]):
                 raise
             error.add_note(with_notes(trouble))
         if ours_alone:
-            keys = ", ".join(repr(attempt.key) for attempt in self._attempts if attempt.lease.lost)
-            why = next((attempt.lease.lost for attempt in self._attempts if attempt.lease.lost), "")
-            message = f"lock {keys} was lost during its async with block: {why}"
-            raise LockLost(message) from error
+            lost = [attempt for attempt in self._attempts if attempt.lease.lost]
+            keys, why = ", ".join(repr(attempt.key) for attempt in lost), "".join(each.lease.lost for each in lost[:1])
+            loss = LockLost(f"lock {keys} was lost during its async with block: {why}")
+            loss.reason = why
+            raise lost[0].concerns(loss) if len(lost) == 1 else loss from error

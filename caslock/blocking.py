@@ -215,7 +215,7 @@ def _newest(state: LockState) -> Hold:
     hold = cast("Hold", state.newest_hold())
     if hold._other_task() is not None:
         message = f"lock {state.key!r} is not held by this task, but by another one of this thread"
-        raise NotHeld(message)
+        raise hold._attempt.concerns(NotHeld(message))
     return hold
 
 

@@ -1,18 +1,39 @@
-"""The errors of caslock: one for each outcome."""
+"""The errors of caslock: one for each outcome.
+
+Their texts are for logs: they name hosts, processes and stores.  A program reads the attributes.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from caslock.protocol.record import Record
 
 
 class CaslockError(Exception):
     """The base of all errors of caslock, except ValueError and TypeError for bad arguments."""
 
+    key: str | None = None
+    """The key; None if the error is about several keys, or comes from a store that was used without a lock."""
+    location: str | None = None
+    """The store of that key, as a URL without a password."""
+
 
 class NotAcquired(CaslockError, TimeoutError):  # noqa: N818 - named by the outcome, as the field does (LockNotHeld ...)
     """Another owner held the key until the timeout expired."""
 
+    holder: Record | None = None
+    """Who held the key when it was looked at last; None if it changed hands all the time, or nobody had it yet."""
+    waited: float | None = None
+    """Seconds."""
+
 
 class LockLost(CaslockError):  # noqa: N818 - named by the outcome
     """The lease ended, or was taken away, before the hold was released."""
+
+    reason: str = ""
+    """Why: the part of the text after the key."""
 
 
 class NotHeld(CaslockError, RuntimeError):  # noqa: N818 - named by the outcome
@@ -20,7 +41,10 @@ class NotHeld(CaslockError, RuntimeError):  # noqa: N818 - named by the outcome
 
 
 class StoreError(CaslockError):
-    """The store refused the request (access rights, read-only, out of memory, another type under the key)."""
+    """The store refused the request (access rights, read-only, out of memory, another type under the key).
+
+    The error of the client library is its `__cause__`, or that of its `__cause__`.
+    """
 
 
 class StoreUnavailable(StoreError):  # noqa: N818 - named by the outcome

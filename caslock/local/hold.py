@@ -138,7 +138,7 @@ class Holding:
                 if self._inherited
                 else "is being released, or its release got no answer"
             )
-            raise NotHeld(f"this hold of {self.key!r} {why if self._is_open else self._ended}")
+            raise self._attempt.concerns(NotHeld(f"this hold of {self.key!r} {why if self._is_open else self._ended}"))
 
     @property
     def _ended(self) -> str:

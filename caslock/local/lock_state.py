@@ -18,7 +18,7 @@ from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreEr
 from caslock.local import linger
 from caslock.local.hold import Holding
 from caslock.local.queue import LocalQueue
-from caslock.local.refusals import BY_OURSELVES, busy, in_use, waited
+from caslock.local.refusals import BY_OURSELVES, Waited, busy, in_use
 from caslock.local.reports import call_on_lost, event_of
 from caslock.local.stamps import Stamps, hostname
 from caslock.process.fork import at_fork, generation
@@ -28,7 +28,7 @@ from caslock.protocol.exchange import Sent, answered, note_write, read
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import ASKING, HAD, HELD, LINGERING, OVER
 from caslock.protocol.limits import last_start_of_three
-from caslock.protocol.shares import with_fences
+from caslock.protocol.record import shown
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import ABSENT
 
@@ -296,7 +296,7 @@ class LockState:
             limit = began + self.runtime.patience
         if not await self._queue.turn(attempt, self.runtime, limit, once=timeout == 0):
             now = self.runtime.now()
-            raise NotAcquired(in_use(attempt, self._queue.inside(now), waited(now, began, since)))
+            raise in_use(attempt, self._queue.inside(now), Waited(now, began, since))
         return None if timeout is None else max(0.0, began + timeout - self.runtime.now())
 
     async def win(
@@ -324,7 +324,7 @@ class LockState:
                 queued = True
                 timeout = await self._turn(attempt, began, timeout, since)
             if not await self._ask(attempt, timeout, first):
-                raise NotAcquired(busy(attempt, waited(self.runtime.now(), began, since)))  # noqa: TRY301 - told below
+                raise busy(attempt, Waited(self.runtime.now(), began, since))  # noqa: TRY301 - told below
         except Exception as error:
             await self.undo(hold, error)  # which may raise another one in its place
             if isinstance(error, NotAcquired) and observer.listens():
@@ -487,7 +487,7 @@ class LockState:
         with self._guard:
             if hold not in attempt.levels:
                 message = f"this hold of {self.key!r} {hold._ended}"
-                raise NotHeld(message)
+                raise attempt.concerns(NotHeld(message))
             if len(attempt.levels) == 1:
                 attempt.begin_release()
                 return True
@@ -588,7 +588,9 @@ class LockState:
         message = f"lock {self.key!r} is not held by this thread or task"
         if any(attempt.levels for attempt in self._attempts()):
             message = f"lock {self.key!r} is held by another thread or task: call release() on its Hold instead"
-        raise NotHeld(message)
+        error = NotHeld(message)
+        error.key, error.location = self.key, self.runtime.store.traits.location
+        raise error
 
     async def holder(self) -> Record | None:
         """Who holds the key."""
@@ -599,11 +601,8 @@ class LockState:
         return None if record is None or record.free else self._told(record, observed.fence)
 
     def _told(self, record: Record, fence: int | None) -> Record:
-        """Return a record as users see it: with its fence, if the store has fences."""
-        if record.shares and not record.owner:  # each of its holders has one
-            return record._replace(fence=None, shares=with_fences(record.shares, fence or 0))
-        fences = self.runtime.store.traits.fences and not record.foreign
-        return record._replace(fence=fence if fences else None)
+        """Return a record as users see it."""
+        return shown(record, fence, fences=self.runtime.store.traits.fences)
 
     async def force_release(self) -> Record | None:
         """Take the key away from whoever holds it."""

@@ -181,7 +181,9 @@ class MultiAcquire(Generic[H]):
         unsure += [_left_behind(hold) for hold in self._holds.values() if hold._attempt.state in RELEASING]
         if unsure and isinstance(error, NotAcquired):
             message = f"could not acquire all keys, and those acquired may not have been released: {unsure[0]}"
-            raise OutcomeUnknown(message) from error
+            unknown = OutcomeUnknown(message)
+            unknown.key, unknown.location = error.key, error.location
+            raise unknown from error
 
     async def _roll_back(self, failure: BaseException, limit: float) -> list[CaslockError | ValueError]:
         """Give back what was taken; return the errors of what could not be, and is released in the background.

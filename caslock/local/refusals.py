@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from caslock.errors import NotAcquired
 from caslock.local.linger import is_kept
+from caslock.protocol.record import NOTHING, Observed, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,29 +16,54 @@ if TYPE_CHECKING:
 BY_OURSELVES: Final = "by this thread or task through another Lock object: use one Lock, or give both the same owner"
 
 
-def waited(now: float, began: float, since: float | None) -> str:
-    """Say how long; `since`: when a MultiLock began to wait for all its keys."""
-    if since is None:
-        return f"(waited {now - began:.3g} s)"
-    return f"(waited {now - since:.3g} s for all keys, the last {now - began:.3g} s for this one)"
+class Waited(NamedTuple):
+    """How long an acquire has waited."""
+
+    now: float
+    began: float
+    """When it began to wait for this key."""
+    since: float | None
+    """When a MultiLock began to wait for all its keys."""
+
+    @property
+    def seconds(self) -> float:
+        """For all keys."""
+        return self.now - (self.began if self.since is None else self.since)
+
+    def __str__(self) -> str:
+        """Say so."""
+        rest = "" if self.since is None else f" for all keys, the last {self.now - self.began:.3g} s for this one"
+        return f"(waited {self.seconds:.3g} s{rest})"
 
 
-def in_use(attempt: Attempt, inside: Iterable[Attempt], time: str) -> str:
+def in_use(attempt: Attempt, inside: Iterable[Attempt], waited: Waited) -> NotAcquired:
     """Say which attempt of this process, of those inside its local queue, has the key."""
     for other in inside:
         record = other.lease.record
         lock = f"lock {attempt.key!r} at {attempt.runtime.store.traits.location}"
         if other is not attempt and record is not None:
+            where = "in another thread or task of this process"
+            text = f"{lock} is held by {record}, {BY_OURSELVES if other.caller is attempt.caller else where}"
             if is_kept(other):
-                return f"{lock} is still being released by this process {time}"
-            where = BY_OURSELVES if other.caller is attempt.caller else "in another thread or task of this process"
-            return f"{lock} is held by {record}, {where} {time}"
-    return f"another thread or task of this process is waiting for lock {attempt.key!r} {time}"
+                text = f"{lock} is still being released by this process"
+            return _refused(attempt, text, Observed(other.lease.fence, record), waited)
+    text = f"another thread or task of this process is waiting for lock {attempt.key!r}"
+    return _refused(attempt, text, NOTHING, waited)
 
 
-def busy(attempt: Attempt, time: str) -> str:
+def busy(attempt: Attempt, waited: Waited) -> NotAcquired:
     """Say who holds the key at the store."""
-    holder = None if attempt.contention is None else attempt.contention.observed.record
+    observed = NOTHING if attempt.contention is None else attempt.contention.observed
+    holder = observed.record
     if holder is None or holder.free:
-        return f"lock {attempt.key!r} kept changing hands {time}"
-    return f"lock {attempt.key!r} at {attempt.runtime.store.traits.location} is held by {holder} {time}"
+        return _refused(attempt, f"lock {attempt.key!r} kept changing hands", NOTHING, waited)
+    text = f"lock {attempt.key!r} at {attempt.runtime.store.traits.location} is held by {holder}"
+    return _refused(attempt, text, observed, waited)
+
+
+def _refused(attempt: Attempt, text: str, observed: Observed, waited: Waited) -> NotAcquired:
+    error = attempt.concerns(NotAcquired(f"{text} {waited}"))
+    error.waited = waited.seconds
+    if observed.record is not None:
+        error.holder = shown(observed.record, observed.fence, fences=attempt.runtime.store.traits.fences)
+    return error

@@ -131,7 +131,7 @@ async def _try(runtime: Runtime, attempt: Attempt, observed: Observed | None) ->
             observed = await write_surely(runtime, attempt, version, announcement, limit)
     if renewed and attempt.may_take(record):  # it is free, but the answers take too long
         message = f"{runtime.store.traits.location} answers too slowly for a ttl of {lease.ttl:g} s"
-        raise StoreUnavailable(message)
+        raise attempt.concerns(StoreUnavailable(message))
     attempt.contend().meet(Observed(version, record), runtime.now())
     return False
 

@@ -8,9 +8,9 @@ its time, and a free record keeps it out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
-from caslock.errors import LockLost
+from caslock.errors import CaslockError, LockLost
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, OVER, State
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from caslock.protocol.hand_over import HandOver
     from caslock.protocol.runtime import Event, Mutex, Runtime
     from caslock.store import Entry
+
+
+E = TypeVar("E", bound=Exception)
 
 
 class Retry(NamedTuple):
@@ -402,7 +405,19 @@ class Attempt:
         """Note a loss, for every level of re-entry: only a new acquire with a new hold id can hold the key again."""
         self.lease.lost = self.lease.lost or why
         self.terms.runtime.report_loss(self)
-        return LockLost(self.loss)
+        return self.lost()
+
+    def lost(self) -> LockLost:
+        """Return the error of a loss."""
+        error = self.concerns(LockLost(self.loss))
+        error.reason = self.lease.lost
+        return error
+
+    def concerns(self, error: E) -> E:
+        """Have an error say which key it concerns, and where."""
+        if isinstance(error, CaslockError):
+            error.key, error.location = self.key, self.runtime.store.traits.location
+        return error
 
     @property
     def loss(self) -> str:

@@ -90,7 +90,11 @@ async def read(runtime: Runtime, attempt: Attempt, limit: float) -> Observed:
     """Return what is there; after no answer ask again, `attempt.retry.get` times, but not at or after `limit`."""
 
     async def get() -> Observed:
-        return attempt.see(await runtime.store.get(attempt.key))
+        try:
+            return attempt.see(await runtime.store.get(attempt.key))
+        except StoreError as error:
+            attempt.concerns(error)
+            raise
 
     try:
         return await get()
@@ -155,6 +159,7 @@ def answered(attempt: Attempt, write: Write, entry: Entry | None) -> Observed:
 
 def unanswered(attempt: Attempt, write_id: str, error: StoreError | ValueError) -> None:
     """Note that a write has raised `error`, which shows whether it may have been applied, or may be yet."""
+    attempt.concerns(error)
     if not (isinstance(error, StoreUnavailable) and error.sent):
         attempt.writes.drop(write_id)
 

@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from caslock.protocol.shares import SHARED, Share, as_json, shares_in, told
+from caslock.protocol.shares import SHARED, Share, as_json, shares_in, told, with_fences
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -165,6 +165,13 @@ NOTHING: Final = Observed(ABSENT, None)
 def observed_in(entry: Entry | None) -> Observed:
     """Read an answer; `WOKEN` says as well that nothing is there."""
     return NOTHING if entry is None or entry.version == ABSENT else Observed(entry.version, decode(entry.value))
+
+
+def shown(record: Record, fence: int | None, *, fences: bool) -> Record:
+    """Return a record as users see it, with its fence if the store has `fences`."""
+    if record.shares and not record.owner:  # each of its holders has one
+        return record._replace(fence=None, shares=with_fences(record.shares, fence or 0))
+    return record._replace(fence=fence if fences and not record.foreign else None)
 
 
 def fence_of(record: Record, version: int) -> int:

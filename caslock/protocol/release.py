@@ -87,7 +87,7 @@ def _note_no_answer(attempt: Attempt, error: StoreError | ValueError, *, in_time
 def _tell_again(attempt: Attempt) -> None:
     """Raise `LockLost` if that was found by another thread, which has released the key meanwhile."""
     if attempt.lease.lost:
-        raise LockLost(attempt.loss)
+        raise attempt.lost()
 
 
 async def release_quietly(runtime: Runtime, attempt: Attempt, limit: float) -> None:

@@ -62,7 +62,7 @@ async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None, *, hande
             lease.ttl = lease.ttl if ttl is None else ttl  # what the store has accepted: the renewals go on with it
             return
     message = f"lock {attempt.key!r} could not be renewed: its record kept changing; gave up"
-    raise StoreUnavailable(message)
+    raise attempt.concerns(StoreUnavailable(message))
 
 
 def _renewal(runtime: Runtime, attempt: Attempt, ttl: float | None, now: float) -> Record | None:

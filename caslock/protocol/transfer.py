@@ -175,7 +175,7 @@ async def adopt(runtime: Runtime, attempt: Adoption) -> None:
         if attempt.may_take(observed.record):
             raise StoreUnavailable("its record kept changing")
     message = f"could not adopt lock {attempt.key!r}: {_became_of(runtime, attempt.ticket, observed)}"
-    raise LockLost(message)
+    raise attempt.concerns(LockLost(message))
 
 
 def _became_of(runtime: Runtime, ticket: Ticket, observed: Observed) -> str:

@@ -44,14 +44,14 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
     if remnant is not None:
         message = f"could not {attempt.purpose} lock {attempt.key!r}, and a request may still be applied {remnant.text}"
         if isinstance(error, StoreUnavailable) or (isinstance(error, NotAcquired) and not remnant.foreign):
-            raise OutcomeUnknown(message) from error
+            raise attempt.concerns(OutcomeUnknown(message)) from error
         error.add_note(message)
     elif isinstance(error, StoreUnavailable):
         message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; nothing was left behind"
-        raise StoreUnavailable(message, sent=error.sent) from error
+        raise attempt.concerns(StoreUnavailable(message, sent=error.sent)) from error
     elif isinstance(error, StoreError):
         message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; nothing was left behind"
-        raise StoreError(message) from error
+        raise attempt.concerns(StoreError(message)) from error
 
 
 async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> Remnant | None:
@@ -135,4 +135,4 @@ async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit
         if left is None if rest is None else left is not None and writes.includes(left, before):
             return observed
     message = f"lock {attempt.key!r} could not be released: its record kept changing until the deadline"
-    raise StoreUnavailable(message)
+    raise attempt.concerns(StoreUnavailable(message))

@@ -88,6 +88,7 @@ for own in PROTOCOL:
 for own in ("task_renewer", "tasks"):  # threads and tasks are siblings, and so are the two APIs
     MAY_IMPORT[f"local.{own}"] -= {"local.thread_renewer", "local.threads"}
 MAY_IMPORT["aio"] -= {"blocking", "local.thread_renewer", "local.threads"}
+MAY_IMPORT["errors"] = {"protocol.record"}  # for types only: the errors name it
 MAY_IMPORT["fencing"] = {"errors", "fencing"}  # it guards resources, and knows no lock
 MAY_IMPORT["connect"] = {"errors", "options", "store", "stores"}
 for own in ("testing", "verify", "cli", "__main__"):

@@ -30,7 +30,7 @@ from caslock import (
 from caslock.local import lock_state
 from caslock.local import stamps as stamps_module
 from caslock.local.lock_state import LockState
-from caslock.local.refusals import busy, in_use
+from caslock.local.refusals import Waited, busy, in_use
 from caslock.local.stamps import Stamps
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
@@ -153,22 +153,34 @@ def test_the_error_says_who_has_the_key(store: Timed) -> None:
     def inside() -> list[Attempt]:
         return state._queue.inside(ThreadRuntime.now())
 
-    assert busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
+    def text(error: NotAcquired) -> str:
+        assert (error.key, error.location, error.waited) == ("k", store.traits.location, 2.0)
+        return str(error)
+
+    time = Waited(3.0, 1.0, None)
+    assert text(busy(attempt, time)) == "lock 'k' kept changing hands (waited 2 s)"
     attempt.contention = Contention(None)
-    assert busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
+    assert text(busy(attempt, time)) == "lock 'k' kept changing hands (waited 2 s)"
     free = Record("me", (), 5.0, "me.1.1", None)
     attempt.contention.meet(Observed(3, free), 0.0)
-    assert busy(attempt, "(w)") == "lock 'k' kept changing hands (w)"
+    assert text(busy(attempt, time)) == "lock 'k' kept changing hands (waited 2 s)"
+    assert busy(attempt, time).holder is None
     attempt.contention.meet(Observed(4, free._replace(owner="them", holds=("them.1",))), 0.0)
-    assert "is held by them" in busy(attempt, "(w)")
-    assert in_use(attempt, inside(), "(w)") == "another thread or task of this process is waiting for lock 'k' (w)"
+    assert "is held by them" in text(busy(attempt, time))
+    assert text(busy(attempt, Waited(3.0, 2.5, 1.0))).endswith("(waited 2 s for all keys, the last 0.5 s for this one)")
+    holder = present(busy(attempt, time).holder)
+    assert (holder.owner, holder.fence) == ("them", 4)
+    nobody = "another thread or task of this process is waiting for lock 'k' (waited 2 s)"
+    assert text(in_use(attempt, inside(), time)) == nobody
     hold = held(Lock(store, "k"))
-    assert "by this thread or task through another Lock object" in in_use(attempt, inside(), "(w)")
+    error = in_use(attempt, inside(), time)
+    assert "by this thread or task through another Lock object" in text(error)
+    assert present(error.holder).fence == hold.fence
     attempt.caller = object()
-    assert "in another thread or task of this process" in in_use(attempt, inside(), "(w)")
-    assert in_use(hold._attempt, inside(), "(w)").startswith("another thread")
-    assert in_use(hold._attempt, [], "(w)").startswith("another thread")
-    assert in_use(hold._attempt, [attempt], "(w)").startswith("another thread")
+    assert "in another thread or task of this process" in text(in_use(attempt, inside(), time))
+    assert text(in_use(hold._attempt, inside(), time)) == nobody
+    assert text(in_use(hold._attempt, [], time)) == nobody
+    assert text(in_use(hold._attempt, [attempt], time)) == nobody
 
 
 def test_a_release_after_the_lease_that_gets_no_answer_is_a_loss(store: Timed, background: Background) -> None:

@@ -1,0 +1,157 @@
+"""What errors know, as attributes: nobody has to read a text."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caslock import (
+    AsyncLock,
+    CaslockError,
+    Lock,
+    LockLost,
+    MultiLock,
+    NotAcquired,
+    NotHeld,
+    OutcomeUnknown,
+    Semaphore,
+    StoreError,
+    StoreUnavailable,
+)
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.testing.faults import FaultyStore, lose_reply, lose_request, raising
+from tests.support.locations import held, present
+from tests.support.loops import in_a_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from caslock.store import Traits
+    from caslock.testing.faults import Fault, Verb
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    """Make a store."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def faulty(memory: MemoryStore) -> FaultyStore:
+    """Make one that fails as it is told."""
+    return FaultyStore(memory)
+
+
+def of_key(error: CaslockError, traits: Traits) -> bool:
+    """Tell whether an error names the key and its store."""
+    return (error.key, error.location) == ("k", traits.location)
+
+
+def test_who_held_the_key_and_how_long_it_was_waited_for(memory: MemoryStore) -> None:
+    """In another thread of this process, or at the store; of one key, or of several."""
+    with Lock(memory, "k", note="a note") as hold, ThreadPoolExecutor(1) as thread:
+        for make in (lambda: Lock(memory, "k", timeout=0), lambda: MultiLock(memory, ["j", "k"], timeout=0)):
+            with pytest.raises(NotAcquired) as caught:
+                thread.submit(make().__enter__).result()
+            error = caught.value
+            assert of_key(error, memory.traits)
+            holder = present(error.holder)
+            assert (holder.note, holder.fence) == ("a note", hold.fence)
+            assert 0 <= present(error.waited) < 50
+    full = Semaphore(memory, "k", 1, note="one", timeout=0)
+    with full, pytest.raises(NotAcquired) as caught, full:
+        pass
+    assert of_key(caught.value, memory.traits)
+    assert [share.note for share in present(caught.value.holder).shares] == ["one"]
+
+
+def test_errors_keep_what_they_know_when_they_are_copied(memory: MemoryStore) -> None:
+    """As between processes."""
+    with Lock(memory, "k"), pytest.raises(NotAcquired) as caught, Lock(memory, "k", timeout=0):
+        pass
+    for again in (pickle.loads(pickle.dumps(caught.value)), copy.copy(caught.value)):  # noqa: S301 - our own
+        assert str(again) == str(caught.value)
+        assert vars(again) == vars(caught.value)
+
+
+def test_why_a_hold_was_lost(memory: MemoryStore) -> None:
+    """The reason is the part of the text that is not about the key."""
+    lock = Lock(memory, "k")
+    hold = held(lock)
+    Lock(memory, "k").force_release()
+    for ask in (hold.extend, hold.ensure_held, hold.release):
+        with pytest.raises(LockLost) as caught:
+            ask()
+        assert of_key(caught.value, memory.traits)
+        assert str(caught.value) == f"lock 'k' was lost: {caught.value.reason}"
+        assert "was force-released by pid" in caught.value.reason or "called force_release()" in caught.value.reason
+
+
+@in_a_loop
+async def test_why_a_block_was_cancelled() -> None:
+    """The error of its end says the same."""
+    store = AsyncMemoryStore()
+
+    async def lose() -> None:
+        async with AsyncLock(store, "k") as hold:
+            await AsyncLock(store, "k").force_release()
+            await hold.extend()
+
+    with pytest.raises(LockLost) as caught:
+        await lose()
+    assert of_key(caught.value, store.traits)
+    assert caught.value.reason
+
+
+def test_which_key_a_failure_of_the_store_was_about(memory: MemoryStore, faulty: FaultyStore) -> None:
+    """Of an acquire, an extension, a release and a look."""
+    refused = raising(lambda: StoreError("refused"), applied=False)
+    lock = Lock(faulty, "k", retry=(0, 0))
+
+    def failure(verb: Verb, fault: Fault, ask: Callable[[], object]) -> StoreError:
+        faulty.on(verb, 1, fault)
+        with pytest.raises(StoreError) as caught:
+            ask()
+        assert of_key(caught.value, memory.traits)
+        return caught.value
+
+    assert isinstance(failure("put_if_version", lose_request, lock.acquire), StoreUnavailable)
+    failure("put_if_version", refused, lock.acquire)
+    hold = held(lock)
+    failure("put_if_version", refused, hold.extend)
+    failure("get", refused, lock.holder)
+    failure("any", refused, hold.release)
+    hold.release()
+
+
+def test_which_key_an_unknown_outcome_is_of(memory: MemoryStore, faulty: FaultyStore) -> None:
+    """The request may still be applied."""
+    faulty.on("put_if_version", 1, lose_reply)
+    for number in range(1, 9):
+        faulty.on("get", number, lose_request)
+    with pytest.raises(OutcomeUnknown) as caught:
+        Lock(faulty, "k", retry=(0, 0), timeout=0).acquire()
+    assert of_key(caught.value, memory.traits)
+
+
+def test_which_key_is_not_held(memory: MemoryStore) -> None:
+    """Of a lock that was never acquired, and of a hold that was released."""
+    lock = Lock(memory, "k")
+    hold = held(lock)
+    hold.release()
+    for ask in (lock.release, hold.release, hold.extend, hold.ensure_held):
+        with pytest.raises(NotHeld) as caught:
+            ask()
+        assert of_key(caught.value, memory.traits)
+
+
+def test_an_error_of_a_store_alone_names_no_key(faulty: FaultyStore) -> None:
+    """Whoever uses a store without a lock knows the key."""
+    faulty.on("get", 1, lose_request)
+    with pytest.raises(StoreUnavailable) as caught:
+        faulty.get("k")
+    assert (caught.value.key, caught.value.location) == (None, None)
