@@ -101,24 +101,12 @@ def locked(
 ) -> Returns[B]: ...
 
 
-@overload_
-def locked(
-    store: AnyStore,
-    key: str,
-    *,
-    timeout: float | Own = ...,
-    busy: B,
-    permits: int | None = ...,
-    **settings: Unpack[Settings[Any]],
-) -> Returns[B]: ...
-
-
 def locked(
     store: AnyStore,
     key: str,
     *,
     timeout: float | Own | None = Own.TIMEOUT,
-    busy: object = "raise",
+    busy: Literal["raise", "skip"] | Callable[..., object] = "raise",
     permits: int | None = None,
     **settings: Unpack[Settings[Any]],
 ) -> Any:
@@ -134,8 +122,8 @@ def locked(
             writes them, so that different values never make the same key; those of other types need ``!s``, ``!r`` or a
             format, which then has to tell them apart.
         timeout: seconds to wait for the lock.  Default: without limit if `busy` is "raise", otherwise one try.
-        busy: what to do if another owner holds the key: "raise" `NotAcquired`; "skip", which returns None; a function,
-            which is called with the same arguments, and whose result is returned; any other value is returned.
+        busy: what to do if another owner holds the key: "raise" `NotAcquired`; "skip", which returns None; or call a
+            function with the same arguments, and return its result.
         permits: how many calls run at a time for each key, over all processes: a `Semaphore` is taken in place of a
             lock, and a call inside a call takes one more permit.
         settings: those of `Lock`: ttl, min_hold, ...
@@ -147,7 +135,10 @@ def locked(
     The function raises `LockLost` at its end if the lease was lost meanwhile, and whatever acquire and release raise.
 
     """
-    reacts = not (isinstance(busy, str) and busy == "raise")
+    if not callable(busy) and busy not in ("raise", "skip"):
+        message = f'busy must be "raise", "skip" or a function that is called with the same arguments, not {busy!r}'
+        raise ValueError(message)
+    reacts = busy != "raise"
     if timeout is Own.TIMEOUT:
         timeout = 0.0 if reacts else None
     elif timeout is None and reacts:
@@ -176,10 +167,10 @@ class _Busy:
     def __init__(self, busy: object, *, reacts: bool) -> None:
         self.reacts = reacts
         self.suspends = suspends(busy)
-        self._busy = None if isinstance(busy, str) and busy == "skip" else busy
+        self._busy = busy
 
     def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        return self._busy(*args, **kwargs) if callable(self._busy) else self._busy
+        return self._busy(*args, **kwargs) if callable(self._busy) else None
 
 
 def _blocking(function: Callable[..., Any], name: KeyTemplate, locks: _Locks[Lock], busy: _Busy) -> Callable[..., Any]:

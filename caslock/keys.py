@@ -1,12 +1,12 @@
-"""Makes keys from parts, such that different parts never make the same key.
+"""Makes keys from parts, such that different texts never make the same key.
 
 A part becomes text in which letters, digits and ``-_.@~`` stay as they are, and every other character is
-percent-encoded; ``:`` separates the parts.  A `str` that reads like a value of another type is put in apostrophes.
+percent-encoded; ``:`` separates the parts.  A number and its text are one part: one caller may have an id from a path,
+and another from a row, and to exclude each other too often does less harm than not to.
 """
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, date, datetime
 from typing import Final
 from uuid import UUID
@@ -19,17 +19,16 @@ Part = str | int | UUID | date | None
 PLAIN: Final = "-_.@~"
 """What stays as it is, besides letters and digits of any alphabet."""
 
-_READS_LIKE_ANOTHER: Final = re.compile(
-    r"None|True|False|-?[0-9]+|[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9:.+-]+)?|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|"
-)
+EMPTY: Final = "''"
+"""What an empty text is written as."""
 
 
 def key(*parts: Part) -> str:
-    """Return a key made of `parts`, which no other parts make: ``key("room", 42)`` is ``"room:42"``.
+    """Return a key made of `parts`: ``key("room", 42)`` is ``"room:42"``.
 
     A part is a `str`, `int`, `bool`, `~uuid.UUID`, `~datetime.date`, `~datetime.datetime` or None; an aware datetime is
-    written in UTC.  The number 42 and the text "42" are different parts, and so are a UUID and its text: pass what the
-    other callers pass.  Of a key that would be longer than 1,024 characters the end is a digest.
+    written in UTC.  What counts is the text of a part, so 42 and "42" make the same key; parts with different texts
+    never do.  Of a key that would be longer than 1,024 characters the end is a digest.
 
     Raises:
         TypeError: there is no part, or one is of another type (say which of its attributes identifies it).
@@ -45,8 +44,7 @@ def key(*parts: Part) -> str:
 def part_text(part: object, name: str, plain: str = PLAIN) -> str:
     """Return the text of a part, in which of all signs only those in `plain` stay as they are; `name` is for errors."""
     if isinstance(part, str):
-        text = quoted(str.__str__(part), name, plain)
-        return f"'{text}'" if _READS_LIKE_ANOTHER.fullmatch(str.__str__(part)) else text
+        return quoted(str.__str__(part), name, plain) or EMPTY
     if part is None or isinstance(part, bool):
         return str(part)
     if isinstance(part, int):

@@ -28,6 +28,7 @@ from caslock.local.settings import (
     check_switch,
     check_text,
     check_timeout,
+    no_such_attribute,
     no_such_setting,
     not_called,
     not_copied,
@@ -127,6 +128,12 @@ class LockObject:
     """Neither copied nor called."""
 
     _with: ClassVar[str] = "with"
+
+    if not TYPE_CHECKING:  # or else type checkers would know every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what to write for a method that the lock of another library has."""
+            raise no_such_attribute(self, name)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: a copy would count as the same holder."""
@@ -252,7 +259,9 @@ class SingleLock(OneKey, Generic[S, H]):
         if "max_hold" not in given and ticket.max_hold < NEVER:
             if ticket.max_hold < MIN_LEASE:
                 message = f"could not adopt lock {ticket.key!r}: its max_hold is over"
-                raise LockLost(message)
+                error = LockLost(message)
+                error.key = ticket.key
+                raise error
             settings = settings._replace(max_hold=ticket.max_hold)
         return LockState(cls._runtime(store), ticket.key, settings), ticket
 

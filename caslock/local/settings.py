@@ -175,8 +175,22 @@ FOREIGN: Final = {
     "name": "the key, as the second argument",
     "lock_file": "the key, as the second argument",
     "prefix": "prefix= of caslock.connect",
+    "raise_on_release_error": "nothing: an error of the release is raised, or added as a note to that of the block",
 }
 """Arguments of other libraries (redis-py, python-redis-lock, filelock, kazoo, sherlock), and what to write here."""
+
+FOREIGN_METHODS: Final = {
+    "extend": "hold.extend(ttl), of what acquire() returns; it replaces the lease",
+    "reacquire": "hold.extend(), of what acquire() returns",
+    "owned": "not hold.lost, of what acquire() returns",
+    "is_acquired": "not hold.lost, of what acquire() returns",
+    "is_locked": "locked()",
+    "contenders": "holder(), which says who holds the key",
+    "get_owner_id": "holder(), which says who holds the key",
+    "reset": "force_release()",
+    "cancel": "acquire(timeout=seconds); a task that waits can be cancelled",
+}
+"""Methods of their locks, and what to write here."""
 
 
 def no_such_setting(names: Iterable[str]) -> TypeError:
@@ -184,6 +198,12 @@ def no_such_setting(names: Iterable[str]) -> TypeError:
     name = next(iter(names))
     hint = f": write {FOREIGN[name]}" if name in FOREIGN else ""
     return TypeError(f"got an unexpected keyword argument {name!r}{hint}")
+
+
+def no_such_attribute(lock: object, name: str) -> AttributeError:
+    """Say that a lock has no such attribute, and what to write for one that another library has."""
+    hint = f": write {FOREIGN_METHODS[name]}" if name in FOREIGN_METHODS else ""
+    return AttributeError(f"{type(lock).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=lock)
 
 
 def not_copied(lock: object) -> TypeError:
@@ -212,6 +232,9 @@ class Own(Enum):
 
 def wait_time(own: float | None, timeout: float | Own | None, *, blocking: bool) -> float | None:
     """Seconds to wait, from `threading.Lock.acquire`'s arguments."""
+    if blocking is not True and blocking is not False:
+        message = f"blocking must be True or False, not {blocking!r}: the seconds to wait are acquire(timeout=...)"
+        raise TypeError(message)
     if timeout is Own.TIMEOUT:
         return own if blocking else 0.0
     if not blocking and timeout != -1:

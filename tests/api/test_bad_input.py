@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import socket
 import threading
 import unicodedata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import redis
 
 from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, MultiLock, Traits
+from caslock.local.settings import FOREIGN, FOREIGN_METHODS
 from caslock.protocol import record
 from caslock.protocol.record import MAX_HOLDS
 from caslock.store import MAX_VALUE
@@ -334,6 +337,26 @@ def test_the_longest_owner_and_note_are_accepted() -> None:
 
 
 @every_lock
+@pytest.mark.parametrize("blocking", [10, 0, 1, 0.5, None, "no"])
+def test_what_says_whether_to_wait_is_no_number(make: Callable[..., Making], blocking: object) -> None:
+    """The first argument of acquire is that of threading.Lock: ``acquire(10)`` would wait forever."""
+    acquire: Callable[..., object] = make(STORE, "key").acquire
+    with pytest.raises(TypeError, match=r"blocking must be True or False, not .*: the seconds to wait are acquire"):
+        acquire(blocking)
+
+
+@every_lock
+@pytest.mark.parametrize("name", sorted(FOREIGN_METHODS))
+def test_a_method_of_another_library_is_told_what_it_is_called_here(make: Callable[..., Making], name: str) -> None:
+    """The AttributeError says what to write instead; of other names it says nothing more."""
+    lock = make(STORE, "key")
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}': write {re.escape(FOREIGN_METHODS[name])}"):
+        getattr(lock, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'aquire'(\. Did you mean: 'acquire'\?)?$"):
+        getattr(lock, "aquire")  # noqa: B009 - mypy knows that it is not there
+
+
+@every_lock
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -354,3 +377,11 @@ def test_an_argument_of_another_library_is_told_what_it_is_called_here(
         make(STORE, "key", **{name: 1})
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'tll'$"):
         make(STORE, "key", tll=1)
+
+
+def test_the_page_for_those_who_come_from_another_library_has_all_hints() -> None:
+    """Its table is this one."""
+    rows = [f"| `{name}=` | {words} |" for name, words in FOREIGN.items()]
+    rows += [f"| `lock.{name}` | {words} |" for name, words in FOREIGN_METHODS.items()]
+    page = (Path(__file__).parents[2] / "docs/migrate.md").read_text()
+    assert page.partition("| there | here, write |\n|---|---|\n")[2].splitlines() == rows
