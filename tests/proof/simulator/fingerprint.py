@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from types import CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -139,17 +139,17 @@ class _Print:
         if kind in _PLAIN:
             self._out.append(value)
         else:
-            write = _KINDS.get(kind) or _kind_of(value)
-            write(self, value)
+            (_KINDS.get(kind) or _kind_of(value))(self, value)
 
     def several(self, values: Iterable[object]) -> None:
-        values = list(values)
-        self._out += (_SEVERAL, len(values))
-        for value in values:
-            if type(value) in _PLAIN:
-                self._out.append(value)
+        values, out = list(values), self._out
+        out += (_SEVERAL, len(values))
+        for value in values:  # as `of`, without a call for each
+            kind = type(value)
+            if kind in _PLAIN:
+                out.append(value)
             else:
-                self.of(value)
+                (_KINDS.get(kind) or _kind_of(value))(self, value)
 
     def mapping(self, values: Mapping[object, object]) -> None:
         self.several(chain.from_iterable(values.items()))
@@ -221,10 +221,9 @@ class _Print:
         self.fields(attempt)
 
     def fields(self, value: Attempt | Lease | Writes | Contention | HandOver) -> None:
-        for name in [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]:
-            if name not in _CONSTANT:
-                self._out.append(name)
-                self.of(getattr(value, name))
+        for name in _fields_of(type(value)):
+            self._out.append(name)
+            self.of(getattr(value, name))
 
     def judge(self, judge: Judge) -> None:
         # What it knows of holds that nothing else refers to has no effect on what happens next.
@@ -333,6 +332,12 @@ _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
     type: _Print.nothing,
     weakref.ref: _Print.weakly,
 }
+
+
+@cache
+def _fields_of(kind: type) -> list[str]:
+    names = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ())]
+    return [name for name in names if name not in _CONSTANT]
 
 
 def _kind_of(value: object) -> Callable[[_Print, Any], None]:
