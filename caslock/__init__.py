@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         AsyncSemaphoreHold,
     )
     from caslock.async_election import AsyncElection
-    from caslock.decorator import locked
+    from caslock.decorator import current_hold, locked
     from caslock.election import Election
     from caslock.keys import key
 
@@ -118,6 +118,7 @@ __all__ = [
     "WatchingStore",
     "connect",
     "connect_async",
+    "current_hold",
     "key",
     "locked",
     "log_long_waits",
@@ -135,6 +136,7 @@ _LATER = {
     "AsyncSemaphoreHold": "aio",
     "AsyncElection": "async_election",
     "Election": "election",
+    "current_hold": "decorator",
     "key": "keys",
     "locked": "decorator",
 }

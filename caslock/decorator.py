@@ -6,12 +6,14 @@ import inspect
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import ContextVar
 from functools import partial, wraps
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast
 from typing import overload as overload_
 
-from caslock.blocking import Lock, Semaphore
+from caslock.blocking import Hold, Lock, Semaphore
+from caslock.errors import NotHeld
 from caslock.key_template import KeyTemplate, named
 from caslock.local.settings import Own, no_such_setting, suspends
 from caslock.process.fork import at_fork
@@ -20,7 +22,7 @@ from caslock.store import Traits
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from caslock.aio import AsyncLock
+    from caslock.aio import AsyncHold, AsyncLock
     from caslock.local.lock import Settings
     from caslock.store import AsyncStore, Store
 
@@ -132,7 +134,8 @@ def locked(
         TypeError, ValueError: when decorating, if an argument is invalid, the function has no argument that the key
             names, or is a generator function (the lock would be released before it runs).
 
-    The function raises `LockLost` at its end if the lease was lost meanwhile, and whatever acquire and release raise.
+    In the function, `current_hold` returns its hold.  The function raises `LockLost` at its end if the lease was lost
+    meanwhile, and whatever acquire and release raise.
 
     """
     if not callable(busy) and busy not in ("raise", "skip"):
@@ -182,12 +185,12 @@ def _blocking(function: Callable[..., Any], name: KeyTemplate, locks: _Locks[Loc
     def guarded(*args: object, **kwargs: object) -> object:
         lock = locks.of(name(args, kwargs))
         if not busy.reacts:
-            with lock:
+            with lock as hold, _Calls(hold):
                 return _finished(function, function(*args, **kwargs))
-        hold = lock.acquire()
-        if hold is None:
+        found = lock.acquire()
+        if found is None:
             return busy(args, kwargs)
-        with hold:
+        with found as hold, _Calls(hold):
             return _finished(function, function(*args, **kwargs))
 
     return guarded
@@ -200,16 +203,51 @@ def _asynchronous(
     async def guarded(*args: object, **kwargs: object) -> object:
         lock = locks.of(name(args, kwargs))
         if not busy.reacts:
-            async with lock:
-                return _finished(function, await function(*args, **kwargs))
-        hold = await lock.acquire()
-        if hold is None:
+            async with lock as hold:
+                with _Calls(hold):
+                    return _finished(function, await function(*args, **kwargs))
+        found = await lock.acquire()
+        if found is None:
             result = busy(args, kwargs)
             return await cast("Coroutine[Any, Any, object]", result) if busy.suspends else result
-        async with hold:
-            return _finished(function, await function(*args, **kwargs))
+        async with found as hold:
+            with _Calls(hold):
+                return _finished(function, await function(*args, **kwargs))
 
     return guarded
+
+
+_current: ContextVar[Hold | AsyncHold] = ContextVar("caslock.current_hold")
+
+
+def current_hold() -> Hold | AsyncHold:
+    """Return the hold of the function, decorated with `locked`, in which this is called; of several, the innermost.
+
+    For its fence, and for `ensure_held` between the steps of long work.  Tasks that the function starts, and
+    `asyncio.to_thread`, find it too; other threads do not.  It is an `AsyncHold` in a coroutine function.
+
+    Raises `NotHeld` outside of such a function.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        message = "this was not called by a function that is decorated with caslock.locked"
+        raise NotHeld(message) from None
+
+
+class _Calls:
+    """The block in which a function runs: there `current_hold` returns its hold."""
+
+    __slots__ = ("_hold", "_token")
+
+    def __init__(self, hold: Hold | AsyncHold) -> None:
+        self._hold = hold
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._hold)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 class _Locks(Generic[L]):

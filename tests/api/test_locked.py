@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import caslock
-from caslock import AsyncLock, Lock, LockLost, NotAcquired, locked
+from caslock import AsyncHold, AsyncLock, Hold, Lock, LockLost, NotAcquired, NotHeld, current_hold, locked
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.support.locations import observed
+from tests.support.locations import observed, present
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
@@ -184,6 +184,47 @@ def test_a_busy_key_is_answered(memory: MemoryStore, busy: Any_, answer: object)
         assert ran == []
         assert run(6) == "done"
     assert run(5, more=1) == "done"
+
+
+@pytest.mark.parametrize("busy", ["raise", "skip"])
+def test_a_function_finds_its_hold(memory: MemoryStore, busy: Any_) -> None:
+    """The innermost one, also in a task and a thread of asyncio that it starts; elsewhere there is none."""
+
+    @locked(memory, "k:{number}", busy=busy)
+    def run(number: int) -> list[str]:
+        inner = run(number - 1) if number else []
+        hold = current_hold()
+        assert isinstance(hold, Hold)
+        assert hold.fence == present(Lock(memory, hold.key).holder()).fence
+        hold.extend()
+        return [*inner, hold.key]
+
+    @locked(memory, "k:{number}", busy=busy)
+    async def run_on(number: int) -> tuple[str, str, str]:
+        hold = current_hold()
+        assert isinstance(hold, AsyncHold)
+        await hold.extend()
+        task = asyncio.create_task(asyncio.to_thread(current_hold))
+        return hold.key, (await task).key, run(number - 1)[0]
+
+    assert run(2) == ["k:0", "k:1", "k:2"]
+    assert asyncio.run(run_on(5)) == ("k:5", "k:5", "k:0")
+    with pytest.raises(NotHeld, match=r"not called by a function that is decorated with caslock\.locked"):
+        current_hold()
+
+
+def test_a_function_that_goes_on_for_too_long_can_look(memory: MemoryStore) -> None:
+    """Its lease was taken away: what it looks at says so, and what it raises is an error of its own."""
+
+    @locked(memory, "k")
+    def run() -> None:
+        Lock(memory, "k").force_release()
+        with pytest.raises(LockLost):
+            current_hold().extend()
+        current_hold().ensure_held()
+
+    with pytest.raises(LockLost):
+        run()
 
 
 @pytest.mark.parametrize("busy", ["skp", "Raise", "", None, False, 0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from types import CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -292,6 +292,7 @@ class _Print:
 
 
 _SEVERAL: Final = "several"
+_FIELDS: Final[dict[type, list[str]]] = {}
 _PLAIN: Final = frozenset({bool, str, type(None)})
 _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
     MultiAcquire: _Print.several_keys,
@@ -334,10 +335,12 @@ _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
 }
 
 
-@cache
 def _fields_of(kind: type) -> list[str]:
-    names = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ())]
-    return [name for name in names if name not in _CONSTANT]
+    names = _FIELDS.get(kind)
+    if names is None:
+        slots = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ())]
+        names = _FIELDS[kind] = [name for name in slots if name not in _CONSTANT]
+    return names
 
 
 def _kind_of(value: object) -> Callable[[_Print, Any], None]:
