@@ -21,7 +21,7 @@ DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test prove quick oldest mutate pythons bench servers check lint types clean
+.PHONY: help demo test prove quick oldest mutate pythons bench servers check lint types docs clean
 
 PYTEST = $(RUN) -m pytest --quiet --dist=loadgroup
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Two minutes on two cores.
@@ -128,6 +128,11 @@ types: $(VENV)/.dev  ## run mypy in strict mode, and pyright: every public name 
 	    { echo "$$found"; exit 1; }; \
 	echo "$$found" | grep score
 
+docs: $(VENV)/.docs  ## build the site in build/site; a broken link or a public name without a docstring is an error
+	@found=$$(NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --clean --strict --config-file site/mkdocs.yml 2>&1) || \
+	    { echo "$$found"; exit 1; }; \
+	echo build/site/index.html
+
 clean:  ## remove everything that make has created
 	rm -rf .servers .venv .venv-* build dist .coverage htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find benchmarks caslock examples tests -name __pycache__ -prune -exec rm -rf {} +
@@ -150,7 +155,12 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.python
 $(VENV)/.dev: pyproject.toml $(VENV)/.python
 	@echo "Installing caslock and what its tests need into $(VENV) ..."
 	@$(INSTALL) --editable '.[dev]'
-	@touch $@ $(VENV)/.demo
+	@touch $@ $(VENV)/.demo $(VENV)/.docs
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.python
+	@echo "Installing what builds the site into $(VENV) ..."
+	@$(INSTALL) --editable '.[docs]'
+	@touch $@
 
 .venv-oldest/.oldest: pyproject.toml tests/support/oldest.py $(VENV)/.python
 	@echo "Installing caslock and the oldest clients for it into $(VENV) ..."

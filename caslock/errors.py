@@ -59,6 +59,7 @@ class StoreUnavailable(StoreError):  # noqa: N818 - named by the outcome
         """Make the error; `sent` is False only if the request certainly never left this process."""
         super().__init__(message)
         self.sent = sent
+        """False only if the request certainly never left this process."""
 
 
 class OutcomeUnknown(StoreUnavailable):
@@ -79,8 +80,11 @@ class StaleFence(CaslockError):  # noqa: N818 - named by the outcome
         """Name the resource, the fence of the write, and the larger one that the resource has seen."""
         super().__init__(resource, fence, seen)  # as pickle calls it
         self.resource = resource
+        """What refused the write."""
         self.fence = fence
+        """The fence of the write."""
         self.seen = seen
+        """The larger one that the resource has seen."""
 
     def __str__(self) -> str:
         return (

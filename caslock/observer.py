@@ -23,7 +23,9 @@ class LockEvent(NamedTuple):
     """What has happened to one lock."""
 
     key: str
+    """The key of the lock; of a `MultiLock`, one of its keys."""
     owner: str
+    """Who acquires or holds it: ``host:random`` unless the lock was given an ``owner``."""
     location: str
     """Of the store; without its password."""
     fence: int | None

@@ -54,7 +54,9 @@ class Entry(NamedTuple):
     """The value under a key, and its version."""
 
     value: bytes
+    """What was written."""
     version: int
+    """Changed by each write; never `ABSENT`."""
 
 
 class Traits(NamedTuple):
@@ -200,16 +202,22 @@ class Put(NamedTuple):
     """One of several puts: the arguments of `Store.put_if_version`."""
 
     key: str
+    """The key."""
     value: bytes
+    """What to write."""
     version: int
+    """Which version must be there; `ABSENT`: none."""
     ttl: float
+    """Seconds until the entry expires."""
 
 
 class Removal(NamedTuple):
     """One of several removals: the arguments of `Store.invalidate`."""
 
     key: str
+    """The key."""
     version: int
+    """Which version must be there."""
 
 
 @runtime_checkable

@@ -38,7 +38,9 @@ class Retry(NamedTuple):
     """
 
     get: int = 1
+    """For a read."""
     put: int = 1
+    """For a write."""
 
 
 class LockSettings(NamedTuple):

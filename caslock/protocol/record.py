@@ -54,6 +54,7 @@ class Record(NamedTuple):
     """Who holds a key, as it is written under the key."""
 
     owner: str
+    """Who holds the key: ``host:random`` unless the lock was given an ``owner``."""
     holds: tuple[str, ...]
     """The ids of the owner's holds.  Without any the record is *free*: nobody holds the key.  See also `kept`."""
     ttl: float
@@ -70,9 +71,13 @@ class Record(NamedTuple):
     since_iso: str = ""
     """`since` as it is stored."""
     host: str = ""
+    """Of the holder, as its operating system names it."""
     pid: int = 0
+    """The holder's process id on that host."""
     note: str = ""
+    """What the holder's lock was given as its ``note``."""
     form: int = FORM
+    """The number of the form in which the record is written."""
     quarantine_id: str = ""
     """The write id of the record with which the quarantine began, by which a process knows it again."""
     permits: int = 0

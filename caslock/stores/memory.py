@@ -207,6 +207,7 @@ class AsyncMemoryStore(AsyncClosing):
     def __init__(self, memory: MemoryStore | None = None) -> None:
         """Serve `memory`; None makes a new one."""
         self.memory: MemoryStore = MemoryStore() if memory is None else memory
+        """Where the entries are."""
 
     @classmethod
     def from_url(cls, url: str) -> Self:

@@ -127,13 +127,21 @@ class Request(NamedTuple):
     """One call of a verb."""
 
     verb: str
+    """The name of the method."""
     key: str = ""
+    """Empty if it has several."""
     version: int = ABSENT
+    """The version that has to be there, or that is waited for to go."""
     value: bytes = b""
+    """What was to be written."""
     ttl: float = 0.0
+    """Seconds."""
     timeout: float = 0.0
+    """Of a wait, in seconds."""
     puts: tuple[Put, ...] = ()
+    """Of `put_many`."""
     removals: tuple[Removal, ...] = ()
+    """Of `invalidate_many`."""
 
 
 @dataclass
@@ -177,6 +185,7 @@ class Faults:
     def __init__(self, store: Store | AsyncStore, sleep: Callable[[float], Awaitable[None]]) -> None:
         """Wrap `store`, without any fault yet; `sleep` lets time pass."""
         self.store = store
+        """The store below, which has no faults."""
         self.calls: Counter[str] = Counter()
         """How often each verb was called; ``calls.clear()`` begins anew."""
         self.log: list[Request] = []

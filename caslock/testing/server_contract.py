@@ -44,7 +44,9 @@ class StoreServer(NamedTuple):
     """The server of a store, and how to make a store that looks for it at another address."""
 
     host: str
+    """Its name or address."""
     port: int
+    """Its port."""
     make: Callable[[str, int], Store | AsyncStore]
     """Makes a store whose server is at this host and port, with no other way to find it."""
     timeout: float

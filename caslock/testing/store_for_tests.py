@@ -133,6 +133,7 @@ class StoreForTests(_ForTests, FaultyStore):
     def __init__(self, memory: MemoryStore | None = None) -> None:
         """Use the entries of `memory`; None: a new one."""
         self.memory: MemoryStore = MemoryStore() if memory is None else memory
+        """The store below, which has no faults."""
         self._others = []
         super().__init__(self.memory)
 
@@ -150,6 +151,7 @@ class AsyncStoreForTests(_ForTests, AsyncFaultyStore):
     def __init__(self, memory: MemoryStore | None = None) -> None:
         """Use the entries of `memory`; None: a new one."""
         self.memory: MemoryStore = MemoryStore() if memory is None else memory
+        """The store below, which has no faults."""
         self._others = []
         super().__init__(AsyncMemoryStore(self.memory))
 

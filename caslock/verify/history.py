@@ -64,14 +64,23 @@ class Event(NamedTuple):
     """Something that happened."""
 
     at: float
+    """When, in seconds."""
     what: What
-    who: str = ""  # worker/thread
+    """Its kind."""
+    who: str = ""
+    """The client, as ``worker/thread``; or a worker."""
     key: str = ""
+    """The key, if it is about one."""
     owner: str = ""
+    """The owner."""
     hold: str = ""
+    """The id of the hold."""
     fence: int = 0
+    """The fence; 0: none."""
     until: float = 0.0
+    """When the lease ends."""
     note: str = ""
+    """What else there is to say."""
 
     def concerns(self, who: str) -> bool:
         """Whether it happened to client `who`, or to its worker."""

@@ -23,18 +23,24 @@ class Plan:
     factory: str = ""
     """In place of a URL: ``module:callable``, which makes a store."""
     seconds: float = 20.0
+    """How long the clients work."""
     seed: int = 0
+    """Of all that is left to chance."""
     ttls: tuple[float, float] = (0.25, 3.0)
     """The shortest and the longest lease, in seconds."""
     keys: int = 6
+    """How many keys the clients lock."""
     workers: int = 6
     """Processes with threads; one more has an event loop."""
     threads: int = 4
+    """Clients of each process with threads."""
     tasks: int = 8
+    """Clients of the process with an event loop."""
     several: int = 3
     """Further clients of each process, which take up to three keys at once, and wait: their requests have no faults,
     which would end their waits."""
     several_keys: int = 6
+    """How many keys those clients choose from."""
     several_ttl: float = 8.0
     """Seconds of their leases: a wait that only the end of a lease can end is to be told from a busy machine."""
     pauses: float = 2.0
@@ -53,6 +59,7 @@ class Plan:
     quiet: bool = False
     """Without forks, signals, cancellations and wrong wall clocks inside the workers."""
     prefix: str = field(default_factory=lambda: f"{PREFIX}{uuid4().hex}:")
+    """What its keys begin with."""
 
     def names(self) -> list[str]:
         """Name the keys."""

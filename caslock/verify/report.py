@@ -51,8 +51,11 @@ class Report:
     """What a run has found."""
 
     location: str
+    """The store."""
     seed: int
+    """That of the plan."""
     seconds: float
+    """How long the run took."""
     requests: int = 0
     """Verbs that clients have asked the store for; with greetings and retries, more goes over the wire."""
     faults: dict[str, int] = field(default_factory=dict)
@@ -62,15 +65,21 @@ class Report:
     acquires: dict[str, int] = field(default_factory=dict)
     """All acquires, by outcome."""
     overlaps: int = 0
+    """How often two believed that they held one key."""
     fence_inversions: int = 0
+    """How often a later tenure had no larger fence."""
     orphans: int = 0
+    """Keys that stayed taken although nobody held them."""
     lost_and_reported: int = 0
+    """Leases that were lost, and whose holders were told."""
     late_writes: int = 0
     """Writes of holders that were paused for longer than their lease, and that only the fence has stopped."""
     hand_over_p50: float | None = None
     """Seconds, with all the faults in them."""
     hand_over_p99: float | None = None
+    """As `hand_over_p50`."""
     longest_wait: float = 0.0
+    """Of an acquire, in seconds."""
     skipped: list[str] = field(default_factory=list)
     """What was not tried, and why."""
     violations: list[Violation] = field(default_factory=list)

@@ -42,8 +42,11 @@ class Outcome(NamedTuple):
     """All that a run gives."""
 
     report: Report
+    """For people."""
     judgement: Judgement
+    """For programs."""
     events: list[Event]
+    """What the clients have noted, and what was done to them."""
 
 
 class Action(NamedTuple):
@@ -52,6 +55,7 @@ class Action(NamedTuple):
     every: float
     """Seconds between two times, on the average; 0: never."""
     act: Callable[[], object]
+    """Does it."""
 
 
 def torture(

@@ -31,10 +31,13 @@ class Violation(NamedTuple):
     """A law that was broken."""
 
     law: str
+    """The name of the rule."""
     at: float
+    """When, in seconds."""
     key: str
     """Empty where it is not about a key."""
     text: str
+    """What happened."""
 
     def __str__(self) -> str:
         """Say it in one line."""
@@ -57,26 +60,47 @@ class Tenure:
     """What one hold believed."""
 
     key: str
+    """The key."""
     owner: str
+    """Its owner."""
     hold: str
+    """The id of the hold."""
     who: str
+    """The client."""
     fence: int
+    """Its fence; 0: none."""
     tried: float
+    """When the acquire was called."""
     got: float
+    """When it returned."""
     until: float
-    lease: float = math.inf  # the longest that it has asked for
-    most: float = math.inf  # when `max_hold` is over
-    end: float = math.nan  # when it is closed: the end of the belief
-    written: float = -math.inf  # the last lease that was seen was written from then on
-    answered: float = math.inf  # until then
-    shortened: float = 0.0  # seconds by which its server may have ended that lease too early
-    leave: float = math.inf  # when the release was called
-    left: str = ""  # how it ended
-    over: float = math.inf  # when it returned
+    """When the lease ends, as the holder believes."""
+    lease: float = math.inf
+    """The longest lease that it has asked for, in seconds."""
+    most: float = math.inf
+    """When `max_hold` is over."""
+    end: float = math.nan
+    """When the belief ended; NaN while it goes on."""
+    written: float = -math.inf
+    """The last lease that was seen was written from then on ..."""
+    answered: float = math.inf
+    """... until then."""
+    shortened: float = 0.0
+    """Seconds by which the server may have ended that lease too early."""
+    leave: float = math.inf
+    """When the release was called."""
+    left: str = ""
+    """How the release ended."""
+    over: float = math.inf
+    """When the release returned."""
     reported: bool = False
-    forgotten: bool = False  # the store has announced that it forgot it
-    forced: float = math.inf  # when the first `force_release` was called that may have taken its key away
-    gone: float = math.inf  # since when the store has certainly not had it
+    """Whether the holder was told of a loss."""
+    forgotten: bool = False
+    """Whether the store has announced that it forgot it."""
+    forced: float = math.inf
+    """When the first `force_release` was called that may have taken its key away."""
+    gone: float = math.inf
+    """Since when the store has certainly not had it."""
 
     def close(self, at: float) -> None:
         """End the belief, once."""
@@ -121,13 +145,19 @@ class Judgement:
     """What a history shows."""
 
     tenures: list[Tenure] = field(default_factory=list)
+    """All of them."""
     violations: list[Violation] = field(default_factory=list)
+    """What was broken; empty if all is well."""
     counts: Counter[str] = field(default_factory=Counter)
+    """Events of the clients, by kind."""
     faults: Counter[str] = field(default_factory=Counter)
+    """Faults, by kind."""
     hand_overs: list[float] = field(default_factory=list)
     """Seconds from a release to the next acquire that has waited for it."""
     longest_wait: float = 0.0
+    """Of an acquire, in seconds."""
     requests: int = 0
+    """Verbs that clients have asked the store for."""
 
     def violate(self, law: str, at: float, key: str, text: str) -> None:
         """Note a violation."""

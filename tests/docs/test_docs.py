@@ -12,7 +12,7 @@ from tests.proof.mutants.table import MUTANTS
 ROOT = Path(__file__).parents[2]
 PROOF = ROOT / "docs" / "proof.md"
 MAP = ROOT / "docs" / "architecture.md"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_the_table_of_planted_bugs_is_that_of_the_tests() -> None:
