@@ -18,6 +18,7 @@ import pytest
 import redis
 
 import caslock
+from caslock.testing import StoreForTests, lose_reply
 from tests.docs.test_readme import PAGES, blocks
 from tests.support.locations import fresh
 
@@ -54,6 +55,33 @@ def test_each_error_has_its_own_answer(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(program)], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     said = [line.partition(":")[0] for line in done.stdout.splitlines()]
     assert said == ["booked", "try later", "not booked, retry after a pause", "check what was written"]
+
+
+def test_the_pictures_show_the_requests_that_are_sent() -> None:
+    """`docs/how.md` has an acquire with a renewal and a release, an acquire whose reply is lost, and a hand-over."""
+    put, get = "put_if_version", "get"
+    with StoreForTests() as store:
+        lock = caslock.Lock(store, "room:42")
+
+        def sent() -> list[str]:
+            verbs = [request.verb for request in store.log]
+            store.log.clear()
+            return verbs
+
+        hold = lock.acquire()
+        assert hold
+        hold.extend()  # as a renewal does
+        hold.release()
+        assert sent() == [put, put, "invalidate"]
+        store.on(put, 1, lose_reply)
+        hold = lock.acquire()
+        assert hold
+        assert sent() == [put, get]
+        ticket = hold.hand_over()
+        assert sent() == [put]
+        with caslock.Lock.adopt(store, ticket) as adopted:
+            assert sent() == [get, put]
+            assert adopted.fence == hold.fence
 
 
 HOLDER = """
