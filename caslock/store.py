@@ -18,10 +18,10 @@ A store keeps one value under each key, and gives each write a version.  It need
 7. Besides ValueError and TypeError for bad arguments, a verb raises two errors.  The client's own exception is their
    ``__cause__``.
 
-   - `StoreError`: the request was certainly refused.  Nothing was applied.
-   - `StoreUnavailable`: there was no answer, or one that says "try again".  The request may have been applied.  With
-     ``sent=False``, it certainly never left this process (connection refused, no connection free).  Every verb must
-     say so if it is true, because otherwise the outcome counts as unknown.
+    - `StoreError`: the request was certainly refused.  Nothing was applied.
+    - `StoreUnavailable`: there was no answer, or one that says "try again".  The request may have been applied.  With
+      ``sent=False``, it certainly never left this process (connection refused, no connection free).  Every verb must
+      say so if it is true, because otherwise the outcome counts as unknown.
 
 8. A connection is closed and never reused after any BaseException, because a late reply would answer the next request.
 9. A forked child uses no connection of its parent.
