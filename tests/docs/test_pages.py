@@ -59,7 +59,6 @@ def test_each_error_has_its_own_answer(tmp_path: Path) -> None:
 
 def test_the_pictures_show_the_requests_that_are_sent() -> None:
     """`docs/how.md` has an acquire with a renewal and a release, an acquire whose reply is lost, and a hand-over."""
-    put, get = "put_if_version", "get"
     with StoreForTests() as store:
         lock = caslock.Lock(store, "room:42")
 
@@ -72,15 +71,15 @@ def test_the_pictures_show_the_requests_that_are_sent() -> None:
         assert hold
         hold.extend()  # as a renewal does
         hold.release()
-        assert sent() == [put, put, "invalidate"]
-        store.on(put, 1, lose_reply)
+        assert sent() == ["put_if_version", "put_if_version", "invalidate"]
+        store.on("put_if_version", 1, lose_reply)
         hold = lock.acquire()
         assert hold
-        assert sent() == [put, get]
+        assert sent() == ["put_if_version", "get"]
         ticket = hold.hand_over()
-        assert sent() == [put]
+        assert sent() == ["put_if_version"]
         with caslock.Lock.adopt(store, ticket) as adopted:
-            assert sent() == [get, put]
+            assert sent() == ["get", "put_if_version"]
             assert adopted.fence == hold.fence
 
 
