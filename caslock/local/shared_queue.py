@@ -37,7 +37,7 @@ class SharedQueue(LocalQueue):
             self._inside = [other for other in self._inside if other() is not attempt]
             if attempt in self.waiting:
                 self.waiting.remove(attempt)
-            inside = self._admit(now)
+            inside = self._admit(now) if self._inside or self.waiting else []
             if attempt.state is HELD:
                 return
             yields = self._yields_after(attempt, now)

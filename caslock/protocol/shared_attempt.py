@@ -149,10 +149,12 @@ class SharedAttempt(Attempt):
         return next(slot for slot in range(self.permits) if slot not in taken)
 
     def first(self, now: float, expected: int = ABSENT) -> Write:
-        """Note and return the put that begins a record over nothing."""
-        record = self.next_record(None, ABSENT)
-        self.writes.in_flight[record.write] = InFlight(expected, now, self.lease.ttl)
-        return Write(record.write, expected, record, encode(record), now)
+        """Note and return the put that begins a record over nothing: `next_record` and `note_write`, in fewer calls."""
+        write_id, ttl = self.writes.next_id(), self.lease.ttl
+        share = Share(self.hold_id, self._place([]), self.writes.count, None, ttl, 0.0, *self.stamps().stamp)
+        record = self._record((share,), write_id, NO_QUARANTINE, None)
+        self.writes.in_flight[write_id] = InFlight(expected, now, ttl)
+        return Write(write_id, expected, record, encode(record), now)
 
     def next_record(self, observed: Record | None, version: int) -> Record:
         """Return the record to put in place of `observed`: with our share, and without those that are over."""

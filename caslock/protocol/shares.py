@@ -162,4 +162,7 @@ def shares_in(fields: list[list[Any]], permits: int) -> tuple[Share, ...]:
 
 def _text(permits: int, rest: dict[str, Any], shares: list[Any]) -> bytes:
     whole = {"caslock": SHARED, "permits": permits, **rest, "shares": shares}
-    return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()
+    return _as_text(whole).encode()
+
+
+_as_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `dumps` would make one for each
