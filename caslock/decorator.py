@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
 from threading import RLock
@@ -33,6 +33,7 @@ R = TypeVar("R")
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 L = TypeVar("L", "Lock", "AsyncLock")
+H = TypeVar("H", bound="Hold | AsyncHold")
 
 
 class Raises(Protocol):
@@ -217,22 +218,43 @@ def _asynchronous(
     return guarded
 
 
-_current: ContextVar[Hold | AsyncHold] = ContextVar("caslock.current_hold")
+# Weakly: the context of a task or a timer that outlives the function must not keep its lease renewed.
+_current: ContextVar[weakref.ref[Hold | AsyncHold] | None] = ContextVar("caslock.current_hold", default=None)
 
 
-def current_hold() -> Hold | AsyncHold:
+@overload_
+def current_hold() -> Hold | AsyncHold: ...
+
+
+@overload_
+def current_hold(kind: type[H]) -> H: ...
+
+
+def current_hold(kind: type[object] | None = None) -> Hold | AsyncHold:
     """Return the hold of the function, decorated with `locked`, in which this is called; of several, the innermost.
 
     For its fence, and for `ensure_held` between the steps of long work.  Tasks that the function starts, and
     `asyncio.to_thread`, find it too; other threads do not.  It is an `AsyncHold` in a coroutine function.
 
-    Raises `NotHeld` outside of such a function.
+    Args:
+        kind: what it has to be, for type checkers: `Hold`, `AsyncHold`, and with ``permits=`` also `SemaphoreHold` or
+            `AsyncSemaphoreHold`.
+
+    Raises:
+        NotHeld: this is called outside of such a function.
+        TypeError: the hold is of another kind.
+
     """
-    try:
-        return _current.get()
-    except LookupError:
+    reference = _current.get()
+    hold = None if reference is None else reference()
+    if hold is None:
         message = "this was not called by a function that is decorated with caslock.locked"
-        raise NotHeld(message) from None
+        raise NotHeld(message)
+    if kind is not None and not isinstance(hold, kind):
+        own = type(hold).__name__
+        message = f"the hold of this function is of the class {own}: write caslock.current_hold(caslock.{own})"
+        raise TypeError(message)
+    return hold
 
 
 class _Calls:
@@ -244,10 +266,11 @@ class _Calls:
         self._hold = hold
 
     def __enter__(self) -> None:
-        self._token = _current.set(self._hold)
+        self._token = _current.set(weakref.ref(self._hold))
 
     def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
+        with suppress(ValueError):  # a coroutine that is closed as garbage ends in another context
+            _current.reset(self._token)
 
 
 class _Locks(Generic[L]):

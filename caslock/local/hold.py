@@ -34,7 +34,7 @@ def slot_of(hold: Holding) -> int:
 class Holding:
     """One successful acquire: what the blocking and the asyncio hold have in common."""
 
-    __slots__ = ("_attempt", "_generation", "_state")
+    __slots__ = ("__weakref__", "_attempt", "_generation", "_state")
 
     def __init__(self, state: LockState, attempt: Attempt) -> None:
         self._state = state

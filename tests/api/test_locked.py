@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
+import gc
 import inspect
 import io
 import itertools
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import caslock
-from caslock import AsyncHold, AsyncLock, Hold, Lock, LockLost, NotAcquired, NotHeld, current_hold, locked
+from caslock import (
+    AsyncHold,
+    AsyncLock,
+    Hold,
+    Lock,
+    LockLost,
+    NotAcquired,
+    NotHeld,
+    SemaphoreHold,
+    current_hold,
+    locked,
+)
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support.locations import observed, present
 
@@ -538,3 +552,47 @@ def test_wrong_arguments_are_the_functions_own_error(memory: MemoryStore) -> Non
         act()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="other"):
         act(1, other=2)  # type: ignore[call-arg]
+
+
+def test_the_kind_of_the_hold_may_be_named(memory: MemoryStore) -> None:
+    """For type checkers; another kind is a TypeError that says which one it is."""
+
+    @locked(memory, "k", permits=2)
+    def run() -> int:
+        with pytest.raises(TypeError, match=r"SemaphoreHold: write caslock\.current_hold\(caslock\.SemaphoreHold\)"):
+            current_hold(AsyncHold)
+        return current_hold(SemaphoreHold).slot
+
+    assert run() == 0
+
+
+def test_what_outlives_a_function_does_not_keep_its_hold(memory: MemoryStore) -> None:
+    """A context that was copied inside refers to the hold weakly: it is garbage as soon as the function has ended."""
+    contexts = []
+
+    @locked(memory, "k")
+    def act() -> None:
+        contexts.append((contextvars.copy_context(), weakref.ref(caslock.current_hold())))
+
+    act()
+    gc.collect()
+    ((context, hold),) = contexts
+    assert hold() is None
+    with pytest.raises(NotHeld):
+        context.run(caslock.current_hold)
+
+
+def test_a_coroutine_that_is_closed_elsewhere_makes_no_noise() -> None:
+    """Of an event loop that is gone: another context may be the current one when it is closed."""
+
+    @locked(AsyncMemoryStore(), "k")
+    async def act() -> None:
+        await asyncio.sleep(60)
+
+    async def scene() -> Coroutine[Any_, Any_, None]:
+        coroutine = act()
+        contextvars.copy_context().run(coroutine.send, None)
+        return coroutine
+
+    coroutine = asyncio.run(scene())
+    coroutine.close()

@@ -73,6 +73,10 @@ def a_lock(store: Store, async_store: AsyncStore) -> None:
             assert_type(held.fence, int)
             held.extend(5)
     lock.acquire().release()  # type: ignore[union-attr]
+    lock.acquire(10)  # type: ignore[arg-type]
+    lock.acquire(blocking_timeout=1)  # type: ignore[call-arg]
+    lock.owned()  # type: ignore[attr-defined]
+    caslock.Lock(store, "k", tll=3)  # type: ignore[arg-type]
     with lock as held:
         assert_type(held, caslock.Hold)
         assert_type(held.release(), None)
@@ -127,11 +131,19 @@ def functions(store: Store, async_store: AsyncStore) -> None:
     pay(1, "ada")  # type: ignore[call-arg]
     pay_or_skip()  # type: ignore[call-arg]
     caslock.locked(store, "k", tll=3)  # type: ignore[call-overload]
+    caslock.locked(store, "k", busy="skp")  # type: ignore[call-overload]
+    caslock.locked(store, "k", busy=None)  # type: ignore[call-overload]
     caslock.locked(5, "k")  # type: ignore[call-overload]
     assert_type(caslock.key("room", 42, None), str)
     caslock.key(1.5)  # type: ignore[arg-type]
 
+    assert_type(caslock.current_hold(), caslock.Hold | caslock.AsyncHold)
+    assert_type(caslock.current_hold(caslock.SemaphoreHold).slot, int)
+    caslock.current_hold(int)  # type: ignore[type-var]
+
     async def scene() -> None:
+        assert_type(caslock.current_hold(caslock.AsyncHold), caslock.AsyncHold)
+        await caslock.current_hold(caslock.AsyncHold).extend(5)
         assert_type(await pay_on(1), bool)
         assert_type(await pay_on_or_skip(1), bool | None)
         assert_type(await pay_on_or_count("x"), bool | int)
