@@ -35,11 +35,12 @@ def queued(store: object, key: str) -> int:
 
 
 def waits_at_the_store(store: Faults, key: str) -> bool:
-    """Whether the last request of `store` wanted `key` alone: its contender waits for that key, and no other.
+    """Whether the last request of `store` waits for `key`; where no request can, whether it wants `key` alone.
 
-    One that only reads may be about to give back the keys after it.
+    A contender that does not wait may be about to give back the keys after it.
     """
-    return bool(store.log) and store.log[-1].key == key and store.log[-1].verb not in {"get", "invalidate"}
+    waits = {verb for verb in ("wait_while", "put_when_absent") if hasattr(store, verb)} or {"put_if_version"}
+    return bool(store.log) and store.log[-1].key == key and store.log[-1].verb in waits
 
 
 def pair(store: FaultyStore, *keys: str) -> None:

@@ -187,7 +187,7 @@ def test_a_client_that_does_not_tell_its_nodes_is_refused(nodes: Nodes, kind: An
 def test_a_url_names_nodes_of_which_one_may_be_down(nodes: Nodes, api: Opening) -> None:
     """The others are asked for the map; keys of all slots are served, and nothing is sent before."""
     places = ",".join(f"{HOST}:{port}" for port in (free_port(), *(server.port for server in nodes.servers)))
-    store = api.open(f"redis+cluster://{places}?socket_timeout=1")
+    store = api.open(f"redis+cluster://{places}?socket_timeout=20")
     for key in "abc":
         assert store.invalidate(key, put(store, key).version) is None
 
