@@ -47,8 +47,12 @@ def command(context: click.Context, named: str, url: str | None, *, as_json: boo
 
     It changes nothing.  URL is the same as --store URL.
 
+    \b
+    Example:
+      caslock doctor redis://localhost
+
     Exit status: 0 nothing, or notes; 1 warnings; 3 danger; 2 the store could not be reached.
-    """
+    """  # noqa: D301 - \b is a mark for click
     if named and url and context.get_parameter_source("url") is not ParameterSource.ENVIRONMENT:
         raise click.UsageError("name one store, by URL or by --store")
     url = named or url

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import re
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,7 +19,12 @@ if TYPE_CHECKING:
     from caslock.protocol.record import Record
     from caslock.store import Store
 
-COLUMNS = ("key", "owner", "since", "note")
+COLUMNS: Final = ("key", "state", "host", "pid", "age", "owner", "note")
+
+_RANDOM: Final = re.compile(":([0-9a-f]{8})[0-9a-f]{24}")
+"""How the owner of a lock ends that was given none: 8 of its 32 digits tell it from others."""
+
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def holders(store: Store, prefix: str) -> Iterator[tuple[str, int, Record]]:
@@ -65,14 +74,39 @@ def printable(text: object) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(text))
 
 
+def state(record: Record) -> str:
+    """Say in a word or two how the key is taken."""
+    if record.foreign:
+        return "not caslock's"
+    if record.shares:
+        slot = record.shares[0].slot
+        return f"slot {slot}" if record.permits else ("reads", "writes", "waits")[slot]
+    return "kept" if record.kept else "handed over" if record.handed_over else "held"
+
+
+def age(record: Record) -> str:
+    """Say how long ago a tenure began, in one unit; nothing if the record does not tell when."""
+    if record.since is None:
+        return ""
+    seconds = max(0.0, time.time() - record.since.timestamp())
+    for length, unit in _UNITS:
+        if seconds >= 2 * length or unit == "s":
+            return f"{seconds / length:.0f} {unit}"
+    raise AssertionError
+
+
 def row(key: str, record: Record) -> list[str]:
     """Return the columns of a key."""
-    note = f"{record.note} (handed over, awaits adoption)".lstrip() if record.handed_over else record.note
-    return [printable(each) for each in (key, record.owner, record.since_iso, note)]
+    owner = _RANDOM.fullmatch(record.owner.removeprefix(record.host))
+    who = owner[1] if owner else record.owner
+    pid = "" if record.foreign else record.pid
+    return [printable(each) for each in (key, state(record), record.host, pid, age(record), who, record.note)]
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Align rows in columns."""
+    """Align rows in columns; at a terminal, cut what is too long for a line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     for each in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(each, widths, strict=True)).rstrip()
+        line = "  ".join(cell.ljust(width) for cell, width in zip(each, widths, strict=True)).rstrip()
+        yield line if len(line) <= width else f"{line[: width - 1]}…"

@@ -56,7 +56,15 @@ class Subcommands(click.Group):
 @click.group(cls=Subcommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="caslock", message="%(prog)s %(version)s")
 def caslock() -> None:
-    """Locks on the store you already run."""
+    """Locks on the store you already run.
+
+    \b
+    Example:
+      caslock run nightly -- ./nightly.sh
+      caslock list
+
+    docs/command-line.md explains all of it.
+    """  # noqa: D301 - \b is a mark for click
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -61,6 +61,7 @@ class _BeforeDashes(click.Command):
 )
 @click.option("--timeout", type=float, help="Seconds to wait for the lock.  [default: no limit]")
 @click.option("--no-wait", is_flag=True, help="Try once, as --timeout 0 does.")
+@click.option("--max-hold", type=float, help="Seconds after which the lease is renewed no more, and COMMAND ended.")
 @click.option("--min-hold", type=float, help="Seconds in which nobody else gets the key, though COMMAND has ended.")
 @click.option("--note", default="", help="Text for people who ask who holds the key.")
 @click.option("--owner", help="A name: all who give it hold the key together.")
@@ -86,6 +87,7 @@ def command(
     ttl: float,
     timeout: float | None,
     no_wait: bool,
+    max_hold: float | None,
     min_hold: float | None,
     note: str,
     owner: str | None,
@@ -97,6 +99,10 @@ def command(
     The command finds CASLOCK_KEY, CASLOCK_FENCE and CASLOCK_OWNER in its environment (of several keys: one in a line).
     It runs in a process group of its own, which gets the signals that caslock gets.  If the lock is lost, the group
     gets SIGTERM, and SIGKILL later.
+
+    \b
+    Example:
+      caslock run nightly --timeout 60 --store redis://localhost -- ./nightly.sh
 
     \b
     Exit status: that of COMMAND, or
@@ -123,6 +129,7 @@ def command(
             keys,
             ttl=ttl,
             timeout=0 if no_wait else timeout,
+            max_hold=max_hold,
             min_hold=min_hold,
             note=note,
             owner=owner,

@@ -29,7 +29,11 @@ def command(prefix: str, url: str | None, interval: float, *, as_json: bool) -> 
     """Watch the keys that are held, and begin with PREFIX, until Ctrl-C.
 
     LEFT is how long the lease can last if it is not renewed.  With --json, each look is one line.
-    """
+
+    \b
+    Example:
+      caslock top room: --interval 2 --store redis://localhost
+    """  # noqa: D301 - \b is a mark for click
     if not (as_json or sys.stdout.isatty()):
         raise click.UsageError("top needs a terminal: use caslock list, or --json")
     with opened(url, looks=True) as store:
@@ -76,13 +80,15 @@ def _show(leases: Leases, interval: float) -> None:
 
 
 def _table(leases: Leases) -> Table:
-    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.table import Column, Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415 - as above
 
     held = leases.look()
     *names, note = COLUMNS
-    title = f"{leases.store.traits.location}, {time.strftime('%X')}, {len(held)} held"
-    table = Table(*map(str.upper, (*names, "left", note)), title=Text(title), box=None, expand=True)
+    kept = sum(record.kept for _, record, _ in held)
+    title = f"{leases.store.traits.location}: {len(held) - kept} held" + (f", {kept} kept" if kept else "")
+    columns = [Column(name.upper(), no_wrap=True) for name in (*names, "left", note)]
+    table = Table(*columns, title=Text(title), box=None, expand=True)
     for key, record, left in held:
         *cells, note = row(key, record)
         table.add_row(*map(Text, (*cells, f"{left:.0f} s", note)))

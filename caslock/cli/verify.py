@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import shutil
 import sys
+import textwrap
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +79,7 @@ def verify(url: str, store: str, seconds: float, seed: int | None, picture: str,
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     else:
         lines = [*_lines(contract, outcome), *(f"{'doctor':18} {finding}" for finding in findings)]
-        sys.stdout.write("\n".join([*lines, "PASS" if passed else f"FAIL: {reason}"]) + "\n")
+        sys.stdout.write("\n".join([*map(_wrapped, lines), "PASS" if passed else f"FAIL: {reason}"]) + "\n")
     return 0 if passed else 1
 
 
@@ -105,7 +107,7 @@ def _verify(plan: Plan, picture: str, interrupts: Interrupts) -> tuple[ContractR
         progress.phase("server", f"looking for it, up to {PATIENCE:.0f} s")
         route = find_route(plan)
         progress.phase("contract", f"up to {CONTRACT + 20 * route.timeout:.0f} s")
-        contract = run_contract(plan, route, lambda done: show(f"{done} tests passed"))
+        contract = run_contract(plan, route, show)
         if contract.interrupted:
             raise KeyboardInterrupt
         # Torture takes the same route, and waits for longer where the store's own timeout is long.
@@ -167,7 +169,7 @@ def _lines(contract: ContractResult, outcome: Outcome) -> Iterator[str]:
     hand_over = f"p50 {_ms(report.hand_over_p50)}, p99 {_ms(report.hand_over_p99)} (faults included)"
     figures = {
         "store": report.location,
-        "contract": f"{contract.passed} tests passed, {len(contract.broken)} failed",
+        "contract": f"{contract.passed} tests passed, {len(contract.broken)} failed, {len(contract.skipped)} not tried",
         "torture": f"{report.seconds:g} s, seed {report.seed}",
         "operations": report.requests,
         "faults": f"{sum(report.faults.values())} ({faults})",
@@ -188,10 +190,20 @@ def _lines(contract: ContractResult, outcome: Outcome) -> Iterator[str]:
         sentences[why].append(sentence)
     for line in [*(f"{'; '.join(each)} ({why})" for why, each in sentences.items()), *report.skipped]:
         yield f"{'not tried':18} {line}"
+    if contract.skipped or report.skipped:
+        yield f"{'':18} What was not tried is no fault, and PASS says nothing of it."
     for sentence, why in contract.broken:
         yield f"{'BROKEN contract':18} {sentence}: {' '.join(why.split())}"
     for violation in report.violations:
         yield f"{'BROKEN law':18} {violation}"
+
+
+def _wrapped(line: str) -> str:
+    """Fit a line into a terminal."""
+    if not sys.stdout.isatty():
+        return line
+    width = max(40, shutil.get_terminal_size().columns)
+    return textwrap.fill(line, width, subsequent_indent=19 * " ", break_long_words=False, break_on_hyphens=False)
 
 
 def _ms(seconds: float | None) -> str:

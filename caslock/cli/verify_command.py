@@ -33,8 +33,12 @@ def command(url: str, factory: str, seconds: float, seed: int | None, *, as_json
     interrupted, and a judge of what they believed.  It uses keys of its own only (caslock-verify:...), and removes
     them.
 
+    \b
+    Example:
+      caslock verify redis://localhost --seconds 20
+
     Exit status: 0 passed, 1 a law was broken, 2 not tried.
-    """
+    """  # noqa: D301 - \b is a mark for click
     if "://" in factory and not url:
         url, factory = factory, ""
     if bool(url) == bool(factory):

@@ -142,8 +142,8 @@ class Record(NamedTuple):
             return told(self.permits, self.shares)
         note = f" ({self.note})" if self.note else ""
         if self.kept:
-            ends = f"which has released it, and keeps it from others for {self.ttl:.3g} s after the release (min_hold)"
-            return f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since_iso}, {ends}"
+            kept = f"min_hold keeps it from others for {self.ttl:.3g} s after the release"
+            return f"nobody: {self.owner} (pid {self.pid} on {self.host}){note} has released it, and {kept}"
         awaits = " has handed over a hold, which awaits adoption," if self.handed_over else ""
         return (
             f"{self.owner} (pid {self.pid} on {self.host}){note} since {self.since_iso},{awaits} "

@@ -65,8 +65,9 @@ class TestStore(StoreContract):
 class _Plugin:
     """The fixtures of the contract, and what came of its tests."""
 
-    def __init__(self, plan: Plan, route: Route, told: Callable[[int], object]) -> None:
+    def __init__(self, plan: Plan, route: Route, told: Callable[[str], object]) -> None:
         self.passed = 0
+        self._total = 0
         self.broken: list[Sentence] = []
         self.skipped: list[Sentence] = []
         self.touched = set[str]()
@@ -94,6 +95,9 @@ class _Plugin:
 
         return StoreServer(*self._route.server, make, timeout)
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._total = len(session.items)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         sentence = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
         if report.skipped:
@@ -104,13 +108,14 @@ class _Plugin:
             self.broken.append(Sentence(sentence, (crash.message if crash else str(report.longrepr))[:400]))
         elif report.when == "call" and report.passed:
             self.passed += 1
-            self._told(self.passed)
+        done = self.passed + len(self.broken) + len(self.skipped)
+        self._told(f"{done} of {self._total} tests")
 
 
-def run_contract(plan: Plan, route: Route, told: Callable[[int], object]) -> ContractResult:
+def run_contract(plan: Plan, route: Route, told: Callable[[str], object]) -> ContractResult:
     """Run the contract on the plan's store; nothing is left of it afterwards.
 
-    `told` is called with the number of tests that have passed.
+    `told` is called with how many tests have come to an end.
     """
     plugin = _Plugin(plan, route, told)
     before = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")

@@ -117,9 +117,9 @@ def test_who_keeps_the_key_is_told(memory: MemoryStore) -> None:
     assert holder.kept
     assert (holder.owner, holder.note, holder.fence) == (lock.owner, "nightly report", fence)
     assert lock.locked()
-    assert "has released it, and keeps it from others for 60.6 s after the release (min_hold)" in str(holder)
+    assert "has released it, and min_hold keeps it from others for 60.6 s after the release" in str(holder)
     with (
-        pytest.raises(NotAcquired, match=r"is held by .* which has released it, and keeps it"),
+        pytest.raises(NotAcquired, match=r"is held by nobody: .* has released it, and min_hold keeps it"),
         Lock(memory, key, timeout=0),
     ):
         pass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from caslock import Lock, LockLost, connect
+from caslock import Lock, LockLost, ReadWriteLock, Semaphore, connect
 from tests.support.command_line import CASLOCK, AtTerminal, caslock, environment, finished, line, start
 from tests.support.locations import fresh, present
 
@@ -38,13 +40,17 @@ def store(url: str) -> ClosableStore:
 
 def test_show_says_who_holds_a_key(url: str, store: ClosableStore) -> None:
     """Owner, process, note and fence, also as JSON; and status 1 when nobody does."""
-    assert caslock("show", "key", store=url) == (1, "nobody\n", "")
+    assert caslock("show", "key", store=url) == (1, "nobody holds 'key'\n", "")
     code, output, _ = caslock("show", "key", "--json", store=url)
     assert (code, json.loads(output)) == (1, {"key": "key", "held": False, "kept": False, "handed_over": False})
     with Lock(store, "key", owner="me", note="why", ttl=60) as hold:
         code, output, _ = caslock("show", "key", store=url)
         assert code == 0
-        assert all(told in output for told in ("me", "why", str(os.getpid()), str(hold.fence)))
+        rows = dict(each.split(maxsplit=1) for each in output.splitlines())
+        told_again = {"key": "key", "state": "held", "owner": "me", "note": "why", "fence": str(hold.fence)}
+        assert rows | told_again == rows
+        assert rows["process"] == f"pid {os.getpid()} on {platform.node()}"
+        assert re.fullmatch(r"20\d\d-.*Z \(\d s ago\)", rows["since"])
         told = json.loads(caslock("show", "key", "--json", store=url)[1])
         assert (told["owner"], told["note"], told["fence"], told["ttl"]) == ("me", "why", hold.fence, 60)
         assert (told["held"], told["kept"]) == (True, False)
@@ -53,13 +59,13 @@ def test_show_says_who_holds_a_key(url: str, store: ClosableStore) -> None:
 def test_a_hold_that_was_handed_over_awaits_adoption(url: str, store: ClosableStore) -> None:
     """Text, table and JSON say so, until it is adopted."""
     ticket = present(Lock(store, "key", note="order 7", ttl=60).acquire()).hand_over()
-    assert "has handed over a hold, which awaits adoption, with a lease of 60 s" in caslock("show", "key", store=url)[1]
-    assert caslock("list", store=url)[1].endswith("order 7 (handed over, awaits adoption)\n")
+    assert "\nstate    handed over, awaits adoption\n" in caslock("show", "key", store=url)[1]
+    assert re.search(r"\nkey  handed over  .* order 7\n$", caslock("list", store=url)[1])
     told = json.loads(caslock("show", "key", "--json", store=url)[1])
     assert (told["held"], told["kept"], told["handed_over"], told["ttl"]) == (True, False, True, 60)
     with Lock.adopt(store, ticket):
         assert not json.loads(caslock("show", "key", "--json", store=url)[1])["handed_over"]
-        assert caslock("list", store=url)[1].endswith("order 7\n")
+        assert re.search(r"\nkey  held  .* order 7\n$", caslock("list", store=url)[1])
 
 
 def test_a_key_that_is_kept_by_min_hold_is_not_held(url: str, store: ClosableStore) -> None:
@@ -70,18 +76,34 @@ def test_a_key_that_is_kept_by_min_hold_is_not_held(url: str, store: ClosableSto
     told = json.loads(output)
     assert (code, told["held"], told["kept"]) == (0, False, True)
     assert [told] == json.loads(caslock("list", "--json", store=url)[1])
+    assert re.search(r"\nstate    kept: .* min_hold keeps it for 6\d", caslock("show", "key", store=url)[1])
+    assert re.search(r"\nkey  kept  ", caslock("list", store=url)[1])
+
+
+def test_who_shares_a_key_is_told_one_by_one(url: str, store: ClosableStore) -> None:
+    """Each hold of a semaphore and of a read-write lock has a row and a block, with what it has of the key."""
+    with Semaphore(store, "seats", permits=3, note="a"), Semaphore(store, "seats", permits=3, note="b"):
+        blocks = caslock("show", "seats", store=url)[1].split("\n\n")
+        assert [re.findall("^(?:state|note) +(.*)$", block, re.MULTILINE) for block in blocks] == [
+            ["slot 0 of 3", "a"],
+            ["slot 1 of 3", "b"],
+        ]
+        assert re.search(r"\nseats  slot 0  .* a\nseats  slot 1  .* b\n$", caslock("list", store=url)[1])
+    with ReadWriteLock(store, "prices").read, ReadWriteLock(store, "prices").read:
+        assert caslock("list", store=url)[1].count("\nprices  reads  ") == 2
 
 
 @pytest.mark.long
 def test_list_has_the_held_keys_of_a_prefix(url: str, store: ClosableStore) -> None:
     """Free keys are left out; the JSON is what `show` has of each."""
-    assert caslock("list", store=url) == (0, "", "")
+    assert caslock("list", store=url) == (0, "", "no key is held\n")
+    assert caslock("list", "zzz", store=url) == (0, "", "no key that begins with 'zzz' is held\n")
     assert caslock("list", "--json", store=url) == (0, "[]\n", "")
     assert Lock(store, "room:2").acquire()
     Lock(store, "room:2").force_release()
     with Lock(store, "room:1", note="one"), Lock(store, "user:3"):
         heading, *rows = caslock("list", store=url)[1].splitlines()
-        assert heading.split() == ["KEY", "OWNER", "SINCE", "NOTE"]
+        assert heading.split() == ["KEY", "STATE", "HOST", "PID", "AGE", "OWNER", "NOTE"]
         assert [row.split()[0] for row in rows] == ["room:1", "user:3"]
         told = json.loads(caslock("list", "room:", "--json", store=url)[1])
         assert told == [json.loads(caslock("show", "room:1", "--json", store=url)[1])]
@@ -97,6 +119,17 @@ def test_list_has_what_another_program_has_written(redis_server: Server, value: 
         assert told == json.loads(caslock("show", key, "--json", store=redis_server.url)[1])
         assert (told["key"], told["owner"], told["held"]) == (key, "unknown", True)
         client.delete(key)
+
+
+def test_a_long_note_does_not_break_the_table(url: str, store: ClosableStore) -> None:
+    """At a terminal each key takes one line, and what is cut is marked; a pipe gets all of it."""
+    with Lock(store, "key", note=200 * "x"):
+        assert 200 * "x" in caslock("list", store=url)[1]
+        with AtTerminal(*CASLOCK, "list", env=environment(url, COLUMNS="80")) as terminal:
+            heading, row = terminal.read_until("…").splitlines()
+            assert terminal.status() == 0
+    assert heading.split()[0] == "KEY"
+    assert len(row) == 80
 
 
 def test_a_store_that_cannot_list_says_so(memcached_server: Server) -> None:
@@ -118,15 +151,15 @@ def test_a_note_cannot_change_the_terminal(url: str, store: ClosableStore) -> No
 
 def test_break_takes_a_key_away(url: str, store: ClosableStore) -> None:
     """With --yes it does not ask; the holder learns of it; and status 1 when nobody holds the key."""
-    assert caslock("break", "key", store=url) == (1, "nobody holds it\n", "")
+    assert caslock("break", "key", store=url) == (1, "nobody holds 'key'\n", "")
     lock = Lock(store, "key", owner="me")
     hold = lock.acquire()
     assert hold
     code, output, errors = caslock("break", "key", store=url)
-    assert (code, output, "--yes" in errors) == (2, "", True)
+    assert (code, output, errors) == (2, "", "caslock: nobody is here to be asked: give --yes\n")
     assert lock.locked()
-    code, output, _ = caslock("break", "key", "--yes", "--json", store=url)
-    assert (code, json.loads(output)["owner"]) == (0, "me")
+    code, output, errors = caslock("break", "key", "--yes", "--json", store=url)
+    assert (code, json.loads(output)["owner"], errors) == (0, "me", "")
     assert not lock.locked()
     with pytest.raises(LockLost):
         hold.release()
@@ -170,6 +203,9 @@ def test_top_shows_what_is_held(url: str, store: ClosableStore) -> None:
             shown = terminal.read_until("[bold]plain")
             assert all(told in shown for told in ("room:1", "me", "45 s"))
         terminal.read_until("0 held")
+        with Lock(store, "room:2", min_hold=60):
+            pass
+        terminal.read_until("0 held, 1 kept")
         terminal.type("\x03")
         assert terminal.status() == 0
 

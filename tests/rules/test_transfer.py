@@ -335,7 +335,7 @@ NOT_THERE = {
         AWAITING._replace(holds=("other.1",)),
         "the ticket was used before: at .* the lock is held by host:first",
     ),
-    "kept": (AWAITING._replace(holds=(KEPT,)), "was used before: .* which has released it"),
+    "kept": (AWAITING._replace(holds=(KEPT,)), "was used before: .* held by nobody: .* has released it"),
     "later": (AWAITING._replace(holds=("other.1",), fence=6), "too late, or belongs to another store: .* is held by"),
     "same id, later": (AWAITING._replace(fence=6), "too late, or belongs to another store"),
     "earlier": (AWAITING._replace(holds=("other.1",), fence=4), "belongs to another store than scripted://"),
