@@ -223,7 +223,10 @@ class _Acquired(ABC, Generic[B]):
 
 
 class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold]):
-    """A lease lock on one key of a store, for asyncio: one task at a time holds it, the same task re-enters.
+    """A lock on one key of a store, for asyncio: one task at a time holds it, the same task re-enters.
+
+    >>> async with AsyncLock(store, "room:42", timeout=5) as hold:  # NotAcquired if somebody else keeps it for 5 s
+    ...     await book(room=42, fence=hold.fence)
 
     If the lease is lost, the ``async with`` block is cancelled (as by `asyncio.timeout`) and raises `LockLost`.
     """

@@ -347,7 +347,10 @@ class _OneKey(_Acquired[B]):
 
 
 class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
-    """A lease lock on one key of a store.  Cheap to create, thread-safe, reusable.
+    """A lock on one key of a store, renewed until it is released.  Cheap to create, thread-safe, reusable.
+
+    >>> with Lock(store, "room:42", timeout=5) as hold:  # NotAcquired if somebody else keeps it for 5 s
+    ...     book(room=42, fence=hold.fence)
 
     Like `threading.RLock`: one thread at a time holds it, the same thread re-enters without a request, and it is free
     after as many releases as acquires.  It can't tell the asyncio tasks of one thread apart: where a second task would
@@ -417,6 +420,9 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
 class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
     """A key that up to `permits` may hold at a time, over all processes.  Cheap to create, thread-safe, reusable.
 
+    >>> with Semaphore(store, "licences", permits=3) as hold:
+    ...     use(licence=hold.slot)
+
     Each acquire takes a permit, even in a thread that holds one already; ``hold.slot`` is the number of the permit.
     The fence grows with each acquire.  A holder that dies blocks its permit for one `ttl`, counted while somebody else
     holds or waits.
@@ -474,7 +480,11 @@ class WriteSide(_Side[Hold]):
 
 
 class ReadWriteLock(ReadWrite[Store, Hold]):
-    """A key that many may read, or one write: ``with lock.read:`` and ``with lock.write:``.
+    """A key that many may read, or one write.
+
+    >>> prices = ReadWriteLock(store, "prices")
+    >>> with prices.read:
+    ...     show()
 
     Each side is acquired as a `Lock` is, and re-enters as it does.  A writer that waits lets no new reader in.  A
     thread that reads can't upgrade to writing: two that do so would deadlock.  All holds have fences: a resource can
@@ -497,6 +507,9 @@ class ReadWriteLock(ReadWrite[Store, Hold]):
 
 class QuorumLock(SeveralStores[Store, Hold], _Acquired[Hold]):
     """A lock on one key at several independent stores, held by whoever has a majority of their leases (Redlock).
+
+    >>> with QuorumLock([store1, store2, store3], "room:42", timeout=5) as hold:
+    ...     book(room=42)
 
     It goes on working while fewer than half of the stores are lost.  There are no fences, because the stores do not
     agree on a number: `Hold.fence` raises `StoreError`.  In all else it behaves as `Lock` does.
@@ -521,6 +534,9 @@ class MultiHold(Holds[Hold], _Held):
 
 class MultiLock(SeveralLocks[Store, Lock | Semaphore | ReadSide | WriteSide, Hold, MultiHold], _Acquired[MultiHold]):
     """Several locks as one: all or nothing, acquired in one order.
+
+    >>> with MultiLock(store, ["room:42", "user:7"], timeout=5) as holds:
+    ...     book(room=42, user=7, fence=holds["room:42"].fence)
 
     So MultiLocks do not deadlock each other, as long as no thread acquires one while it holds another lock.  There is
     no `locked` and no `holder`, because each key may have a holder of its own: ask a `Lock` of that key.

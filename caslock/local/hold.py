@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import TYPE_CHECKING, NoReturn, Self, cast
 
 from caslock.errors import NotHeld, StoreError
@@ -40,6 +42,14 @@ class Holding:
         self._state = state
         self._attempt = attempt
         self._generation = state.generation
+
+    if sys.flags.dev_mode:  # or else each hold would pay for it
+
+        def __del__(self) -> None:
+            """Warn of a hold that nobody can release any more, as Python does of an open file."""
+            if self._is_open and not self.lost:
+                message = f"unreleased {self!r}: its key stays taken until its lease ends"
+                warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: each hold is released once."""

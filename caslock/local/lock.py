@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, NoReturn, Self, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Never,
+    NoReturn,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from caslock.errors import LockLost
 from caslock.local.hold import Holding
@@ -43,6 +56,7 @@ from caslock.store import check_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from inspect import Signature
 
     from tenacity.wait import WaitBaseT
 
@@ -124,10 +138,23 @@ def _values(  # noqa: PLR0917 - it is called by nobody else, and by position it 
 _remembered = lru_cache(maxsize=64, typed=True)(_values)  # most locks of a program have the same
 
 
+class _Shown:
+    """The signature of a class as `help` shows it: what users may give."""
+
+    def __get__(self, _: object, kind: type) -> Signature:
+        """Leave out `self`, and what takes the arguments of other libraries."""
+        import inspect  # noqa: PLC0415 - seldom used, and the import takes long
+
+        whole = inspect.signature(cast("Any", kind).__init__)
+        named = [each for each in whole.parameters.values() if each.name not in {"self", "unknown"}]
+        return whole.replace(parameters=named, return_annotation=whole.empty)
+
+
 class LockObject:
     """Neither copied nor called."""
 
     _with: ClassVar[str] = "with"
+    __signature__ = _Shown()
 
     if not TYPE_CHECKING:  # or else type checkers would know every name
 

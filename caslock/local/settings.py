@@ -229,6 +229,10 @@ class Own(Enum):
 
     TIMEOUT = "the lock's own"
 
+    def __repr__(self) -> str:
+        """Return what `help` shows as the default."""
+        return f"<{self.value}>"
+
 
 def wait_time(own: float | None, timeout: float | Own | None, *, blocking: bool) -> float | None:
     """Seconds to wait, from `threading.Lock.acquire`'s arguments."""

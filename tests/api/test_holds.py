@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import inspect
 import pickle
+import re
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -22,6 +26,9 @@ from caslock import (
     MultiHold,
     MultiLock,
     NotHeld,
+    QuorumLock,
+    ReadWriteLock,
+    Semaphore,
 )
 from caslock.protocol.record import MAX_HOLDS
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
@@ -232,3 +239,41 @@ def test_many_holds_of_one_owner_leave_at_once(memory: MemoryStore, pool: Thread
         for done in [pool.submit(leave, holds[number::4]) for number in range(4)]:
             done.result()
         assert not Lock(memory, "k").locked()
+
+
+FORGETFUL = """
+import asyncio, gc, caslock
+store = caslock.connect("memory://")
+with caslock.Lock(store, "released"), caslock.MultiLock(store, ["also released", "too"]): pass
+lost = caslock.Lock(store, "lost", ttl=0.01, auto_renew=False).acquire()
+while not lost.lost: pass
+del lost
+caslock.Lock(store, "forgotten").acquire()
+async def acquire():
+    async with caslock.AsyncLock(store, "left"): pass
+    await caslock.AsyncMultiLock(store, ["both", "forgotten too"]).acquire()
+asyncio.run(acquire())
+gc.collect()
+"""
+
+
+def test_a_forgotten_hold_warns() -> None:
+    """In the development mode of Python, as an open file does: each hold that nobody can release any more."""
+    command = [sys.executable, "-X", "dev", "-c", FORGETFUL]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    forgotten = re.findall("ResourceWarning: unreleased <(.*): .* s remaining>", told)
+    assert sorted(forgotten) == ["AsyncHold of 'both'", "AsyncHold of 'forgotten too'", "Hold of 'forgotten'"]
+
+
+@pytest.mark.parametrize("kind", [Lock, AsyncLock, MultiLock, Semaphore, ReadWriteLock, QuorumLock])
+def test_help_shows_what_users_may_give(kind: type) -> None:
+    """Neither what catches the arguments of other libraries, nor `self`; and an example comes first."""
+    given = inspect.signature(kind).parameters
+    assert not given.keys() & {"self", "unknown"}
+    assert next(iter(given)) in {"store", "stores"}
+    assert ">>> " in (kind.__doc__ or "").split("\n\n")[1]
+
+
+def test_help_says_which_timeout_is_the_default() -> None:
+    """An acquire without one waits as long as the lock was made to."""
+    assert "timeout: 'float | Own | None' = <the lock's own>" in str(inspect.signature(Lock.acquire))
