@@ -19,6 +19,9 @@ HAZELCAST := .servers/hazelcast-$(HAZELCAST_VERSION).jar
 DYNAMODB_VERSION := 2.6.1
 DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
 
+# Images of containers often set this: then each of thousands of processes would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test prove quick oldest mutate pythons bench servers check lint types docs clean

@@ -86,9 +86,9 @@ def _table(leases: Leases) -> Table:
     held = leases.look()
     *names, note = COLUMNS
     kept = sum(record.kept for _, record, _ in held)
-    title = f"{leases.store.traits.location}: {len(held) - kept} held" + (f", {kept} kept" if kept else "")
+    title = f"{len(held) - kept} held" + (f", {kept} kept" if kept else "") + f" at {leases.store.traits.location}"
     columns = [Column(name.upper(), no_wrap=True) for name in (*names, "left", note)]
-    table = Table(*columns, title=Text(title), box=None, expand=True)
+    table = Table(*columns, title=Text(title, no_wrap=True, overflow="ellipsis"), box=None, expand=True)
     for key, record, left in held:
         *cells, note = row(key, record)
         table.add_row(*map(Text, (*cells, f"{left:.0f} s", note)))

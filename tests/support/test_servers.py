@@ -60,6 +60,12 @@ def test_memcached(memcached_server): pass
 """
 
 
+@pytest.mark.xdist_group("together")
+def test_a_group_of_tests_has_one_worker(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist knows the group by the name that it has given to the test, which not every pytest has allowed."""
+    assert request.node.nodeid.endswith("@together") == getattr(request.config.option, "loadgroup", False)
+
+
 @pytest.mark.parametrize("kind", ["redis", "memcached"])
 def test_a_port_that_another_program_takes_meanwhile_is_left_to_it(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
