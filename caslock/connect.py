@@ -202,7 +202,8 @@ def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # 
         raise TypeError(f"expected a URL (str) or a {known}, not {type(client).__name__}; other stores take their URL")
     awaits = any("asyncio" in names for names in modules)
     if awaits and group == _BLOCKING:
-        raise TypeError(f"a {type(client).__module__} client is for asyncio: use connect_async")
+        name = f"{type(client).__module__}.{type(client).__name__}"
+        raise TypeError(f"{name} is for asyncio: use connect_async")
     _refuse(settings, kind, f"a store on {kind.clients[0]}")
     store = getattr(import_module(f"caslock.stores.{kind.module}"), kind.classes[_ASYNCIO if awaits else _BLOCKING])
     return store(client, **settings)

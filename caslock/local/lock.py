@@ -153,6 +153,13 @@ class _Shown:
 class LockObject:
     """Neither copied nor called."""
 
+    def __init_subclass__(cls, **given: object) -> None:
+        """Let what Python says of a wrong argument name no class that users don't know."""
+        super().__init_subclass__(**given)
+        for each in (cls.__init__, getattr(cls, "acquire", None)):
+            if getattr(each, "__module__", "").startswith("caslock."):
+                each.__qualname__ = each.__name__  # type: ignore[union-attr]
+
     _with: ClassVar[str] = "with"
     __signature__ = _Shown()
 

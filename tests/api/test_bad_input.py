@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 import redis
 
-from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, MultiLock, Traits
+from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, MultiLock, QuorumLock, ReadWriteLock, Semaphore, Traits
 from caslock.local.settings import FOREIGN, FOREIGN_METHODS
 from caslock.protocol import record
 from caslock.protocol.record import MAX_HOLDS
@@ -385,3 +385,13 @@ def test_the_page_for_those_who_come_from_another_library_has_all_hints() -> Non
     rows += [f"| `lock.{name}` | {words} |" for name, words in FOREIGN_METHODS.items()]
     page = (Path(__file__).parents[2] / "docs/migrate.md").read_text()
     assert page.partition("| there | here, write |\n|---|---|\n")[2].splitlines() == rows
+
+
+@pytest.mark.parametrize("kind", [Lock, AsyncLock, MultiLock, AsyncMultiLock, Semaphore, ReadWriteLock, QuorumLock])
+def test_a_wrong_argument_names_no_class_that_users_do_not_know(kind: Callable[..., Any]) -> None:
+    """What Python says of it begins with the name of the method."""
+    with pytest.raises(TypeError, match=r"^__init__\(\) missing "):
+        kind()
+    if kind in {Lock, AsyncLock}:
+        with pytest.raises(TypeError, match=r"^acquire\(\) got an unexpected keyword argument 'blocking_timeout'"):
+            kind(MemoryStore(), "k").acquire(blocking_timeout=1)
