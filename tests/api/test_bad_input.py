@@ -392,6 +392,7 @@ def test_a_wrong_argument_names_no_class_that_users_do_not_know(kind: Callable[.
     """What Python says of it begins with the name of the method."""
     with pytest.raises(TypeError, match=r"^__init__\(\) missing "):
         kind()
-    if kind in {Lock, AsyncLock}:
+    lock: Any = kind
+    if lock in {Lock, AsyncLock}:
         with pytest.raises(TypeError, match=r"^acquire\(\) got an unexpected keyword argument 'blocking_timeout'"):
-            kind(MemoryStore(), "k").acquire(blocking_timeout=1)
+            lock(MemoryStore(), "k").acquire(blocking_timeout=1)
