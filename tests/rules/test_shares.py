@@ -1,0 +1,129 @@
+"""Which shares of a record are sound, and for how long one process knows that a beat has stood still."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from caslock import Semaphore, StoreError
+from caslock.protocol.lease import margin
+from caslock.protocol.record import Record
+from caslock.protocol.shares import SHARED, Seen, Share, as_json, shares_in
+from caslock.store import ABSENT, MAX_VALUE
+from caslock.stores.memory import MemoryStore
+
+OURS, THEIRS = Share("a.1", 0, 3, 7, 10.0), Share("b.1", 1, 4, 8, 10.0)
+
+
+def record(*shares: Share) -> Record:
+    """Return a record that these are in."""
+    return Record("", tuple(each.hold for each in shares), 10.0, form=SHARED, permits=2, shares=shares)
+
+
+def fields(**changed: Any) -> list[Any]:  # noqa: ANN401 - any field may be wrong
+    """Return a share as it is stored, with some fields changed."""
+    return list(OURS._replace(ttl=10_000, still=0)._replace(**changed))
+
+
+@pytest.mark.parametrize(("permits", "slots"), [(0, 3), (1, 1), (2, 2)])
+def test_a_slot_is_one_of_those_that_there_are(permits: int, slots: int) -> None:
+    """A read-write lock has three, a semaphore as many as permits."""
+    assert [share.slot for share in shares_in([fields(slot=slots - 1)], permits)] == [slots - 1]
+    with pytest.raises(ValueError, match=OURS.hold):
+        shares_in([fields(slot=slots)], permits)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"beat": -1}, {"slot": -1}, {"fence": -1}, {"ttl": 0}, {"still": -1}, {"pid": -1}, {"note": None}],
+    ids=str,
+)
+def test_what_caslock_does_not_write_is_no_share(changed: dict[str, object]) -> None:
+    """Numbers are whole and not negative, a lease is longer than nothing, and texts are texts."""
+    with pytest.raises(ValueError, match=OURS.hold):
+        shares_in([fields(**changed)], 2)
+
+
+@pytest.mark.parametrize(
+    ("permits", "rows"),
+    [
+        (2, []),
+        (2, [fields(), fields(slot=1)]),
+        (2, [fields(), fields(hold="b.1")]),
+        (2, [fields(beat=True)]),
+        (2, [fields(note="\ud800")]),
+    ],
+    ids=["none", "one hold twice", "one slot twice", "no number", "no text"],
+)
+def test_what_no_writer_leaves_is_refused(permits: int, rows: list[list[Any]]) -> None:
+    """Such a record is foreign: it is held, and never written over."""
+    with pytest.raises(ValueError):  # noqa: PT011 - the record is read as foreign, whatever the error says
+        shares_in(rows, permits)
+
+
+def test_readers_have_one_slot() -> None:
+    """Of a read-write lock, many may have the same."""
+    assert len(shares_in([fields(), fields(hold="b.1")], 0)) == 2
+
+
+def test_what_does_not_fit_goes_without_what_is_for_people() -> None:
+    """First the notes, then hosts and pids as well; and where that is not enough, the error says what to do."""
+    noted = [OURS._replace(hold=f"{number}.1", since="s", host="h", pid=1, note=1000 * "n") for number in range(9)]
+    assert b'"n' in as_json(0, tuple(noted[:2]), {})
+    few = as_json(0, tuple(noted), {})
+    assert b'"n' not in few
+    assert few.count(b'"h"') == 9
+    hosts = [each._replace(host=1000 * "h") for each in noted]
+    assert b'"h' not in as_json(0, tuple(hosts), {})
+    many = tuple(OURS._replace(hold=f"{number:200}") for number in range(60))
+    with pytest.raises(StoreError, match=f"a record of 60 holds takes more than {MAX_VALUE} bytes: use several keys"):
+        as_json(0, many, {})
+
+
+def test_a_share_is_over_a_margin_after_its_lease() -> None:
+    """What it has stood still for already counts; the clocks of others may be a little slower."""
+    seen, still = Seen(), OURS._replace(still=4.0)
+    seen.look(1, record(still), 100.0, ordered=True)
+    assert seen.over(still, 101.0) == 100.0 + 10.0 + margin(10.0) - 4.0
+
+
+def test_a_beat_has_stood_still_for_as_long_as_anybody_has_seen() -> None:
+    """What others have seen counts if it is longer; a beat that moves begins anew."""
+    seen = Seen()
+    seen.look(1, record(OURS), 10.0, ordered=True)
+    assert seen.still(OURS, 12.0) == 2.0
+    longer = OURS._replace(still=5.0)
+    seen.look(2, record(longer), 13.0, ordered=True)
+    assert seen.still(longer, 14.0) == 6.0
+    shorter = OURS._replace(still=1.0)
+    seen.look(3, record(shorter), 15.0, ordered=True)
+    assert seen.still(shorter, 15.0) == 7.0
+    moved = OURS._replace(beat=4)
+    seen.look(4, record(moved), 16.0, ordered=True)
+    assert seen.still(moved, 17.0) == 1.0
+
+
+def test_an_answer_that_comes_late_tells_nothing() -> None:
+    """Where versions are in order: neither one before the newest, nor one before the key was free."""
+    seen, newest = Seen(), record(OURS, THEIRS)
+    seen.look(5, newest, 1.0, ordered=True)
+    seen.look(4, record(OURS), 2.0, ordered=True)
+    assert seen.newest == (5, newest)
+    seen.look(ABSENT, None, 3.0, ordered=True)
+    seen.look(5, newest, 4.0, ordered=True)
+    assert seen.newest[1] is None
+    seen.look(6, newest, 5.0, ordered=True)
+    assert seen.newest == (6, newest)
+    seen.look(2, record(OURS), 6.0, ordered=False)
+    assert seen.newest == (2, record(OURS))
+
+
+def test_a_write_that_is_sent_again_moves_its_own_beat_only() -> None:
+    """The beats of others are theirs: one that we moved would keep a dead holder's place."""
+    state = Semaphore(MemoryStore(), "k", permits=2)._state
+    state.begun()
+    attempt = state._attempt()
+    ours = OURS._replace(hold=attempt.hold_id)
+    again = attempt.sent_again(record(ours, THEIRS))
+    assert [share.beat for share in again.shares] == [attempt.writes.count, THEIRS.beat]
