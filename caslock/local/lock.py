@@ -161,7 +161,7 @@ class LockObject:
                 each.__qualname__ = each.__name__  # type: ignore[union-attr]
 
     _with: ClassVar[str] = "with"
-    __signature__ = _Shown()
+    __signature__: ClassVar[_Shown] = _Shown()
 
     if not TYPE_CHECKING:  # or else type checkers would know every name
 

@@ -58,6 +58,8 @@ class Monitor:
     def _run(self) -> None:
         while not self._wait():
             for key in self._plan.all_names():
+                if self._over.is_set():  # each look may take as long as a request
+                    return
                 self._look(key)
 
     def _wait(self) -> bool:

@@ -11,10 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -25,6 +27,7 @@ from caslock.store import ABSENT, ListingStore
 from caslock.stores.memory import MemoryStore
 from caslock.verify import PREFIX, Plan
 from caslock.verify.cleanup import remove_keys
+from caslock.verify.monitor import Monitor
 from caslock.verify.prefixed import PrefixedStore
 from caslock.verify.processes import last_words
 from caslock.verify.worker import awaited
@@ -533,3 +536,19 @@ def test_the_library_does_not_import_it() -> None:
     script = "import sys, caslock; print([n for n in sys.modules if n.startswith(('caslock.cli', 'caslock.testing'))])"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_monitor_ends_after_the_look_that_it_is_at() -> None:
+    """Each look may take as long as a request: what it sees of the other keys would have no file any more."""
+    monitor: Any = Monitor.__new__(Monitor)
+    monitor._over, looks = threading.Event(), list[str]()
+    monitor._plan = SimpleNamespace(all_names=lambda: ["a", "b"])
+    monitor._history = SimpleNamespace(note=lambda *_, **__: None)
+
+    def look(key: str) -> None:
+        looks.append(key)
+        monitor._over.set()
+
+    monitor._look = look
+    monitor._run()
+    assert looks == ["a"]
