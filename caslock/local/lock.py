@@ -290,7 +290,7 @@ class SingleLock(OneKey, Generic[S, H]):
             ttl=ticket.ttl, auto_renew=True, max_hold=None, on_lost=None, note="", retry=Retry(), poll=None
         )
         settings = _checked({**defaults, **given})
-        if "max_hold" not in given and ticket.max_hold < NEVER:
+        if "max_hold" not in given:
             if ticket.max_hold < MIN_LEASE:
                 message = f"could not adopt lock {ticket.key!r}: its max_hold is over"
                 error = LockLost(message)

@@ -243,25 +243,27 @@ class ReadWriteAttempt(SharedAttempt):
         # Beside a writer nobody gets in anyway.  Who is next is open then, or writers would keep out readers for ever.
         if len(others) >= MAX_PERMITS or any(share.slot == WRITES for share in others):
             return None
-        own, ttl = self._own(record.shares), min(lease.ttl, LONGEST_ANNOUNCEMENT)
-        said = None if own is None else self.writes.in_flight.get(f"{self.hold_id}.{own.beat}")
-        if said is not None and now < said.at + ttl / 3:
+        again = self._says_again(record)
+        if again is not None and now < again:
             return None
         lease.asked = 0.0  # it asks for no lease
-        return self._with_ours(record, version, ttl, WAITS)
+        return self._with_ours(record, version, min(lease.ttl, LONGEST_ANNOUNCEMENT), WAITS)
 
     def ends(self, contention: Contention) -> float:
         """When the first share is over, or when to say again that we wait."""
-        record = contention.observed.record
-        own = None if record is None else self._own(record.shares)
-        said = None if own is None else self.writes.in_flight.get(f"{self.hold_id}.{own.beat}")
-        ends = super().ends(contention)
-        return ends if own is None or said is None else min(ends, said.at + own.ttl / 3)
+        ends, again = super().ends(contention), self._says_again(contention.observed.record)
+        return ends if again is None else min(ends, again)
 
     def next_record(self, observed: Record | None, version: int) -> Record:
         """Return the record to put in place of `observed`: with our share, and without those that are over."""
         self.lease.asked = self.lease.asked or self.lease.ttl
         return self._with_ours(observed, version, self.lease.asked, self.role)
+
+    def _says_again(self, record: Record | None) -> float | None:
+        """When to say again that we wait; None: the record does not say it, or not by a write that we remember."""
+        own = None if record is None else self._own(record.shares)
+        said = None if own is None else self.writes.in_flight.get(f"{self.hold_id}.{own.beat}")
+        return None if own is None or said is None else said.at + own.ttl / 3
 
     def _has_place(self, others: list[Share]) -> bool:
         """Whether nobody writes or waits to write; whether nobody holds the key."""

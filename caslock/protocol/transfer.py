@@ -71,11 +71,7 @@ def read_ticket(text: str) -> Ticket:
         check_key(key)
         return Ticket(key, HANDED + hold, int(fence), ttl, max_hold, min_hold)
     except ValueError:
-        message = (
-            f"{text[:20]!r}... is not a ticket of hand_over(), or not all of it"
-            if len(text) > 20  # noqa: PLR2004 - enough to know it again
-            else f"{text!r} is not a ticket of hand_over()"
-        )
+        message = f"what begins with {text[:20]!r} is not a ticket of hand_over(), or not all of it"
         raise ValueError(message) from None
 
 

@@ -121,6 +121,12 @@ def test_a_min_hold_that_cannot_be_kept_is_refused(
     make(STORE, "key", min_hold=604_800)
 
 
+def test_a_key_that_is_kept_from_all_is_not_had_again_at_once() -> None:
+    """That is what min_hold and linger would ask for together."""
+    with pytest.raises(ValueError, match="linger lets this process have the key again at once, which min_hold forbids"):
+        Lock(MemoryStore(), "key", min_hold=2, linger=1)
+
+
 @every_lock
 def test_a_min_hold_is_refused_where_no_record_ends_by_itself(make: Callable[..., Making]) -> None:
     """The key of a nightly job would be taken in the next night, or for ever."""

@@ -123,8 +123,9 @@ def test_n_releases_for_n_acquires(location: Place) -> None:
         assert other.acquire(False) is None
         lock.release()
     assert not lock.locked()
-    with pytest.raises(NotHeld, match=key):
+    with pytest.raises(NotHeld, match=key) as caught:
         lock.release()
+    assert (caught.value.key, caught.value.location) == (key, store.traits.location)
     held(other).release()
 
 

@@ -377,8 +377,9 @@ def test_a_lost_key_that_could_not_be_given_back_is_an_unknown_outcome() -> None
     for key in ("a", "b"):
         Lock(store, key, ttl=30).acquire()
     Lock(store, "a").force_release()  # so that a release of "a" writes a free record
-    with pytest.raises(OutcomeUnknown, match="'a'"):
+    with pytest.raises(OutcomeUnknown, match="'a'") as caught:
         MultiLock(store, ["a", "b"], ttl=0.4, timeout=0.8).acquire()
+    assert (caught.value.key, caught.value.location) == ("b", store.traits.location)  # what it was busy with
 
 
 ENOUGH = 20.0

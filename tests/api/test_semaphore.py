@@ -48,6 +48,7 @@ def test_as_many_hold_as_there_are_permits(location: Place) -> None:
     one, other = Semaphore(store, key, 3), Semaphore(location.store(), key, 3)
     a, b, c = present(one.acquire()), present(other.acquire()), present(one.acquire())
     assert {a.slot, b.slot, c.slot} == {0, 1, 2}
+    assert one.permits == 3
     assert a.fence < b.fence < c.fence
     assert other.acquire(timeout=0) is None
     assert one.acquire(timeout=0.05) is None
@@ -132,6 +133,7 @@ def test_a_lock_and_a_semaphore_of_one_key_exclude_each_other(memory: MemoryStor
     with lock as hold:
         with pytest.raises(NotAcquired, match=r"held by .* with a lease of 30 s"):
             semaphore.__enter__()
+        assert semaphore.acquire(timeout=0.05) is None
         assert semaphore.locked()
         assert [holder.fence for holder in semaphore.holders()] == [hold.fence]
 

@@ -29,6 +29,7 @@ from caslock import (
 )
 from caslock.local import lock_state
 from caslock.local import stamps as stamps_module
+from caslock.local.finishing import finished
 from caslock.local.lock_state import LockState
 from caslock.local.refusals import Waited, busy, in_use
 from caslock.local.stamps import Stamps
@@ -542,3 +543,15 @@ def test_an_acquire_that_is_refused_is_told_to_nobody_as_busy(store: Timed) -> N
     assert Lock(FaultyStore(store), key).acquire(timeout=0) is None
     forget()
     assert [each for each in told if each == key] == [key]
+
+
+@pytest.mark.parametrize(("error", "notes"), [(NotHeld("over"), []), (StoreError("read-only"), ["read-only"])], ids=str)
+def test_an_interrupt_tells_what_could_not_be_finished(error: Exception, notes: list[str]) -> None:
+    """What is over already is no news."""
+
+    async def work() -> None:
+        raise error
+
+    interrupt = KeyboardInterrupt()
+    run(finished(work, interrupt))
+    assert getattr(interrupt, "__notes__", []) == notes

@@ -26,6 +26,7 @@ from caslock.local.holds import _worse
 from caslock.local.shared import shared_of
 from caslock.local.threads import ThreadRuntime
 from caslock.protocol.lease import NEVER
+from caslock.protocol.limits import PASSES
 from caslock.protocol.record import Record, decode, encode
 from caslock.store import ABSENT
 from caslock.stores.memory import MemoryStore
@@ -496,11 +497,15 @@ class TimedBatches(Timed):
         return self.memory.put_many(puts)
 
 
-def leave_free_record(store: Timed, key: str) -> None:
-    """Do what another process does after a lost reply, or by `force_release`."""
+def free_record() -> Record:
+    """Return what another process writes after a lost reply, or by `force_release`."""
     quarantine_id = f"of another process, {uuid4().hex}"
-    record = Record("other", (), 60.0, quarantine_id, quarantine=60.0, quarantine_id=quarantine_id)
-    assert store.memory.put_if_version(key, encode(record), ABSENT, 60.0)
+    return Record("other", (), 60.0, quarantine_id, quarantine=60.0, quarantine_id=quarantine_id)
+
+
+def leave_free_record(store: Timed, key: str) -> None:
+    """Do what that process does."""
+    assert store.memory.put_if_version(key, encode(free_record()), ABSENT, 60.0)
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2, None])
@@ -525,6 +530,27 @@ def test_a_key_that_is_held_among_free_records_is_waited_for_alone(store: Timed)
     assert MultiLock(together, keys).acquire(timeout=0.2) is None
     assert together.requests[:4] == [("put_many", ""), ("put_many", ""), ("put_many", ""), ("put", "d")]
     assert {key for verb, key in together.requests[4:]} == set("abcd")
+
+
+def test_keys_whose_records_keep_changing_are_had_one_by_one(store: Timed) -> None:
+    """Those behind the first are left to others meanwhile, also to those of this process."""
+    together, keys, had = TimedBatches(store), list("abc"), list[bool]()
+
+    def change(verb: str, key: str) -> bool:
+        if verb == "put_many" and not had:
+            for each in keys:
+                entry, record = together.memory.get(each), free_record()
+                together.memory.put_if_version(each, encode(record), entry.version if entry else ABSENT, 60.0)
+        elif (verb, key, had) == ("put", "a", []):
+            with Lock(together, "c", timeout=0):
+                had.append(True)
+        return False
+
+    together.lose = change
+    with MultiLock(together, keys):
+        pass
+    assert [verb for verb, _key in together.requests[:PASSES]] == ["put_many"] * PASSES
+    assert had == [True]
 
 
 def test_a_quarantine_ends_on_a_key_in_use(store: Timed) -> None:

@@ -607,6 +607,9 @@ def test_an_extension_counts_only_leases_that_there_are(scene: Scene) -> None:
     with pytest.raises(StoreUnavailable, match="could not extend lock 'k', because 1 of 3 stores did not answer"):
         hold.extend(200)
     assert scene.stores[0].requests == []
+    scene.stores[1].lose = lambda _verb, _key: False
+    hold.extend(200)  # what failed before does not count
+    assert hold.remaining() > 150
 
 
 def test_an_extension_ends_with_the_last_answer(scene: Scene) -> None:

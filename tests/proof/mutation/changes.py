@@ -1,7 +1,8 @@
 """The changes: each removes or replaces one thing in a function, such as a statement, a condition or a number.
 
-Texts are not changed, because the wording of an error is not a rule.  Neither is what only a type checker reads, nor
-the constants and defaults of a module: a test that fixed their values would only repeat them.
+Texts are not changed, because the wording of an error is not a rule.  Neither is what only a linter or a type checker
+reads, such as `del unused`, nor the constants and defaults of a module: a test that fixed their values would only
+repeat them.
 """
 
 from __future__ import annotations
@@ -131,10 +132,10 @@ def _of_a_statement(node: ast.stmt) -> Iterator[tuple[ast.AST, ast.AST]]:
             yield node, ast.If(ast.Constant(value=True), node.body, [])
     elif isinstance(node, (ast.If, ast.While)):
         yield node, _copy(node, test=ast.UnaryOp(ast.Not(), node.test))
-    elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Return, ast.Raise, ast.Delete, ast.Break, ast.Continue)) or (
-        node.value is not None
-        if isinstance(node, ast.AnnAssign)
-        else isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)
+    elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Return, ast.Raise, ast.Break, ast.Continue)) or (
+        (isinstance(node, ast.AnnAssign) and node.value is not None)
+        or (isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant))
+        or (isinstance(node, ast.Delete) and not all(isinstance(each, ast.Name) for each in node.targets))
     ):
         yield node, ast.Pass()
 
