@@ -55,15 +55,21 @@ class Leases:
         """Begin with nothing seen."""
         self.store = store
         self._prefix = prefix
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._seen: dict[tuple[str, str], tuple[int, float]] = {}
 
     def look(self) -> list[tuple[str, Record, float]]:
         """Give each key, its record, and how many seconds its lease can last at most."""
-        now = time.monotonic()
-        found = list(holders(self.store, self._prefix))
-        seen = {key: self._seen.get(key, (0, 0.0)) for key, _, _ in found}
-        self._seen = {key: seen[key] if seen[key][0] == version else (version, now) for key, version, _ in found}
-        return [(key, record, max(0.0, record.ttl - (now - self._seen[key][1]))) for key, _, record in found]
+        now, seen, leases = time.monotonic(), self._seen, []
+        self._seen = {}
+        for key, version, record in holders(self.store, self._prefix):
+            name, number, still = "", version, 0.0
+            for share in record.shares:  # the only one: others write the record, too, but leave its beat as it is
+                name, number, still = share.hold, share.beat, share.still
+            before, since = seen.get((key, name), (None, now))
+            since = min(since if before == number else now, now - still)
+            self._seen[key, name] = number, since
+            leases.append((key, record, max(0.0, record.ttl - (now - since))))
+        return leases
 
 
 def _show(leases: Leases, interval: float) -> None:

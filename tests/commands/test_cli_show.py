@@ -8,12 +8,15 @@ import platform
 import re
 import signal
 import subprocess
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
 from caslock import Lock, LockLost, ReadWriteLock, Semaphore, connect
+from caslock.cli import top
+from caslock.stores.memory import MemoryStore
 from tests.support.command_line import CASLOCK, AtTerminal, caslock, environment, finished, line, start
 from tests.support.locations import fresh, present
 
@@ -225,6 +228,22 @@ def test_top_tells_how_long_a_lease_can_last(url: str, store: ClosableStore) -> 
         assert 49 < look[0]["left"] <= 50
         process.send_signal(signal.SIGINT)
         assert finished(process)[0] == 130
+
+
+def test_top_tells_of_each_of_several_holders_how_long_its_lease_can_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is renewed, and has all of its lease; another one is not, though the record that both are in has changed."""
+    passed = 100.0
+    monkeypatch.setattr(top, "time", SimpleNamespace(monotonic=lambda: passed))
+    memory = MemoryStore()
+    leases, pool = top.Leases(memory, ""), Semaphore(memory, "key", permits=2, ttl=30)
+    renewed, dead = present(pool.acquire()), present(pool.acquire())
+    assert [left for *_, left in leases.look()] == pytest.approx([30, 30], abs=1)
+    passed += 20
+    renewed.extend()
+    left = {record.fence: left for _, record, left in leases.look()}
+    assert left == {renewed.fence: pytest.approx(30, abs=1), dead.fence: pytest.approx(10, abs=1)}
+    for hold in (renewed, dead):
+        hold.release()
 
 
 @pytest.mark.usefixtures("store")
