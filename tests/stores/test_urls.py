@@ -147,6 +147,8 @@ BAD = {
     f"memcached://me:{QUOTED}@host": "a memcached URL is",
     "memcached://host?nonsense=1": "a memcached URL is",
     "memcached://host?timeout=": "number of seconds",
+    "postgresql://host/app?timeout=": "the option timeout of a database URL has no value",
+    "mysql://host/app?connect_timeout=&timeout=3": "the option connect_timeout of a database URL has no value",
     "nats://": "a NATS URL is",
     "nats://localhost:4222,": "a NATS URL is",
     "nats://localhost?unknown=1": "a NATS URL is",

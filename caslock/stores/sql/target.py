@@ -6,6 +6,7 @@ import re
 from importlib import import_module
 from inspect import signature
 from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
 
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError
@@ -92,6 +93,10 @@ def target_of(target: str | URL | Engine | AsyncEngine, timeout: float | None, *
 
 
 def _read(target: str | URL) -> URL:
+    if isinstance(target, str):  # SQLAlchemy leaves out what has no value
+        for name, value in parse_qsl(target.rpartition("@")[2].partition("?")[2], keep_blank_values=True):
+            if not value:
+                raise ValueError(f"the option {name} of a database URL has no value")
     try:
         return make_url(target)
     except (ArgumentError, ValueError):
