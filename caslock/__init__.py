@@ -11,6 +11,7 @@ from caslock.blocking import (
     ReadWriteLock,
     Semaphore,
     SemaphoreHold,
+    WriteHold,
 )
 from caslock.connect import connect, connect_async
 from caslock.errors import (
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         AsyncReadWriteLock,
         AsyncSemaphore,
         AsyncSemaphoreHold,
+        AsyncWriteHold,
     )
     from caslock.async_election import AsyncElection
     from caslock.decorator import current_hold, locked
@@ -84,6 +86,7 @@ __all__ = [
     "AsyncSemaphoreHold",
     "AsyncStore",
     "AsyncWatchingStore",
+    "AsyncWriteHold",
     "BatchingStore",
     "CaslockError",
     "ClosableStore",
@@ -116,6 +119,7 @@ __all__ = [
     "StoreUnavailable",
     "Traits",
     "WatchingStore",
+    "WriteHold",
     "connect",
     "connect_async",
     "current_hold",
@@ -134,6 +138,7 @@ _LATER = {
     "AsyncReadWriteLock": "aio",
     "AsyncSemaphore": "aio",
     "AsyncSemaphoreHold": "aio",
+    "AsyncWriteHold": "aio",
     "AsyncElection": "async_election",
     "Election": "election",
     "current_hold": "decorator",

@@ -140,7 +140,17 @@ class AsyncSemaphoreHold(AsyncHold):
         return slot_of(self)
 
 
-B = TypeVar("B", AsyncHold, AsyncSemaphoreHold, "AsyncMultiHold")
+class AsyncWriteHold(AsyncHold):
+    """One successful acquire of `AsyncReadWriteLock.write`: an asynchronous context manager that releases it."""
+
+    __slots__ = ()
+
+    async def downgrade(self) -> None:
+        """Read from now on, and let others read; see `WriteHold.downgrade`."""
+        await cast("ReadWriteState", self._state).downgrade(self)
+
+
+B = TypeVar("B", AsyncHold, AsyncSemaphoreHold, AsyncWriteHold, "AsyncMultiHold")
 B_co = TypeVar("B_co", covariant=True)
 
 
@@ -311,8 +321,10 @@ class AsyncReadSide(_Side[AsyncHold]):
     """The side of an `AsyncReadWriteLock` that many may hold at a time; see `ReadSide`."""
 
 
-class AsyncWriteSide(_Side[AsyncHold]):
+class AsyncWriteSide(_Side[AsyncWriteHold]):
     """The side of an `AsyncReadWriteLock` that one may hold, alone."""
+
+    _make = AsyncWriteHold
 
 
 class AsyncReadWriteLock(ReadWrite[AsyncStore | Store, AsyncHold]):

@@ -200,6 +200,24 @@ class SemaphoreHold(Hold):
         return slot_of(self)
 
 
+class WriteHold(Hold):
+    """One successful acquire of `ReadWriteLock.write`: a context manager that releases it."""
+
+    __slots__ = ()
+
+    def downgrade(self) -> None:
+        """Read from now on, and let others read: no other writer gets in between.
+
+        It takes one request, which replaces the lease as `extend` does.  The hold keeps its fence, and leaving its
+        block releases it.  It is one of the ``read`` side now, which this thread may enter once more.
+
+        Raises what `Hold.extend` does.  After `StoreUnavailable`, others can read from the next renewal on, if not
+        before.  Raises RuntimeError if the side was entered more than once.
+        """
+        with on_failure(self._mend):
+            run(cast("ReadWriteState", self._state).downgrade(self))
+
+
 def _refuse_other_task(attempt: Attempt) -> None:
     for level in attempt.levels:
         other = cast("Hold", level)._other_task()
@@ -229,7 +247,7 @@ def _hold(state: LockState, attempt: Attempt, kind: type[H] = Hold) -> H:  # typ
     return hold
 
 
-B = TypeVar("B", Hold, SemaphoreHold, "MultiHold")
+B = TypeVar("B", Hold, SemaphoreHold, WriteHold, "MultiHold")
 H = TypeVar("H", bound=Hold)
 B_co = TypeVar("B_co", covariant=True)
 
@@ -475,8 +493,10 @@ class ReadSide(_Side[Hold]):
     """The side of a `ReadWriteLock` that many may hold at a time, while nobody writes or waits to write."""
 
 
-class WriteSide(_Side[Hold]):
+class WriteSide(_Side[WriteHold]):
     """The side of a `ReadWriteLock` that one may hold, alone."""
+
+    _make = staticmethod(partial(_hold, kind=WriteHold))
 
 
 class ReadWriteLock(ReadWrite[Store, Hold]):

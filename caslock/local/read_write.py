@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from caslock.local.hold import Holding
@@ -46,6 +47,23 @@ class ReadWriteState(SharedState):
             message = f"this thread or task {holds} {self.key!r}, and would wait for itself to {wants}: release first"
             raise RuntimeError(message)
         return super().begin(make, caller)
+
+    async def downgrade(self, hold: Holding) -> None:
+        """Have a hold that writes read from now on; after an error, the next renewal says that to the others."""
+        hold._mine()
+        attempt, reads = cast("ReadWriteAttempt", hold._attempt), self if self.role == READS else self.other.begun()
+        with self._guard:
+            if attempt.levels != [hold]:
+                message = f"{self.key!r} was entered more than once: leave the inner blocks before downgrade()"
+                raise RuntimeError(message)
+            if self is not reads:
+                reads._held[attempt.hold_id] = weakref.ref(attempt)
+                if hold in self.committed:
+                    reads.committed[hold] = self.committed.pop(hold)
+                attempt.role, hold._state = READS, reads
+                self._held.pop(attempt.hold_id, None)
+        await self.renew(attempt, None)
+        cast("SharedQueue", self._queue).look_again(self.runtime.now())
 
     def _attempt(self, kind: type[Attempt] = ReadWriteAttempt) -> ReadWriteAttempt:
         del kind

@@ -38,14 +38,20 @@ class SharedQueue(LocalQueue):
             if attempt in self.waiting:
                 self.waiting.remove(attempt)
             inside = self._admit(now) if self._inside or self.waiting else []
-            if attempt.state is HELD:
-                return
-            yields = self._yields_after(attempt, now)
-            for other in inside:
-                freed = cast("SharedAttempt", other).freed
-                if freed is not None:
-                    other.turn.yields = yields
-                    freed.set()
+            if attempt.state is not HELD:
+                self._wake(inside, self._yields_after(attempt, now))
+
+    def look_again(self, now: float) -> None:
+        """Wake who asks for the key: others may hold it beside us from now on."""
+        with self._guard:
+            self._wake(self._admit(now), 0.0)
+
+    def _wake(self, inside: list[Attempt], yields: float) -> None:
+        for other in inside:
+            freed = cast("SharedAttempt", other).freed
+            if freed is not None:
+                other.turn.yields = yields
+                freed.set()
 
     async def turn(self, attempt: Attempt, runtime: Runtime, limit: float, *, once: bool = False) -> bool:
         """See `LocalQueue.turn`; one try needs no turn: who is inside does not hold the key."""

@@ -6,10 +6,22 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from tenacity.wait import wait_fixed
 
-from caslock import AsyncReadWriteLock, Lock, LockLost, NotHeld, ReadWriteLock, Semaphore, StoreError
+from caslock import (
+    AsyncReadWriteLock,
+    Lock,
+    LockLost,
+    MultiLock,
+    NotHeld,
+    ReadWriteLock,
+    Semaphore,
+    StoreError,
+    StoreUnavailable,
+    WriteHold,
+)
 from caslock.protocol.shares import MAX_PERMITS
-from caslock.stores.memory import MemoryStore
+from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import FaultyStore, lose_reply, lose_request
 from tests.support.locations import Place, fresh, observed, present, until
 from tests.support.loops import in_a_loop
@@ -110,6 +122,120 @@ def test_a_reader_cannot_wait_to_write(memory: MemoryStore) -> None:
         lock.read.acquire()
     with lock.write:
         pass
+
+
+def test_a_writer_that_downgrades_reads_beside_others(location: Place, pool: ThreadPoolExecutor) -> None:
+    """Under its fence, with no writer in between; it enters to read once more, and the end of its block releases it."""
+    store, key = location.store(), fresh()
+    lock, other = ReadWriteLock(store, key), ReadWriteLock(location.store(), key)
+    with lock.write as hold:
+        fence = hold.fence
+        assert other.read.acquire(timeout=0) is None
+        hold.downgrade()
+        assert (hold.fence, hold.lost) == (fence, False)
+        with present(other.read.acquire(timeout=0)) as reader:
+            assert reader.fence > fence
+            assert [record.fence for record in lock.read.holders()] == [fence, reader.fence]
+        assert pool.submit(other.write.acquire, timeout=0).result(ENOUGH) is None
+        with lock.read as again:
+            assert again.fence == fence
+            with pytest.raises(RuntimeError, match="entered more than once"):
+                hold.downgrade()
+        with pytest.raises(RuntimeError, match=r"reads .*, and would wait for itself to write"):
+            lock.write.acquire()
+        hold.extend()
+        assert not lock.write.locked()
+        hold.downgrade()  # as after an error
+    assert observed(store, key) is None
+    with pytest.raises(NotHeld):
+        hold.downgrade()
+    with lock.write:
+        assert (lock.write.locked(), lock.read.locked()) == (True, False)
+
+
+def test_one_of_several_holds_is_downgraded(memory: MemoryStore) -> None:
+    """The others go on as they are, and all are released together."""
+    lock = ReadWriteLock(memory, "b")
+    with MultiLock([Lock(memory, "a"), lock.write, Lock(memory, "c")]) as holds:
+        hold = holds["b"]
+        assert isinstance(hold, WriteHold)
+        hold.downgrade()
+        present(ReadWriteLock(memory, "b").read.acquire(timeout=0)).release()
+        holds.extend()
+        with lock.read:
+            pass
+    assert [observed(memory, key) for key in "abc"] == [None, None, None]
+
+
+def test_a_downgrade_wakes_readers_of_its_process(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """They do not wait for their next look."""
+    lock = ReadWriteLock(memory, "key", poll=wait_fixed(1000))
+    writer = present(lock.write.acquire())
+    reading = [pool.submit(lock.read.acquire) for _ in range(2)]
+    assert until(lambda: len(lock.read._state._queue.waiting) == 1)
+    writer.downgrade()
+    for each in reading:
+        present(each.result(ENOUGH)).release()
+    writer.release()
+    assert observed(memory, "key") is None
+
+
+@pytest.mark.parametrize("fault", [lose_reply, lose_request], ids=["reply", "request"])
+def test_a_downgrade_without_an_answer_is_made_once_more(memory: MemoryStore, fault: Fault) -> None:
+    """The reply was lost, or the request."""
+    faulty = FaultyStore(memory)
+    with ReadWriteLock(faulty, "key").write as hold:
+        faulty.on("put_if_version", 1, fault)
+        hold.downgrade()
+        with present(ReadWriteLock(memory, "key").read.acquire(timeout=0)) as reader:
+            assert reader.fence > hold.fence
+    assert observed(memory, "key") is None
+
+
+def test_a_downgrade_that_has_failed_is_made_by_the_next_renewal(memory: MemoryStore) -> None:
+    """Until then the hold keeps others out, and is held."""
+    faulty = FaultyStore(memory)
+    with ReadWriteLock(faulty, "key", retry=(0, 0)).write as hold:
+        faulty.on("put_if_version", 1, lose_request)
+        with pytest.raises(StoreUnavailable):
+            hold.downgrade()
+        assert ReadWriteLock(memory, "key").read.acquire(timeout=0) is None
+        hold.extend()  # as a renewal does
+        present(ReadWriteLock(memory, "key").read.acquire(timeout=0)).release()
+    assert observed(memory, "key") is None
+
+
+def test_a_lost_hold_is_not_downgraded(memory: MemoryStore) -> None:
+    """It is a loss, as for an extension."""
+    lock = ReadWriteLock(memory, "key")
+    hold = present(lock.write.acquire())
+    lock.force_release()
+    with pytest.raises(LockLost):
+        hold.downgrade()
+    with pytest.raises(LockLost):
+        hold.release()
+
+
+@in_a_loop
+async def test_a_task_downgrades() -> None:
+    """And another one of the same loop, that waits to read, gets in."""
+    store = AsyncMemoryStore()
+    lock = AsyncReadWriteLock(store, "key", timeout=ENOUGH)
+
+    inside = asyncio.Barrier(3)
+
+    async def read() -> None:
+        async with lock.read:
+            await inside.wait()
+
+    async with asyncio.TaskGroup() as tasks, lock.write as hold:
+        for _ in range(2):
+            tasks.create_task(read())
+        while not lock.read._state._queue.waiting:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0)
+        await hold.downgrade()
+        await inside.wait()
+    assert not await lock.read.locked()
 
 
 @in_a_loop

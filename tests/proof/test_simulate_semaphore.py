@@ -12,7 +12,7 @@ from caslock.local.shared_queue import SharedQueue
 from caslock.protocol import shared_attempt
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.shared_attempt import ReadWriteAttempt, SharedAttempt
-from caslock.protocol.shares import READS, WAITS, Seen
+from caslock.protocol.shares import READS, WAITS, WRITES, Seen
 from tests.proof.simulator import Violation
 from tests.proof.simulator.chance import by_chance
 from tests.proof.simulator.semaphore import SemaphoreRun, drawn, simulate
@@ -41,14 +41,23 @@ def test_no_interleaving_of_faults_breaks_a_law(part: int) -> None:
 def test_the_runs_have_what_they_are_about() -> None:
     """Places are taken, waited for and lost; holders die, and their places are taken."""
     stories = ""
-    for seed in range(300):
+    for seed in range(400):
         run = SemaphoreRun(drawn(seed))
         try:
             by_chance(run, random.Random(~seed))
         finally:
             run.close()
         stories += text(run.story)
-    for what in ("slot 2", "LockLost", "NotAcquired", "StoreUnavailable", "is killed", "interrupted", "lands late"):
+    for what in (
+        "slot 2",
+        "LockLost",
+        "NotAcquired",
+        "StoreUnavailable",
+        "is killed",
+        "interrupted",
+        "lands late",
+        "wants to read",
+    ):
         assert stories.count(what) > 5, what
 
 
@@ -119,6 +128,12 @@ def beside_readers(self: ReadWriteAttempt, others: list[Share]) -> bool:
     return all(share.slot in (beside, READS) for share in others)
 
 
+def writes_again(self: ReadWriteAttempt, observed: Record | None, version: int) -> Record:
+    """Renew a reader as a writer."""
+    self.lease.asked = self.lease.asked or self.lease.ttl
+    return self._with_ours(observed, version, self.lease.asked, self.role if self.lease.record is None else WRITES)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
@@ -133,6 +148,7 @@ def beside_readers(self: ReadWriteAttempt, others: list[Share]) -> bool:
         (ReadWriteAttempt, "_has_place", readers_first),
         (ReadWriteAttempt, "_has_place", beside_readers),
         (ReadWriteAttempt, "holds_by", Attempt.is_in),
+        (ReadWriteAttempt, "next_record", writes_again),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

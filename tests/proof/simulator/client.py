@@ -15,6 +15,7 @@ from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiState
+from caslock.local.read_write import ReadWriteState
 from caslock.local.stamps import Stamps
 from caslock.protocol.attempt import Attempt, LockSettings, Retry
 from caslock.protocol.life import State
@@ -233,8 +234,10 @@ class Client:
         elif stay.does == "extend aside":
             self.run.start(Flow(self.next_name(), self, self._aside(stay.ttl), Wait()))
             await Wait(self.process.now())  # so that it may be the first
-        elif stay.does == "enter":
+        elif stay.does == "enter" and not self._has_downgraded:
             await self._enter(0, AGAIN)
+        elif stay.does == "downgrade" and self.holding:
+            await self._downgrade(self.holding[-1])
         elif stay.does == "enter elsewhere":
             await self._enter(1 if self.locations[1] else 0, AGAIN)
         elif stay.does == "leave" and len(self.entered) > 1:
@@ -243,6 +246,19 @@ class Client:
             await self._break()
         elif stay.does == "hand over" and len(self.holding) == 1:
             await self._hand_over(self.holding[0])
+
+    @property
+    def _has_downgraded(self) -> bool:
+        return any(hold._state not in self.locations[0] for hold in self.holding)
+
+    async def _downgrade(self, hold: Holding) -> None:
+        if isinstance(hold._state, ReadWriteState) and hold._attempt.levels == [hold]:
+            self.run.current.begin()
+            self.run.tell(self.name, "wants to read from now on")
+            try:
+                await hold._state.downgrade(hold)
+            except StoreError as trouble:  # a renewal does it
+                self.run.tell(self.name, f"{type(trouble).__name__} at the downgrade")
 
     async def _hand_over(self, hold: Holding) -> None:
         self.run.current.begin()

@@ -51,7 +51,7 @@ PACKET_LIFE: Final = 20.0
 """Seconds after which a late request is lost: well below `FREE_TTL`, even for a clock that runs twice as fast."""
 
 
-Deed = Literal["", "extend", "extend aside", "enter", "enter elsewhere", "leave", "break", "hand over"]
+Deed = Literal["", "extend", "extend aside", "enter", "enter elsewhere", "leave", "break", "hand over", "downgrade"]
 
 DOES: Final[tuple[Sequence[Deed], ...]] = (
     ("", "", "extend"),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, cast
 from caslock.local.read_write import ReadWriteState
 from caslock.local.semaphore import SemaphoreState
 from caslock.protocol.attempt import LockSettings, Retry
+from caslock.protocol.shared_attempt import ReadWriteAttempt
 from caslock.protocol.shares import READS, WAITS, WRITES
 from tests.proof.simulator.chance import by_chance
 from tests.proof.simulator.client import NamedLockState
@@ -107,7 +108,9 @@ class SemaphoreJudge(Judge):
                 if alone.setdefault(hold.key, name) != name:
                     run.violate(f"{name} believes beside {alone[hold.key]}")
                 continue
-            slot = cast("SharedAttempt", hold._attempt).slot
+            attempt = cast("SharedAttempt", hold._attempt)
+            # A writer that wants to read from now on minds no readers, whether it has got the answer or not.
+            slot = attempt.role if isinstance(attempt, ReadWriteAttempt) else attempt.slot
             if not 0 <= slot < (self._permits or WAITS):
                 run.violate(f"{name} has slot {slot}")
             if slot in slots if self._permits else WRITES in slots or (slot == WRITES and slots):
@@ -144,6 +147,8 @@ class SemaphoreJudge(Judge):
         if self._permits and len(shares) > self._permits:
             self._run.violate(f"{len(shares)} shares are recorded")
         self._there = {share.hold for share in shares if self._is_in(share)}
+        if not self._permits and len(self._there) > 1 and any(share.slot == WRITES for share in shares):
+            self._run.violate(f"a writer is recorded beside others: {shares}")
         for share in shares:
             if share.hold in self._there - there:
                 self._admitted[share.hold] = after.entry.version
@@ -259,7 +264,7 @@ def _round(chance: random.Random) -> Round:
     body = tuple(
         Stay(
             chance.choice((0.0, 0.3, 1.0, 5.0)),
-            chance.choice(("", "", "extend", "enter", "leave")),
+            chance.choice(("", "", "extend", "enter", "leave", "downgrade")),
             chance.choice((None, 0.5, 2.0, 20.0)),
         )
         for _ in range(chance.choice((0, 1, 2)))
