@@ -249,7 +249,8 @@ class Client:
 
     @property
     def _has_downgraded(self) -> bool:
-        return any(hold._state not in self.locations[0] for hold in self.holding)
+        begun_with: tuple[LockState, ...] = tuple(self.locations[0])
+        return any(isinstance(hold._state, ReadWriteState) and hold._state not in begun_with for hold in self.holding)
 
     async def _downgrade(self, hold: Holding) -> None:
         if isinstance(hold._state, ReadWriteState) and hold._attempt.levels == [hold]:
