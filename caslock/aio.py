@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from caslock.local.semaphore import SemaphoreState
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
+    from caslock.protocol.transfer import Ticket
 
     Task = asyncio.Task[object]
 
@@ -150,7 +151,22 @@ class AsyncWriteHold(AsyncHold):
         await cast("ReadWriteState", self._state).downgrade(self)
 
 
+async def _adopted(state: LockState, ticket: Ticket, make: type[H]) -> H:
+    """Adopt the hold of a ticket."""
+    begun = state.begin_adoption(make, ticket)
+    try:
+        held = await state.adopt(begun)
+    except (CaslockError, GeneratorExit):
+        raise
+    except BaseException as error:  # cancelled: undo it first
+        await finish(begun._each, partial(state.undo, begun, error), error)
+        raise
+    state.committed[held] = None
+    return held
+
+
 B = TypeVar("B", AsyncHold, AsyncSemaphoreHold, AsyncWriteHold, "AsyncMultiHold")
+H = TypeVar("H", bound=AsyncHold)
 B_co = TypeVar("B_co", covariant=True)
 
 
@@ -249,17 +265,7 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
     @classmethod
     async def adopt(cls, store: AsyncStore | Store, ticket: str, **settings: Unpack[Adopting[AsyncHold]]) -> AsyncHold:
         """Take over a hold that was handed over; see `Lock.adopt`.  If cancelled, it leaves the ticket as it was."""
-        state, read = cls._adoption(store, ticket, settings)
-        begun = state.begin_adoption(AsyncHold, read)
-        try:
-            held = await state.adopt(begun)
-        except (CaslockError, GeneratorExit):
-            raise
-        except BaseException as error:  # cancelled: undo it first
-            await finish(begun._each, partial(state.undo, begun, error), error)
-            raise
-        state.committed[held] = None
-        return held
+        return await _adopted(*cls._adoption(store, ticket, settings), AsyncHold)
 
     async def locked(self) -> bool:
         """Whether anybody holds the key now."""
@@ -284,6 +290,13 @@ class AsyncSemaphore(SharedLock[AsyncStore | Store, AsyncSemaphoreHold], _Acquir
     _runtime = staticmethod(task_runtime)
     _make = AsyncSemaphoreHold
     _with = "async with"
+
+    @classmethod
+    async def adopt(
+        cls, store: AsyncStore | Store, ticket: str, **settings: Unpack[Adopting[AsyncSemaphoreHold]]
+    ) -> AsyncSemaphoreHold:
+        """Take over a hold of a semaphore that was handed over; see `Semaphore.adopt` and `AsyncLock.adopt`."""
+        return await _adopted(*cls._adoption(store, ticket, settings), AsyncSemaphoreHold)
 
     async def locked(self) -> bool:
         """Whether all permits are taken."""

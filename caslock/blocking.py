@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
     from caslock.protocol.runtime import Runtime
+    from caslock.protocol.transfer import Ticket
 
     Task = asyncio.Task[object]
 
@@ -173,11 +174,11 @@ class Hold(Holding, _Held):
         The ticket is a text of letters, digits, ``-`` and ``_``: about 130 characters and the key.  It names no server
         and has no password.  The hold keeps its fence, but nobody renews it until it is adopted: that has to happen
         within one `ttl` from now.  Here the hold is over, as after a release: leaving its block does nothing then.  It
-        takes one request.
+        takes one request.  A hold of a `Semaphore` is adopted by `Semaphore.adopt`, with the same slot.
 
         Raises `LockLost`, `StoreError` or `StoreUnavailable` as `extend` does: then it is still held here; release it.
-        Raises RuntimeError if it was entered more than once, or is none of a `Lock`; `NotHeld` after a release or in
-        a forked child.
+        Raises RuntimeError if it was entered more than once, or is none of a `Lock` or `Semaphore`; `NotHeld` after a
+        release or in a forked child.
         """
         with on_failure(self._mend):
             return run(self._state.hand_over(self))
@@ -245,6 +246,20 @@ def _hold(state: LockState, attempt: Attempt, kind: type[H] = Hold) -> H:  # typ
     if "asyncio" in sys.modules and (task := running_task()) is not None:
         hold._task = weakref.ref(task)
     return hold
+
+
+def _adopted(state: LockState, ticket: Ticket, make: Callable[[LockState, Attempt], H]) -> H:
+    """Adopt the hold of a ticket."""
+    begun = state.begin_adoption(make, ticket)
+    try:
+        held = run(state.adopt(begun))
+        state.committed[held] = None
+        return held  # noqa: TRY300 - inside the guard
+    except CaslockError:
+        raise
+    except BaseException as error:  # interrupted: undo it first
+        finish(begun._each, partial(state.undo, begun, error), error)
+        raise
 
 
 B = TypeVar("B", Hold, SemaphoreHold, WriteHold, "MultiHold")
@@ -403,17 +418,7 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
             ValueError, TypeError: the text is no ticket, or a setting is invalid; no request was sent.
 
         """
-        state, read = cls._adoption(store, ticket, settings)
-        begun: Hold = state.begin_adoption(_hold, read)
-        try:
-            held = run(state.adopt(begun))
-            state.committed[held] = None
-            return held  # noqa: TRY300 - inside the guard
-        except CaslockError:
-            raise
-        except BaseException as error:  # interrupted: undo it first
-            finish(begun._each, partial(state.undo, begun, error), error)
-            raise
+        return _adopted(*cls._adoption(store, ticket, settings), _hold)
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
@@ -449,6 +454,14 @@ class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
     _state: SemaphoreState
     _runtime = staticmethod(thread_runtime)
     _make = staticmethod(partial(_hold, kind=SemaphoreHold))
+
+    @classmethod
+    def adopt(cls, store: Store, ticket: str, **settings: Unpack[Adopting[SemaphoreHold]]) -> SemaphoreHold:
+        """Take over a hold of a semaphore that `Hold.hand_over` has handed over, with the same key, slot and fence.
+
+        See `Lock.adopt`.
+        """
+        return _adopted(*cls._adoption(store, ticket, settings), cls._make)
 
     def release(self) -> None:
         """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""

@@ -203,10 +203,39 @@ class OneKey(LockObject):
         return self._state.owner
 
 
-class SingleLock(OneKey, Generic[S, H]):
-    """A lock on one key of a store of type `S`."""
+class Adoptive(OneKey, Generic[S, H]):
+    """A key whose holds can be handed over, and adopted."""
 
     _runtime: staticmethod[[object], Runtime]
+
+    @classmethod
+    def _adoption(cls, store: S, text: str, given: Adopting[H]) -> tuple[LockState, Ticket]:
+        """Check what `adopt` is given; no request is sent."""
+        if unknown := given.keys() - Adopting.__annotations__:
+            raise no_such_setting(sorted(unknown))
+        ticket = read_ticket(text)
+        defaults = Settings[Any](
+            ttl=ticket.ttl, auto_renew=True, max_hold=None, on_lost=None, note="", retry=Retry(), poll=None
+        )
+        settings = _checked({**defaults, **given})
+        if "max_hold" not in given:
+            if ticket.max_hold < MIN_LEASE:
+                message = f"could not adopt lock {ticket.key!r}: its max_hold is over"
+                error = LockLost(message)
+                error.key = ticket.key
+                raise error
+            settings = settings._replace(max_hold=ticket.max_hold)
+        return cls._state_of(cls._runtime(store), ticket, settings), ticket
+
+    @staticmethod
+    @abstractmethod
+    def _state_of(runtime: Runtime, ticket: Ticket, settings: LockSettings) -> LockState:
+        """Return a state for the hold of a ticket; raises ValueError if that is one of another kind."""
+
+
+class SingleLock(Adoptive[S, H]):
+    """A lock on one key of a store of type `S`."""
+
     _is_blocking: ClassVar[bool]
 
     def __init__(
@@ -280,24 +309,12 @@ class SingleLock(OneKey, Generic[S, H]):
         )
         self._begin(LockState(runtime, key, _checked(given, owner, min_hold, linger)), timeout)
 
-    @classmethod
-    def _adoption(cls, store: S, text: str, given: Adopting[H]) -> tuple[LockState, Ticket]:
-        """Check what `adopt` is given; no request is sent."""
-        if unknown := given.keys() - Adopting.__annotations__:
-            raise no_such_setting(sorted(unknown))
-        ticket = read_ticket(text)
-        defaults = Settings[Any](
-            ttl=ticket.ttl, auto_renew=True, max_hold=None, on_lost=None, note="", retry=Retry(), poll=None
-        )
-        settings = _checked({**defaults, **given})
-        if "max_hold" not in given:
-            if ticket.max_hold < MIN_LEASE:
-                message = f"could not adopt lock {ticket.key!r}: its max_hold is over"
-                error = LockLost(message)
-                error.key = ticket.key
-                raise error
-            settings = settings._replace(max_hold=ticket.max_hold)
-        return LockState(cls._runtime(store), ticket.key, settings), ticket
+    @staticmethod
+    def _state_of(runtime: Runtime, ticket: Ticket, settings: LockSettings) -> LockState:
+        if ticket.permits:
+            message = f"the ticket is that of a hold of a semaphore, {ticket.key!r}: adopt it with Semaphore.adopt()"
+            raise ValueError(message)
+        return LockState(runtime, ticket.key, settings)
 
     def _with_timeout(self, timeout: float | Own | None) -> Self:
         """Return this lock with another timeout: what one of the two holds, both do."""
@@ -306,10 +323,9 @@ class SingleLock(OneKey, Generic[S, H]):
         return other
 
 
-class SharedLock(OneKey, Generic[S, H]):
+class SharedLock(Adoptive[S, H]):
     """A key of a store of type `S` that several may hold."""
 
-    _runtime: staticmethod[[object], Runtime]
     _state: SemaphoreState
 
     def __init__(
@@ -359,6 +375,15 @@ class SharedLock(OneKey, Generic[S, H]):
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
         self._begin(SemaphoreState(runtime, key, _checked(given), check_permits(permits)), timeout)
+
+    @staticmethod
+    def _state_of(runtime: Runtime, ticket: Ticket, settings: LockSettings) -> LockState:
+        from caslock.local.semaphore import SemaphoreState  # noqa: PLC0415 - seldom used
+
+        if not ticket.permits:
+            message = f"the ticket is that of a hold of a Lock, {ticket.key!r}: adopt it with Lock.adopt()"
+            raise ValueError(message)
+        return SemaphoreState(runtime, ticket.key, settings, ticket.permits)
 
     @property
     def permits(self) -> int:

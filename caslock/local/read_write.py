@@ -65,6 +65,12 @@ class ReadWriteState(SharedState):
         await self.renew(attempt, None)
         cast("SharedQueue", self._queue).look_again(self.runtime.now())
 
+    async def hand_over(self, hold: Holding) -> str:
+        """Refuse it."""
+        del hold
+        message = f"a hold of a ReadWriteLock can't be handed over: {self.key!r} would need a Lock"
+        raise RuntimeError(message)
+
     def _attempt(self, kind: type[Attempt] = ReadWriteAttempt) -> ReadWriteAttempt:
         del kind
         runtime, queue = self.runtime, cast("SharedQueue", self._queue)

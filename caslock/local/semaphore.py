@@ -9,16 +9,18 @@ from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from caslock.local.shared_queue import SharedQueue
 from caslock.protocol import release
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.exchange import read
 from caslock.protocol.life import HELD
 from caslock.protocol.limits import last_start_of_three
 from caslock.protocol.shared_attempt import SharedAttempt
+from caslock.protocol.shared_transfer import SharedAdoption
 from caslock.protocol.shares import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from caslock.protocol.attempt import Attempt, LockSettings
+    from caslock.protocol.attempt import LockSettings
     from caslock.protocol.exchange import Sent
     from caslock.protocol.record import Observed, Record
     from caslock.protocol.runtime import Runtime
@@ -54,12 +56,6 @@ class SharedState(LockState):
     def _hold(self, hold: Holding) -> None:
         super()._hold(hold)
         self._queue.leave(hold._attempt, self.runtime.now())
-
-    async def hand_over(self, hold: Holding) -> str:
-        """Refuse it."""
-        del hold
-        message = f"a hold of a Semaphore or ReadWriteLock can't be handed over: {self.key!r} would need a Lock"
-        raise RuntimeError(message)
 
     async def holders(self) -> tuple[Record, ...]:
         """Who holds the key."""
@@ -113,10 +109,10 @@ class SemaphoreState(SharedState):
         self.begun()
         return make(self, self._attempt())
 
-    def _attempt(self, kind: type[Attempt] = SharedAttempt) -> SharedAttempt:
-        del kind
+    def _attempt(self, kind: type[Attempt] = Attempt) -> SharedAttempt:
         runtime, queue = self.runtime, cast("SharedQueue", self._queue)
         hold = f"{self._nonce}.{next(self._numbers)}"
         self.newest: str = hold  # which another thread may replace at once
         made = self._terms, hold, self._stamps, runtime.mutex(), runtime.me()
-        return SharedAttempt(*made, permits=self.permits, seen=queue.seen)
+        shared = SharedAttempt if kind is Attempt else SharedAdoption
+        return shared(*made, permits=self.permits, seen=queue.seen)

@@ -14,7 +14,8 @@ from caslock.errors import CaslockError, LockLost
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, OVER, State
-from caslock.protocol.record import FORM, HANDED, KEPT, MAX_HOLDS, Observed, Record, Stamp, fence_of, observed_in
+from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Observed, Record, Stamp, fence_of, observed_in
+from caslock.protocol.shares import HANDED
 from caslock.protocol.writes import FREE_TTL, InFlight, Write, Writes
 from caslock.store import ABSENT
 

@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from caslock.protocol.shares import SHARED, Share, as_json, shares_in, told, with_fences
+from caslock.protocol.shares import HANDED, SHARED, Share, as_json, shares_in, told, with_fences
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ MAX_HOLDS: Final = 40
 
 KEPT: Final = "kept"
 """The only hold of a record whose holder has released the key before its ``min_hold`` was over."""
-
-HANDED: Final = "handed:"
-"""Begins the id of a hold that was handed over, and awaits adoption: the rest is the id that the hold had before."""
 
 _FORMS: Final = frozenset({FORM, SHARED})
 
@@ -112,7 +109,8 @@ class Record(NamedTuple):
             return (self,)
         return tuple([
             Record(
-                f"{share.host or 'unknown'}:{share.hold.partition('.')[0]}", (share.hold,), share.ttl, "", share.fence,
+                f"{share.host or 'unknown'}:{share.hold.removeprefix(HANDED).partition('.')[0]}",
+                (share.hold,), share.ttl, "", share.fence,
                 0.0, share.since, share.host, share.pid, share.note, permits=self.permits, shares=(share,),
             )
             for share in self.shares

@@ -66,7 +66,9 @@ class SharedAttempt(Attempt):
         """The slot of what it holds."""
         record = self.lease.record
         assert record is not None  # noqa: S101 - it is held
-        return next(share.slot for share in record.shares if share.hold == self.hold_id)
+        own = self._own(record.shares)
+        assert own is not None  # noqa: S101 - as above
+        return own.slot
 
     def see(self, entry: Entry | None, record: Record | None = None) -> Observed:
         """Read an answer of the store as our own record, and note which beats it shows."""
@@ -86,8 +88,14 @@ class SharedAttempt(Attempt):
     def sent_again(self, record: Record) -> Record:
         """Return a record that is written once more, with a beat of its own."""
         again = super().sent_again(record)
-        ours = (each._replace(beat=self.writes.count) if each.hold == self.hold_id else each for each in record.shares)
-        return again._replace(shares=tuple(ours))
+        beat, ours = self.writes.count, self._ours
+        shares = (each._replace(beat=beat) if each.hold in ours else each for each in record.shares)
+        return again._replace(shares=tuple(shares))
+
+    def as_handed(self, renewal: Record, now: float) -> Record:
+        """Return a renewal of ours with the hold id under which it is handed over, in our share as well."""
+        shares = (each._replace(hold=self.handed) if each.hold == self.hold_id else each for each in renewal.shares)
+        return super().as_handed(renewal, now)._replace(shares=tuple(shares))
 
     def catch_up(self, now: float) -> None:
         """Begin from what another attempt of this process has seen last, if we are in that."""
@@ -167,7 +175,7 @@ class SharedAttempt(Attempt):
         if observed is not None:
             rest, (record, others) = self._rest(observed, now), self._beside
             others = others if record is observed else self._others_in(observed)
-            own = self._own(with_fences(observed.shares, version))
+            own = self._before(with_fences(observed.shares, version))
         if own is None:
             own = Share(
                 self.hold_id, self._place(others) if slot is None else slot, 0, None, 0.0, 0.0, *self.stamps().stamp
@@ -200,13 +208,24 @@ class SharedAttempt(Attempt):
         """Return the shares of others as we write them."""
         return tuple([each._replace(still=self.seen.still(each, now)) for each in with_fences(others, version)])
 
+    @property
+    def _ours(self) -> tuple[str, str]:
+        """The names of our share: the second one while it is being handed over."""
+        return self.hold_id, self.handed
+
     def _own(self, shares: tuple[Share, ...]) -> Share | None:
-        return next((share for share in shares if share.hold == self.hold_id), None)
+        ours = self._ours
+        return next((share for share in shares if share.hold in ours), None)
+
+    def _before(self, shares: tuple[Share, ...]) -> Share | None:
+        """Return the share in place of which ours is written next, with our name."""
+        own = self._own(shares)
+        return own and own._replace(hold=self.hold_id)
 
     def _others_in(self, record: Record) -> list[Share]:
         """Return the shares of others whose beat has moved within their ttl, as far as this process has seen."""
-        now = self.runtime.now()
-        return [share for share in record.shares if share.hold != self.hold_id and self.seen.over(share, now) > now]
+        now, ours = self.runtime.now(), self._ours
+        return [share for share in record.shares if share.hold not in ours and self.seen.over(share, now) > now]
 
 
 class ReadWriteAttempt(SharedAttempt):

@@ -25,6 +25,9 @@ MAX_PERMITS: Final = 64
 """The most holds in one record: it must fit in `caslock.store.MAX_VALUE` bytes."""
 
 
+HANDED: Final = "handed:"
+"""Begins the id of a hold that was handed over, and awaits adoption: the rest is the id that the hold had before."""
+
 READS: Final = 0
 """The slot of a share that reads, as others may at the same time."""
 
@@ -64,7 +67,8 @@ class Share(NamedTuple):
     def __str__(self) -> str:
         """Say who holds it."""
         note = f" ({self.note})" if self.note else ""
-        return f"pid {self.pid} on {self.host}{note} since {self.since}" if self.host else self.hold
+        who = f"pid {self.pid} on {self.host}{note} since {self.since}" if self.host else self.hold
+        return f"{who}, which awaits adoption" if self.hold.startswith(HANDED) else who
 
 
 def kind_of(permits: int) -> str:

@@ -18,18 +18,20 @@ from caslock.protocol.acquire import acquire
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.exchange import read
 from caslock.protocol.limits import last_start
-from caslock.protocol.record import HANDED, fence_of
+from caslock.protocol.record import fence_of
 from caslock.protocol.renew import renew_as_handed
+from caslock.protocol.shares import HANDED
 from caslock.store import check_key
 
 if TYPE_CHECKING:
     from caslock.protocol.record import Observed, Record
     from caslock.protocol.runtime import Runtime
+    from caslock.protocol.shared_transfer import SharedAdoption
 
 MAX_TICKET: Final = 6_000
 """Characters; the ticket of a short key has about 130."""
 
-_FORM: Final = "1"
+_FORM: Final = "2"
 
 
 class Ticket(NamedTuple):
@@ -45,11 +47,14 @@ class Ticket(NamedTuple):
     """Seconds that are left of it at the latest moment of an adoption; infinite: there is none."""
     min_hold: float
     """Seconds that were left of it as the hold was handed over."""
+    permits: int = 0
+    """Those of the semaphore whose hold it is; 0: it is a Lock's."""
 
     def __str__(self) -> str:
         """Return it as a text of letters, digits, ``-`` and ``_``."""
         hold = self.hold.removeprefix(HANDED)
-        text = f"{_FORM} {hold} {self.fence} {self.ttl!r} {self.max_hold!r} {self.min_hold!r} {self.key}".encode()
+        seconds = f"{self.ttl!r} {self.max_hold!r} {self.min_hold!r}"
+        text = f"{_FORM} {hold} {self.fence} {self.permits} {seconds} {self.key}".encode()
         return base64.urlsafe_b64encode(zlib.crc32(text).to_bytes(4) + text).decode().rstrip("=")
 
 
@@ -64,12 +69,12 @@ def read_ticket(text: str) -> Ticket:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         if zlib.crc32(data[4:]) != int.from_bytes(data[:4]):
             raise ValueError(data)  # noqa: TRY301 - as above
-        form, hold, fence, *seconds, key = data[4:].decode().split(" ", 6)
+        form, hold, fence, permits, *seconds, key = data[4:].decode().split(" ", 7)
         ttl, max_hold, min_hold = map(float, seconds)
         if form != _FORM or not (hold and math.isfinite(ttl) and math.isfinite(min_hold)):
             raise ValueError(form)  # noqa: TRY301 - as above
         check_key(key)
-        return Ticket(key, HANDED + hold, int(fence), ttl, max_hold, min_hold)
+        return Ticket(key, HANDED + hold, int(fence), ttl, max_hold, min_hold, int(permits))
     except ValueError:
         message = f"what begins with {text[:20]!r} is not a ticket of hand_over(), or not all of it"
         raise ValueError(message) from None
@@ -88,7 +93,8 @@ async def hand_over(runtime: Runtime, attempt: Attempt) -> Ticket:
     now = runtime.now()
     max_hold = lease.began + lease.max_hold - now - lease.asked - runtime.store.traits.expiry_lag
     min_hold = max(0.0, lease.began + attempt.min_hold - now)
-    return Ticket(attempt.key, attempt.handed, lease.fence, ttl, max(0.0, max_hold), min_hold)
+    permits = 0 if lease.record is None else lease.record.permits
+    return Ticket(attempt.key, attempt.handed, lease.fence, ttl, max(0.0, max_hold), min_hold, permits)
 
 
 class Adoption(Attempt):
@@ -156,7 +162,7 @@ class Adoption(Attempt):
         return self.adopted and super().releases_by_removal(now)
 
 
-async def adopt(runtime: Runtime, attempt: Adoption) -> None:
+async def adopt(runtime: Runtime, attempt: Adoption | SharedAdoption) -> None:
     """Take over the hold of the attempt's ticket: read its record, and put ours at the version that was seen.
 
     No request begins later than two request timeouts from now.  After an error, call `give_up`.  Raises `LockLost`,
@@ -179,6 +185,10 @@ def _became_of(runtime: Runtime, ticket: Ticket, observed: Observed) -> str:
     record, location = observed.record, runtime.store.traits.location
     if record is None or record.free:
         return f"nobody holds it at {location}: the ticket is too late, was used before, or belongs to another store"
+    if record.shares:
+        used = any(share.fence == ticket.fence for share in record.shares)
+        became = "was used before" if used else "is too late, was used before, or belongs to another store"
+        return f"the ticket {became}: at {location} the key is held by {record}"
     if record.foreign or observed.fence < ticket.fence:
         return f"the ticket belongs to another store than {location}, where it is held by {record}"
     if observed.fence == ticket.fence:

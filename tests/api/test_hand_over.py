@@ -17,6 +17,7 @@ import pytest
 
 from caslock import (
     AsyncLock,
+    AsyncSemaphore,
     Hold,
     Lock,
     LockEvent,
@@ -25,10 +26,13 @@ from caslock import (
     NotHeld,
     Observer,
     QuorumLock,
+    ReadWriteLock,
+    Semaphore,
     StoreError,
     StoreUnavailable,
     observe,
 )
+from caslock.protocol.record import decode
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_reply, lose_request, raising, unsent
 from tests.api.test_fork_and_signals import every_moment, family
@@ -40,6 +44,20 @@ if TYPE_CHECKING:
 
     from caslock import AsyncStore, Store
     from caslock.testing.faults import Fault
+
+
+class Pair(Semaphore):
+    """One with two permits, and the arguments of a Lock."""
+
+    def __init__(self, store: Store, key: str, **settings: Any) -> None:  # noqa: ANN401 - those of a Lock
+        super().__init__(store, key, 2, **settings)
+
+
+class AsyncPair(AsyncSemaphore):
+    """The same for asyncio."""
+
+    def __init__(self, store: AsyncStore, key: str, **settings: Any) -> None:  # noqa: ANN401 - as above
+        super().__init__(store, key, 2, **settings)
 
 
 def test_one_thread_locks_and_another_process_would_finish(location: Place) -> None:
@@ -89,14 +107,15 @@ def test_a_task_locks_and_another_process_would_finish(kind: str, request: pytes
         asyncio.run(finish(location))
 
 
-def test_it_takes_one_request_and_two(memory: MemoryStore) -> None:
+@pytest.mark.parametrize("lock", [Lock, Pair])
+def test_it_takes_one_request_and_two(lock: type[Lock | Pair], memory: MemoryStore) -> None:
     """The hand-over is a put; the adoption reads, and puts."""
     store, key = Watched(memory), fresh()
-    hold = held(Lock(store, key))
+    hold = held(lock(store, key))
     ticket = hold.hand_over()
     assert store.requests == [("put", key), ("put", key)]
     other = Watched(memory)
-    Lock.adopt(other, ticket).release()
+    lock.adopt(other, ticket).release()
     assert other.requests == [("get", key), ("put", key), ("invalidate", key)]
 
 
@@ -177,12 +196,13 @@ def test_a_ticket_that_is_no_good_is_lock_lost(case: str, memory: MemoryStore) -
     assert store.get(key) == before
 
 
-def test_a_ticket_is_used_once(location: Place) -> None:
+@pytest.mark.parametrize("lock", [Lock, Pair])
+def test_a_ticket_is_used_once(lock: type[Lock | Pair], location: Place) -> None:
     """A second adoption fails, and the first hold goes on."""
-    ticket = held(Lock(location.store(), fresh(), ttl=50)).hand_over()
-    adopted = Lock.adopt(location.store(), ticket)
+    ticket = held(lock(location.store(), fresh(), ttl=50)).hand_over()
+    adopted = lock.adopt(location.store(), ticket)
     with pytest.raises(LockLost, match="the ticket was used before"):
-        Lock.adopt(location.store(), ticket)
+        lock.adopt(location.store(), ticket)
     adopted.extend()
     adopted.release()
 
@@ -399,14 +419,15 @@ def test_waiters_of_the_first_process_wait_on(memory: MemoryStore) -> None:
     assert observed(memory, key) is None
 
 
-def test_one_of_many_adopts(location: Place) -> None:
+@pytest.mark.parametrize("lock", [Lock, Pair])
+def test_one_of_many_adopts(lock: type[Lock | Pair], location: Place) -> None:
     """Threads of several store objects, all with one ticket."""
     stores, key = [location.store() for _ in range(4)], fresh()
-    ticket = held(Lock(stores[0], key, ttl=50)).hand_over()
+    ticket = held(lock(stores[0], key, ttl=50)).hand_over()
 
     def try_(number: int) -> Hold | None:
         with contextlib.suppress(LockLost):
-            return Lock.adopt(stores[number % 4], ticket)
+            return lock.adopt(stores[number % 4], ticket)
         return None
 
     with ThreadPoolExecutor(8) as pool:
@@ -416,45 +437,95 @@ def test_one_of_many_adopts(location: Place) -> None:
     assert observed(stores[0], key) is None
 
 
-def test_who_has_read_too_early_does_not_adopt(location: Place) -> None:
+@pytest.mark.parametrize("lock", [Lock, Pair])
+def test_who_has_read_too_early_does_not_adopt(lock: type[Lock | Pair], location: Place) -> None:
     """Two have seen the hold of the ticket: the put of the second one is refused."""
     plain, key = location.store(), fresh()
     store = FaultyStore(plain)
-    ticket = held(Lock(plain, key, ttl=50)).hand_over()
+    ticket = held(lock(plain, key, ttl=50)).hand_over()
     winners: list[Hold] = []
-    store.before("put_if_version", 1, lambda: winners.append(Lock.adopt(plain, ticket)))
+    store.before("put_if_version", 1, lambda: winners.append(lock.adopt(plain, ticket)))
     with pytest.raises(LockLost, match="the ticket was used before"):
-        Lock.adopt(store, ticket)
+        lock.adopt(store, ticket)
     winners[0].extend()
     winners[0].release()
     assert observed(plain, key) is None
 
 
+def test_a_permit_changes_hands_with_its_slot(location: Place) -> None:
+    """The others keep theirs, nobody gets one more, and each kind of ticket is adopted by its own class."""
+    store, key = location.store(), fresh()
+    pool = Semaphore(store, key, 3, ttl=50, note="first")
+    low, middle, high = (present(pool.acquire()) for _ in range(3))
+    ticket = middle.hand_over()
+    assert sum(record.handed_over for record in pool.holders()) == 1
+    assert pool.acquire(timeout=0) is None
+    with pytest.raises(ValueError, match=r"a hold of a semaphore, .*: adopt it with Semaphore\.adopt"):
+        Lock.adopt(store, ticket)
+    with Semaphore.adopt(location.store(), ticket, note="second") as adopted:
+        assert (adopted.key, adopted.slot, adopted.fence) == (key, 1, middle.fence)
+        assert 40 < adopted.remaining() <= 50
+        assert [record.note for record in pool.holders()].count("second") == 1
+        assert pool.acquire(timeout=0) is None
+        for hold in (low, high, adopted):
+            hold.extend()
+            hold.ensure_held()
+    with pytest.raises(NotHeld, match="was handed over"):
+        middle.release()
+    with pytest.raises(LockLost, match="the ticket is too late, was used before, or belongs to another store"):
+        Semaphore.adopt(store, ticket)
+    assert present(pool.acquire(timeout=0)).slot == 1
+    with pytest.raises(ValueError, match=r"a hold of a Lock, .*: adopt it with Lock\.adopt"):
+        Semaphore.adopt(store, held(Lock(store, fresh())).hand_over())
+
+
+def test_a_permit_that_nobody_adopts_is_free_after_its_ttl(memory: MemoryStore) -> None:
+    """Whoever else holds goes on, and the place is taken by who waits."""
+    pool = Semaphore(memory, fresh(), 2, ttl=0.2)
+    with pool as kept:
+        ticket = present(pool.acquire()).hand_over()
+        with present(pool.acquire(timeout=50)) as hold:
+            assert hold.slot == 1
+        kept.ensure_held()
+        with pytest.raises(LockLost):
+            Semaphore.adopt(memory, ticket)
+
+
+def test_a_side_of_a_read_write_lock_is_not_handed_over(memory: MemoryStore) -> None:
+    """The hold goes on."""
+    with ReadWriteLock(memory, "key").read as hold:
+        with pytest.raises(RuntimeError, match="a hold of a ReadWriteLock can't be handed over"):
+            hold.hand_over()
+        hold.extend()
+
+
 # Faults
 
 
+@pytest.mark.parametrize("lock", [Lock, Pair])
 @pytest.mark.parametrize("fault", [lose_request, lose_reply, late(after=1), unsent], ids=str)
 @pytest.mark.parametrize("where", ["hand over", "adopt"])
-def test_one_request_without_an_answer_is_made_up_for(where: str, fault: Fault) -> None:
+def test_one_request_without_an_answer_is_made_up_for(lock: type[Lock | Pair], where: str, fault: Fault) -> None:
     """It is settled by reading, and both succeed."""
     store, key = FaultyStore(MemoryStore()), fresh()
-    hold = held(Lock(store, key))
+    hold = held(lock(store, key))
     if where == "hand over":
         store.on("put_if_version", 1, fault)
     ticket = hold.hand_over()
     if where == "adopt":
         store.on("put_if_version", 1, fault)
-    with Lock.adopt(store, ticket) as adopted:
+    with lock.adopt(store, ticket) as adopted:
         assert adopted.fence == hold.fence
         adopted.extend()
     assert observed(store, key) is None
 
 
+@pytest.mark.parametrize("lock", [Lock, Pair])
 @pytest.mark.parametrize("applied", [False, True])
-def test_a_hand_over_that_fails_leaves_the_hold(*, applied: bool) -> None:
+def test_a_hand_over_that_fails_leaves_the_hold(lock: type[Lock | Pair], *, applied: bool) -> None:
     """The store stops answering: the hold goes on, and its release frees the key, whatever was applied."""
     store, key = FaultyStore(MemoryStore()), fresh()
-    with Lock(store, key, retry=(0, 0)) as hold:
+    with lock(store, key, retry=(0, 0)) as hold:
         store.on("put_if_version", 1, lose_reply if applied else lose_request)
         store.on("get", 1, lose_request)
         with pytest.raises(StoreUnavailable):
@@ -463,65 +534,71 @@ def test_a_hand_over_that_fails_leaves_the_hold(*, applied: bool) -> None:
     assert observed(store, key) is None
 
 
-def test_a_hand_over_that_is_refused_leaves_the_hold() -> None:
+@pytest.mark.parametrize("lock", [Lock, Pair])
+def test_a_hand_over_that_is_refused_leaves_the_hold(lock: type[Lock | Pair]) -> None:
     """And can be made again."""
     store, key = FaultyStore(MemoryStore()), fresh()
-    with Lock(store, key) as hold:
+    with lock(store, key) as hold:
         store.on("put_if_version", 1, raising(lambda: StoreError("out of memory"), applied=False))
         with pytest.raises(StoreError, match="out of memory"):
             hold.hand_over()
         hold.extend()
         ticket = hold.hand_over()
-    Lock.adopt(store, ticket).release()
+    lock.adopt(store, ticket).release()
 
 
+@pytest.mark.parametrize("lock", [Lock, Pair])
 @pytest.mark.parametrize("applied", [False, True])
-def test_an_adoption_that_fails_leaves_the_ticket(*, applied: bool) -> None:
+def test_an_adoption_that_fails_leaves_the_ticket(lock: type[Lock | Pair], *, applied: bool) -> None:
     """Another try has it."""
     store, key = FaultyStore(MemoryStore()), fresh()
-    hold = held(Lock(store, key))
+    hold = held(lock(store, key))
     ticket = hold.hand_over()
     store.on("put_if_version", 1, lose_reply if applied else lose_request)
     store.on("get", 1, lose_request)
     with pytest.raises(StoreUnavailable, match=r"could not adopt lock .*; nothing was left behind"):
-        Lock.adopt(store, ticket, retry=(0, 0))
+        lock.adopt(store, ticket, retry=(0, 0))
     assert present(observed(store, key)).handed_over
-    assert Lock.adopt(store, ticket).fence == hold.fence
+    assert lock.adopt(store, ticket).fence == hold.fence
 
 
+@pytest.mark.parametrize("lock", [AsyncLock, AsyncPair])
 @pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize("what", ["hand over", "get", "put"])
 @in_a_loop
-async def test_a_cancellation_leaves_it_to_one_of_them(what: str, *, applied: bool) -> None:
+async def test_a_cancellation_leaves_it_to_one_of_them(
+    what: str, lock: type[AsyncLock | AsyncPair], *, applied: bool
+) -> None:
     """In a hand-over the hold goes on, in an adoption the ticket does."""
     store, key = AsyncFaultyStore(AsyncMemoryStore()), fresh()
     fault = raising(asyncio.CancelledError, applied=applied)
     if what == "hand over":
-        async with AsyncLock(store, key) as hold:
+        async with lock(store, key) as hold:
             store.on("put_if_version", 1, fault)
             with pytest.raises(asyncio.CancelledError):
                 await hold.hand_over()
             hold.ensure_held()
-        assert await AsyncLock(store, key).holder() is None
+        assert await store.get(key) is None
         return
-    hold = present(await AsyncLock(store, key).acquire())
+    hold = present(await lock(store, key).acquire())
     ticket = await hold.hand_over()
     store.on(*(("get", 1) if what == "get" else ("put_if_version", 1)), fault)
     with pytest.raises(asyncio.CancelledError):
-        await AsyncLock.adopt(store, ticket)
-    assert present(await AsyncLock(store, key).holder()).handed_over
-    async with await AsyncLock.adopt(store, ticket) as adopted:
+        await lock.adopt(store, ticket)
+    assert decode(present(await store.get(key)).value).handed_over
+    async with await lock.adopt(store, ticket) as adopted:
         assert adopted.fence == hold.fence
 
 
+@pytest.mark.parametrize("lock", [Lock, Pair])
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_in_a_hand_over_leaves_nothing_that_is_renewed() -> None:
+def test_ctrl_c_in_a_hand_over_leaves_nothing_that_is_renewed(lock: type[Lock | Pair]) -> None:
     """At each moment: after a release the key is free, or it awaits an adoption, and ends with its lease."""
     store, holds = patient(), list[Hold]()
 
     def prepare() -> Callable[[], object]:
-        holds.append(held(Lock(store, fresh(), ttl=20)))
+        holds.append(held(lock(store, fresh(), ttl=20)))
         return holds[-1].hand_over
 
     for moment in every_moment(prepare):
@@ -534,24 +611,25 @@ def test_ctrl_c_in_a_hand_over_leaves_nothing_that_is_renewed() -> None:
         assert not hold._state.committed, moment
 
 
+@pytest.mark.parametrize("lock", [Lock, Pair])
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_in_an_adoption_leaves_the_ticket_or_frees_the_key() -> None:
+def test_ctrl_c_in_an_adoption_leaves_the_ticket_or_frees_the_key(lock: type[Lock | Pair]) -> None:
     """At each moment: the ticket is as good as before, until the caller could have the hold; then the key is free."""
     store, tickets = patient(), list[tuple[str, str]]()
     freed = 0
 
     def prepare() -> Callable[[], object]:
         key = fresh()
-        tickets.append((key, held(Lock(store, key, ttl=20)).hand_over()))
-        return lambda: Lock.adopt(store, tickets[-1][1])
+        tickets.append((key, held(lock(store, key, ttl=20)).hand_over()))
+        return lambda: lock.adopt(store, tickets[-1][1])
 
     for moment in every_moment(prepare):
         key, ticket = tickets.pop()
         if observed(store, key) is None:
             freed += 1
             continue
-        adopted = Lock.adopt(store, ticket)
+        adopted = lock.adopt(store, ticket)
         adopted.ensure_held()
         adopted.release()
         assert observed(store, key) is None, moment

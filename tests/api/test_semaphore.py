@@ -364,14 +364,6 @@ def test_processes_share_the_permits(kind: str, request: pytest.FixtureRequest, 
     assert len({int(fence) for *_, fence in lines}) == 300
 
 
-def test_a_hold_is_not_handed_over(memory: MemoryStore) -> None:
-    """That is for a Lock; the hold goes on."""
-    with Semaphore(memory, "key", 2) as hold:
-        with pytest.raises(RuntimeError, match="a hold of a Semaphore or ReadWriteLock can't be handed over"):
-            hold.hand_over()
-        hold.extend()
-
-
 @in_a_loop
 async def test_calls_of_a_function_share_permits() -> None:
     """As many run at a time as there are permits, for each key, and one that finds none does what `busy` says."""

@@ -12,6 +12,7 @@ from caslock.local.shared_queue import SharedQueue
 from caslock.protocol import shared_attempt
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.shared_attempt import ReadWriteAttempt, SharedAttempt
+from caslock.protocol.shared_transfer import SharedAdoption
 from caslock.protocol.shares import READS, WAITS, WRITES, Seen
 from tests.proof.simulator import Violation
 from tests.proof.simulator.chance import by_chance
@@ -39,7 +40,7 @@ def test_no_interleaving_of_faults_breaks_a_law(part: int) -> None:
 
 
 def test_the_runs_have_what_they_are_about() -> None:
-    """Places are taken, waited for and lost; holders die, and their places are taken."""
+    """Places are taken, waited for, lost and handed over; holders die, and their places are taken."""
     stories = ""
     for seed in range(400):
         run = SemaphoreRun(drawn(seed))
@@ -57,6 +58,8 @@ def test_the_runs_have_what_they_are_about() -> None:
         "interrupted",
         "lands late",
         "wants to read",
+        "has handed over",
+        "has adopted",
     ):
         assert stories.count(what) > 5, what
 
@@ -134,6 +137,16 @@ def writes_again(self: ReadWriteAttempt, observed: Record | None, version: int) 
     return self._with_ours(observed, version, self.lease.asked, self.role if self.lease.record is None else WRITES)
 
 
+def any_place(self: SharedAdoption, record: Record | None) -> bool:
+    """Adopt a hold that is not there."""
+    return record is None or SharedAttempt.may_take(self, record)
+
+
+def beside_the_ticket(self: SharedAdoption, record: Record) -> list[Share]:
+    """Leave the share of the ticket beside one's own."""
+    return SharedAttempt._others_in(self, record)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
@@ -149,6 +162,9 @@ def writes_again(self: ReadWriteAttempt, observed: Record | None, version: int) 
         (ReadWriteAttempt, "_has_place", beside_readers),
         (ReadWriteAttempt, "holds_by", Attempt.is_in),
         (ReadWriteAttempt, "next_record", writes_again),
+        (SharedAttempt, "as_handed", Attempt.as_handed),
+        (SharedAdoption, "may_take", any_place),
+        (SharedAdoption, "_others_in", beside_the_ticket),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

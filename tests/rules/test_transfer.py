@@ -12,9 +12,10 @@ from caslock.protocol.attempt import FirstRecord, LockSettings, Retry, Terms
 from caslock.protocol.lease import NEVER, margin
 from caslock.protocol.life import State
 from caslock.protocol.limits import PASSES
-from caslock.protocol.record import HANDED, KEPT, Record, Stamp, decode, encode, opening
+from caslock.protocol.record import KEPT, Record, Stamp, decode, encode, opening
 from caslock.protocol.release import release
 from caslock.protocol.renew import renew
+from caslock.protocol.shares import HANDED
 from caslock.protocol.transfer import MAX_TICKET, Adoption, Ticket, adopt, hand_over, read_ticket
 from caslock.protocol.withdraw import give_up
 from caslock.protocol.writes import FREE_TTL, InFlight
@@ -104,14 +105,15 @@ def forged(text: str) -> str:
         str(TICKET) + "\n",
         str(TICKET)[:30] + ("A" if str(TICKET)[30] != "A" else "B") + str(TICKET)[31:],
         "A" * (MAX_TICKET + 1),
-        forged("2 first.1 5 30.0 inf 0.0 key"),
-        forged("1 first.1 5 30.0 inf key"),
-        forged("1 first.1 five 30.0 inf 0.0 key"),
-        forged("1 first.1 5 nan inf 0.0 key"),
-        forged("1 first.1 5 30.0 inf inf key"),
-        forged("1  5 30.0 inf 0.0 key"),
-        forged("1 first.1 5 30.0 inf 0.0 "),
-        forged(f"1 first.1 5 30.0 inf 0.0 {'k' * 1025}"),
+        forged("1 first.1 5 0 30.0 inf 0.0 key"),
+        forged("2 first.1 5 0 30.0 inf key"),
+        forged("2 first.1 five 0 30.0 inf 0.0 key"),
+        forged("2 first.1 5 three 30.0 inf 0.0 key"),
+        forged("2 first.1 5 0 nan inf 0.0 key"),
+        forged("2 first.1 5 0 30.0 inf inf key"),
+        forged("2  5 0 30.0 inf 0.0 key"),
+        forged("2 first.1 5 0 30.0 inf 0.0 "),
+        forged(f"2 first.1 5 0 30.0 inf 0.0 {'k' * 1025}"),
     ],
 )
 def test_a_text_that_is_no_ticket_is_refused(text: str) -> None:

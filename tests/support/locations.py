@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from caslock import AsyncStore, Entry, Hold, Lock, Record, Store
+    from caslock import AsyncStore, Entry, Hold, Lock, Record, Semaphore, Store
     from caslock.local.workers import Workers
     from tests.support.servers import Server
 
@@ -142,7 +142,7 @@ def present(found: T | None) -> T:
     return found
 
 
-def held(lock: Lock, timeout: float | None = 0) -> Hold:
+def held(lock: Lock | Semaphore, timeout: float | None = 0) -> Hold:
     """Acquire a lock that must be free, or become so."""
     return present(lock.acquire(timeout=timeout))
 

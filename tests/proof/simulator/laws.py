@@ -40,7 +40,8 @@ from typing import TYPE_CHECKING, Final, cast
 from caslock.errors import LockLost, with_notes
 from caslock.local import linger
 from caslock.protocol.life import State
-from caslock.protocol.record import HANDED, decode
+from caslock.protocol.record import decode
+from caslock.protocol.shares import HANDED
 from tests.proof.simulator.deadlock import deadlocked, forgotten
 from tests.proof.simulator.story import short
 

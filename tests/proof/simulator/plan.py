@@ -142,7 +142,7 @@ def drawn(seed: int) -> Plan:
     if plan.trusts_clocks and random.Random(f"expires {seed}").random() < LASTING:
         # A lease is over for whoever has seen it for its ttl, by a clock that may be faster than the store's.
         plan = plan._replace(expires=False, early=max(plan.early, 0.5))
-    plan = _handing(_lingering(plan, random.Random(f"linger {seed}")), random.Random(f"hand over {seed}"))
+    plan = handing(_lingering(plan, random.Random(f"linger {seed}")), random.Random(f"hand over {seed}"))
     chance = random.Random(f"min_hold {seed}")
     if chance.random() > KEEPING or seed % CROWDED == CROWDED - 1:
         return plan
@@ -165,7 +165,7 @@ def _lingering(plan: Plan, chance: random.Random) -> Plan:
     return plan._replace(clients=tuple(clients))
 
 
-def _handing(plan: Plan, chance: random.Random) -> Plan:
+def handing(plan: Plan, chance: random.Random) -> Plan:
     """Have some rounds end with a hand-over, and others begin with an adoption, in one plan of six."""
     if chance.random() > HANDING:
         return plan

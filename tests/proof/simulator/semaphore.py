@@ -21,12 +21,12 @@ from caslock.local.read_write import ReadWriteState
 from caslock.local.semaphore import SemaphoreState
 from caslock.protocol.attempt import LockSettings, Retry
 from caslock.protocol.shared_attempt import ReadWriteAttempt
-from caslock.protocol.shares import READS, WAITS, WRITES
+from caslock.protocol.shares import HANDED, READS, WAITS, WRITES, with_fences
 from tests.proof.simulator.chance import by_chance
 from tests.proof.simulator.client import NamedLockState
 from tests.proof.simulator.deadlock import forgotten
 from tests.proof.simulator.laws import Judge
-from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, Round, Stay
+from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, Round, Stay, handing
 from tests.proof.simulator.run import Run
 from tests.proof.simulator.story import short
 from tests.proof.simulator.waits import NEVER
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from caslock.local.hold import Holding
     from caslock.protocol.shared_attempt import SharedAttempt
     from caslock.protocol.shares import Share
+    from caslock.protocol.transfer import Ticket
     from tests.proof.simulator.client import Client
     from tests.proof.simulator.runtime import Runtime
     from tests.proof.simulator.store import Lease
@@ -91,7 +92,7 @@ class SemaphoreJudge(Judge):
     def __init__(self, run: SemaphoreRun) -> None:
         super().__init__(run)
         self._permits = run.permits
-        self._there: set[str] = set()  # holds in the record that was written last
+        self._there: dict[str, Share] = {}  # by hold: the shares of holders in the record that was written last
         self._admitted: dict[str, int] = {}  # by hold: the version of the write that has admitted it
 
     def beliefs(self) -> None:
@@ -102,7 +103,8 @@ class SemaphoreJudge(Judge):
         slots, alone = dict[int, str](), dict[str, str]()
         for name, hold in self._believed().items():
             lease = run.store.observed(hold.key, run.now)
-            if lease is None or name not in lease.record.holds:
+            # While it is being handed over, it has the one or the other.
+            if lease is None or {name, HANDED + name}.isdisjoint(lease.record.holds):
                 run.violate(f"{name} believes, and has no share")
             if hold.key != KEY:
                 if alone.setdefault(hold.key, name) != name:
@@ -133,25 +135,28 @@ class SemaphoreJudge(Judge):
         store.unguarded.clear()
         for key, before, after, _ in store.changes:
             if key == KEY:
-                there, self._there = self._there, set[str]()
+                there, self._there = self._there, {}
                 if after is not None:
                     # Where nothing was before, a record has expired, unless the store ends none.
-                    self._written(after, there if before is not None or not store.expires else set())
+                    self._written(after, there if before is not None or not store.expires else {})
             if after is not None and after.record.quarantine:
                 self._ends(key, after.record)
         store.changes.clear()
 
-    def _written(self, after: Lease, there: set[str]) -> None:
+    def _written(self, after: Lease, there: dict[str, Share]) -> None:
         """Check a record that was written; `there`: who held before."""
-        shares = after.record.shares
+        shares = with_fences(after.record.shares, after.entry.version)
         if self._permits and len(shares) > self._permits:
             self._run.violate(f"{len(shares)} shares are recorded")
-        self._there = {share.hold for share in shares if self._is_in(share)}
+        self._there = {share.hold: share for share in shares if self._is_in(share)}
         if not self._permits and len(self._there) > 1 and any(share.slot == WRITES for share in shares):
             self._run.violate(f"a writer is recorded beside others: {shares}")
         for share in shares:
-            if share.hold in self._there - there:
-                self._admitted[share.hold] = after.entry.version
+            if share.hold in self._there.keys() - there.keys():
+                gone = [there[hold] for hold in there.keys() - self._there.keys()]
+                before = next((each for each in gone if (each.slot, each.fence) == (share.slot, share.fence)), None)
+                # What changes hands has been admitted before.
+                self._admitted[share.hold] = self._admitted[before.hold] if before else after.entry.version
                 if not self._permits and share.slot == READS and not all(map(self._is_in, shares)):
                     self._run.violate(f"{share.hold} may read although a writer waits")
             if share.hold in self.settled:
@@ -173,6 +178,11 @@ class SemaphoreJudge(Judge):
             if (name in self.succeeded) != (len(hold._attempt.levels) > 1):
                 run.violate(f"{name} succeeds for a second time")
             self.succeeded.add(name)
+
+    def adopted(self, client: Client, hold: Holding, ticket: Ticket) -> None:
+        """Check an adoption that has succeeded."""
+        self._run.tell(client.name, f"has adopted {ticket.key!r}")
+        super().adopted(client, hold, ticket)
 
     def waits(self) -> None:
         """Check that nobody waits in its process for nobody; with Locks beside it, that nobody waits in a circle."""
@@ -234,7 +244,7 @@ def drawn(seed: int) -> Plan:
     if chance.random() < MIXED:
         clients = tuple([_mixed(each, chance) for each in clients])
     some = sorted(FAULTS - {"forget", "woken for nothing"})
-    return Plan(
+    plan = Plan(
         clients,
         tuple(chance.random() < 0.4 for _ in range(processes)),
         tuple(chance.choice((1.0, 1.0, 0.996, 1.004)) for _ in range(processes)),
@@ -248,6 +258,7 @@ def drawn(seed: int) -> Plan:
         share=chance.choice((0.0, 0.02, 0.1, 0.3)),
         faults=frozenset(chance.sample(some, chance.randint(1, 5)) if chance.random() < 0.6 else some),
     )
+    return handing(plan, random.Random(f"hand over {seed}")) if seed % 4 else plan  # no read-write lock
 
 
 def _mixed(plan: ClientPlan, chance: random.Random) -> ClientPlan:

@@ -1,0 +1,56 @@
+"""The adoption of a hold of a semaphore, as in `transfer`: one share of the record is replaced by another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from caslock.protocol.shared_attempt import SharedAttempt
+from caslock.protocol.shares import SHARED
+
+if TYPE_CHECKING:
+    from caslock.protocol.record import Record
+    from caslock.protocol.shares import Share
+    from caslock.protocol.transfer import Ticket
+
+
+class SharedAdoption(SharedAttempt):
+    """See `transfer.Adoption`."""
+
+    __slots__ = ("adopted", "before", "ticket")
+
+    purpose: ClassVar[str] = "adopt"
+    ticket: Ticket
+    before: Share | None  # the share that it has replaced, or tried to
+    adopted: bool
+
+    def begin(self, ticket: Ticket) -> None:
+        """Take the hold of `ticket`."""
+        self.ticket, self.before, self.adopted = ticket, None, False
+
+    def may_take(self, record: Record | None) -> bool:
+        """Whether the share of the ticket is there, or ours."""
+        if record is None or record.form != SHARED:
+            return False
+        hold, fence = self.ticket.hold, self.ticket.fence
+        return self.is_in(record) or any(share.hold == hold and share.fence == fence for share in record.shares)
+
+    def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
+        """Return what a release leaves: the share of the ticket, if that is not adopted after all."""
+        before = self.before
+        if self.adopted or before is None or observed is None or not self.is_in(observed):
+            return super().remainder(observed, version, now)
+        write_id, rest = self.writes.next_id(), self._rest(observed, now)
+        return self._record((*self._written(self._others_in(observed), version, now), before), write_id, rest, None)
+
+    def _before(self, shares: tuple[Share, ...]) -> Share | None:
+        own = super()._before(shares)
+        if own is not None:
+            return own
+        self.before = next((share for share in shares if share.hold == self.ticket.hold), None)
+        stamp = self.stamps().stamp
+        return self.before and self.before._replace(
+            hold=self.hold_id, host=stamp.host, pid=stamp.pid, note=stamp.note or self.before.note
+        )
+
+    def _others_in(self, record: Record) -> list[Share]:
+        return [share for share in super()._others_in(record) if share.hold != self.ticket.hold]
