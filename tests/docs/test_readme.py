@@ -134,7 +134,7 @@ def test_pages_have_blocks() -> None:
         "leaders.md": 2,
         "observing.md": 3,
         "quorum.md": 2,
-        "read-write.md": 2,
+        "read-write.md": 3,
         "semaphore.md": 3,
         "settings.md": 2,
         "start.md": 5,
