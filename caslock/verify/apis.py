@@ -10,24 +10,43 @@ import contextlib
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
-from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock
-from caslock.blocking import Hold, Lock, MultiHold, MultiLock
+from caslock.aio import (
+    AsyncHold,
+    AsyncLock,
+    AsyncMultiHold,
+    AsyncMultiLock,
+    AsyncReadSide,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    AsyncWriteSide,
+)
+from caslock.blocking import (
+    Hold,
+    Lock,
+    MultiHold,
+    MultiLock,
+    ReadSide,
+    ReadWriteLock,
+    Semaphore,
+    WriteSide,
+)
+from caslock.verify.plan import PAGE, PERMITS, POOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from types import FrameType, TracebackType
-    from typing import Unpack
 
-    from caslock.local.lock import Settings
     from caslock.store import AsyncStore, Store
 
     Work: TypeAlias = Coroutine[object, object, object]
 
 T = TypeVar("T")
 
-AnyLock: TypeAlias = Lock | AsyncLock
+AnyLock: TypeAlias = (
+    Lock | Semaphore | ReadSide | WriteSide | AsyncLock | AsyncSemaphore | AsyncReadSide | AsyncWriteSide
+)
 AnyHold: TypeAlias = Hold | AsyncHold
 AnyMultiHold: TypeAlias = MultiHold | AsyncMultiHold
 
@@ -39,10 +58,35 @@ class Alarm(BaseException):
     """Raised by a signal handler, at a random moment."""
 
 
-class Blocking:
+class _Locks:
+    """Makes the locks of one API."""
+
+    _kinds: ClassVar[tuple[type[Any], type[Any], type[Any]]]
+
+    def lock(self, store: Store | AsyncStore, key: str, *, writes: bool = False, **settings: Any) -> AnyLock:  # noqa: ANN401 - those of any lock
+        """Make what a client takes of a key: a lock, a semaphore, or a side of a read-write lock."""
+        made = self.whole(store, key, **settings)
+        if isinstance(made, self._kinds[2]):
+            made = made.write if writes else made.read
+        return cast("AnyLock", made)
+
+    def whole(self, store: Store | AsyncStore, key: str, **settings: Any) -> Any:  # noqa: ANN401 - as above
+        """Make the lock that the name of a key is for."""
+        lock, semaphore, read_write = self._kinds
+        kind = key.rpartition(":")[2]
+        if not kind.startswith((POOL, PAGE)):
+            return lock(store, key, **settings)
+        settings.pop("owner", None)
+        return (
+            semaphore(store, key, PERMITS, **settings) if kind.startswith(POOL) else read_write(store, key, **settings)
+        )
+
+
+class Blocking(_Locks):
     """Threads: each client has one to itself, so it can fork, and uses its Lock objects again."""
 
     threads = True
+    _kinds = Lock, Semaphore, ReadWriteLock
 
     def __init__(self) -> None:
         self._armed = False
@@ -57,12 +101,6 @@ class Blocking:
             return cast("T", end.value)
         work.close()
         raise RuntimeError(f"{work!r} has suspended")
-
-    def lock(
-        self, store: Store | AsyncStore, key: str, timeout: float | None = None, **settings: Unpack[Settings[AnyHold]]
-    ) -> Lock:
-        """Make a lock."""
-        return Lock(cast("Store", store), key, timeout=timeout, **settings)
 
     def multi_lock(self, locks: Sequence[AnyLock], timeout: float) -> MultiLock:
         """Make one of several locks."""
@@ -133,19 +171,14 @@ class _WithBlock:
         self._lock.__exit__(kind, error, trace)
 
 
-class Asyncio:
+class Asyncio(_Locks):
     """Tasks of one event loop; each operation is a task of its own."""
 
     threads = False
+    _kinds = AsyncLock, AsyncSemaphore, AsyncReadWriteLock
 
     def __init__(self) -> None:
         self._delayed = set[asyncio.Task[object]]()
-
-    def lock(
-        self, store: Store | AsyncStore, key: str, timeout: float | None = None, **settings: Unpack[Settings[AnyHold]]
-    ) -> AsyncLock:
-        """Make a lock."""
-        return AsyncLock(store, key, timeout=timeout, **settings)
 
     def multi_lock(self, locks: Sequence[AnyLock], timeout: float) -> AsyncMultiLock:
         """Make one of several locks."""

@@ -81,19 +81,23 @@ class Client:
     async def _force_release(self, key: str) -> None:
         self._recorder.forces(key)
         try:
-            self._recorder.forced(key, await done(self._api.lock(self._store, key).force_release()))
+            self._recorder.forced(key, await done(self._api.whole(self._store, key).force_release()))
         except StoreError as error:
             self._recorder.forced(key, error)
 
     def _lock(self, operation: Operation, key: str) -> AnyLock:
         return self._api.lock(
-            self._store, key, ttl=operation.ttl, owner=operation.owner, auto_renew=operation.auto_renew,
-            max_hold=operation.max_hold, on_lost=self._recorder.on_lost, timeout=operation.timeout, poll=operation.poll,
+            self._store, key, writes=operation.writes, ttl=operation.ttl, owner=operation.owner,
+            auto_renew=operation.auto_renew, max_hold=operation.max_hold, on_lost=self._recorder.on_lost,
+            timeout=operation.timeout, poll=operation.poll,
         )  # fmt: skip
 
     def _kept_lock(self, operation: Operation) -> AnyLock:
         """Make a lock, or take one that has served before."""
-        kind = (operation.keys, round(operation.ttl), operation.owner, operation.auto_renew, operation.max_hold)
+        kind = (
+            operation.keys, round(operation.ttl), operation.owner, operation.writes, operation.auto_renew,
+            operation.max_hold,
+        )  # fmt: skip
         if kind not in self._locks:
             if len(self._locks) > MOST_LOCKS:
                 self._locks.clear()

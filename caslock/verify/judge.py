@@ -18,16 +18,20 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
+from caslock.protocol.shares import READS, WRITES
 from caslock.protocol.writes import FREE_TTL
 from caslock.verify.delays import Delays
 from caslock.verify.history import Event
 from caslock.verify.orphans import Orphans
-from caslock.verify.tenures import Judgement, Tenure, Tenures
+from caslock.verify.plan import PAGE
+from caslock.verify.tenures import Judgement, Tenure, Tenures, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from caslock.verify.tenures import Attempt
+
+_READS, _WRITES = f"#{READS}", f"#{WRITES}"
 
 _LAWS: Final = {
     "unreported": "unreported loss",
@@ -82,12 +86,16 @@ def judge(
         by_key[tenure.key].append(tenure)
     for law in further:
         law.end()
-    for key, all_of_it in by_key.items():
+    reads = {key: key.removesuffix(_READS) + _WRITES for key in by_key if PAGE in key and key.endswith(_READS)}
+    for key, all_of_it in list(by_key.items()):
         believed = [tenure for tenure in all_of_it if tenure.end > tenure.got]
+        if key in reads:
+            _beside_writers(believed, by_key[reads[key]], judgement)
+            continue
         _overlaps(believed, judgement)
         if fences:
             _fences(believed, judgement)
-        _losses(all_of_it, judgement, tenures.attempts[key], fences=fences)
+        _losses(all_of_it, judgement, tenures.attempts[whole(key)], fences=fences)
     _failures(events, judgement)
     judgement.violations.sort(key=attrgetter("at"))
     return judgement
@@ -145,6 +153,18 @@ def _overlaps(tenures: list[Tenure], judgement: Judgement) -> None:
             )  # fmt: skip
         if same is None or same.sure < tenure.sure:
             ends = sorted([*(end for end in ends if end is not same), tenure], key=lambda t: -t.sure)[:2]
+
+
+def _beside_writers(readers: list[Tenure], writers: list[Tenure], judgement: Judgement) -> None:
+    """Nobody reads while somebody writes; many may read at a time."""
+    for reader in readers:
+        for writer in writers:
+            if max(reader.got, writer.got) < min(reader.sure, writer.sure):
+                judgement.violate(
+                    "overlap", max(reader.got, writer.got), reader.key,
+                    f"{reader.who} believed that it reads, from {reader.got:.4f} until {reader.end:.4f}, "
+                    f"and {writer.who} that it writes, from {writer.got:.4f} until {writer.end:.4f}",
+                )  # fmt: skip
 
 
 def _fences(tenures: list[Tenure], judgement: Judgement) -> None:

@@ -7,11 +7,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Final, Self
 from uuid import uuid4
 
+from caslock.protocol.shares import READS, WRITES
+
 PREFIX: Final = "caslock-verify:"
 """What every key of a run begins with: no other is ever read or written."""
 
 SEVERAL: Final = "several"
 """Prefix of the keys used by MultiLocks."""
+
+POOL: Final = "pool"
+"""Prefix of the keys of semaphores."""
+
+PAGE: Final = "page"
+"""Prefix of the keys of read-write locks."""
+
+PERMITS: Final = 2
+"""Of each semaphore."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,10 @@ class Plan:
     """The shortest and the longest lease, in seconds."""
     keys: int = 6
     """How many keys the clients lock."""
+    pools: int = 2
+    """How many semaphores they use besides."""
+    pages: int = 2
+    """How many read-write locks they use besides."""
     workers: int = 6
     """Processes with threads; one more has an event loop."""
     threads: int = 4
@@ -65,13 +80,26 @@ class Plan:
         """Name the keys."""
         return [f"{self.prefix}{number}" for number in range(self.keys)]
 
+    def shared_names(self) -> list[str]:
+        """Name the keys that several may hold."""
+        numbers = *((POOL, number) for number in range(self.pools)), *((PAGE, number) for number in range(self.pages))
+        return [f"{self.prefix}{kind}{number}" for kind, number in numbers]
+
     def several_names(self) -> list[str]:
         """Name the keys of MultiLocks."""
         return [f"{self.prefix}{SEVERAL}{number}" for number in range(self.several_keys)] if self.several else []
 
     def all_names(self) -> list[str]:
         """Name them all."""
-        return self.names() + self.several_names()
+        return self.names() + self.shared_names() + self.several_names()
+
+    @staticmethod
+    def parts(key: str) -> list[str]:
+        """Name what is judged of a key: itself, the slots of a semaphore, or the sides of a read-write lock."""
+        kind = key.rpartition(":")[2]
+        if kind.startswith(POOL):
+            return [f"{key}#{slot}" for slot in range(PERMITS)]
+        return [f"{key}#{READS}", f"{key}#{WRITES}"] if kind.startswith(PAGE) else [key]
 
     def to_json(self) -> str:
         """Write it down."""

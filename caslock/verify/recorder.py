@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from caslock.errors import CaslockError, LockLost, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.local import clock
-from caslock.protocol.record import decode
+from caslock.protocol.record import Record, decode
+from caslock.protocol.shared_attempt import SharedAttempt
 from caslock.verify.counter import FencedCounter, StaleFence
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from caslock.protocol.record import Record
     from caslock.store import Store
     from caslock.verify.apis import AnyHold, AnyLock
     from caslock.verify.faults import FaultInjector
@@ -55,6 +55,7 @@ class Recorder:
         self._shared, self._who, self._write = shared, who, shared.history.note
         self._unanswered = dict[str, int]()
         self._force_called = 0.0
+        self._parts = dict[str, str]()  # by hold id
         self.reported: set[str] = set()
         """Hold ids whose loss `on_lost` has told."""
         self.open: dict[str, AnyHold] = {}
@@ -103,11 +104,13 @@ class Recorder:
         self._force_called = clock.now()
         self._write("break", self._who, key)
 
-    def forced(self, key: str, broken: Record | StoreError | None) -> None:
+    def forced(self, key: str, broken: Record | tuple[Record, ...] | StoreError | None) -> None:
         """It took the key from the holds of `broken`, from nobody (None), or nobody knows from whom (an error)."""
         owner, holds = "", "unknown"
         if not isinstance(broken, StoreError):
-            owner, holds = (broken.owner, " ".join(broken.holds)) if broken else ("", "")
+            records = [broken] if isinstance(broken, Record) else list(broken or ())
+            owner = records[0].owner if records else ""
+            holds = " ".join(hold for record in records for hold in record.holds)
         self._write("broke", self._who, key, owner, until=self._force_called, note=holds)
 
     def sets_clock(self, error: int | None) -> None:
@@ -163,7 +166,7 @@ class Recorder:
         if not self._shared.direct.traits.fences:
             return None
         try:
-            return FencedCounter(self._shared.folder, hold.key).read(hold.fence)
+            return FencedCounter(self._shared.folder, self._part(hold)).read(hold.fence)
         except StaleFence:
             self._note("late", hold, fence=hold.fence)
             return None
@@ -172,7 +175,7 @@ class Recorder:
         """Write the counter back, one larger."""
         self._note("adding", hold, fence=hold.fence)
         try:
-            FencedCounter(self._shared.folder, hold.key).write(hold.fence, count + 1)
+            FencedCounter(self._shared.folder, self._part(hold)).write(hold.fence, count + 1)
         except StaleFence:
             self._note("late", hold, fence=hold.fence, note="write")
         else:
@@ -183,7 +186,14 @@ class Recorder:
         return self._shared.injector.unanswered[key] == self._unanswered[key]
 
     def _note(self, what: What, hold: AnyHold, *, fence: int = 0, until: float = 0.0, note: str = "") -> None:
-        self._write(what, self._who, hold.key, hold.owner, hold_id(hold), fence=fence, until=until, note=note)
+        self._write(what, self._who, self._part(hold), hold.owner, hold_id(hold), fence=fence, until=until, note=note)
+
+    def _part(self, hold: AnyHold) -> str:
+        """Name what it holds: the key, or its slot of a semaphore, or its side of a read-write lock."""
+        attempt, name = hold._attempt, hold_id(hold)
+        if name not in self._parts:
+            self._parts[name] = f"{hold.key}#{attempt.slot}" if isinstance(attempt, SharedAttempt) else hold.key
+        return self._parts[name]
 
 
 def hold_id(hold: AnyHold) -> str:

@@ -193,8 +193,8 @@ class Run:
             time.sleep(0.05 if held else 0)
         for key in held:
             self.note("orphan", "", key, note=f"held for more than {patience:.3g} s after the end")
-        for key in plan.all_names():
-            self.note("counter", "", key, fence=FencedCounter(self._folder, key).count)
+        for part in [part for key in plan.all_names() for part in plan.parts(key)]:
+            self.note("counter", "", part, fence=FencedCounter(self._folder, part).count)
 
     def _is_held(self, key: str, seen: dict[str, tuple[int, float]]) -> bool:
         """Whether nobody could acquire a key; `seen` is which version was first seen when, as a lock observes it."""

@@ -27,6 +27,11 @@ MOMENT: Final = 1.0
 """Seconds within which a process that is killed has ended: the kill is written down before."""
 
 
+def whole(part: str) -> str:
+    """Return the key to which a slot of a semaphore belongs, or a side of a read-write lock: see `Plan.parts`."""
+    return part.partition("#")[0]
+
+
 class Violation(NamedTuple):
     """A law that was broken."""
 
@@ -132,7 +137,7 @@ class ForceRelease(NamedTuple):
         """End a tenure, if it may have lost its key; one that shares the owner's name may have."""
         named = self.holds is not None and tenure.hold in self.holds
         meant = named or self.holds is None or (tenure.shared and tenure.owner == self.owner)
-        if meant and tenure.key == self.key and tenure.tried <= self.returned and tenure.leave >= self.called:
+        if meant and whole(tenure.key) == self.key and tenure.tried <= self.returned and tenure.leave >= self.called:
             tenure.close(math.inf)
             tenure.end = min(tenure.end, max(self.called, tenure.got))
             tenure.forced = min(tenure.forced, self.called)
@@ -205,7 +210,8 @@ class Tenures:
                 self._follow(event, hold)
 
     def _answered(self, event: Event, hold: Tenure | None) -> None:
-        judgement, attempt = self._judgement, self._trying.pop((event.who, event.key), Attempt(event.at))
+        tried = event.who, whole(event.key)
+        judgement, attempt = self._judgement, self._trying.pop(tried, Attempt(event.at))
         attempt.ended, attempt.hold = event.at, event.hold
         judgement.longest_wait = max(judgement.longest_wait, event.at - attempt.began)
         if event.what == "failed":

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 DEPTH: Final = 20
 """Calls that are told of a thread or a task that hangs."""
 
-_KEY: Final = re.compile(re.escape(PREFIX.encode()) + rb"\w+:\d+")
+_KEY: Final = re.compile(re.escape(PREFIX.encode()) + rb"\w+:[a-z]*\d+")
 _HOLDS: Final = re.compile(rb'"holds":\[([^\]]*)\]')
+_SHARES: Final = re.compile(rb'\["([0-9a-f]{16}\.\d+)",')
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}")
 _HEXADECIMAL: Final = re.compile(rb"X'([0-9a-f]+)'")
 
@@ -54,7 +55,8 @@ def fault_writer(history: History, who: str = "") -> Callable[[bytes, Passage], 
 
     def write(request: bytes, passage: Passage) -> None:
         text = _plain(request)
-        key, holds = _KEY.search(text), b",".join(dict.fromkeys(_HOLDS.findall(text)))
+        found = dict.fromkeys(_HOLDS.findall(text) + _SHARES.findall(text))
+        key, holds = _KEY.search(text), b",".join(found)
         history.note(
             "fault", who, key[0].decode() if key else "", "", " ".join(re.findall(r"[^\",]+", holds.decode())),
             note=passage.kind, until=passage.seconds,

@@ -29,6 +29,8 @@ class Operation:
     poll: WaitBaseT | None = None
     owner: str | None = None
     """A name that several processes share."""
+    writes: bool = False
+    """Whether it takes the side of a read-write lock that writes."""
     auto_renew: bool = True
     max_hold: float | None = None
     extend: float | None = None
@@ -59,13 +61,16 @@ class Workload:
         self._dice = random.Random(f"{plan.seed} {who}")  # noqa: S311 - chance need not be secret here
         self._plan = plan
         self._keys, self._several_keys = plan.names(), plan.several_names()
+        self._shared_keys = frozenset(plan.shared_names())
 
     def next(self, *, forks: bool, interrupts: bool) -> Operation:
         """Give the next operation of a client that takes one key, or now and then two."""
         dice, loud = self._dice, not self._plan.quiet
         shortest, longest = self._plan.ttls
         ttl = shortest * (longest / shortest) ** (dice.random() ** 3)  # most are short: more happens in a run
-        keys = tuple(dice.sample(self._keys, 2 if self._hits(0.08) and len(self._keys) > 1 else 1))
+        all_keys = self._keys + sorted(self._shared_keys)
+        keys = tuple(dice.sample(all_keys, 2 if self._hits(0.08) and len(all_keys) > 1 else 1))
+        shared = keys[0] in self._shared_keys
         auto_renew = not self._hits(0.3)
         # Who does not renew stays too long quite often: late releases are what breaks locks in the field.
         weights = (70, 20, 10) if auto_renew else (40, 20, 40)
@@ -80,11 +85,12 @@ class Workload:
             timeout=dice.choice((0.0, 0.5, 0.5, 5.0)),
             stay=stay,
             poll=tenacity.wait_random(0.001, 0.05) if self._hits(0.6) else None,
-            owner=f"{keys[0]}:owner" if len(keys) == 1 and self._hits(0.06) else None,
+            owner=f"{keys[0]}:owner" if len(keys) == 1 and not shared and self._hits(0.06) else None,
+            writes=self._hits(0.3),
             auto_renew=auto_renew,
             max_hold=max_hold,
             extend=dice.uniform(shortest, longest) if self._hits(0.1) else None,
-            reenter=self._hits(0.05),
+            reenter=not shared and self._hits(0.05),
             with_block=self._hits(0.4),
             look_first=self._hits(0.5),
             wait_for_loss=self._hits(0.3),

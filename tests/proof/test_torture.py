@@ -27,7 +27,7 @@ from caslock.verify.counter import FencedCounter, StaleFence
 from caslock.verify.delays import SLACK
 from caslock.verify.history import History, read
 from caslock.verify.locations import close, open_store, server_of, through
-from caslock.verify.plan import SEVERAL
+from caslock.verify.plan import PAGE, POOL, SEVERAL
 from caslock.verify.timeline import timeline
 from caslock.verify.worker import fault_writer
 from tests.proof.torture import LAWS, TroubledServer, stores
@@ -192,6 +192,24 @@ def test_torture_finds_what_is_broken(
 
 @unix
 @pytest.mark.long
+@pytest.mark.parametrize(("factory", "kind"), [(stores.takes_places_early, POOL), (stores.reads_beside_writers, PAGE)])
+def test_torture_finds_what_is_broken_where_several_hold(
+    factory: Callable[[], SQLiteStore], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two in one slot of a semaphore, and a reader beside a writer."""
+    monkeypatch.setenv("CASLOCK_BROKEN_DB", str(tmp_path / "locks.db"))
+    plan = Plan(
+        factory=named(factory), seconds=3, ttls=(0.25, 0.5), keys=1, workers=2, several=0, pauses=0, kill_every=0
+    )
+    for seed in range(12):  # nearly always the first one is enough
+        found = torture(replace(plan, seed=seed)).judgement.violations
+        if any(each.law == "overlap" and kind in each.key for each in found):
+            return
+    pytest.fail("no overlap was found")
+
+
+@unix
+@pytest.mark.long
 def test_the_keys_of_multilocks_have_to_be_free_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key of a MultiLock that is left when all clients have ended is a violation, as any other key is."""
     monkeypatch.setenv("CASLOCK_BROKEN_DB", str(tmp_path / "locks.db"))
@@ -321,6 +339,34 @@ def test_a_good_history_breaks_no_law() -> None:
     assert found.violations == []
     assert (found.counts["got"], found.counts["late writes"], found.counts["failed unknown"]) == (5, 1, 1)
     assert len(found.tenures) == 5
+
+
+def test_what_several_hold_is_judged_by_slots_and_sides() -> None:
+    """Slots may overlap, and so may readers; two in one slot may not, nor a reader and a writer."""
+
+    def overlap(*parts: str) -> bool:
+        events = [
+            Event(100.0 + number, "got", name, f"caslock-verify:x:{part}", name, f"{name}.1", number + 1, 130.0)
+            for number, (name, part) in enumerate(zip("abc", parts, strict=False))
+        ]
+        return {violation.law for violation in judge(events).violations} == {"overlap"}
+
+    assert not overlap("pool0#0", "pool0#1")
+    assert overlap("pool0#0", "pool0#1", "pool0#0")
+    assert not overlap("page0#0", "page0#0")
+    assert overlap("page0#0", "page0#1")
+    assert overlap("page0#1", "page0#0")
+    assert overlap("page0#1", "page0#1")
+    assert not overlap("page0#1", "page1#0")
+
+
+def test_force_release_ends_all_slots() -> None:
+    """What was taken away from the key is no longer believed in, whatever slot it has."""
+    script = Script()
+    script.event("got", "a", "A.1", fence=1, until=130).event("break", "c").event("broke", "c", note="A.1")
+    script.event("got", "b", "B.1", fence=2, until=130)
+    slots = [each._replace(key="key#1") if each.what == "got" else each for each in script.events]
+    assert "overlap" not in {violation.law for violation in judge(slots).violations}
 
 
 def test_an_overlap_is_found() -> None:
@@ -836,8 +882,8 @@ def test_a_plan_travels_as_json() -> None:
     """What a worker reads is what was meant; its keys are of this run alone."""
     plan = Plan(url="redis://h/0", ttls=(0.5, 1.0), seed=9)
     assert Plan.from_json(plan.to_json()) == plan
-    assert len({*plan.names(), *Plan().names()}) == 2 * plan.keys
-    assert all(key.startswith(PREFIX) for key in plan.names())
+    assert len({*plan.all_names(), *Plan().all_names()}) == 2 * len(plan.all_names())
+    assert all(key.startswith(PREFIX) for key in plan.all_names())
 
 
 SERVERS = ("redis", "memcached", "postgresql", "mysql", "etcd", "zookeeper", "hazelcast", "nats", "dynamodb")

@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 from caslock.local.multi import MultiAcquire
+from caslock.protocol.shared_attempt import ReadWriteAttempt
+from caslock.protocol.shares import READS, Seen
 from caslock.stores.sqlite import SQLiteStore
 from caslock.verify.plan import SEVERAL
 
@@ -107,4 +109,17 @@ def queues_for_every_key_first() -> Plain:
     from tests.proof.test_simulate_bites import take_every_turn_first  # noqa: PLC0415 - it takes long
 
     MultiAcquire.acquire = take_every_turn_first  # type: ignore[assignment, method-assign] # a mutant
+    return Plain()
+
+
+def takes_places_early() -> Plain:
+    """Make one that is not broken, and have this worker take other holders of a semaphore for dead at once."""
+    over = Seen.over
+    Seen.over = lambda seen, share, now: over(seen, share, now) - share.ttl  # type: ignore[assignment, method-assign] # a mutant
+    return Plain()
+
+
+def reads_beside_writers() -> Plain:
+    """Make one that is not broken, and have this worker read whoever writes."""
+    ReadWriteAttempt._has_place = lambda attempt, others: attempt.role == READS or not others  # type: ignore[assignment, method-assign] # as above
     return Plain()
