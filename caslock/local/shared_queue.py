@@ -69,5 +69,9 @@ class SharedQueue(LocalQueue):
         self._yields = min(max(PAUSE_SECONDS, (now - began) * PAUSE_SHARE), LONGEST_PAUSE)
         return self._yields
 
+    def _let_in(self, attempt: Attempt, now: float) -> None:
+        super()._let_in(attempt, now)
+        self._yields = 0.0  # one for each row
+
     def _is_over(self, attempt: Attempt, now: float) -> bool:
         return attempt.state in HAD or super()._is_over(attempt, now)

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from caslock import AsyncSemaphore, Lock, LockLost, MultiLock, NotAcquired, NotHeld, Semaphore, StoreError, locked
+from caslock.local import clock
+from caslock.local.shared_queue import ROW_SECONDS
+from caslock.local.threads import ThreadRuntime
 from caslock.protocol.record import Record, decode, encode
 from caslock.protocol.shares import MAX_PERMITS, SHARED, Share
 from caslock.store import MAX_VALUE
@@ -257,6 +260,22 @@ def test_waiters_of_one_process_are_served_in_turn(memory: MemoryStore, pool: Th
     for future in futures:
         future.result(ENOUGH)
     assert order == [0, 1, 2, 3]
+
+
+def test_a_process_alone_yields_once_in_a_row(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lets other processes be first now and then, not at each acquire for a while."""
+    yields, sleep = list[float](), ThreadRuntime.sleep
+
+    async def counted(runtime: ThreadRuntime, seconds: float) -> None:
+        yields.append(seconds)
+        await sleep(runtime, seconds)
+
+    monkeypatch.setattr(ThreadRuntime, "sleep", counted)
+    semaphore, began = Semaphore(memory, "key", 2), clock.now()
+    while clock.now() < began + 3 * ROW_SECONDS:
+        with semaphore:
+            pass
+    assert len(yields) <= (clock.now() - began) / ROW_SECONDS
 
 
 def test_force_release_ends_all_holds(memory: MemoryStore) -> None:
