@@ -186,8 +186,8 @@ def encode(record: Record) -> bytes:
     """Write a record as bytes (by hand: seven times as fast as a `json.JSONEncoder`)."""
     owner, holds, ttl, write, fence, quarantine, since, host, pid, note, form, quarantine_id, permits, shares = record
     if form == SHARED:
-        rest = {"ttl": ttl, "write": write, "quarantine": quarantine, "quarantine_id": quarantine_id}
-        return as_json(permits, shares, rest)
+        quarantined = f'"quarantine":{quarantine!r},"quarantine_id":{_quote(quarantine_id)}'
+        return as_json(permits, shares, f'"ttl":{ttl!r},"write":{_quote(write)},{quarantined}')
     ids = _quote(holds[0]) if len(holds) == 1 else ",".join(map(_quote, holds))
     return (
         f'{_head(owner)}{ids}],"ttl":{ttl!r},"write":{_quote(write)},"fence":{"null" if fence is None else fence},'

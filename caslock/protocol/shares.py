@@ -16,6 +16,8 @@ from caslock.protocol.lease import margin
 from caslock.store import ABSENT, MAX_VALUE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from caslock.protocol.record import Record
 
 SHARED: Final = 2
@@ -126,17 +128,16 @@ class Seen:
         return share.beat, share.still, now
 
 
-def as_json(permits: int, shares: tuple[Share, ...], rest: dict[str, Any]) -> bytes:
+def as_json(permits: int, shares: tuple[Share, ...], rest: str) -> bytes:
     """Write a shared record; where there is no room, without notes, and then without all that is for people.
 
     Raises `StoreError` if there is no room all the same.
     """
-    fields = [share._replace(ttl=math.ceil(share.ttl * 1000), still=int(share.still * 1000)) for share in shares]
-    value = _text(permits, rest, fields)
+    value = _text(permits, rest, shares)
     if len(value) > MAX_VALUE:
-        value = _text(permits, rest, [share._replace(note="") for share in fields])
+        value = _text(permits, rest, [share._replace(note="") for share in shares])
     if len(value) > MAX_VALUE:
-        value = _text(permits, rest, [share[:6] for share in fields])
+        value = _text(permits, rest, shares, about=False)
     if len(value) > MAX_VALUE:
         message = f"a record of {len(shares)} holds takes more than {MAX_VALUE} bytes: use several keys"
         raise StoreError(message)
@@ -164,9 +165,14 @@ def shares_in(fields: list[list[Any]], permits: int) -> tuple[Share, ...]:
     return tuple(shares)
 
 
-def _text(permits: int, rest: dict[str, Any], shares: list[Any]) -> bytes:
-    whole = {"caslock": SHARED, "permits": permits, **rest, "shares": shares}
-    return _as_text(whole).encode()
+_quote: Final = json.encoder.encode_basestring
 
 
-_as_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `dumps` would make one for each
+def _text(permits: int, rest: str, shares: Iterable[Share], *, about: bool = True) -> bytes:
+    """Write it by hand, which takes less than half the time of a `json.JSONEncoder`."""
+    texts = []
+    for hold, slot, beat, fence, ttl, still, since, host, pid, note in shares:
+        numbers = f"{slot},{beat},{'null' if fence is None else fence},{math.ceil(ttl * 1000)},{int(still * 1000)}"
+        for_people = f",{_quote(since)},{_quote(host)},{pid},{_quote(note)}" if about else ""
+        texts.append(f"[{_quote(hold)},{numbers}{for_people}]")
+    return f'{{"caslock":{SHARED},"permits":{permits},{rest},"shares":[{",".join(texts)}]}}'.encode()

@@ -70,15 +70,15 @@ def test_readers_have_one_slot() -> None:
 def test_what_does_not_fit_goes_without_what_is_for_people() -> None:
     """First the notes, then hosts and pids as well; and where that is not enough, the error says what to do."""
     noted = [OURS._replace(hold=f"{number}.1", since="s", host="h", pid=1, note=1000 * "n") for number in range(9)]
-    assert b'"n' in as_json(0, tuple(noted[:2]), {})
-    few = as_json(0, tuple(noted), {})
+    assert b'"n' in as_json(0, tuple(noted[:2]), '"ttl":1')
+    few = as_json(0, tuple(noted), '"ttl":1')
     assert b'"n' not in few
     assert few.count(b'"h"') == 9
     hosts = [each._replace(host=1000 * "h") for each in noted]
-    assert b'"h' not in as_json(0, tuple(hosts), {})
+    assert b'"h' not in as_json(0, tuple(hosts), '"ttl":1')
     many = tuple(OURS._replace(hold=f"{number:200}") for number in range(60))
     with pytest.raises(StoreError, match=f"a record of 60 holds takes more than {MAX_VALUE} bytes: use several keys"):
-        as_json(0, many, {})
+        as_json(0, many, '"ttl":1')
 
 
 def test_a_share_is_over_a_margin_after_its_lease() -> None:
