@@ -295,7 +295,7 @@ class AsyncSemaphore(SharedLock[AsyncStore | Store, AsyncSemaphoreHold], _Acquir
     async def adopt(
         cls, store: AsyncStore | Store, ticket: str, **settings: Unpack[Adopting[AsyncSemaphoreHold]]
     ) -> AsyncSemaphoreHold:
-        """Take over a hold of a semaphore that was handed over; see `Semaphore.adopt` and `AsyncLock.adopt`."""
+        """Take over a semaphore's hold that was handed over; see `Semaphore.adopt` and `AsyncLock.adopt`."""
         return await _adopted(*cls._adoption(store, ticket, settings), AsyncSemaphoreHold)
 
     async def locked(self) -> bool:

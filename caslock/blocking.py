@@ -169,15 +169,15 @@ class Hold(Holding, _Held):
         run(state.release(self, removed=sent))
 
     def hand_over(self) -> str:
-        """Hand the hold over to another process, and return a ticket with which `Lock.adopt` takes it there, once.
+        """Hand the hold over to another process, and return a ticket for `Lock.adopt` or `Semaphore.adopt` there.
 
-        The ticket is a text of letters, digits, ``-`` and ``_``: about 130 characters and the key.  It names no server
-        and has no password.  The hold keeps its fence, but nobody renews it until it is adopted: that has to happen
-        within one `ttl` from now.  Here the hold is over, as after a release: leaving its block does nothing then.  It
-        takes one request.  A hold of a `Semaphore` is adopted by `Semaphore.adopt`, with the same slot.
+        The ticket works once.  It is a text of letters, digits, ``-`` and ``_``: about 130 characters and the key.  It
+        names no server and has no password.  The hold keeps its fence, but nobody renews it until it is adopted: that
+        has to happen within one `ttl` from now.  Here the hold is over, as after a release: leaving its block does
+        nothing then.  It takes one request.
 
         Raises `LockLost`, `StoreError` or `StoreUnavailable` as `extend` does: then it is still held here; release it.
-        Raises RuntimeError if it was entered more than once, or is none of a `Lock` or `Semaphore`; `NotHeld` after a
+        Raises RuntimeError if it was entered more than once, or belongs to no `Lock` or `Semaphore`; `NotHeld` after a
         release or in a forked child.
         """
         with on_failure(self._mend):
@@ -457,9 +457,9 @@ class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
 
     @classmethod
     def adopt(cls, store: Store, ticket: str, **settings: Unpack[Adopting[SemaphoreHold]]) -> SemaphoreHold:
-        """Take over a hold of a semaphore that `Hold.hand_over` has handed over, with the same key, slot and fence.
+        """Take over a semaphore's hold that `Hold.hand_over` has handed over, with the same key, slot and fence.
 
-        See `Lock.adopt`.
+        The settings and errors are those of `Lock.adopt`; the number of permits comes with the ticket.
         """
         return _adopted(*cls._adoption(store, ticket, settings), cls._make)
 

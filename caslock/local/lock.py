@@ -203,8 +203,8 @@ class OneKey(LockObject):
         return self._state.owner
 
 
-class Adoptive(OneKey, Generic[S, H]):
-    """A key whose holds can be handed over, and adopted."""
+class Adoptable(OneKey, Generic[S, H]):
+    """A key whose holds can be handed over and adopted."""
 
     _runtime: staticmethod[[object], Runtime]
 
@@ -220,7 +220,7 @@ class Adoptive(OneKey, Generic[S, H]):
         settings = _checked({**defaults, **given})
         if "max_hold" not in given:
             if ticket.max_hold < MIN_LEASE:
-                message = f"could not adopt lock {ticket.key!r}: its max_hold is over"
+                message = f"could not adopt {ticket.key!r}: its max_hold has run out"
                 error = LockLost(message)
                 error.key = ticket.key
                 raise error
@@ -230,10 +230,10 @@ class Adoptive(OneKey, Generic[S, H]):
     @staticmethod
     @abstractmethod
     def _state_of(runtime: Runtime, ticket: Ticket, settings: LockSettings) -> LockState:
-        """Return a state for the hold of a ticket; raises ValueError if that is one of another kind."""
+        """Return the state for a ticket's hold; raises ValueError if the ticket is for another kind of lock."""
 
 
-class SingleLock(Adoptive[S, H]):
+class SingleLock(Adoptable[S, H]):
     """A lock on one key of a store of type `S`."""
 
     _is_blocking: ClassVar[bool]
@@ -312,7 +312,9 @@ class SingleLock(Adoptive[S, H]):
     @staticmethod
     def _state_of(runtime: Runtime, ticket: Ticket, settings: LockSettings) -> LockState:
         if ticket.permits:
-            message = f"the ticket is that of a hold of a semaphore, {ticket.key!r}: adopt it with Semaphore.adopt()"
+            message = (
+                f"the ticket for {ticket.key!r} is from a Semaphore: use Semaphore.adopt() or AsyncSemaphore.adopt()"
+            )
             raise ValueError(message)
         return LockState(runtime, ticket.key, settings)
 
@@ -323,7 +325,7 @@ class SingleLock(Adoptive[S, H]):
         return other
 
 
-class SharedLock(Adoptive[S, H]):
+class SharedLock(Adoptable[S, H]):
     """A key of a store of type `S` that several may hold."""
 
     _state: SemaphoreState
@@ -381,7 +383,7 @@ class SharedLock(Adoptive[S, H]):
         from caslock.local.semaphore import SemaphoreState  # noqa: PLC0415 - seldom used
 
         if not ticket.permits:
-            message = f"the ticket is that of a hold of a Lock, {ticket.key!r}: adopt it with Lock.adopt()"
+            message = f"the ticket for {ticket.key!r} is from a Lock: use Lock.adopt (or AsyncLock.adopt)"
             raise ValueError(message)
         return SemaphoreState(runtime, ticket.key, settings, ticket.permits)
 

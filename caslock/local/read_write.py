@@ -68,7 +68,7 @@ class ReadWriteState(SharedState):
     async def hand_over(self, hold: Holding) -> str:
         """Refuse it."""
         del hold
-        message = f"a hold of a ReadWriteLock can't be handed over: {self.key!r} would need a Lock"
+        message = f"a hold of a ReadWriteLock can't be handed over, only one of a Lock or a Semaphore: {self.key!r}"
         raise RuntimeError(message)
 
     def _attempt(self, kind: type[Attempt] = ReadWriteAttempt) -> ReadWriteAttempt:

@@ -71,7 +71,7 @@ class SharedQueue(LocalQueue):
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
         super()._let_in(attempt, now)
-        self._yields = 0.0  # one for each row
+        self._yields = 0.0  # it yields once, and not at each acquire for a while
 
     def _is_over(self, attempt: Attempt, now: float) -> bool:
         return attempt.state in HAD or super()._is_over(attempt, now)

@@ -93,7 +93,7 @@ class SharedAttempt(Attempt):
         return again._replace(shares=tuple(shares))
 
     def as_handed(self, renewal: Record, now: float) -> Record:
-        """Return a renewal of ours with the hold id under which it is handed over, in our share as well."""
+        """Return our renewal with the id under which the hold is handed over, in our share too."""
         shares = (each._replace(hold=self.handed) if each.hold == self.hold_id else each for each in renewal.shares)
         return super().as_handed(renewal, now)._replace(shares=tuple(shares))
 
@@ -210,7 +210,7 @@ class SharedAttempt(Attempt):
 
     @property
     def _ours(self) -> tuple[str, str]:
-        """The names of our share: the second one while it is being handed over."""
+        """The hold ids of our share: it has the second while it is being handed over."""
         return self.hold_id, self.handed
 
     def _own(self, shares: tuple[Share, ...]) -> Share | None:
@@ -218,7 +218,7 @@ class SharedAttempt(Attempt):
         return next((share for share in shares if share.hold in ours), None)
 
     def _before(self, shares: tuple[Share, ...]) -> Share | None:
-        """Return the share in place of which ours is written next, with our name."""
+        """Return the share that our next write replaces, under our own hold id."""
         own = self._own(shares)
         return own and own._replace(hold=self.hold_id)
 

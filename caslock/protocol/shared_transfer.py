@@ -24,18 +24,18 @@ class SharedAdoption(SharedAttempt):
     adopted: bool
 
     def begin(self, ticket: Ticket) -> None:
-        """Take the hold of `ticket`."""
+        """Prepare to take over the hold of `ticket`."""
         self.ticket, self.before, self.adopted = ticket, None, False
 
     def may_take(self, record: Record | None) -> bool:
-        """Whether the share of the ticket is there, or ours."""
+        """Whether the record has the ticket's share, or ours already."""
         if record is None or record.form != SHARED:
             return False
         hold, fence = self.ticket.hold, self.ticket.fence
         return self.is_in(record) or any(share.hold == hold and share.fence == fence for share in record.shares)
 
     def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
-        """Return what a release leaves: the share of the ticket, if that is not adopted after all."""
+        """Return what a release leaves: the ticket's share again, if the adoption was not completed."""
         before = self.before
         if self.adopted or before is None or observed is None or not self.is_in(observed):
             return super().remainder(observed, version, now)

@@ -70,7 +70,7 @@ class Share(NamedTuple):
         """Say who holds it."""
         note = f" ({self.note})" if self.note else ""
         who = f"pid {self.pid} on {self.host}{note} since {self.since}" if self.host else self.hold
-        return f"{who}, which awaits adoption" if self.hold.startswith(HANDED) else who
+        return f"{who} (handed over, awaiting adoption)" if self.hold.startswith(HANDED) else who
 
 
 def kind_of(permits: int) -> str:
@@ -137,7 +137,7 @@ def as_json(permits: int, shares: tuple[Share, ...], rest: str) -> bytes:
     if len(value) > MAX_VALUE:
         value = _text(permits, rest, [share._replace(note="") for share in shares])
     if len(value) > MAX_VALUE:
-        value = _text(permits, rest, shares, about=False)
+        value = _text(permits, rest, shares, for_people=False)
     if len(value) > MAX_VALUE:
         message = f"a record of {len(shares)} holds takes more than {MAX_VALUE} bytes: use several keys"
         raise StoreError(message)
@@ -168,11 +168,11 @@ def shares_in(fields: list[list[Any]], permits: int) -> tuple[Share, ...]:
 _quote: Final = json.encoder.encode_basestring
 
 
-def _text(permits: int, rest: str, shares: Iterable[Share], *, about: bool = True) -> bytes:
-    """Write it by hand, which takes less than half the time of a `json.JSONEncoder`."""
+def _text(permits: int, rest: str, shares: Iterable[Share], *, for_people: bool = True) -> bytes:
+    """Write the record by hand: in less than half the time of a `json.JSONEncoder`."""
     texts = []
     for hold, slot, beat, fence, ttl, still, since, host, pid, note in shares:
         numbers = f"{slot},{beat},{'null' if fence is None else fence},{math.ceil(ttl * 1000)},{int(still * 1000)}"
-        for_people = f",{_quote(since)},{_quote(host)},{pid},{_quote(note)}" if about else ""
-        texts.append(f"[{_quote(hold)},{numbers}{for_people}]")
+        about = f",{_quote(since)},{_quote(host)},{pid},{_quote(note)}" if for_people else ""
+        texts.append(f"[{_quote(hold)},{numbers}{about}]")
     return f'{{"caslock":{SHARED},"permits":{permits},{rest},"shares":[{",".join(texts)}]}}'.encode()

@@ -48,7 +48,7 @@ class Ticket(NamedTuple):
     min_hold: float
     """Seconds that were left of it as the hold was handed over."""
     permits: int = 0
-    """Those of the semaphore whose hold it is; 0: it is a Lock's."""
+    """How many permits the semaphore has; 0 for a hold of a Lock."""
 
     def __str__(self) -> str:
         """Return it as a text of letters, digits, ``-`` and ``_``."""
@@ -184,13 +184,13 @@ def _became_of(runtime: Runtime, ticket: Ticket, observed: Observed) -> str:
     """Say what has become of the hold of a ticket that is not there."""
     record, location = observed.record, runtime.store.traits.location
     if record is None or record.free:
-        return f"nobody holds it at {location}: the ticket is too late, was used before, or belongs to another store"
+        return f"nobody holds it at {location}: the ticket has expired, was used before, or belongs to another store"
     if record.shares:
         used = any(share.fence == ticket.fence for share in record.shares)
-        became = "was used before" if used else "is too late, was used before, or belongs to another store"
-        return f"the ticket {became}: at {location} the key is held by {record}"
+        became = "was used before" if used else "has expired, was used before, or belongs to another store"
+        return f"the ticket {became}: at {location} its holders are {record}"
     if record.foreign or observed.fence < ticket.fence:
         return f"the ticket belongs to another store than {location}, where it is held by {record}"
     if observed.fence == ticket.fence:
         return f"the ticket was used before: at {location} the lock is held by {record}"
-    return f"the ticket is too late, or belongs to another store: at {location} the lock is held by {record}"
+    return f"the ticket has expired, or belongs to another store: at {location} the lock is held by {record}"

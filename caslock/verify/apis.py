@@ -64,14 +64,14 @@ class _Locks:
     _kinds: ClassVar[tuple[type[Any], type[Any], type[Any]]]
 
     def lock(self, store: Store | AsyncStore, key: str, *, writes: bool = False, **settings: Any) -> AnyLock:  # noqa: ANN401 - those of any lock
-        """Make what a client takes of a key: a lock, a semaphore, or a side of a read-write lock."""
+        """Make what a client acquires on a key: a lock, a semaphore, or a side of a read-write lock."""
         made = self.whole(store, key, **settings)
         if isinstance(made, self._kinds[2]):
             made = made.write if writes else made.read
         return cast("AnyLock", made)
 
     def whole(self, store: Store | AsyncStore, key: str, **settings: Any) -> Any:  # noqa: ANN401 - as above
-        """Make the lock that the name of a key is for."""
+        """Make the kind of lock that the name of the key calls for, with both sides."""
         lock, semaphore, read_write = self._kinds
         kind = key.rpartition(":")[2]
         if not kind.startswith((POOL, PAGE)):

@@ -162,8 +162,8 @@ def _beside_writers(readers: list[Tenure], writers: list[Tenure], judgement: Jud
             if max(reader.got, writer.got) < min(reader.sure, writer.sure):
                 judgement.violate(
                     "overlap", max(reader.got, writer.got), reader.key,
-                    f"{reader.who} believed that it reads, from {reader.got:.4f} until {reader.end:.4f}, "
-                    f"and {writer.who} that it writes, from {writer.got:.4f} until {writer.end:.4f}",
+                    f"{reader.who} believed it was reading from {reader.got:.4f} until {reader.end:.4f}, "
+                    f"while {writer.who} believed it was writing from {writer.got:.4f} until {writer.end:.4f}",
                 )  # fmt: skip
 
 

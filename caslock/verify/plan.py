@@ -22,7 +22,7 @@ PAGE: Final = "page"
 """Prefix of the keys of read-write locks."""
 
 PERMITS: Final = 2
-"""Of each semaphore."""
+"""The permits of each semaphore."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Plan:
     keys: int = 6
     """How many keys the clients lock."""
     pools: int = 2
-    """How many semaphores they use besides."""
+    """How many semaphores they use as well."""
     pages: int = 2
-    """How many read-write locks they use besides."""
+    """How many read-write locks they use as well."""
     workers: int = 6
     """Processes with threads; one more has an event loop."""
     threads: int = 4
@@ -95,7 +95,7 @@ class Plan:
 
     @staticmethod
     def parts(key: str) -> list[str]:
-        """Name what is judged of a key: itself, the slots of a semaphore, or the sides of a read-write lock."""
+        """Name what is judged for a key: the key itself, a semaphore's slots, or a read-write lock's sides."""
         kind = key.rpartition(":")[2]
         if kind.startswith(POOL):
             return [f"{key}#{slot}" for slot in range(PERMITS)]

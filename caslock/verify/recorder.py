@@ -189,7 +189,7 @@ class Recorder:
         self._write(what, self._who, self._part(hold), hold.owner, hold_id(hold), fence=fence, until=until, note=note)
 
     def _part(self, hold: AnyHold) -> str:
-        """Name what it holds: the key, or its slot of a semaphore, or its side of a read-write lock."""
+        """Name what a hold has: the key, its slot of a semaphore, or its side of a read-write lock."""
         attempt, name = hold._attempt, hold_id(hold)
         if name not in self._parts:
             self._parts[name] = f"{hold.key}#{attempt.slot}" if isinstance(attempt, SharedAttempt) else hold.key

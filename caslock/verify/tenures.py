@@ -28,7 +28,7 @@ MOMENT: Final = 1.0
 
 
 def whole(part: str) -> str:
-    """Return the key to which a slot of a semaphore belongs, or a side of a read-write lock: see `Plan.parts`."""
+    """Return the key to which a part (a slot, or a side) belongs: see `Plan.parts`."""
     return part.partition("#")[0]
 
 

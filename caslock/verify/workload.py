@@ -30,7 +30,7 @@ class Operation:
     owner: str | None = None
     """A name that several processes share."""
     writes: bool = False
-    """Whether it takes the side of a read-write lock that writes."""
+    """Whether it takes the write side of a read-write lock."""
     auto_renew: bool = True
     max_hold: float | None = None
     extend: float | None = None

@@ -177,7 +177,7 @@ def test_a_ticket_that_is_no_good_is_lock_lost(case: str, memory: MemoryStore) -
     key = fresh()
     ticket = held(Lock(memory, key, ttl=0.05 if "late" in case else 20)).hand_over()
     store = Watched(MemoryStore() if case == "another store" else memory)
-    told = "too late, was used before, or belongs to another store"
+    told = "has expired, was used before, or belongs to another store"
     if case == "used":
         told = "the ticket was used before: at .* the lock is held by"
     if case.startswith("used"):
@@ -188,7 +188,7 @@ def test_a_ticket_that_is_no_good_is_lock_lost(case: str, memory: MemoryStore) -
         assert until(lambda: memory.get(key) is None)
     if case == "later":
         held(Lock(memory, key, ttl=20))
-        told = "the ticket is too late, or belongs to another store: at .* the lock is held by"
+        told = "the ticket has expired, or belongs to another store: at .* the lock is held by"
     before = store.get(key)
     with pytest.raises(LockLost, match=told):
         Lock.adopt(store, ticket)
@@ -285,7 +285,7 @@ def test_max_hold_goes_on(memory: MemoryStore) -> None:
     short = held(Lock(memory, fresh(), ttl=10, max_hold=10))
     adopted = Lock.adopt(memory, short.hand_over())
     assert 4 < adopted.remaining() < 5
-    with pytest.raises(LockLost, match="its max_hold is over"):
+    with pytest.raises(LockLost, match="its max_hold has run out"):
         Lock.adopt(memory, str(ticket_of(adopted, max_hold=0.0)))
 
 
@@ -460,7 +460,7 @@ def test_a_permit_changes_hands_with_its_slot(location: Place) -> None:
     ticket = middle.hand_over()
     assert sum(record.handed_over for record in pool.holders()) == 1
     assert pool.acquire(timeout=0) is None
-    with pytest.raises(ValueError, match=r"a hold of a semaphore, .*: adopt it with Semaphore\.adopt"):
+    with pytest.raises(ValueError, match=r"is from a Semaphore: use Semaphore\.adopt"):
         Lock.adopt(store, ticket)
     with Semaphore.adopt(location.store(), ticket, note="second") as adopted:
         assert (adopted.key, adopted.slot, adopted.fence) == (key, 1, middle.fence)
@@ -472,10 +472,10 @@ def test_a_permit_changes_hands_with_its_slot(location: Place) -> None:
             hold.ensure_held()
     with pytest.raises(NotHeld, match="was handed over"):
         middle.release()
-    with pytest.raises(LockLost, match="the ticket is too late, was used before, or belongs to another store"):
+    with pytest.raises(LockLost, match="the ticket has expired, was used before, or belongs to another store"):
         Semaphore.adopt(store, ticket)
     assert present(pool.acquire(timeout=0)).slot == 1
-    with pytest.raises(ValueError, match=r"a hold of a Lock, .*: adopt it with Lock\.adopt"):
+    with pytest.raises(ValueError, match=r"is from a Lock: use Lock\.adopt"):
         Semaphore.adopt(store, held(Lock(store, fresh())).hand_over())
 
 

@@ -331,15 +331,18 @@ def test_an_adoption_whose_answers_are_too_slow_is_no_loss() -> None:
 
 
 NOT_THERE = {
-    "nothing": (None, "nobody holds it at .*: the ticket is too late, was used before, or belongs to another store"),
+    "nothing": (None, "nobody holds it at .*: the ticket has expired, was used before, or belongs to another store"),
     "free": (AWAITING._replace(holds=()), "nobody holds it"),
     "adopted": (
         AWAITING._replace(holds=("other.1",)),
         "the ticket was used before: at .* the lock is held by host:first",
     ),
     "kept": (AWAITING._replace(holds=(KEPT,)), "was used before: .* held by nobody: .* has released it"),
-    "later": (AWAITING._replace(holds=("other.1",), fence=6), "too late, or belongs to another store: .* is held by"),
-    "same id, later": (AWAITING._replace(fence=6), "too late, or belongs to another store"),
+    "later": (
+        AWAITING._replace(holds=("other.1",), fence=6),
+        "has expired, or belongs to another store: .* is held by",
+    ),
+    "same id, later": (AWAITING._replace(fence=6), "has expired, or belongs to another store"),
     "earlier": (AWAITING._replace(holds=("other.1",), fence=4), "belongs to another store than scripted://"),
 }
 
