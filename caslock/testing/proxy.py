@@ -141,10 +141,12 @@ class FaultProxy:
         *,
         listen: str = "127.0.0.1",
         told: Callable[[bytes, Passage], object] = lambda _request, _passage: None,
+        arrived: Callable[[bytes, Passage], object] = lambda _request, _passage: None,
     ) -> None:
         """Prepare a proxy of the server at `host`:`port`; nothing is opened yet.
 
-        `told` is called for each fault, in the proxy's thread, before it happens.
+        `told` is called for each fault, in the proxy's thread, before it happens, and `arrived` when a request that was
+        held, or a copy of one, was sent to the server: on a busy machine that may be later than was decided.
         Raises ValueError if `listen` is not a loopback address, because nobody else may come through the proxy.
         """
         if not ipaddress.ip_address(listen).is_loopback:
@@ -155,7 +157,7 @@ class FaultProxy:
         self.accepted: int = 0
         """How many connections have been accepted."""
         self.port: int = 0
-        self._upstream, self._listen, self._told = (host, port), listen, told
+        self._upstream, self._listen, self._told, self.arrived = (host, port), listen, told, arrived
         self._loop = asyncio.new_event_loop()
         self._tasks = set[asyncio.Task[None]]()
         self._links = set[_Link]()
@@ -327,6 +329,7 @@ class _Link:
             try:
                 await asyncio.sleep(seconds)
                 await _send(server, request)
+                self._proxy.arrived(request, Passage(kind))
             finally:
                 self.held -= 1
             self._late_until = time.monotonic() + QUEUED
@@ -364,6 +367,7 @@ class _Link:
             with contextlib.closing(writer):
                 for request in requests:
                     await _send(writer, request)
+                    self._proxy.arrived(request, Passage("duplicate"))
                     with contextlib.suppress(TimeoutError):  # it is applied before its reply
                         await asyncio.wait_for(reader.read(CHUNK), 1.0)
         except (OSError, TimeoutError):

@@ -45,6 +45,7 @@ What = Literal[
     "clock",  # the wall clock of a process was set; `note`: by how much it is wrong now
     "counter",  # what the guarded counter says in the end; `fence`: the number
     "fault",  # a fault of a request; `hold`: all holds in it, `note`: which, `until`: seconds by which it is late
+    "arrives",  # a request that was held, or a copy of one, was sent to the server; as for a fault
     "tally",  # requests of a process so far; `fence`: the number
     "stop",  # a process was stopped
     "go",  # it continues

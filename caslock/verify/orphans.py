@@ -73,7 +73,7 @@ class Orphans:
             case "clear":
                 self._records.pop(event.key, None)
                 self._looked[event.key] = event.at
-            case "fault":
+            case "fault" | "arrives":
                 for hold in event.hold.split():
                     arrives = Moment(event.at + event.until, event.who)
                     self._arrives[hold] = max(arrives, self._arrives.get(hold, arrives))

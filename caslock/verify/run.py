@@ -137,7 +137,8 @@ class Run:
             yield plan.url
             return
         decide = chance(plan.seed, plan.longest_delay, odds(plan.faults))
-        with FaultProxy(*address, decide, told=fault_writer(self._history)) as proxy:
+        told, arrived = (fault_writer(self._history, what=what) for what in ("fault", "arrives"))
+        with FaultProxy(*address, decide, told=told, arrived=arrived) as proxy:
             self._proxy = proxy
             timeout = plan.answer_timeout or min(0.3, max(0.15, plan.ttls[0] / 2))
             yield locations.through(plan.url, proxy.port, timeout)

@@ -25,7 +25,7 @@ from caslock.verify import locations
 from caslock.verify.apis import Api, Asyncio, Blocking
 from caslock.verify.client import Client
 from caslock.verify.faults import FaultInjector
-from caslock.verify.history import History
+from caslock.verify.history import History, What
 from caslock.verify.plan import PREFIX, Plan
 from caslock.verify.recorder import Shared, WallClock
 
@@ -50,15 +50,18 @@ def odds(times: float) -> dict[Kind, float]:
     return {kind: min(0.1, times * each) for kind, each in FAULTS.items()}
 
 
-def fault_writer(history: History, who: str = "") -> Callable[[bytes, Passage], None]:
-    """Make what writes down the faults of requests (of worker `who`), with the key and the holds in the request."""
+def fault_writer(history: History, who: str = "", what: What = "fault") -> Callable[[bytes, Passage], None]:
+    """Make what writes down the faults of requests (of worker `who`), with the key and the holds in the request.
+
+    `what` may be "arrives": when they were sent on.
+    """
 
     def write(request: bytes, passage: Passage) -> None:
         text = _plain(request)
         found = dict.fromkeys(_HOLDS.findall(text) + _SHARES.findall(text))
         key, holds = _KEY.search(text), b",".join(found)
         history.note(
-            "fault", who, key[0].decode() if key else "", "", " ".join(re.findall(r"[^\",]+", holds.decode())),
+            what, who, key[0].decode() if key else "", "", " ".join(re.findall(r"[^\",]+", holds.decode())),
             note=passage.kind, until=passage.seconds,
         )  # fmt: skip
 

@@ -101,12 +101,14 @@ def test_a_lost_reply_is_of_a_request_that_was_applied(proxied: Proxied, kind: K
 
 
 def test_a_held_request_arrives_after_its_sender_has_gone(proxied: Proxied) -> None:
-    """A request that is held for longer than its sender waits is applied all the same, later."""
-    key = fresh()
+    """A request that is held for longer than its sender waits is applied all the same, later, and that is told."""
+    key, arrived = fresh(), list[Kind]()
+    proxied.proxy.arrived = lambda _request, passage: arrived.append(passage.kind)
     proxied.once(Passage("hold request", 3))
     unanswered(proxied, key)
     assert proxied.direct.get(key) is None or proxied.proxy.settle(0)
     assert until(lambda: proxied.direct.get(key) is not None)
+    assert until(lambda: arrived == ["hold request"])
 
 
 def test_a_held_reply_comes_late(proxied: Proxied) -> None:

@@ -602,6 +602,10 @@ def test_what_lands_late_is_no_orphan_for_one_lease() -> None:
         for seconds, broken in ((2.5, set[str]()), (4.5 + SLACK, ORPHAN)):
             late = script.copy().later(seconds).event("seen", "", "A.1", fence=2, until=2.0)
             assert late.broken() == broken, (stop, seconds)
+    held = gone.copy().event("fault", "", "A.1", until=1.0, note="hold request").later(2.0 + SLACK)
+    for arrives, broken in ((True, set[str]()), (False, ORPHAN)):
+        sent = held.copy().event("arrives", "", "A.1", note="hold request") if arrives else held.copy()
+        assert sent.later(1.0).event("seen", "", "A.1", fence=2, until=1.5).broken() == broken
 
 
 def test_a_put_lands_late_while_a_stopped_worker_has_the_lock_of_the_database() -> None:
