@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from caslock.local.queue import PAUSE_SECONDS, PAUSE_SHARE, YIELD_SECONDS, LocalQueue
+from caslock.local.queue import PAUSE_SECONDS, PAUSE_SHARE, SEEN_SECONDS, YIELD_SECONDS, LocalQueue
 from caslock.protocol.contention import LONGEST_PAUSE
 from caslock.protocol.life import HAD, HELD
 from caslock.protocol.shares import Seen
@@ -34,6 +34,8 @@ class SharedQueue(LocalQueue):
     def leave(self, attempt: Attempt, now: float) -> None:
         """Let the next one in; unless the key has just been got, wake who asks for it: there may be a place."""
         with self._guard:
+            if self._is_shared(attempt):
+                self._others_until = now + SEEN_SECONDS
             self._inside = [other for other in self._inside if other() is not attempt]
             if attempt in self.waiting:
                 self.waiting.remove(attempt)
@@ -71,7 +73,16 @@ class SharedQueue(LocalQueue):
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
         super()._let_in(attempt, now)
-        self._yields = 0.0  # it yields once, and not at each acquire for a while
+        if now >= self._others_until:  # once is enough where nobody else wants the key, as far as we know
+            self._yields = 0.0
+
+    def _is_shared(self, attempt: Attempt) -> bool:
+        """Whether another process was among the holders that were seen last."""
+        record = self.seen.newest[1]
+        if record is None:
+            return False
+        stamp = attempt.stamps().stamp
+        return any((share.host, share.pid) != (stamp.host, stamp.pid) for share in record.shares)
 
     def _is_over(self, attempt: Attempt, now: float) -> bool:
         return attempt.state in HAD or super()._is_over(attempt, now)

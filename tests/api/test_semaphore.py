@@ -278,6 +278,29 @@ def test_a_process_alone_yields_once_in_a_row(memory: MemoryStore, monkeypatch: 
     assert len(yields) <= (clock.now() - began) / ROW_SECONDS
 
 
+def test_a_process_that_has_seen_another_one_yields_more_often(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that asks more slowly gets in as well."""
+    yields = list[float]()
+
+    async def noted(_: ThreadRuntime, seconds: float) -> None:
+        yields.append(seconds)
+
+    monkeypatch.setattr(ThreadRuntime, "sleep", noted)
+    semaphore = Semaphore(memory, "key", 2)
+    with semaphore:
+        record = decode(present(memory.get("key")).value)
+    (share,) = record.shares
+    other = record._replace(shares=(share._replace(hold="another.1", host="elsewhere"),))
+    memory.put_if_version("key", encode(other), 0, ENOUGH)
+    began = clock.now()
+    while clock.now() < began + 3 * ROW_SECONDS:
+        with semaphore:
+            pass
+    assert len(yields) > (clock.now() - began) / ROW_SECONDS
+
+
 def test_force_release_ends_all_holds(memory: MemoryStore) -> None:
     """Each of them learns of it."""
     lost = threading.Event()
@@ -315,7 +338,7 @@ def test_what_is_for_locks_only_is_refused(memory: MemoryStore, name: str) -> No
 
 
 def test_the_most_holds_fit_in_a_record(memory: MemoryStore) -> None:
-    """Where there is no room, it does not say who they are; the numbers are the longest that there may be."""
+    """Where there is no room for that, it does not say who they are."""
     semaphore = Semaphore(memory, "key", MAX_PERMITS, note="n" * 200)
     with contextlib.ExitStack() as stack:
         holds = [stack.enter_context(semaphore) for _ in range(MAX_PERMITS)]
