@@ -351,7 +351,7 @@ class SharedLock(Adoptable[S, H]):
         Args:
             store: where it lives, as for `Lock`.
             key: as for `Lock`; a `Lock` of the same key and this semaphore exclude each other.
-            permits: how many may hold the key at a time, over all processes, 1 to 64.  All that use the key have to
+            permits: how many may hold the key at a time, over all processes, 1 to 48.  All that use the key have to
                 name the same number: an acquire with another one raises `StoreError` while somebody holds the key.
             ttl: seconds each lease lasts unless it is renewed: a holder that dies blocks its permit for so long.
             timeout: as for `Lock`.

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 SHARED: Final = 2
 """The number of the form of a record that several may be in."""
 
-MAX_PERMITS: Final = 64
-"""The most holds in one record: it must fit in `caslock.store.MAX_VALUE` bytes."""
+MAX_PERMITS: Final = 48
+"""The most holds in one record: it must fit in `caslock.store.MAX_VALUE` bytes, however long their numbers become."""
 
 
-HANDED: Final = "handed:"
-"""Begins the id of a hold that was handed over, and awaits adoption: the rest is the id that the hold had before."""
+HANDED: Final = "~"
+"""Begins the id of a hold that was handed over, and awaits adoption: the rest is the id that the hold had before.
+
+It is short, for the record must have room for as many of them as there are permits.
+"""
 
 READS: Final = 0
 """The slot of a share that reads, as others may at the same time."""

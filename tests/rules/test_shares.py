@@ -8,8 +8,8 @@ import pytest
 
 from caslock import Semaphore, StoreError
 from caslock.protocol.lease import margin
-from caslock.protocol.record import Record
-from caslock.protocol.shares import SHARED, Seen, Share, as_json, shares_in
+from caslock.protocol.record import Record, encode
+from caslock.protocol.shares import HANDED, MAX_PERMITS, SHARED, Seen, Share, as_json, shares_in
 from caslock.store import ABSENT, MAX_VALUE
 from caslock.stores.memory import MemoryStore
 
@@ -79,6 +79,20 @@ def test_what_does_not_fit_goes_without_what_is_for_people() -> None:
     many = tuple(OURS._replace(hold=f"{number:200}") for number in range(60))
     with pytest.raises(StoreError, match=f"a record of 60 holds takes more than {MAX_VALUE} bytes: use several keys"):
         as_json(0, many, '"ttl":1')
+
+
+def test_the_longest_numbers_have_room() -> None:
+    """Nobody loses a lease because the numbers of others have become longer, or because they are handed over."""
+    longest = Share(
+        f"{HANDED}{'f' * 16}.{10**7 - 1}", MAX_PERMITS - 1, 10**6 - 1, 2**63 - 1, 86400.0, 86399.0,
+        "2026-11-27T23:25:33Z", "host", 12345, "note",
+    )  # fmt: skip
+    shares = tuple(longest._replace(slot=slot) for slot in range(MAX_PERMITS))
+    record = Record(
+        "", tuple(share.hold for share in shares), 86400.0, f"{longest.hold}.{longest.beat}", None, 1 / 3,
+        form=SHARED, quarantine_id=f"{longest.hold}.{longest.beat}", permits=MAX_PERMITS, shares=shares,
+    )  # fmt: skip
+    assert MAX_VALUE - 200 < len(encode(record)) <= MAX_VALUE
 
 
 def test_a_share_is_over_a_margin_after_its_lease() -> None:
