@@ -14,8 +14,8 @@ from caslock.protocol.life import HELD, LEAVING, OVER, UNSETTLED
 from caslock.protocol.limits import PASSES, last_start_of_three
 from caslock.protocol.record import Observed, Record
 from caslock.protocol.renew import who_holds
+from caslock.protocol.shares import with_fences
 from caslock.protocol.withdraw import withdraw
-from caslock.store import ABSENT
 
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
@@ -129,7 +129,7 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
     limit = last_start_of_three(runtime, runtime.now())
     observed = await read(runtime, attempt, limit)
     broken: Record | None = None
-    fence = ABSENT
+    tenures = set[int | None]()
     for number in count():
         version, record = observed
         if record is None or record.free:
@@ -141,11 +141,11 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         if record.foreign:
             held = f"{attempt.key!r} at {runtime.store.traits.location} is held by {record}"
             raise StoreError(f"{held}; remove it with the store's own tools")
-        if broken is not None and observed.fence != fence and set(broken.holds).isdisjoint(record.holds):
+        before, tenures = tenures, {share.fence for share in with_fences(record.shares, version)} or {observed.fence}
+        if broken is not None and tenures.isdisjoint(before) and set(broken.holds).isdisjoint(record.holds):
             return broken  # it has left meanwhile, or our lost request was applied: spare the next holder
-        fence = observed.fence
-        broken = record._replace(fence=fence)
-        before, now = attempt.writes.count, runtime.now()
+        broken = record._replace(fence=observed.fence)
+        sent, now = attempt.writes.count, runtime.now()
         try:
             observed = await write_surely(runtime, attempt, version, attempt.free_record(now), limit)
         except StoreUnavailable:
@@ -153,7 +153,7 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         except StoreError as error:
             error.add_note(f"Lock {attempt.key!r} was not released: it is held by {record}.")
             raise
-        if observed.record is not None and attempt.writes.includes(observed.record, before):
+        if observed.record is not None and attempt.writes.includes(observed.record, sent):
             return broken
     message = f"lock {attempt.key!r} could not be released by force: its record kept changing; gave up after {PASSES}"
     raise StoreUnavailable(f"{message} tries")

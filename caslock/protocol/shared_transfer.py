@@ -29,18 +29,20 @@ class SharedAdoption(SharedAttempt):
 
     def may_take(self, record: Record | None) -> bool:
         """Whether the record has the ticket's share, or ours already."""
-        if record is None or record.form != SHARED:
+        if record is None or record.form != SHARED or record.permits != self.permits:
             return False
         hold, fence = self.ticket.hold, self.ticket.fence
         return self.is_in(record) or any(share.hold == hold and share.fence == fence for share in record.shares)
 
     def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
         """Return what a release leaves: the ticket's share again, if the adoption was not completed."""
-        before = self.before
-        if self.adopted or before is None or observed is None or not self.is_in(observed):
+        others = [] if observed is None else super()._others_in(observed)  # with the ticket's share, if it is there
+        if self.adopted or self.before is None or observed is None or not (others or self.is_in(observed)):
             return super().remainder(observed, version, now)
+        if self.is_in(observed):
+            others.append(self.before)
         write_id, rest = self.writes.next_id(), self._rest(observed, now)
-        return self._record((*self._written(self._others_in(observed), version, now), before), write_id, rest, None)
+        return self._record(self._written(others, version, now), write_id, rest, None)
 
     def _before(self, shares: tuple[Share, ...]) -> Share | None:
         own = super()._before(shares)

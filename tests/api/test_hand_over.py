@@ -562,6 +562,34 @@ def test_an_adoption_that_fails_leaves_the_ticket(lock: type[Lock | Pair], *, ap
     assert lock.adopt(store, ticket).fence == hold.fence
 
 
+@pytest.mark.parametrize("fault", [lose_reply, lose_request, late(after=1)], ids=str)
+def test_an_adoption_that_fails_beside_others_leaves_the_ticket(fault: Fault) -> None:
+    """What it writes to keep its own late request out has the ticket's share."""
+    store, key = FaultyStore(MemoryStore()), fresh()
+    with Pair(store, key) as other:
+        ticket = held(Pair(store, key)).hand_over()
+        store.on("put_if_version", 1, fault)
+        store.on("get", 2, lose_request)
+        with pytest.raises(StoreUnavailable, match="could not adopt"):
+            Pair.adopt(store, ticket, retry=(0, 0))
+        other.extend()
+        assert [record.handed_over for record in Pair(store, key).holders()].count(True) == 1
+        with Semaphore.adopt(store, ticket) as adopted:
+            assert adopted.slot == 1
+
+
+def test_force_release_takes_a_hold_that_is_adopted_meanwhile() -> None:
+    """It has another id then, and somebody else has come as well."""
+    memory, key = MemoryStore(), fresh()
+    store, holds = FaultyStore(memory), list[Hold]()
+    ticket = held(Pair(memory, key)).hand_over()
+    store.before("put_if_version", 1, lambda: holds.extend([Semaphore.adopt(memory, ticket), held(Pair(memory, key))]))
+    Pair(store, key).force_release()
+    for hold in holds:
+        with pytest.raises(LockLost):
+            hold.extend()
+
+
 @pytest.mark.parametrize("lock", [AsyncLock, AsyncPair])
 @pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize("what", ["hand over", "get", "put"])

@@ -13,7 +13,7 @@ from caslock.protocol import shared_attempt
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.shared_attempt import ReadWriteAttempt, SharedAttempt
 from caslock.protocol.shared_transfer import SharedAdoption
-from caslock.protocol.shares import READS, WAITS, WRITES, Seen
+from caslock.protocol.shares import HANDED, READS, WAITS, WRITES, Seen
 from tests.proof.simulator import Violation
 from tests.proof.simulator.chance import by_chance
 from tests.proof.simulator.semaphore import SemaphoreRun, drawn, simulate
@@ -65,6 +65,7 @@ def test_the_runs_have_what_they_are_about() -> None:
 
 
 _over, _next_record, _see = Seen.over, SharedAttempt.next_record, SharedAttempt.see
+_others_in = SharedAttempt._others_in
 
 
 def one_more(self: SharedAttempt, record: Record | None) -> bool:
@@ -142,6 +143,11 @@ def any_place(self: SharedAdoption, record: Record | None) -> bool:
     return record is None or SharedAttempt.may_take(self, record)
 
 
+def without_tickets(self: SharedAttempt, record: Record) -> list[Share]:
+    """Take whoever awaits adoption for dead."""
+    return [share for share in _others_in(self, record) if not share.hold.startswith(HANDED)]
+
+
 def beside_the_ticket(self: SharedAdoption, record: Record) -> list[Share]:
     """Leave the share of the ticket beside one's own."""
     return SharedAttempt._others_in(self, record)
@@ -165,6 +171,7 @@ def beside_the_ticket(self: SharedAdoption, record: Record) -> list[Share]:
         (SharedAttempt, "as_handed", Attempt.as_handed),
         (SharedAdoption, "may_take", any_place),
         (SharedAdoption, "_others_in", beside_the_ticket),
+        (SharedAttempt, "_others_in", without_tickets),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

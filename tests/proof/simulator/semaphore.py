@@ -6,7 +6,7 @@ these are different:
 1. No more than `permits` believe, each with a slot of its own, and the share of each is at the store.  (Only while
    clocks are within the margin.)  Of a read-write lock, nobody believes beside a writer.
 2. Fences grow from one admission to the next, in the order of the store.
-5. Nobody's share is removed while its holder believes.
+5. Nobody's share is removed while its holder believes, nor that of a ticket before its lease is over.
 6. No reader is admitted while a writer waits in the record.
 
 Entries are not forgotten: a semaphore, as a Lock, excludes only those that the store remembers.
@@ -22,6 +22,7 @@ from caslock.local.semaphore import SemaphoreState
 from caslock.protocol.attempt import LockSettings, Retry
 from caslock.protocol.shared_attempt import ReadWriteAttempt
 from caslock.protocol.shares import HANDED, READS, WAITS, WRITES, with_fences
+from caslock.store import ABSENT
 from tests.proof.simulator.chance import by_chance
 from tests.proof.simulator.client import NamedLockState
 from tests.proof.simulator.deadlock import forgotten
@@ -93,6 +94,7 @@ class SemaphoreJudge(Judge):
         super().__init__(run)
         self._permits = run.permits
         self._there: dict[str, Share] = {}  # by hold: the shares of holders in the record that was written last
+        self._beats: dict[str, tuple[int, float]] = {}  # by hold: its last beat, and when that was written
         self._admitted: dict[str, int] = {}  # by hold: the version of the write that has admitted it
 
     def beliefs(self) -> None:
@@ -136,9 +138,11 @@ class SemaphoreJudge(Judge):
         for key, before, after, _ in store.changes:
             if key == KEY:
                 there, self._there = self._there, {}
+                # Where nothing was before, a record has expired, unless the store ends none.
+                there = there if before is not None or not store.expires else {}
                 if after is not None:
-                    # Where nothing was before, a record has expired, unless the store ends none.
-                    self._written(after, there if before is not None or not store.expires else {})
+                    self._written(after, there)
+                self._keeps_tickets([there[hold] for hold in there.keys() - self._there.keys()])
             if after is not None and after.record.quarantine:
                 self._ends(key, after.record)
         store.changes.clear()
@@ -151,9 +155,11 @@ class SemaphoreJudge(Judge):
         self._there = {share.hold: share for share in shares if self._is_in(share)}
         if not self._permits and len(self._there) > 1 and any(share.slot == WRITES for share in shares):
             self._run.violate(f"a writer is recorded beside others: {shares}")
+        gone = [there[hold] for hold in there.keys() - self._there.keys()]
         for share in shares:
+            if self._beats.get(share.hold, (ABSENT, 0.0))[0] != share.beat:
+                self._beats[share.hold] = share.beat, self._run.now
             if share.hold in self._there.keys() - there.keys():
-                gone = [there[hold] for hold in there.keys() - self._there.keys()]
                 before = next((each for each in gone if (each.slot, each.fence) == (share.slot, share.fence)), None)
                 # What changes hands has been admitted before.
                 self._admitted[share.hold] = self._admitted[before.hold] if before else after.entry.version
@@ -161,6 +167,13 @@ class SemaphoreJudge(Judge):
                     self._run.violate(f"{share.hold} may read although a writer waits")
             if share.hold in self.settled:
                 self._run.violate(f"{share.hold} has a record, which {self.settled[share.hold][1]}")
+
+    def _keeps_tickets(self, gone: list[Share]) -> None:
+        """Check that nobody but an adopter removes the share of a ticket before its lease is over."""
+        for share in gone:
+            taken = any((each.slot, each.fence) == (share.slot, share.fence) for each in self._there.values())
+            if share.hold in self.handed and not taken and self._run.now < self._beats[share.hold][1] + share.ttl:
+                self._run.violate(f"{share.hold} is removed, which awaits adoption")
 
     def _is_in(self, share: Share) -> bool:
         """Whether a share is that of a holder."""
