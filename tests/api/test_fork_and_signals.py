@@ -271,7 +271,8 @@ def interrupted(
 
     Then again, each time after so many chances as the next of `later` says.  A chance is where Python itself looks for
     signals (ceval.c): as a function begins, and as one of C returns; not between any two lines, for a `with` would then
-    leak what it holds; nor in generators, which swallow what is raised as they are closed.
+    leak what it holds; nor in generators, which swallow what is raised as they are closed.  Finalizers
+    swallow it as well, so no garbage is collected meanwhile.
     """
     left, location, more = moment, "", list(later)
 
@@ -297,6 +298,7 @@ def interrupted(
         strike(frame, event, called, lambda: sys.setprofile(profile))
 
     before = sys.getprofile(), sys.gettrace()
+    gc.disable()
     sys.setprofile(profile)
     try:
         act()
@@ -305,6 +307,8 @@ def interrupted(
     finally:
         sys.settrace(before[1])
         sys.setprofile(before[0])
+        gc.enable()
+    assert not location, f"what was raised at {location} was swallowed"
     return ""
 
 
