@@ -157,7 +157,9 @@ class FaultProxy:
         self.accepted: int = 0
         """How many connections have been accepted."""
         self.port: int = 0
-        self._upstream, self._listen, self._told, self.arrived = (host, port), listen, told, arrived
+        self.arrived: Callable[[bytes, Passage], object] = arrived
+        """Is told of each request that was held, or a copy of one, as it is sent on."""
+        self._upstream, self._listen, self._told = (host, port), listen, told
         self._loop = asyncio.new_event_loop()
         self._tasks = set[asyncio.Task[None]]()
         self._links = set[_Link]()

@@ -197,7 +197,7 @@ def test_a_ticket_that_is_no_good_is_lock_lost(case: str, memory: MemoryStore) -
 
 
 @pytest.mark.parametrize("lock", [Lock, Pair])
-def test_a_ticket_is_used_once(lock: type[Lock | Pair], location: Place) -> None:
+def test_a_ticket_is_used_once(location: Place, lock: type[Lock | Pair]) -> None:
     """A second adoption fails, and the first hold goes on."""
     ticket = held(lock(location.store(), fresh(), ttl=50)).hand_over()
     adopted = lock.adopt(location.store(), ticket)
@@ -438,7 +438,7 @@ def test_one_of_many_adopts(lock: type[Lock | Pair], location: Place) -> None:
 
 
 @pytest.mark.parametrize("lock", [Lock, Pair])
-def test_who_has_read_too_early_does_not_adopt(lock: type[Lock | Pair], location: Place) -> None:
+def test_who_has_read_too_early_does_not_adopt(location: Place, lock: type[Lock | Pair]) -> None:
     """Two have seen the hold of the ticket: the put of the second one is refused."""
     plain, key = location.store(), fresh()
     store = FaultyStore(plain)

@@ -540,7 +540,7 @@ MUTANTS: Final = (
         "A ticket's hold that has changed since it was read is taken all the same.",
         (
             Search("three processes, one ticket", 0, "have used one ticket"),
-            of_the_suite(hand_overs.test_who_has_read_too_early_does_not_adopt, "memory"),
+            of_the_suite(hand_overs.test_who_has_read_too_early_does_not_adopt, "memory", Lock),
         ),
         ((Adoption, "may_take", seeded.adopt_any_version),),
     ),
@@ -558,7 +558,7 @@ MUTANTS: Final = (
         "The fence of a ticket is enough, so it takes the hold from who has adopted it.",
         (
             Seeds("have used one ticket"),
-            of_the_suite(hand_overs.test_a_ticket_is_used_once, "memory"),
+            of_the_suite(hand_overs.test_a_ticket_is_used_once, "memory", Lock),
         ),
         ((Adoption, "may_take", seeded.adopt_by_fence),),
     ),
