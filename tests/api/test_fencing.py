@@ -32,7 +32,7 @@ from caslock.fencing import (
     write_value,
     write_value_async,
 )
-from tests.support.locations import fresh, until
+from tests.support.locations import fresh, present, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,10 +53,11 @@ class Tenures(NamedTuple):
 
 @pytest.fixture
 def tenures(memory: MemoryStore) -> Tenures:
-    """Return the fences of a lock whose first holder did not renew its lease."""
-    paused = Lock(memory, "room:42", ttl=0.02, auto_renew=False).acquire(timeout=0)
-    assert paused is not None
-    with Lock(memory, "room:42", timeout=10) as second:  # waits for the end of that lease
+    """Return the fences of a lock whose first holder has lost it."""
+    lock = Lock(memory, "room:42")
+    paused = present(lock.acquire(timeout=0))
+    lock.force_release()
+    with Lock(memory, "room:42", timeout=10) as second:
         pass
     with Lock(memory, "room:42", timeout=10) as third:
         return Tenures(paused.fence, second.fence, third.fence)

@@ -245,9 +245,11 @@ FORGETFUL = """
 import asyncio, gc, caslock
 store = caslock.connect("memory://")
 with caslock.Lock(store, "released"), caslock.MultiLock(store, ["also released", "too"]): pass
-lost = caslock.Lock(store, "lost", ttl=0.01, auto_renew=False).acquire()
-while not lost.lost: pass
-del lost
+lock = caslock.Lock(store, "lost")
+lost = lock.acquire()
+lock.force_release()
+assert lost.lost
+del lost, lock
 caslock.Lock(store, "forgotten").acquire()
 async def acquire():
     async with caslock.AsyncLock(store, "left"): pass

@@ -232,8 +232,8 @@ def test_without_renewal_the_key_is_kept_if_it_is_released_in_time(memory: Memor
     with Lock(memory, key, ttl=5, auto_renew=False, min_hold=60):
         pass
     assert not is_free(memory, key)
-    hold = held(Lock(memory, key := fresh(), ttl=0.05, auto_renew=False, min_hold=60))
-    threading.Event().wait(0.1)
+    hold = held(Lock(memory, key := fresh(), ttl=0.5, auto_renew=False, min_hold=60))
+    assert until(lambda: memory.get(key) is None)
     with pytest.raises(LockLost):
         hold.release()
     assert is_free(memory, key)
