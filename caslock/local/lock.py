@@ -158,7 +158,7 @@ class LockObject:
         super().__init_subclass__(**given)
         for each in (cls.__init__, getattr(cls, "acquire", None)):
             if getattr(each, "__module__", "").startswith("caslock."):
-                each.__qualname__ = each.__name__  # type: ignore[union-attr]
+                each.__qualname__ = each.__name__  # type: ignore[union-attr] # None is in no module
 
     _with: ClassVar[str] = "with"
     __signature__: ClassVar[_Shown] = _Shown()
@@ -383,7 +383,7 @@ class SharedLock(Adoptable[S, H]):
         from caslock.local.semaphore import SemaphoreState  # noqa: PLC0415 - seldom used
 
         if not ticket.permits:
-            message = f"the ticket for {ticket.key!r} is from a Lock: use Lock.adopt (or AsyncLock.adopt)"
+            message = f"the ticket for {ticket.key!r} is from a Lock: use Lock.adopt() or AsyncLock.adopt()"
             raise ValueError(message)
         return SemaphoreState(runtime, ticket.key, settings, ticket.permits)
 
