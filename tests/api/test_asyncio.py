@@ -26,7 +26,7 @@ from caslock.local.shared import shared_of
 from caslock.local.task_renewer import renewer_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore
-from tests.support.locations import Place, Watched, fresh, observed, opened, present
+from tests.support.locations import Place, Watched, fresh, make_due, observed, opened, present
 from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
@@ -177,8 +177,9 @@ async def test_an_acquire_cancelled_again_and_again_leaves_nothing(memory: Memor
 
 
 async def renewed(hold: AsyncHold) -> None:
-    """Wait until its lease has been renewed."""
+    """Let its lease be renewed, and wait for that."""
     deadline = hold._attempt.lease.deadline
+    make_due(hold._attempt)
     while hold._attempt.lease.deadline == deadline:
         hold.ensure_held()
         await asyncio.sleep(0.01)
@@ -189,7 +190,7 @@ async def test_a_plain_store_serves_from_worker_threads(location: Place) -> None
     """Every blocking store serves an AsyncLock: it locks, re-enters, renews and releases."""
     plain = location.store()
     plain.get("warm")  # a new memcached asks for seconds
-    lock = AsyncLock(plain, fresh(), ttl=9)
+    lock = AsyncLock(plain, fresh(), ttl=60)
     async with lock as hold, lock as again:
         assert again.fence == hold.fence
         assert Lock(plain, lock.key).acquire(timeout=0) is None
@@ -490,7 +491,7 @@ def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
     async def main() -> None:
         store = AsyncMemoryStore(memory)
         doomed = AsyncLock(store, key, on_lost=fail)
-        async with AsyncLock(store, fresh(), ttl=9) as other:
+        async with AsyncLock(store, fresh(), ttl=60) as other:
             with pytest.raises(LockLost):
                 async with doomed:
                     await doomed.force_release()
@@ -584,13 +585,14 @@ async def test_a_loss_that_the_block_has_seen_is_raised_at_its_exit() -> None:
 def test_a_loop_that_was_closed_during_a_renewal_keeps_no_release_waiting(keys: list[str]) -> None:
     """Given holds of a loop that was closed while it renewed them, they can be released in another loop."""
     store, loop, renewing = AsyncFaultyStore(AsyncMemoryStore()), asyncio.new_event_loop(), list[bool]()
-    holds = loop.run_until_complete(AsyncMultiLock(store, keys, ttl=9).acquire())
+    holds = present(loop.run_until_complete(AsyncMultiLock(store, keys, ttl=60).acquire()))
 
     async def hang() -> None:
         renewing.append(True)
         await asyncio.sleep(60)
 
     async def renewal() -> None:
+        make_due(*(hold._attempt for hold in holds))
         while not renewing:  # noqa: ASYNC110 - it is noted in another task
             await asyncio.sleep(0.001)
 
@@ -599,7 +601,6 @@ def test_a_loop_that_was_closed_during_a_renewal_keeps_no_release_waiting(keys: 
     loop.close()
 
     async def leave() -> None:
-        assert holds is not None
         async with asyncio.timeout(20):
             await holds.release()
 

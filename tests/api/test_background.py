@@ -13,7 +13,7 @@ from caslock import AsyncLock, Lock, StoreUnavailable
 from caslock.local import thread_renewer
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import FaultyStore, lose_reply
-from tests.support.locations import fresh, observed, until
+from tests.support.locations import fresh, make_due, observed, present, until
 from tests.support.scripted import Scripted, held
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ def test_a_closed_loop_is_not_kept_alive(*, renews: bool) -> None:
         return weakref.ref(loop)
 
     async def main() -> None:
-        assert await AsyncLock(store, fresh(), ttl=3).acquire()
+        hold = present(await AsyncLock(store, fresh(), ttl=60).acquire())
+        if renews:
+            make_due(hold._attempt)
         async with asyncio.timeout(60):
             while renews and not renewing:  # noqa: ASYNC110 - the store notes it
                 await asyncio.sleep(0.01)

@@ -24,9 +24,9 @@ from caslock import ABSENT, AsyncLock, CaslockError, Hold, Lock, LockLost, Multi
 from caslock.local import shared
 from caslock.local import thread_renewer as renewer
 from caslock.local.workers import Workers
-from caslock.protocol.lease import NEVER
+from caslock.protocol.lease import NEVER, Lease
 from caslock.stores.memory import MemoryStore
-from tests.support.locations import Place, Watched, fresh, held, observed, patient, until
+from tests.support.locations import Place, Watched, fresh, held, make_due, observed, patient, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -151,7 +151,7 @@ def test_what_an_earlier_hook_of_the_child_acquires_is_its_own() -> None:
 def test_a_child_can_lock_for_itself(location: Place) -> None:
     """A forked child locks another key by what it inherited, as its own owner; both go on renewing what they hold."""
     store, key = location.store(), fresh()
-    other = Lock(store, fresh(), ttl=9)
+    other = Lock(store, fresh(), ttl=60)
     store.get(key)
     with family() as kin, Lock(store, key) as hold:
         parent = other.owner
@@ -162,7 +162,8 @@ def test_a_child_can_lock_for_itself(location: Place) -> None:
                     owner=other.owner != parent and record is not None and record.owner == other.owner,
                     pid=record is not None and record.pid == os.getpid(),
                 )
-                first = mine._attempt.lease.deadline  # renewed by a renewer of the child's own
+                first = mine._attempt.lease.deadline
+                make_due(mine._attempt)  # renewed by a renewer of the child's own
                 kin.tell(renewed=until(lambda: mine._attempt.lease.deadline > first))
         else:
             facts = kin.hear()
@@ -630,11 +631,12 @@ def test_an_interrupt_as_the_renewer_starts_raises_in_no_thread(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("kind", ["Hold", "MultiHold"])
-def test_an_interrupted_extension_stops_no_other_renewals(kind: str) -> None:
+def test_an_interrupted_extension_stops_no_other_renewals(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """KeyboardInterrupt at each moment of extend: the renewer goes on renewing the other holds on that store."""
     kept: list[Hold] = []
     extended: list[Hold | MultiHold] = []
-    ttl = 9.0
+    ttl = 60.0
+    monkeypatch.setattr(Lease, "_next_renewal", lambda _lease, sent, _ttl: sent + 3)  # long before it ends
 
     def prepare() -> Callable[[], object]:
         store = MemoryStore()

@@ -203,9 +203,10 @@ def test_it_lingers_no_longer_than_a_third_of_a_lease(store: Noted) -> None:
     assert ("invalidate", "k") in store.requests
 
 
-def test_it_is_renewed_only_while_it_is_held(store: Noted) -> None:
+def test_it_is_renewed_only_while_it_is_held(store: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after it has lingered."""
-    lock = Lock(store, "k", ttl=8, linger=0.05)
+    monkeypatch.setattr(Lease, "_next_renewal", lambda _lease, sent, _ttl: sent + 1)  # long before it ends
+    lock = Lock(store, "k", ttl=60, linger=0.05)
     with lock:
         pass
     with lock as hold:

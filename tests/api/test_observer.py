@@ -26,7 +26,7 @@ from caslock.local.workers import run
 from caslock.stores.memory import MemoryStore
 from caslock.testing import FaultyStore, lose_request
 from caslock.testing.stopwatch import Stopwatch
-from tests.support.locations import until
+from tests.support.locations import make_due, until
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -186,7 +186,10 @@ def test_each_renewal_is_told(recorder: OfOneStore, caplog: pytest.LogCaptureFix
     store = FaultyStore(recorder.store)
     for put in (2, 3):
         store.on("put_if_version", put, lose_request)
-    with Lock(store, "key", ttl=9):
+    with Lock(store, "key", ttl=60) as hold:
+        make_due(hold._attempt)
+        assert until(lambda: "renewal_failed" in recorder.names)
+        make_due(hold._attempt)
         assert until(lambda: "renewed" in recorder.names)
     assert recorder.names[:3] == ["acquired", "renewal_failed", "renewed"]
     failed, renewed = (event.seconds for _, event in recorder.events[1:3])

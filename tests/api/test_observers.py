@@ -15,7 +15,7 @@ from caslock import Lock, LockLost, observe
 from caslock.observers.otel import OtelObserver
 from caslock.observers.prometheus import PrometheusObserver
 from caslock.stores.memory import MemoryStore
-from tests.support.locations import until
+from tests.support.locations import make_due, until
 
 
 def test_prometheus_counts_and_times() -> None:
@@ -28,7 +28,8 @@ def test_prometheus_counts_and_times() -> None:
         labels = {"location": store.traits.location, "group": group, "outcome": outcome}
         return registry.get_sample_value(name, labels)
 
-    with Lock(store, "room:42", ttl=9):
+    with Lock(store, "room:42", ttl=60) as hold:
+        make_due(hold._attempt)
         assert Lock(store, "room:42").acquire(timeout=0) is None
         assert until(lambda: value("caslock_renewals_total", "room", "renewed"))
     with pytest.raises(LockLost), Lock(store, "job:1"):

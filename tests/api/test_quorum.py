@@ -25,10 +25,11 @@ from caslock import (
     StoreUnavailable,
     observe,
 )
+from caslock.protocol.quorum import Stage
 from caslock.protocol.record import decode
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, Fault, FaultyStore, lose_reply, lose_request, unsent
-from tests.support.locations import fresh, observed, patient, present, until
+from tests.support.locations import fresh, make_due, observed, patient, present, until
 from tests.support.loops import in_a_loop
 from tests.support.recorder import Recorder
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from caslock import Record, Store
+    from caslock.protocol.quorum import QuorumLease, Vote
 
 
 def stores(number: int = 3) -> list[FaultyStore]:
@@ -51,6 +53,11 @@ def holders(of: list[FaultyStore], key: str) -> list[bool]:
 def at(store: FaultyStore, key: str) -> Record:
     """Return the record that is there."""
     return present(observed(cast("Store", store.store), key))
+
+
+def votes(hold: Hold) -> list[Vote]:
+    """Return what each store has said to it."""
+    return present(cast("QuorumLease", hold._attempt.lease).ballot).votes
 
 
 def forget(store: FaultyStore, key: str) -> None:
@@ -199,9 +206,11 @@ def test_a_store_that_was_down_is_won_later() -> None:
     """A hold that was acquired without a store gets its lease when it answers again."""
     three, key = stores(), fresh()
     three[2].down()
-    with QuorumLock(three, key, ttl=8):
-        assert until(lambda: holders(three, key) == [True, True, False])
+    with QuorumLock(three, key, ttl=60) as hold:
+        assert until(lambda: votes(hold)[2].stage is Stage.OVER)
+        assert holders(three, key) == [True, True, False]
         three[2].heal()
+        make_due(*(vote.attempt for vote in votes(hold)[:2]))
         assert until(lambda: all(holders(three, key)))
     assert until(lambda: not any(holders(three, key)))
 
@@ -515,9 +524,11 @@ def test_observers_are_told_of_the_lock_and_not_of_its_leases() -> None:
     three, key, told = stores(), fresh(), Recorder()
     stop = observe(told)
     try:
-        with QuorumLock(three, key, ttl=8) as hold:
+        with QuorumLock(three, key, ttl=60) as hold:
+            assert until(lambda: all(vote.counts for vote in votes(hold)))
             first = hold._attempt.lease.deadline
             assert QuorumLock(three, key).acquire(timeout=0) is None
+            make_due(*(vote.attempt for vote in votes(hold)))
             assert until(lambda: hold._attempt.lease.deadline > first)
     finally:
         stop()

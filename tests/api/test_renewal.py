@@ -18,7 +18,7 @@ from caslock.local.schedule import MOST_RENEWING, MOST_TOGETHER, Renewals
 from caslock.local.workers import run
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.stopwatch import Stopwatch
-from tests.support.locations import Watched, held
+from tests.support.locations import Watched, held, make_due
 from tests.support.locations import until as eventually
 from tests.support.loops import in_a_loop
 
@@ -115,13 +115,14 @@ async def test_an_async_loss_is_reported_at_the_deadline_while_the_store_hangs()
 def test_a_loss_is_reported_while_another_callback_blocks() -> None:
     """A callback that does not return delays no other loss, nor any renewal."""
     store, told, gate = MemoryStore(), Told(), threading.Event()
-    renewed = held(Lock(store, "renewed", ttl=9))
+    renewed = held(Lock(store, "renewed", ttl=60))
     with Stopwatch() as watch:
         blocked = held(Lock(store, "blocked", ttl=0.3, auto_renew=False, on_lost=lambda _: gate.wait(200)))
         other = held(Lock(store, "other", ttl=0.6, auto_renew=False, on_lost=noting(told)))
         assert eventually(lambda: told)
     assert told[0][1] < 0.1 + watch.late
     first = renewed._attempt.lease.deadline
+    make_due(renewed._attempt)
     assert eventually(lambda: renewed._attempt.lease.deadline > first)
     assert other.lost
     assert blocked.lost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +9,8 @@ import redis
 
 from caslock import Lock, LockEvent, LockLost, Observer, StoreError, connect, observe
 from caslock.errors import with_notes
-from tests.support.locations import held
+from caslock.testing.store_for_tests import _end_lease
+from tests.support.locations import held, make_due, until
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer
@@ -21,7 +21,7 @@ def test_why_a_lease_was_not_renewed_is_told(
     new_redis: NewServer, caplog: pytest.LogCaptureFixture, *, several: bool
 ) -> None:
     """What the server has refused is in the warning, in what observers get, and in the loss."""
-    server, told, lost = new_redis(), list[LockEvent](), threading.Event()
+    server, told = new_redis(), list[LockEvent]()
 
     class Notes(Observer):
         """Notes each failure."""
@@ -32,9 +32,12 @@ def test_why_a_lease_was_not_renewed_is_told(
     stop = observe(Notes())
     with redis.Redis.from_url(server.url) as admin, connect(server.url) as store:
         keys = ["k", "l"] if several else ["k"]
-        holds = [held(Lock(store, key, ttl=5, on_lost=lambda _: lost.set())) for key in keys]
+        holds = [held(Lock(store, key, ttl=60)) for key in keys]
         admin.config_set("maxmemory", "1")
-        assert lost.wait(50)
+        make_due(*(hold._attempt for hold in holds))
+        assert until(lambda: len(told) >= len(holds))
+        for hold in holds:
+            _end_lease(hold._attempt)
         stop()
         admin.config_set("maxmemory", "0")
         with pytest.raises(LockLost, match="OutOfMemory"):

@@ -15,6 +15,7 @@ import redis.asyncio
 from pymemcache.client.base import Client
 
 from caslock import StoreUnavailable
+from caslock.local import clock, thread_renewer
 from caslock.local.shared import shared_of
 from caslock.protocol import record
 from caslock.stores.memcached import MemcachedStore
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from caslock import AsyncStore, Entry, Hold, Lock, Record, Semaphore, Store
     from caslock.local.workers import Workers
+    from caslock.protocol.attempt import Attempt
     from tests.support.servers import Server
 
 T = TypeVar("T")
@@ -145,6 +147,14 @@ def present(found: T | None) -> T:
 def held(lock: Lock | Semaphore, timeout: float | None = 0) -> Hold:
     """Acquire a lock that must be free, or become so."""
     return present(lock.acquire(timeout=timeout))
+
+
+def make_due(*attempts: Attempt) -> None:
+    """Let their leases be renewed now; those of one store are renewed together."""
+    with thread_renewer._guard:
+        for attempt in attempts:
+            attempt.lease.due = clock.now()
+            attempt.runtime.watch(attempt)
 
 
 def patient() -> MemoryStore:

@@ -8,12 +8,12 @@ import pytest
 import tenacity
 
 from caslock.errors import LockLost, NotHeld, StoreError, StoreUnavailable
-from caslock.local import clock
 from caslock.protocol.record import Record, encode
 from caslock.store import ABSENT
 from caslock.testing.drive import done
 from caslock.testing.faults import lose_reply, read_again
 from tests.proof.laws.scene import TTL, Scene, attempt, each, inside, scenario, take
+from tests.support.locations import make_due
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -259,12 +259,12 @@ class Holders:
                 async def lost() -> bool:
                     return hold.lost
 
-                _is_due(hold)
+                make_due(hold._attempt)
                 await scene.until(renewed, "a renewal")
                 assert hold._attempt.lease.fence == fence
                 hold.ensure_held()
                 assert await done(rival.force_release()) is not None
-                _is_due(hold)
+                make_due(hold._attempt)
                 await scene.until(lost, "the loss")
 
         with pytest.raises(LockLost):
@@ -275,10 +275,3 @@ class Holders:
 
         await scene.until(was_told, "the callback")  # it runs in a thread of its own
         assert len(told) == 1
-
-
-def _is_due(hold: AnyHold) -> None:
-    """Let the lease be renewed now."""
-    attempt = hold._attempt
-    attempt.lease.due = clock.now()
-    attempt.runtime.watch(attempt)
