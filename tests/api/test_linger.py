@@ -430,9 +430,10 @@ def test_no_hold_outlasts_its_lease_by_lingering(memory: MemoryStore) -> None:
     with lock as hold:
         store.on("any", range(1, 99), lose_request)
         with pytest.raises(StoreUnavailable):
-            hold.extend(0.3)
-        assert hold.remaining() <= 0.3
+            hold.extend(LONG)
+        assert hold.remaining() <= LONG
         store.on("any", range(1, 99), Fault())
+    assert observed(memory, "k") is None
     with lock as again:
         again.ensure_held()
 

@@ -31,6 +31,8 @@ from caslock import (
     StoreError,
     StoreUnavailable,
 )
+from caslock.local import clock
+from caslock.local.shared import shared_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_reply, lose_request, raising
 from tests.support.locations import Place, Watched, observed, present, three_keys, until
@@ -213,17 +215,18 @@ def test_a_first_lease_that_ends_before_the_last_is_had_is_a_loss(
 ) -> None:
     """An acquire that takes longer than an unrenewed lease does not pretend to hold all: LockLost, and nothing held."""
     store, keys = Watched(memory), three_keys()
-    last = Lock(FaultyStore(memory), keys[2]).acquire()  # in another process
-    assert last is not None
+    last = present(Lock(FaultyStore(memory), keys[2]).acquire())  # in another process
 
     def release_late() -> None:
         assert until(lambda: ("put", keys[2]) in store.requests)
-        assert until(lambda: not observed(memory, keys[0]))
+        memory.invalidate(keys[0], present(memory.get(keys[0])).version)  # as the end of its lease does
+        (first,) = shared_of(store).queue(keys[0]).inside(clock.now())
+        first.lease.deadline = clock.now()
         last.release()
 
     releasing = pool.submit(release_late)
     with pytest.raises(LockLost, match=keys[0]):
-        MultiLock(store, keys, ttl=0.2, auto_renew=False, poll=POLL).acquire()
+        MultiLock(store, keys, auto_renew=False, poll=POLL).acquire()
     releasing.result()
     assert not any(observed(memory, key) for key in keys)
 
