@@ -189,6 +189,7 @@ def test_booking_stops_at_ctrl_c(tmp_path: Path) -> None:
         assert errors.strip() == "Stopped."
         assert process.returncode == 130
         assert list(bookings.iterdir()) == []
+        deadline = time.monotonic() + 30
         while group_lives(process.pid):  # multiprocessing's resource tracker goes a moment later
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -81,7 +81,7 @@ def redis_cluster(new_redis: NewServer) -> Server:
     server = new_redis("--cluster-enabled", "yes", "--cluster-announce-ip", HOST, "--cluster-port", str(free_port()))
     with redis.Redis(host=server.host, port=server.port) as admin:
         admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 50
         while "cluster_state:ok" not in str(admin.execute_command("CLUSTER", "INFO")):
             assert time.monotonic() < deadline
             time.sleep(0.02)
