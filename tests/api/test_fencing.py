@@ -315,8 +315,8 @@ def test_a_row_without_a_fence_has_seen_none(rows: Rows) -> None:
 
 
 WAITING = {
-    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-    "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE :own",
+    "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_query LIKE :own",
 }
 
 
@@ -324,11 +324,11 @@ AT_ONCE = {"postgresql": "SET lock_timeout = '1s'", "mysql": "SET innodb_lock_wa
 
 
 def waits(rows: Rows) -> bool:
-    """Return whether a transaction waits for another one."""
+    """Return whether a transaction at this table waits for another one."""
     if rows.engine.dialect.name == "mysql":
         time.sleep(0.15)  # the answer is kept for as long as it is asked for within 0.1 s
     with rows.engine.connect() as connection:
-        return bool(connection.scalar(sa.text(WAITING[rows.engine.dialect.name])))
+        return bool(connection.scalar(sa.text(WAITING[rows.engine.dialect.name]), {"own": f"%{rows.table.name}%"}))
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["insert", "update"])
