@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,6 +20,7 @@ import redis.asyncio
 from pymemcache.client.base import Client
 
 from caslock import (
+    AsyncHold,
     AsyncLock,
     AsyncMultiLock,
     CaslockError,
@@ -33,8 +35,9 @@ from caslock.stores.memory import MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.faults import FaultyStore
+from caslock.testing.steps import again
 from caslock.testing.stopwatch import Stopwatch
-from tests.support.locations import close_when_clean, fresh, observed, until
+from tests.support.locations import close_when_clean, fresh, observed, present, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -138,10 +141,30 @@ async def going_on(go_on: Callable[[], object], *stores: AsyncStore | Store) -> 
                 await store.aclose()
 
 
-def held(hold: Hold | None) -> Hold:
-    """Make sure that there is a hold."""
-    assert hold is not None
-    return hold
+def held(lock: Lock) -> Hold:
+    """Acquire what is free, however slow this machine is."""
+    return present(again(lock.acquire))
+
+
+async def had(lock: AsyncLock) -> AsyncHold:
+    """Do the same."""
+    while True:
+        with contextlib.suppress(StoreUnavailable):
+            return present(await lock.acquire())
+
+
+def hung(
+    hanging: Hanging, pool: ThreadPoolExecutor, waits: Callable[[], object], *acquires: Callable[[], object]
+) -> list[Future[Ended]]:
+    """Have the server hang while acquires wait; they begin again if the machine was so late that they were over."""
+    acquiring = [pool.submit(timed, acquire) for acquire in acquires]
+    assert until(lambda: waits() or any(map(Future.done, acquiring)))
+    hanging.hang()
+    if not any(map(Future.done, acquiring)):
+        return acquiring
+    hanging.go_on()
+    wait(acquiring)
+    return hung(hanging, pool, waits, *acquires)
 
 
 def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
@@ -149,7 +172,7 @@ def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: Thr
     cases = [(timeout, hanging.store(), connected) for timeout in (0.0, 0.3, 0.6) for connected in (False, True)]
     for _, store, connected in cases:
         if connected:
-            held(Lock(store, fresh()).acquire()).release()
+            again(held(Lock(store, fresh())).release)
     hanging.hang()
     acquiring = [
         (timeout, pool.submit(timed, partial(Lock(store, fresh(), ttl=TTL).acquire, timeout=timeout)))
@@ -165,7 +188,7 @@ def test_an_acquire_is_bounded_when_the_server_hangs(hanging: Hanging, pool: Thr
 def test_questions_are_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a server that hangs, locked() and holder() raise within two request timeouts."""
     lock = Lock(hanging.store(), fresh(), ttl=TTL)
-    held(lock.acquire()).release()
+    again(held(lock).release)
     hanging.hang()
     ended = list(pool.map(timed, (lock.locked, lock.holder)))
     hanging.go_on()
@@ -180,7 +203,7 @@ def test_questions_are_bounded_when_the_server_hangs(hanging: Hanging, pool: Thr
 def test_a_forced_release_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
     """Given a server that hangs before or after the first answer, force_release() ends within four request timeouts."""
     store, key = hanging.store(), fresh()
-    hold = held(Lock(store, key, ttl=TTL).acquire())
+    hold = held(Lock(store, key, ttl=TTL))
     asked = FaultyStore(store)
     asked.after("get", 1, hanging.hang)
     ended = timed(Lock(asked, key, retry=(100, 100)).force_release)
@@ -213,8 +236,7 @@ def test_a_cancelled_multi_lock_is_bounded_when_the_server_hangs(hanging: Hangin
 
     async def scene(keys: list[str]) -> float:
         store = hanging.async_store()
-        other = await AsyncLock(store, keys[5], ttl=TTL).acquire()
-        assert other is not None
+        other = await had(AsyncLock(store, keys[5], ttl=TTL))
         acquiring = asyncio.create_task(AsyncMultiLock(store, keys, ttl=TTL).acquire())
         await _happens(lambda: observed(hanging.store(), keys[4]) is not None)
         hanging.hang()
@@ -240,8 +262,7 @@ def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> 
         stores = [hanging.async_store() for _ in cases]
         for store, (_, connected) in zip(stores, cases, strict=True):
             if connected:
-                hold = await AsyncLock(store, fresh()).acquire()
-                assert hold is not None
+                hold = await had(AsyncLock(store, fresh()))
                 await hold.release()
         hanging.hang()
         async with going_on(hanging.go_on, *stores):
@@ -301,27 +322,24 @@ def test_a_wait_at_the_store_is_bounded_when_the_server_hangs(hanging: Hanging, 
     """Given a contender that waits at the store for another process's key, the server's hang does not prolong it."""
     key, timeout = fresh(), 2.5 * REQUEST  # so that what hangs is over before
     theirs, ours = Lock(hanging.store(), key, ttl=TTL, auto_renew=False), Lock(hanging.store(), key, ttl=TTL)
-    hold = held(theirs.acquire())
-    assert ours.acquire(timeout=0) is None
-    waiting = pool.submit(timed, lambda: ours.acquire(timeout=timeout))
+    hold = held(theirs)
+    assert again(partial(ours.acquire, timeout=0)) is None
     queue, now = ours._state._queue, ours._state.runtime.now
-    assert until(lambda: any(attempt.contention for attempt in queue.inside(now())))
-    hanging.hang()
+    waits = lambda: any(attempt.contention for attempt in queue.inside(now()))  # noqa: E731 - an argument
+    (waiting,) = hung(hanging, pool, waits, partial(ours.acquire, timeout=timeout))
     ended = waiting.result()
     hanging.go_on()
     assert ended.seconds <= timeout + 2 * REQUEST
     assert ended.outcome is None or isinstance(ended.outcome, StoreUnavailable)
-    hold.release()
+    again(hold.release)
 
 
 def test_a_hand_over_is_bounded_when_the_server_hangs(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given a waiter in the local queue whose first put is sent by the releaser, both return within their bounds."""
     key, timeout, store = fresh(), 2.5 * REQUEST, hanging.store()
-    hold = held(Lock(store, key, ttl=TTL).acquire())
-    waiter = Lock(store, key, ttl=TTL)
-    waiting = pool.submit(timed, lambda: waiter.acquire(timeout=timeout))
-    assert until(lambda: hold._state._queue.waiting)
-    hanging.hang()
+    hold = held(Lock(store, key, ttl=TTL))
+    acquire = partial(Lock(store, key, ttl=TTL).acquire, timeout=timeout)
+    (waiting,) = hung(hanging, pool, lambda: hold._state._queue.waiting, acquire)
     releasing = pool.submit(timed, hold.release)
     acquired, released = waiting.result(), releasing.result()
     hanging.go_on()
@@ -333,7 +351,7 @@ def test_a_hand_over_is_bounded_when_the_server_hangs(hanging: Hanging, pool: Th
 @pytest.mark.parametrize("renewing", [False, True])
 def test_a_release_is_bounded_when_the_server_hangs(hanging: Hanging, renewing: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """Given a server that hangs, release raises within three request timeouts, during a renewal as well."""
-    hold = held(Lock(hanging.store(), fresh(), ttl=TTL).acquire())
+    hold = held(Lock(hanging.store(), fresh(), ttl=TTL))
     hanging.hang()
     if renewing:
         threading.Thread(target=timed, args=(hold.extend,), daemon=True).start()
@@ -342,7 +360,7 @@ def test_a_release_is_bounded_when_the_server_hangs(hanging: Hanging, renewing: 
     assert isinstance(ended.outcome, StoreUnavailable)
     assert ended.seconds <= 3 * REQUEST
     hanging.go_on()
-    hold.release()  # it can be called again
+    again(hold.release)  # it can be called again
 
 
 def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging: Hanging) -> None:
@@ -352,9 +370,7 @@ def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging
     async def scene() -> tuple[Ended, Ended, Ended]:
         store, key = hanging.async_store(), fresh()
         first, renewed = AsyncLock(store, key, ttl=TTL), AsyncLock(store, fresh(), ttl=TTL)
-        hold, other = await first.acquire(), await renewed.acquire()
-        assert hold is not None
-        assert other is not None
+        hold, other = await had(first), await had(renewed)
         waiter = AsyncLock(store, key, ttl=TTL)
         waiting = asyncio.create_task(timed_await(lambda: waiter.acquire(timeout=timeout)))
         await _happens(lambda: hold._state._queue.waiting)
@@ -375,9 +391,8 @@ def test_async_releases_and_hand_overs_are_bounded_when_the_server_hangs(hanging
 def test_several_keys_are_bounded_together_when_the_server_hangs(hanging: Hanging) -> None:
     """Given ten keys, MultiLock has the bounds of one: its release, its acquire, and giving back what it had."""
     store, keys, timeout = hanging.store(), [fresh(f"key{number}") for number in range(10)], 2.5 * REQUEST
-    held(Lock(store, fresh()).acquire()).release()
-    holds = MultiLock(store, keys, ttl=TTL).acquire()
-    assert holds is not None
+    again(held(Lock(store, fresh())).release)
+    holds = present(again(MultiLock(store, keys, ttl=TTL).acquire))
     others = [fresh() for _ in keys]
     hanging.hang()
     released = timed(holds.release)
@@ -387,7 +402,7 @@ def test_several_keys_are_bounded_together_when_the_server_hangs(hanging: Hangin
     assert acquired.seconds <= timeout + 2 * REQUEST
     assert isinstance(released.outcome, StoreUnavailable)
     assert isinstance(acquired.outcome, StoreUnavailable)
-    holds.release()  # it can be called again
+    again(holds.release)  # it can be called again
     assert until(lambda: all(_free(store, key) for key in [*keys, *others]))
 
 
@@ -396,26 +411,23 @@ def test_what_a_multi_lock_could_not_give_back_is_released_in_the_background(
 ) -> None:
     """Given a MultiLock that has one key and waits for the other, a hang leaves the one key only for a while."""
     store, free, taken = hanging.store(), fresh("a"), fresh("b")
-    theirs = held(Lock(hanging.store(), taken, ttl=TTL).acquire())
-    waiting = pool.submit(timed, lambda: MultiLock(store, [free, taken], ttl=TTL).acquire(timeout=2.5 * REQUEST))
-    assert until(lambda: Lock(store, free).locked())
-    hanging.hang()
+    theirs = held(Lock(hanging.store(), taken, ttl=TTL))
+    acquire = partial(MultiLock(store, [free, taken], ttl=TTL).acquire, timeout=2.5 * REQUEST)
+    (waiting,) = hung(hanging, pool, lambda: again(Lock(store, free).locked), acquire)
     ended = waiting.result()
     hanging.go_on()
     assert ended.seconds <= 4.5 * REQUEST
     assert isinstance(ended.outcome, StoreUnavailable)
     assert until(lambda: _free(store, free))
-    theirs.release()
+    again(theirs.release)
 
 
 def test_keys_that_a_hang_kept_from_being_released_are_not_renewed(hanging: Hanging, pool: ThreadPoolExecutor) -> None:
     """Given waiters for each key of a MultiLock whose release meets a hang, every key is free soon afterwards."""
     store, keys = hanging.store(), [fresh(f"key{number}") for number in range(3)]
-    holds = MultiLock(store, keys, ttl=TTL).acquire()
-    assert holds is not None
-    waiting = [pool.submit(timed, partial(Lock(store, key, ttl=TTL).acquire, timeout=0.5)) for key in keys]
-    assert until(lambda: all(hold._state._queue.waiting for hold in holds))
-    hanging.hang()
+    holds = present(again(MultiLock(store, keys, ttl=TTL).acquire))
+    acquires = [partial(Lock(store, key, ttl=TTL).acquire, timeout=0.5) for key in keys]
+    waiting = hung(hanging, pool, lambda: all(hold._state._queue.waiting for hold in holds), *acquires)
     ended = timed(holds.release)
     for each in waiting:
         each.result()
@@ -423,7 +435,7 @@ def test_keys_that_a_hang_kept_from_being_released_are_not_renewed(hanging: Hang
     assert isinstance(ended.outcome, StoreUnavailable)
     for hold in holds:  # the one that was tried can be released again, the others are released in the background
         with contextlib.suppress(NotHeld):
-            hold.release()
+            again(hold.release)
     assert until(lambda: all(_free(store, key) for key in keys))
 
 
@@ -435,7 +447,7 @@ async def _happens(what: Callable[[], object]) -> None:
 
 
 def _free(store: Store, key: str) -> bool:
-    hold = Lock(store, key).acquire(timeout=0)
+    hold = again(partial(Lock(store, key).acquire, timeout=0))
     if hold:
-        hold.release()
+        again(hold.release)
     return hold is not None

@@ -24,6 +24,7 @@ from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
 from caslock.testing.drive import driven
 from caslock.testing.proxy import PASS, FaultProxy, Passage, unreachable_port
+from caslock.testing.steps import again
 from caslock.testing.stopwatch import Stopwatch
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST
@@ -143,8 +144,7 @@ def test_a_server_that_is_stopped(tried: Tried, server: Server) -> None:
     """A request over an open connection to a stopped server ends within one timeout, and so does the one after it."""
     tried.open(server.port)
     each = {name: tried.alone() for name in tried.verbs()}
-    for opened in each.values():
-        opened.store.get("k")
+    together(each, lambda name: again(lambda: each[name].store.get("k")))
     server.pause()
     for _ in range(2):
         expect_in_time(together(each, lambda name: _fails(each[name].verbs()[name])[0]))
@@ -200,9 +200,11 @@ def test_a_server_that_stops_at_any_step(tried: Tried, server: Server) -> None:
                 stopped.verbs()[name]()
             return watch.seconds, len(seen)
 
-    ended = together([(verb, step) for verb in ("put", "invalidate") for step in range(1, 6)], stop)
-    expect_in_time({case: seconds for case, (seconds, _) in ended.items()})
-    assert {step for (_, step), (_, seen) in ended.items() if seen >= step} >= {1, 2, 3}
+    reached = set[int]()
+    while not reached >= {1, 2, 3}:  # a slow machine may not reach the third in time
+        ended = together([(verb, step) for verb in ("put", "invalidate") for step in range(1, 6)], stop)
+        expect_in_time({case: seconds for case, (seconds, _) in ended.items()})
+        reached |= {step for (_, step), (_, seen) in ended.items() if seen >= step}
 
 
 @pytest.mark.parametrize("tried", APIS[:2], indirect=True)
@@ -215,7 +217,7 @@ def test_a_script_that_the_server_has_forgotten(tried: Tried, server: Server) ->
 
     with FaultProxy(server.host, server.port, hold) as proxy:
         tried.open(proxy.port)
-        tried.store.get("k")
+        again(lambda: tried.store.get("k"))
         slow["seconds"] = TIMEOUT * 0.7
         with Stopwatch() as watch, pytest.raises(StoreUnavailable):
             tried.store.put_if_version("k", b"v", ABSENT, 30)
@@ -228,7 +230,7 @@ def test_a_wait_at_a_server_that_is_stopped(tried: Tried, server: Server, *, col
     """A put that waits ends within its own timeout and one request timeout."""
     tried.open(server.port)
     if not cold:
-        tried.store.put_when_absent(tried.key, b"v", 30, 0.1)
+        again(lambda: tried.store.put_when_absent(tried.key, b"v", 30, 0.1))
     server.pause()
     for _ in range(2):
         with Stopwatch() as watch, pytest.raises(StoreUnavailable):
