@@ -78,7 +78,7 @@ class Hanging:
 
     def _wait(self) -> None:
         self.arrived.set()
-        assert self.goes_on.wait(10)
+        assert self.goes_on.wait(60)
 
     def __enter__(self) -> Self:
         """Begin."""

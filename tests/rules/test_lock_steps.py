@@ -345,7 +345,7 @@ def test_a_lock_is_begun_re_entered_and_left_by_one_at_a_time(store: Timed, monk
                 with pytest.raises(TimeoutError):
                     step.result(0.1)
             new.generation = generation()
-        assert all(step.exception(5) is None for step in steps)
+        assert all(step.exception(50) is None for step in steps)
     assert begins == []
 
 
@@ -407,11 +407,11 @@ def test_a_hold_whose_release_got_no_answer_is_not_that_of_a_later_acquire(store
     store.lose = lambda _verb, _key: False
     again = held(lock)
     with ThreadPoolExecutor(1) as pool, pytest.raises(NotHeld, match="by another thread or task"):
-        pool.submit(lock.release).result(5)
+        pool.submit(lock.release).result(50)
     hold._attempt.levels.clear()
     lock._state._unsettled = hold
     with ThreadPoolExecutor(1) as pool, pytest.raises(NotHeld, match="by another thread or task"):
-        pool.submit(lock.release).result(5)
+        pool.submit(lock.release).result(50)
     again.release()
 
 
@@ -429,7 +429,7 @@ def test_a_waiter_keeps_no_abandoned_hold_alive(store: Timed) -> None:
         entry = present(store.memory.get("k"))
         store.memory.invalidate("k", entry.version)
         queue.inside(ThreadRuntime.now())
-        hold = present(waiting.result(5))
+        hold = present(waiting.result(50))
         hold.release()
 
 
@@ -497,7 +497,7 @@ def test_force_release_lets_the_next_one_of_this_process_in(store: Timed) -> Non
         waiting = pool.submit(Lock(store, "k", ttl=100).acquire, timeout=1000)
         assert until(lambda: queue.waiting)
         assert Lock(store, "k").force_release() is not None
-        assert waiting.result(5) is not None
+        assert waiting.result(50) is not None
 
 
 def test_a_child_does_not_wait_for_threads_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ def test_a_thread_is_a_daemon_and_may_be_refused(monkeypatch: pytest.MonkeyPatch
     ran = threading.Event()
     thread = start(ran.set, "of a test")
     assert thread is not None
-    thread.join(10)
+    thread.join(50)
     assert (ran.is_set(), thread.name, thread.daemon) == (True, "of a test", True)
 
     def refuse(_thread: threading.Thread) -> None:
