@@ -108,6 +108,7 @@ def test_list_has_the_held_keys_of_a_prefix(url: str, store: ClosableStore) -> N
         heading, *rows = caslock("list", store=url)[1].splitlines()
         assert heading.split() == ["KEY", "STATE", "HOST", "PID", "AGE", "OWNER", "NOTE"]
         assert [row.split()[0] for row in rows] == ["room:1", "user:3"]
+        assert [row.split()[2:4] for row in rows] == [[platform.node(), str(os.getpid())]] * 2
         told = json.loads(caslock("list", "room:", "--json", store=url)[1])
         assert told == [json.loads(caslock("show", "room:1", "--json", store=url)[1])]
 
