@@ -182,15 +182,12 @@ def test_a_hold_released_inside_its_block_is_reported_at_exit(memory: MemoryStor
     assert not lock.locked()
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["one object", "an object each"])
-def test_threads_never_meet_inside(location: Place, shared: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Threads that add to a number in two steps under the lock lose no addition."""
-    store, key, number = location.store(), fresh(), [0]
-    one = Lock(store, key)
+def test_threads_never_meet_inside(location: Place) -> None:
+    """Threads that add to a number in two steps under one Lock object lose no addition."""
+    lock, number = Lock(location.store(), fresh()), [0]
     additions = 12
 
     def add() -> None:
-        lock = one if shared else Lock(store, key)
         for _ in range(additions):
             with lock:
                 seen = number[0]
@@ -201,24 +198,6 @@ def test_threads_never_meet_inside(location: Place, shared: bool) -> None:  # no
         for future in [pool.submit(add) for _ in range(3)]:
             future.result(timeout=50)
     assert number == [3 * additions]
-
-
-def test_an_explicit_owner_re_enters_from_another_object_and_thread(location: Place) -> None:
-    """Every Lock with the same explicit owner re-enters, with the same fence; the last release frees the key."""
-    store, key = location.store(), fresh()
-    first = held(Lock(store, key, owner="orders:9f1c"))
-    second = held(Lock(location.store(), key, owner="orders:9f1c"))
-    third = elsewhere(lambda: held(Lock(store, key, owner="orders:9f1c")))
-    assert first.fence == second.fence == third.fence
-    assert Lock(store, key, owner="orders:0000").acquire(timeout=0) is None
-
-    first.release()
-    third.release()
-    second.ensure_held()
-    assert Lock(store, key).acquire(timeout=0) is None
-    second.release()
-    after = held(Lock(store, key))
-    assert after.fence > first.fence
 
 
 def test_holder_shows_who_and_locked_whether(location: Place) -> None:
@@ -263,40 +242,6 @@ def test_a_store_that_cannot_promise_a_fence_gives_none(memory: MemoryStore) -> 
         assert record.fence is None
         with pytest.raises(StoreError, match="fence"):
             _ = hold.fence
-
-
-def test_force_release_takes_the_key_away(location: Place) -> None:
-    """force_release gives the holder; the next fence is larger, and the old holder learns of it at release."""
-    store, key = location.store(), fresh()
-    lock, stranger = Lock(store, key), Lock(store, key)
-    assert stranger.force_release() is None
-    old = held(lock)
-
-    broken = stranger.force_release()
-
-    assert broken is not None
-    assert broken.owner == lock.owner
-    new = held(stranger)
-    assert new.fence > old.fence
-    with pytest.raises(LockLost, match=key):
-        old.release()
-    assert old.lost
-    new.ensure_held()
-    new.extend()
-    new.release()
-    held(lock).release()
-
-
-def test_a_hold_released_by_force_cannot_be_extended(location: Place) -> None:
-    """extend never makes a lease anew: after force_release it raises LockLost, and the key stays free."""
-    store, key = location.store(), fresh()
-    hold = held(Lock(store, key))
-    Lock(store, key).force_release()
-    with pytest.raises(LockLost, match=key):
-        hold.extend()
-    assert hold.lost
-    assert hold.remaining() == 0
-    assert observed(store, key) is None
 
 
 def test_the_error_of_the_block_is_never_masked(memory: MemoryStore) -> None:

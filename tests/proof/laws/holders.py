@@ -63,8 +63,10 @@ class Holders:
             theirs = await take(rival) if loss == "another has it" else None
 
             for act in acts:
-                with pytest.raises(LockLost):
+                with pytest.raises(LockLost, match=key):
                     await done(hold.extend() if act == "extend" else hold.release())
+                assert hold.lost
+                assert hold.remaining() == 0
 
             with pytest.raises(NotHeld):
                 await done(hold.release()) if acts[-1] == "release" else await done(lock.release())

@@ -37,16 +37,19 @@ class Owners:
     @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
     @scenario
     async def test_an_owner_enters_from_anywhere(self, scene: Scene, order: tuple[int, ...]) -> None:
-        """Locks with one explicit owner share a tenure: one fence, and free after the last release in any order."""
-        stores = (scene.store, scene.another, scene.store)
-        holds = [await take(scene.lock(store, owner="the same", ttl=TTL)) for store in stores]
+        """Locks with one explicit owner share a tenure: one fence, and free after the last release in any order.
+
+        So they do in another thread or task.
+        """
+        locks = [scene.lock(store, owner="the same", ttl=TTL) for store in (scene.store, scene.another, scene.store)]
+        holds = [await take(lock) for lock in locks[:2]] + [await scene.play.elsewhere(take(locks[2]), "another")]
         assert len({hold._attempt.lease.fence for hold in holds}) == 1
         for hold in holds:
             await done(hold.extend())
         assert len({hold._attempt.lease.fence for hold in holds}) == 1
 
         for number in order:
-            assert await attempt(scene.rival()) is None
+            assert await attempt(scene.rival()) is await attempt(scene.rival(owner="another")) is None
             holds[number].ensure_held()
             await done(holds[number].release())
         later = await take(scene.rival())
