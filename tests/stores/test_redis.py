@@ -25,7 +25,7 @@ from redis.sentinel import Sentinel
 
 import caslock
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.store import ABSENT, AsyncListingStore, Entry, ListingStore, Store, Traits
+from caslock.store import ABSENT, Entry, Store, Traits
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.stores.redis.wire import new_reader
 from caslock.testing.proxy import foreign_port, refused_port
@@ -596,8 +596,6 @@ def test_a_long_list_has_each_key_once(api: Api, redis_server: Server, admin: re
     listed = [key for key, entry in store.list("k")]
     assert len(listed) == len(names)
     assert set(listed) == names
-    assert isinstance(RedisStore.from_url(redis_server.url), ListingStore)
-    assert isinstance(AsyncRedisStore.from_url(redis_server.url), AsyncListingStore)
 
 
 def complaints(server: Server, options: str, act: Callable[[AsyncRedisStore], Awaitable[None]]) -> list[dict[str, Any]]:

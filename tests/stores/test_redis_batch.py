@@ -11,7 +11,7 @@ import redis
 import redis.asyncio
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.store import ABSENT, WOKEN, AsyncBatchingStore, BatchingStore, Entry, Put, Removal
+from caslock.store import ABSENT, WOKEN, Entry, Put, Removal
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from tests.stores.opening import (
     Opening,
@@ -50,12 +50,6 @@ def admin(redis_server: Server) -> Iterator[redis.Redis]:
 def puts(keys: str, version: int = ABSENT, value: bytes = b"a") -> list[Put]:
     """Ask for each key of one letter."""
     return [Put(key, value + key.encode(), version, 30.0) for key in keys]
-
-
-def test_both_stores_batch() -> None:
-    """They have what `BatchingStore` and `AsyncBatchingStore` ask for."""
-    assert isinstance(RedisStore.from_url("redis://h"), BatchingStore)
-    assert isinstance(AsyncRedisStore.from_url("redis://h"), AsyncBatchingStore)
 
 
 def test_many_are_put_and_removed_by_one_command_each(store: Opened, admin: redis.Redis) -> None:

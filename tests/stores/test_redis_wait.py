@@ -15,7 +15,7 @@ import redis
 import redis.asyncio
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.store import ABSENT, WOKEN, AsyncQueueingStore, Entry, QueueingStore, Store
+from caslock.store import ABSENT, WOKEN, Entry, QueueingStore, Store
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.stores.shared.connections import MOST_WAITING
 from caslock.testing.stopwatch import Stopwatch
@@ -106,12 +106,6 @@ def new(request: pytest.FixtureRequest, new_redis: NewServer) -> Iterator[New]:
 def wait(store: QueueingStore, key: str, timeout: float = 30.0) -> Entry | None:
     """Put when free."""
     return store.put_when_absent(key, b"w", 30.0, timeout)
-
-
-def test_both_stores_wake() -> None:
-    """They have what `QueueingStore` and `AsyncQueueingStore` ask for."""
-    assert isinstance(RedisStore.from_url("redis://h"), QueueingStore)
-    assert isinstance(AsyncRedisStore.from_url("redis://h"), AsyncQueueingStore)
 
 
 @pytest.mark.parametrize("key", ["k", "{a}b", "a{b", "a}b", "{}", "schlüssel", "a b\r\n", "🔑" * 1024])
