@@ -26,7 +26,7 @@ from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from caslock.testing import StoreContract  # noqa: F401 - before any of its parts, or their asserts are not rewritten
 from tests.support import life
-from tests.support.locations import KINDS, Place, opened, until
+from tests.support.locations import KINDS, Place, fresh, opened, until
 from tests.support.servers import (
     DYNAMODB,
     ETCD,
@@ -305,6 +305,12 @@ def location(request: pytest.FixtureRequest) -> Iterator[Place]:
 def memory() -> MemoryStore:
     """Return a store for what does not depend on the store."""
     return MemoryStore()
+
+
+@pytest.fixture
+def key() -> str:
+    """Return a key that no other test uses."""
+    return fresh()
 
 
 @pytest.fixture

@@ -35,12 +35,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def memory() -> MemoryStore:
-    """Make a store."""
-    return MemoryStore()
-
-
-@pytest.fixture
 def faulty(memory: MemoryStore) -> FaultyStore:
     """Make one that fails as it is told."""
     return FaultyStore(memory)

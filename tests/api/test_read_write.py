@@ -35,12 +35,6 @@ ENOUGH = 50.0
 """Seconds; longer than anything here takes."""
 
 
-@pytest.fixture
-def memory() -> MemoryStore:
-    """A store in memory."""
-    return MemoryStore()
-
-
 @pytest.mark.parametrize(("key", "error"), [("", ValueError), (5, TypeError)])
 def test_a_key_that_is_no_key_is_refused(memory: MemoryStore, key: str, error: type[Exception]) -> None:
     """When the lock is made."""

@@ -39,12 +39,6 @@ ENOUGH = 50.0
 """Seconds; longer than anything here takes."""
 
 
-@pytest.fixture
-def memory() -> MemoryStore:
-    """A store in memory."""
-    return MemoryStore()
-
-
 def test_as_many_hold_as_there_are_permits(location: Place) -> None:
     """Each with a slot of its own, and with a larger fence; one more has to wait, and nothing is left behind."""
     store, key = location.store(), fresh()

@@ -137,12 +137,6 @@ def store(memcached_server: Server, open_store: OpenStore) -> MemcachedStore:
 
 
 @pytest.fixture
-def key() -> str:
-    """A key that no other test uses."""
-    return f"test:{random.getrandbits(64):x}"
-
-
-@pytest.fixture
 def raw(memcached_server: Server, open_client: OpenClient) -> Client:
     """Any other program that uses the server."""
     return open_client(memcached_server)

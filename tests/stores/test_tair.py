@@ -56,12 +56,6 @@ def admin(tair_server: Server) -> Iterator[redis.Redis]:
         yield client
 
 
-@pytest.fixture
-def key() -> str:
-    """Make a key that no other test uses."""
-    return fresh()
-
-
 def client_of(server: Server) -> redis.Redis:
     """Make a plain client."""
     return redis.Redis.from_url(as_redis(server.url))
