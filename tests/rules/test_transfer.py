@@ -435,6 +435,7 @@ def test_an_adopted_hold_is_released_as_any_other() -> None:
     attempt = adopted(script, an_adoption(script, TICKET._replace(min_hold=50.0)))
     attempt.adopted = True
     attempt.go(State.HELD)
+    assert not attempt.releases_by_removal(script.clock)
     run(release(cast("Runtime", script), attempt))
     assert last(script).kept
     assert last(script).ttl == pytest.approx(50.0, abs=1)
