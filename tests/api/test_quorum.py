@@ -459,7 +459,6 @@ def test_threads_of_one_process_are_served_in_order(pool: ThreadPoolExecutor) ->
         (list, ValueError, "at least 3 stores, not 0"),
         (lambda: [*stores(2), "redis://localhost"], TypeError, "str is not a store"),
         (lambda: [*stores(2), AsyncMemoryStore(MemoryStore())], TypeError, "use it with AsyncLock"),
-        (lambda: [MemoryStore()] * 3, ValueError, "must be independent, but two of them are memory://"),
     ],
 )
 def test_bad_stores_are_refused(given: object, error: type[Exception], text: str) -> None:
