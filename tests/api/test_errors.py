@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -87,15 +88,19 @@ def test_why_a_hold_was_lost(memory: MemoryStore) -> None:
 
 @in_a_loop
 async def test_why_a_block_was_cancelled() -> None:
-    """The error of its end says the same."""
+    """The error of its end says the same, also if the hold was released as the cancellation passed."""
     store = AsyncMemoryStore()
 
     async def lose() -> None:
-        async with AsyncLock(store, "k") as hold:
+        async with AsyncLock(store, "k", ttl=1.5) as hold:
             await AsyncLock(store, "k").force_release()
-            await hold.extend()
+            try:
+                await asyncio.sleep(50)
+            finally:
+                with pytest.raises(LockLost):
+                    await hold.release()
 
-    with pytest.raises(LockLost) as caught:
+    with pytest.raises(LockLost, match="was lost during its async with block") as caught:
         await lose()
     assert of_key(caught.value, store.traits)
     assert caught.value.reason
