@@ -21,11 +21,9 @@ from caslock import (
     AsyncSemaphore,
     Hold,
     Lock,
-    LockEvent,
     LockLost,
     MultiLock,
     NotHeld,
-    Observer,
     QuorumLock,
     ReadWriteLock,
     Semaphore,
@@ -39,6 +37,7 @@ from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_rep
 from tests.api.test_fork_and_signals import every_moment, family
 from tests.support.locations import Place, Watched, fresh, held, make_due, observed, patient, present, until
 from tests.support.loops import in_a_loop
+from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -650,15 +649,8 @@ def test_ctrl_c_in_an_adoption_leaves_the_ticket_or_frees_the_key(lock: type[Loc
 
 def test_observers_are_told_of_both(memory: MemoryStore) -> None:
     """The hold was handed over, not released; and adopted, not acquired."""
-
-    class Noting(Observer):
-        def __getattribute__(self, name: str) -> object:
-            if name.startswith("_") or name == "told":
-                return super().__getattribute__(name)
-            return lambda event: told.append((name, event))
-
-    told: list[tuple[str, LockEvent]] = []
-    stop = observe(Noting())
+    told = Recorder()
+    stop = observe(told)
     try:
         with Lock(memory, fresh()) as hold:
             ticket = hold.hand_over()
@@ -666,8 +658,8 @@ def test_observers_are_told_of_both(memory: MemoryStore) -> None:
             pass
     finally:
         stop()
-    assert [name for name, _ in told] == ["acquired", "handed_over", "adopted", "released"]
-    assert len({(event.key, event.owner, event.fence, event.reason) for _, event in told}) == 1
+    assert told.names == ["acquired", "handed_over", "adopted", "released"]
+    assert len({(event.key, event.owner, event.fence, event.reason) for _, event in told.events}) == 1
 
 
 # Across processes
@@ -744,9 +736,3 @@ def test_a_process_locks_and_another_one_finishes(
         assert present(Lock(store, key).holder()).pid == worker.pid
         assert ended(worker) == 0
         assert Lock(store, key).holder() is None
-
-
-def _type_check(store: Store, other: AsyncStore) -> None:
-    """Settings have types: mypy looks at this."""
-    Lock.adopt(store, "ticket", ttl=3, on_lost=lambda hold: hold.release())
-    AsyncLock.adopt(other, "ticket", max_hold=None, on_lost=lambda hold: hold.key).close()

@@ -16,7 +16,7 @@ class Recorder(Observer):
         self.events.append((name, event))
 
     def __getattribute__(self, name: str) -> object:
-        if name in ("waited", "acquired", "busy", "renewed", "renewal_failed", "lost", "released"):
+        if name in vars(Observer) and not name.startswith("_"):
             return lambda event: self.note(name, event)
         return super().__getattribute__(name)
 

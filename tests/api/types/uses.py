@@ -88,6 +88,12 @@ def a_lock(store: Store, async_store: AsyncStore) -> None:
         assert_type(record.fence, int | None)
 
 
+def an_adoption(store: Store, async_store: AsyncStore) -> None:
+    """An adoption has the settings of a lock, and a callback that takes its holds."""
+    caslock.Lock.adopt(store, "ticket", ttl=3, on_lost=lambda hold: hold.release())
+    caslock.AsyncLock.adopt(async_store, "ticket", max_hold=None, on_lost=lambda hold: hold.key).close()
+
+
 async def blocks(lock: Lock, hold: Hold, async_lock: AsyncLock, async_hold: AsyncHold) -> None:
     """Each kind of lock has its own kind of block."""
     async with async_lock, async_hold:
