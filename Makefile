@@ -33,7 +33,7 @@ QUICK := tests/rules $(patsubst %,tests/api/test_%.py,asyncio bad_input connect 
     tests/commands/test_verify.py::test_an_interrupt_leaves_nothing_behind
 # What a version of a client can change.
 CLIENTS := $(patsubst %,tests/stores/test_%.py,dynamodb every_server nats redis redis_cluster redis_wait sql sql_wait urls) \
-    tests/commands/test_cli_show.py tests/api/test_connect.py tests/api/test_observers.py
+    tests/commands/test_cli_show.py tests/api/test_connect.py tests/api/test_prometheus_opentelemetry.py
 
 help:  ## show this list
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12]"; echo

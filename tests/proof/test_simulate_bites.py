@@ -20,7 +20,7 @@ from caslock.protocol.observation import ObservingStore
 from caslock.protocol.record import NOTHING, Observed
 from caslock.protocol.sightings import Sightings
 from caslock.protocol.writes import InFlight
-from tests.proof.mutants.seeded import altered
+from tests.proof.mutants.planted import altered
 from tests.proof.simulator import Violation
 from tests.proof.simulator.chance import simulate
 from tests.proof.simulator.explore import Bounds, explore

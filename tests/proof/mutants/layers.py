@@ -47,7 +47,7 @@ PATIENCE: Final = 2 * LONG
 
 _JUDGES: Final = (Path(testing.__file__).parent, Path(__file__).parents[2])
 _CORE: Final = _JUDGES[0].parent
-_CULPRITS: Final = frozenset({"seeded.py", "test_contract_bites.py", "test_faults_bite.py", "test_simulate_bites.py"})
+_CULPRITS: Final = frozenset({"planted.py", "test_contract_bites.py", "test_faults_bite.py", "test_simulate_bites.py"})
 """Where mutants live: an error raised in these files is no verdict."""
 
 

@@ -38,7 +38,7 @@ from tests.proof import test_contract_bites as bad_stores
 from tests.proof import test_faults_bite as faults_bite
 from tests.proof import test_simulate_bites as simulate_bites
 from tests.proof import test_torture as tortures
-from tests.proof.mutants import seeded
+from tests.proof.mutants import planted
 from tests.proof.mutants.layers import Contract, Directed, Law, Mutant, Search, Seeds
 from tests.rules import test_interleavings as interleavings
 from tests.stores import test_memcached as memcacheds
@@ -104,8 +104,8 @@ def a_lease_ends(request: pytest.FixtureRequest) -> None:
 
 def nobody_is_stuck(request: pytest.FixtureRequest) -> None:
     """Torture MultiLocks in several processes, with the mutant in them if it is planted here."""
-    planted = MultiAcquire.acquire is simulate_bites.take_every_turn_first
-    tortures.torture_who_waits(request.getfixturevalue("tmp_path"), planted=planted)
+    is_planted = MultiAcquire.acquire is simulate_bites.take_every_turn_first
+    tortures.torture_who_waits(request.getfixturevalue("tmp_path"), planted=is_planted)
 
 
 def of_the_suite(test: Callable[..., None], kind: str = "", *arguments: object) -> Directed:
@@ -143,7 +143,7 @@ MUTANTS: Final = (
         "get-then-delete in a store",
         "A removal compares and deletes in two steps.",
         (CONTRACT,),
-        make=seeded.LooksBeforeItRemoves,
+        make=planted.LooksBeforeItRemoves,
     ),
     Mutant(
         "a miss taken as a win",
@@ -156,7 +156,7 @@ MUTANTS: Final = (
         "hold id shared over attempts",
         "All acquires of a Lock object have one hold id, so a late request of an earlier one is taken for the new one.",
         (Seeds("has a record"),),
-        ((LockState, "_attempt", seeded.share_the_id),),
+        ((LockState, "_attempt", planted.share_the_id),),
     ),
     Mutant(
         "owner name as identity",
@@ -168,7 +168,7 @@ MUTANTS: Final = (
         "deadline from the reply",
         "A lease is counted from when the answer came, not from before the request.",
         (Seeds("believes"), Directed("a reply is slow", a_reply_is_slow)),
-        ((Lease, "believe", seeded.count_from_the_reply),),
+        ((Lease, "believe", planted.count_from_the_reply),),
         control=faults_bite.LONG_WAY,
     ),
     Mutant(
@@ -181,19 +181,19 @@ MUTANTS: Final = (
         "extend that ends the renewals",
         "A shorter lease that was asked for, and got no answer, is not renewed any more.",
         (Seeds("nothing kept it from being renewed"),),
-        ((Lease, "ask", seeded.ask_for_the_last),),
+        ((Lease, "ask", planted.ask_for_the_last),),
     ),
     Mutant(
         "extend that re-creates",
         "A renewal that finds nothing writes the record again.",
         (law("test_a_stale_holder_can_do_nothing", loss="it vanished"), SEEDS),
-        ((protocol, "renew", seeded.renew_or_create),),
+        ((protocol, "renew", planted.renew_or_create),),
     ),
     Mutant(
         "release without version",
         "memcached is sent `md` without the cas id.",
         (Contract("memcached"),),
-        ((MemcachedStore, "invalidate", seeded.remove_any_version),),
+        ((MemcachedStore, "invalidate", planted.remove_any_version),),
     ),
     Mutant(
         "versions that restart",
@@ -205,25 +205,25 @@ MUTANTS: Final = (
         "memcached versions that restart",
         "The cas id alone is the version: a restart begins again.",
         (Directed("test_a_restart_never_repeats_a_version", a_restart),),
-        ((MemcachedStore, "_open", seeded.origin_of_zero),),
+        ((MemcachedStore, "_open", planted.origin_of_zero),),
     ),
     Mutant(
         "ttl missing on renewal",
         "What is written over an entry never ends.",
         (CONTRACT,),
-        make=seeded.RenewsForEver,
+        make=planted.RenewsForEver,
     ),
     Mutant(
         "ttl missing on renewal in the protocol",
         "A renewal is written without a ttl.",
         (law("test_extend_is_right", kind="lost reply"), Seeds("without a ttl")),
-        ((Attempt, "next_record", seeded.renew_for_ever),),
+        ((Attempt, "next_record", planted.renew_for_ever),),
     ),
     Mutant(
         "retry that counts twice",
         "A retry that finds its own record re-enters it, so one release is not enough.",
         (law("test_acquire_is_right", kind="lost reply"), SEEDS),
-        ((protocol, "write_surely", seeded.enter_again), (Attempt, "others", faults_bite.every_hold_lives)),
+        ((protocol, "write_surely", planted.enter_again), (Attempt, "others", faults_bite.every_hold_lives)),
         control=faults_bite.LONG_WAY,
     ),
     Mutant(
@@ -243,34 +243,34 @@ MUTANTS: Final = (
         "timeout taken as 'released'",
         "No answer to a release is reported as released.",
         (law("test_release_is_right", kind="lost request", clean=True), Seeds("has released")),
-        ((protocol, "settle", seeded.silence_is_release),),
+        ((protocol, "settle", planted.silence_is_release),),
     ),
     Mutant(
         "hold forgotten before the answer",
         "A release that got no answer can't be called again.",
         (law("test_release_is_right", kind="lost request", clean=True), SEEDS),
-        ((protocol, "release", seeded.forget_at_release),),
+        ((protocol, "release", planted.forget_at_release),),
     ),
     Mutant(
         "fork keeps ownership",
         "A forked child believes in the holds of its parent, and releases them.",
         (of_the_suite(forks.test_a_child_that_leaves_the_block_frees_nothing, "sqlite", "the end"),),
         (
-            (Holding, "_inherited", property(seeded.nothing_is_inherited)),
-            (LockState, "_begin", seeded.never_forked),
+            (Holding, "_inherited", property(planted.nothing_is_inherited)),
+            (LockState, "_begin", planted.never_forked),
         ),
     ),
     Mutant(
         "connection kept after BaseException",
         "A memcached connection whose request was interrupted serves the next one.",
         (of_the_suite(forks.test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply, "memcached", "get"),),
-        ((MemcachedStore, "_open", seeded.open_and_keep),),
+        ((MemcachedStore, "_open", planted.open_and_keep),),
     ),
     Mutant(
         "connection kept after BaseException by Redis",
         "The same with a Redis connection.",
         (of_the_suite(forks.test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply, "redis", "get"),),
-        ((Sockets, "give_up", seeded.give_back_interrupted),),
+        ((Sockets, "give_up", planted.give_back_interrupted),),
     ),
     Mutant(
         "hand-over without a new fence",
@@ -304,7 +304,7 @@ MUTANTS: Final = (
         "MultiLock that leaks on the k-th failure",
         "When a later one of several keys can't be had, the first is not given back.",
         (law("test_several_keys_are_all_or_nothing"), Seeds("told to have failed")),
-        ((MultiAcquire, "_roll_back", seeded.roll_back_but_one),),
+        ((MultiAcquire, "_roll_back", planted.roll_back_but_one),),
     ),
     Mutant(
         "MultiLock that stops at the first failed release",
@@ -316,7 +316,7 @@ MUTANTS: Final = (
         "random fence",
         "A tenure's fence is drawn by chance.",
         (law("test_fences_only_grow"), Seeds("fence")),
-        ((Attempt, "next_record", seeded.fence_by_chance),),
+        ((Attempt, "next_record", planted.fence_by_chance),),
     ),
     Mutant(
         "new fence at each renewal",
@@ -328,13 +328,13 @@ MUTANTS: Final = (
         "memcached ttl without margin",
         "The exptime is the ttl, rounded up, though the server's clock lags and leaps.",
         (Directed("test_an_entry_lives_its_ttl", an_entry_lives_its_ttl),),
-        ((memcached_requests, "math", seeded.TTL_AS_ASKED),),
+        ((memcached_requests, "math", planted.TTL_AS_ASKED),),
     ),
     Mutant(
         "free record treated as held",
         "An attempt that finds a record without holds waits for its end.",
         (law("test_force_release_is_right", kind="lost reply"), Seeds("although all is well")),
-        ((Attempt, "may_take", seeded.free_is_held),),
+        ((Attempt, "may_take", planted.free_is_held),),
     ),
     Mutant(
         "held record treated as free",
@@ -400,19 +400,19 @@ MUTANTS: Final = (
         "renewal accepted under another fence",
         "A renewal that finds its own hold id in a later tenure goes on as if nothing had happened.",
         (law("test_a_late_request_does_not_revive_a_lost_hold"),),
-        ((protocol, "_renewed", seeded.altered(protocol._renewed, " or observed.fence != attempt.lease.fence", "")),),
+        ((protocol, "_renewed", planted.altered(protocol._renewed, " or observed.fence != attempt.lease.fence", "")),),
     ),
     Mutant(
         "wait past the end of a lease",
         "A waiter sleeps on when the lease that it saw is over.",
         (Directed("test_a_wait_ends_with_the_lease_it_saw", a_lease_ends),),
-        ((protocol, "_wait", seeded.altered(protocol._wait, "limit if over else min(limit, ends)", "limit")),),
+        ((protocol, "_wait", planted.altered(protocol._wait, "limit if over else min(limit, ends)", "limit")),),
     ),
     Mutant(
         "loss not reported",
         "A loss that is noticed is not reported.",
         (law("test_loss_is_reported_to_the_block"), Seeds("was not told")),
-        ((Lease, "tell", seeded.tell_nobody),),
+        ((Lease, "tell", planted.tell_nobody),),
     ),
     Mutant(
         "successor promised and forgotten",
@@ -515,7 +515,7 @@ MUTANTS: Final = (
             SEEDS,
             Directed("a batch is lost", a_batch_is_lost),
         ),
-        ((protocol, "remove_together", seeded.leave_at_no_answer),),
+        ((protocol, "remove_together", planted.leave_at_no_answer),),
     ),
     Mutant(
         "interrupted clean-up forgotten",
@@ -542,7 +542,7 @@ MUTANTS: Final = (
             Search("three processes, one ticket", 0, "have used one ticket"),
             of_the_suite(hand_overs.test_who_has_read_too_early_does_not_adopt, "memory", Lock),
         ),
-        ((Adoption, "may_take", seeded.adopt_any_version),),
+        ((Adoption, "may_take", planted.adopt_any_version),),
     ),
     Mutant(
         "hand-over that goes on renewing",
@@ -551,7 +551,7 @@ MUTANTS: Final = (
             Search("two processes, handing over", 1, "has handed over"),
             of_the_suite(hand_overs.test_nobody_renews_what_nobody_adopts, "memory"),
         ),
-        ((LockState, "hand_over", seeded.hand_over_and_renew),),
+        ((LockState, "hand_over", planted.hand_over_and_renew),),
     ),
     Mutant(
         "ticket that can be used twice",
@@ -560,7 +560,7 @@ MUTANTS: Final = (
             Seeds("have used one ticket"),
             of_the_suite(hand_overs.test_a_ticket_is_used_once, "memory", Lock),
         ),
-        ((Adoption, "may_take", seeded.adopt_by_fence),),
+        ((Adoption, "may_take", planted.adopt_by_fence),),
     ),
     Mutant(
         "loser not told",

@@ -35,7 +35,7 @@ TESTS: Final = (
     *(f"tests/api/test_{name}.py" for name in ("min_hold", "locked", "fork_and_signals", "key", "linger", "election")),
     *(f"tests/api/test_{name}.py" for name in ("hand_over", "semaphore", "read_write")),
     *(f"tests/proof/test_{name}.py" for name in ("faults", "simulate_quorum", "simulate_semaphore")),
-    *("tests/api/test_broken_once.py", "tests/servers/test_bounds.py"),
+    *("tests/api/test_regressions.py", "tests/servers/test_bounds.py"),
 )
 """What concerns the rules and needs no server: of tests for every store those with memory."""
 
