@@ -21,11 +21,10 @@ import redis
 from caslock import connect
 from caslock.local import thread_renewer
 from caslock.local.schedule import Schedule
-from caslock.protocol.attempt import Attempt
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from caslock.testing import StoreContract  # noqa: F401 - before any of its parts, or their asserts are not rewritten
-from tests.support import life
+from tests.support.life import check_each_step
 from tests.support.locations import KINDS, Place, fresh, opened, until
 from tests.support.servers import (
     DYNAMODB,
@@ -54,13 +53,13 @@ from tests.support.servers import (
     tair_module,
 )
 
-assert Attempt.go is life.go  # importing `life` has each test look at each step of an attempt
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from caslock.stores.dynamodb import DynamoDBStore
+
+check_each_step()
 
 
 @pytest.hookimpl(optionalhook=True)
