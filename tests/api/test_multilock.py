@@ -78,7 +78,7 @@ def test_it_mixes_what_one_and_what_several_may_hold() -> None:
 
 @in_a_loop
 async def test_it_mixes_them_for_asyncio() -> None:
-    """The same."""
+    """An AsyncMultiLock takes a lock, a semaphore and a read-write lock together."""
     store = AsyncMemoryStore()
     pool, both = AsyncSemaphore(store, "l", 2), AsyncReadWriteLock(store, "j")
     async with AsyncMultiLock([AsyncLock(store, "k"), pool, both.write]) as holds:

@@ -233,8 +233,8 @@ async def test_a_task_downgrades() -> None:
 
 
 @in_a_loop
-async def test_the_same_for_asyncio() -> None:
-    """Tasks read together, and a writer waits for them."""
+async def test_tasks_read_together_and_write_alone() -> None:
+    """A writer waits for those that read."""
     store = MemoryStore()
     lock = AsyncReadWriteLock(store, "key", timeout=ENOUGH)
     reading = asyncio.Barrier(3)

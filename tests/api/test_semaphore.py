@@ -65,8 +65,8 @@ def test_as_many_hold_as_there_are_permits(location: Place) -> None:
     assert observed(store, key) is None
 
 
-def test_the_same_for_asyncio(location: Place) -> None:
-    """As many tasks as there are permits are inside at a time."""
+def test_as_many_tasks_hold_as_there_are_permits(location: Place) -> None:
+    """Each with a slot of its own; the others wait, and nothing is left behind."""
 
     async def main() -> tuple[int, Record | None]:
         inside, most, full = set[int](), 0, asyncio.Event()

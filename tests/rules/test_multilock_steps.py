@@ -466,7 +466,7 @@ def test_a_key_that_a_failed_multi_lock_holds_is_not_asked_for_too_late(store: T
     assert "stopped answering: lock 'a' is released in the background, and expires within 300 s" in note
 
 
-def test_a_slow_store_is_asked_to_take_back_what_was_had(store: Timed, background: Background) -> None:
+def test_a_slow_store_is_asked_to_take_back_what_was_acquired(store: Timed, background: Background) -> None:
     """However late it is: it does answer."""
     Lock(store.memory, "b").acquire()
     store.slow = True
@@ -510,7 +510,7 @@ def leave_free_record(store: Timed, key: str) -> None:
 
 @pytest.mark.parametrize("timeout", [0, 0.2, None])
 @pytest.mark.parametrize("free", ["all", "one"])
-def test_keys_with_free_records_are_had_by_two_requests(store: Timed, timeout: float | None, free: str) -> None:
+def test_keys_with_free_records_are_acquired_by_two_requests(store: Timed, timeout: float | None, free: str) -> None:
     """The answer to the first request has told the versions of all."""
     together, keys = TimedBatches(store), [f"key {number}" for number in range(50)]
     for key in keys if free == "all" else keys[30:31]:
@@ -532,7 +532,7 @@ def test_a_key_that_is_held_among_free_records_is_waited_for_alone(store: Timed)
     assert {key for verb, key in together.requests[4:]} == set("abcd")
 
 
-def test_keys_whose_records_keep_changing_are_had_one_by_one(store: Timed) -> None:
+def test_keys_whose_records_keep_changing_are_acquired_one_by_one(store: Timed) -> None:
     """Those behind the first are left to others meanwhile, also to those of this process."""
     together, keys, had = TimedBatches(store), list("abc"), list[bool]()
 

@@ -319,7 +319,7 @@ def forced(script: Scripted) -> Record | None:
 
 @pytest.mark.parametrize("there", [None, FREED])
 def test_nobody_is_not_released_by_force(there: Entry | None) -> None:
-    """There is nothing to write."""
+    """Where nobody holds the key, `force_release` reads, and writes nothing."""
     script = Scripted(there)
     assert forced(script) is None
     assert script.verbs == ["get"]

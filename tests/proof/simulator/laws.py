@@ -19,8 +19,8 @@
     the end of the lease or of the holder's event loop, a `force_release`, or an error of the release.
 13. A lease that is renewed does not end for want of renewals while all is well: there is time for one after the last
     fault, unless hardly anything of the lease was left then.
-14. Keys that nobody holds are had by two requests for each, or for all where the store takes them together, whatever
-    records are there.
+14. Keys that nobody holds are acquired by two requests for each, or for all where the store takes them together,
+    whatever records are there.
 15. A quarantine ends: once a process has written a record with one, none that it writes later makes it longer.
 
 16. A ticket gives its hold to one adopter, with the same fence.  Who has handed a hold over has no record of it any

@@ -251,7 +251,7 @@ class Run:
                 self._take_all(number, tuple(keys))
 
     def _take_all(self, number: int, keys: tuple[str, ...]) -> None:
-        """Check that keys that nobody holds are had at once, and by few requests, whatever records are there."""
+        """Check that keys that nobody holds are acquired at once, and by few requests, whatever records are there."""
         before, name = len(self.judge.succeeded), f"all{number}"
         self.enter(ClientPlan(name, number, name, keys, 1.0, None, (Round(0.0, 0.0),)))
         client = self.clients[-1]
