@@ -123,7 +123,7 @@ def test_one_leads_and_the_next_takes_over(stores: Callable[[], Store], pool: Th
 
 
 def test_tasks_lead_one_after_the_other(run: Callable[[Any], None]) -> None:
-    """The same with asyncio."""
+    """All clients of an AsyncElection, and those who watch it, see each leader; the next one has a larger fence."""
     key = fresh()
 
     async def test(one: AsyncStore | Store, two: AsyncStore | Store) -> None:

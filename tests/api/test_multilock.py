@@ -54,7 +54,7 @@ def held(lock: MultiLock) -> MultiHold:
     return present(lock.acquire(timeout=0))
 
 
-def test_it_mixes_what_one_and_what_several_may_hold() -> None:
+def test_a_multi_lock_mixes_what_one_and_what_several_may_hold() -> None:
     """Each hold is what its own lock gives, and all are released; one that is full, or written, keeps out the whole."""
     store = MemoryStore()
     lock, both, pool = Lock(store, "k"), ReadWriteLock(store, "j"), Semaphore(store, "l", 2)
@@ -77,8 +77,8 @@ def test_it_mixes_what_one_and_what_several_may_hold() -> None:
 
 
 @in_a_loop
-async def test_it_mixes_them_for_asyncio() -> None:
-    """An AsyncMultiLock takes a lock, a semaphore and a read-write lock together."""
+async def test_an_async_multi_lock_mixes_what_one_and_what_several_may_hold() -> None:
+    """A lock, a semaphore and a read-write lock, together."""
     store = AsyncMemoryStore()
     pool, both = AsyncSemaphore(store, "l", 2), AsyncReadWriteLock(store, "j")
     async with AsyncMultiLock([AsyncLock(store, "k"), pool, both.write]) as holds:

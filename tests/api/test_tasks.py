@@ -77,7 +77,7 @@ async def test_the_task_that_calls_acquire_re_enters(memory: MemoryStore, within
 async def test_the_task_that_calls_acquire_re_enters_several(
     memory: MemoryStore, run: Callable[[Awaitable[AsyncMultiHold | None]], Awaitable[AsyncMultiHold | None]]
 ) -> None:
-    """The same for an AsyncMultiLock."""
+    """Whatever runs the coroutine of acquire: its caller re-enters an AsyncMultiLock that it holds."""
     keys = [fresh(), fresh()]
     several = AsyncMultiLock(AsyncMemoryStore(memory), keys, timeout=1)
     async with several as outer:

@@ -134,7 +134,7 @@ def test_all_holds_of_a_shared_owner_are_lost(caslock_store: StoreForTests) -> N
 
 
 def test_a_lease_inside_a_coroutine_is_lost(caslock_async_store: AsyncStoreForTests) -> None:
-    """The same in asyncio."""
+    """Named by its key, it is taken from the coroutine that is inside."""
 
     @locked(caslock_async_store, "job")
     async def work() -> None:

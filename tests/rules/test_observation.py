@@ -65,7 +65,7 @@ def test_a_version_that_was_there_for_a_whole_lease_is_written_over(holds: tuple
     assert observer.put(b"mine") == b"mine"
 
 
-def test_it_counts_from_when_it_was_seen_first() -> None:
+def test_a_lease_counts_from_when_it_was_seen_first() -> None:
     """How long it had been there before is not known, and how long nobody looked does not matter."""
     observer, theirs = Observer(), record()
     observer.holds(theirs)
@@ -147,7 +147,7 @@ def test_a_process_observes_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyP
     assert meet_others() == [b"mine"] * 19 + [theirs]
 
 
-def test_it_says_which_server_it_is() -> None:
+def test_a_store_that_is_watched_says_which_server_it_is() -> None:
     """As the store below says."""
 
     class Named(AsyncLasting):
