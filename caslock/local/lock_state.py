@@ -437,8 +437,7 @@ class LockState:
         if not self._leave_level(hold):
             return
         try:
-            if self._queue.waiting:
-                self._queue.name_successor(attempt, self.runtime.now())
+            self._queue.name_successor(attempt, self.runtime.now())
             await release.release(self.runtime, attempt, limit, removed)
         except (CaslockError, ValueError) as error:
             if isinstance(error, LockLost) and attempt.state is not OVER:  # the store has not answered

@@ -147,6 +147,8 @@ class LocalQueue:
 
     def name_successor(self, attempt: Attempt, now: float) -> None:
         """Choose who gets the key straight from `attempt`, which is about to be released."""
+        if not self.waiting:
+            return
         with self._guard:
             # Predecessors that are still being released may be inside.
             # Those of a shared owner count, because the record then has other holds than ours.

@@ -42,6 +42,10 @@ class SharedState(LockState):
         """See `LockState.begin_put`: not where others are known to hold."""
         return super().begin_put(hold) if cast("SharedQueue", self._queue).seen.newest[1] is None else None
 
+    def begin_removal(self, hold: Holding) -> Write | None:
+        """See `LockState.begin_removal`: not where the place may be handed over."""
+        return None if cast("SharedQueue", self._queue).is_asked else super().begin_removal(hold)
+
     def end_removal(self, hold: Holding, entry: Entry | None) -> bool:
         """See `LockState.end_removal`."""
         cast("SharedAttempt", hold._attempt).see(entry)
@@ -50,8 +54,7 @@ class SharedState(LockState):
     def _ask(
         self, attempt: Attempt, timeout: float | None, first: Observed | Sent | None
     ) -> Coroutine[object, object, bool]:
-        known = None if attempt.turn.yields else cast("SharedAttempt", attempt).known()
-        return super()._ask(attempt, timeout, first or known)
+        return super()._ask(attempt, timeout, first or cast("SharedAttempt", attempt).begins_with())
 
     def _hold(self, hold: Holding) -> None:
         super()._hold(hold)

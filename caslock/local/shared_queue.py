@@ -29,13 +29,30 @@ class SharedQueue(LocalQueue):
         self.seen: Seen = Seen()
 
     def name_successor(self, attempt: Attempt, now: float) -> None:
-        """Do nothing: who waits is woken, and asks by itself."""
+        """Let who asks for the key have the place of `attempt`, which is about to be released, until a row is over."""
+        with self._guard:
+            if attempt.turn.outgoing is not None or now - self._row_began >= ROW_SECONDS:
+                return
+            for other in cast("list[SharedAttempt]", self._admit(now)):
+                offer, event = other.offer, other.freed
+                same = other.permits == cast("SharedAttempt", attempt).permits
+                if same and offer is not None and event is not None and event.alive:
+                    other.offer, attempt.turn.outgoing = None, offer
+                    return
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody in this process asks for the key."""
+        return bool(self._inside)
 
     def leave(self, attempt: Attempt, now: float) -> None:
         """Let the next one in; unless the key has just been got, wake who asks for it: there may be a place."""
         with self._guard:
             if self._is_shared(attempt):
                 self._others_until = now + SEEN_SECONDS
+            outgoing, attempt.turn.outgoing = attempt.turn.outgoing, None
+            if outgoing is not None:  # nothing was sent
+                outgoing.settle()
             self._inside = [other for other in self._inside if other() is not attempt]
             if attempt in self.waiting:
                 self.waiting.remove(attempt)
@@ -49,15 +66,18 @@ class SharedQueue(LocalQueue):
             self._wake(self._admit(now), 0.0)
 
     def _wake(self, inside: list[Attempt], yields: float) -> None:
-        for other in inside:
-            freed = cast("SharedAttempt", other).freed
-            if freed is not None:
+        for other in cast("list[SharedAttempt]", inside):
+            if other.freed is not None and other.has_place():
                 other.turn.yields = yields
-                freed.set()
+                other.wake()
 
     async def turn(self, attempt: Attempt, runtime: Runtime, limit: float, *, once: bool = False) -> bool:
         """See `LocalQueue.turn`; one try needs no turn: who is inside does not hold the key."""
-        return once or await super().turn(attempt, runtime, limit)
+        if once:
+            return True
+        before, inside = self.seen.newest, await super().turn(attempt, runtime, limit)
+        cast("SharedAttempt", attempt).has_seen = self.seen.newest is not before
+        return inside
 
     def _yields_after(self, attempt: Attempt, now: float) -> float:
         """Return for how long the next one lets other processes be first; 0 until this one has had its row."""
@@ -79,10 +99,7 @@ class SharedQueue(LocalQueue):
     def _is_shared(self, attempt: Attempt) -> bool:
         """Whether another process was among the holders that were seen last."""
         record = self.seen.newest[1]
-        if record is None:
-            return False
-        stamp = attempt.stamps().stamp
-        return any((share.host, share.pid) != (stamp.host, stamp.pid) for share in record.shares)
+        return record is not None and not all(map(cast("SharedAttempt", attempt).is_ours, record.shares))
 
     def _is_over(self, attempt: Attempt, now: float) -> bool:
         return attempt.state in HAD or super()._is_over(attempt, now)

@@ -160,7 +160,8 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
             await runtime.watching.wait_while(attempt.key, version, seconds)
             await _yield(runtime, attempt, limit)
             return None
-    return await attempt.pause(max(0.0, min(contention.pause(), limit - runtime.now())))
+    pause = contention.pause() if attempt.terms.settings.poll else max(contention.pause(), attempt.least_pause)
+    return await attempt.pause(max(0.0, min(pause, limit - runtime.now())))
 
 
 async def _put_when_absent(runtime: Runtime, attempt: Attempt, longest: float, limit: float) -> Observed | None:

@@ -246,6 +246,11 @@ class Attempt:
         """Return a record that is written once more: its new id tells which of the two writes was applied."""
         return record._replace(write=self.writes.next_id())
 
+    @property
+    def least_pause(self) -> float:
+        """Seconds of the pause before the next look, at the least."""
+        return 0.0
+
     def ends(self, contention: Contention) -> float:
         """When what is there ends, as far as is known, if it is not renewed."""
         record = contention.observed.record
@@ -256,6 +261,12 @@ class Attempt:
         """Let time pass before the next look; returns what is there then, if that is known without it."""
         await self.runtime.sleep(seconds)
         return None
+
+    def wake(self) -> None:
+        """Wake it where it waits to be handed the key."""
+        event = self.turn.event  # it may be set to None concurrently
+        if event is not None:
+            event.set()
 
     def holds_by(self, record: Record | None) -> bool:
         """Whether we hold the key by `record`."""

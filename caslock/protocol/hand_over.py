@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.exchange import answered, note_write, read, unanswered
+from caslock.protocol.limits import PASSES
 from caslock.protocol.record import Observed
 
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.runtime import Runtime
+    from caslock.protocol.writes import Write
 
 
 class HandOver:
@@ -38,19 +40,14 @@ class HandOver:
     def give_back(self) -> None:
         """Nothing was sent: the successor may withdraw; if it does not, it waits for our release."""
         self._offer.append(None)
-        self._wake()
+        self.successor.wake()
 
     def settle(self, outcome: Observed | None = None) -> None:
         """Tell the successor what the put has shown (None: unknown, or nothing was sent)."""
         if self.pending and outcome is not None:
             self.outcome = outcome
         self.pending = False
-        self._wake()
-
-    def _wake(self) -> None:
-        event = self.successor.turn.event  # it may be set to None concurrently
-        if event is not None:
-            event.set()
+        self.successor.wake()
 
 
 async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limit: float) -> Observed:
@@ -58,40 +55,55 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
 
     To the successor it is a put like its own.  If it gets no answer, the successor learns of that at once, and reads
     the record itself while we settle our own release.  If it was not sent, the successor may withdraw, or waits for our
-    release.  If it is refused, the successor learns of that after our release, because our record is there until then.
+    release.  If it is refused, others have written a record that we share, and it is put again at the version that is
+    there; or the successor learns of that after our release, because our record is there until then.
     """
     lease, successor = attempt.lease, outgoing.successor
     assert lease.record is not None  # noqa: S101 - only a holder hands over
-    ours = Observed(lease.version, lease.record)
-    rest = attempt.remainder(lease.record, lease.version, runtime.now())
-    if not outgoing.pending or not (rest is None or rest.free) or not outgoing.take():
-        return ours
-    now = runtime.now()
+    there = Observed(lease.version, lease.record)
+    for number in range(PASSES):
+        write = _first_put(attempt, outgoing, there, taken=number > 0)
+        if write is None:
+            break
+        release = attempt.writes.next_id()
+        attempt.note_release(release, write.at)
+        try:
+            entry = await runtime.store.put_if_version(successor.key, write.value, write.expected, write.ttl)
+        except (StoreError, ValueError) as error:
+            unanswered(attempt, release, error)
+            unanswered(successor, write.id, error)
+            if not isinstance(error, StoreUnavailable):
+                break  # the successor gets this error itself when it retries
+            if error.sent:
+                outgoing.settle()
+            else:
+                outgoing.give_back()
+            if runtime.now() >= limit:
+                raise
+            return await read(runtime, attempt, limit)
+        there = answered(successor, write, entry)
+        if write.is_applied(entry):
+            break
+        attempt.writes.drop(release)
+        if not attempt.is_in(there.record):
+            break
+    return there
+
+
+def _first_put(attempt: Attempt, outgoing: HandOver, there: Observed, *, taken: bool) -> Write | None:
+    """Note and return the put that hands over what is there; None: it can't be, or the successor waits no longer."""
+    successor, (version, record), now = outgoing.successor, there, attempt.runtime.now()
+    rest = attempt.remainder(record, version, now)
+    fits = rest is None or rest.free or (rest.shares and successor.may_take(rest))
+    if not (outgoing.pending and fits and (taken or outgoing.take())):
+        return None
     if rest is None:
-        write = successor.first(now, lease.version)
+        write = successor.first(now, version)
     else:
-        write = note_write(successor, lease.version, successor.next_record(rest, lease.version), now)
+        write = note_write(successor, version, successor.next_record(rest, version), now)
     # Order matters: we record the write, then look whether the successor withdraws; it says so, and then reads the
     # writes.  So at least one of us sees the other.
     if successor.ending or not outgoing.pending:
         successor.writes.drop(write.id)
-        return ours
-    release = attempt.writes.next_id()
-    attempt.note_release(release, now)
-    try:
-        entry = await runtime.store.put_if_version(successor.key, write.value, lease.version, write.ttl)
-    except (StoreError, ValueError) as error:
-        unanswered(attempt, release, error)
-        unanswered(successor, write.id, error)
-        if not isinstance(error, StoreUnavailable):
-            return ours  # the successor gets this error itself when it retries
-        if error.sent:
-            outgoing.settle()
-        else:
-            outgoing.give_back()
-        if runtime.now() >= limit:
-            raise
-        return await read(runtime, attempt, limit)
-    if not write.is_applied(entry):
-        attempt.writes.drop(release)
-    return answered(successor, write, entry)
+        return None
+    return write

@@ -112,11 +112,11 @@ async def _leave(
         observed = seen if isinstance(seen, Observed) else await settle(runtime, attempt, write, seen, limit)
     elif removed is not None:
         observed = removed
-    elif outgoing is not None:
-        observed = await hand_over(runtime, attempt, outgoing, limit)
     else:
         attempt.catch_up(runtime.now())
         observed = Observed(attempt.lease.version, attempt.lease.record)
+        if outgoing is not None:
+            observed = await hand_over(runtime, attempt, outgoing, limit)
     return await withdraw(runtime, attempt, observed, limit)
 
 

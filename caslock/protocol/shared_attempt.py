@@ -7,10 +7,11 @@ whoever has written the record since.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from caslock.errors import StoreError
 from caslock.protocol.attempt import NO_QUARANTINE, Attempt, Quarantine
+from caslock.protocol.hand_over import HandOver
 from caslock.protocol.record import Observed, Record, encode
 from caslock.protocol.shares import (
     LONGEST_ANNOUNCEMENT,
@@ -36,10 +37,14 @@ if TYPE_CHECKING:
     from caslock.store import Entry
 
 
+PAUSE_BESIDE: Final = 0.05
+"""Seconds of the least pause of a process that has a place already."""
+
+
 class SharedAttempt(Attempt):
     """One acquire call of a key of `permits` holds."""
 
-    __slots__ = ("_beside", "freed", "permits", "seen")
+    __slots__ = ("_beside", "freed", "has_seen", "offer", "permits", "seen")
 
     queues = False
 
@@ -59,7 +64,9 @@ class SharedAttempt(Attempt):
         self.seen: Seen = seen
         self.permits: int = permits
         self._beside: tuple[Record | None, list[Share]] = None, []  # a record that we may take, and who is in it
-        self.freed: Event | None = None  # set by who frees a place in this process
+        self.has_seen: bool = False  # this process has looked at the key while we waited for our turn
+        self.freed: Event | None = None  # while we pause: set by who frees a place in this process
+        self.offer: HandOver | None = None  # as above: lets a release of this process give us its place
 
     @property
     def slot(self) -> int:
@@ -114,18 +121,53 @@ class SharedAttempt(Attempt):
         now = self.runtime.now()
         return min(self.seen.over(share, now) for share in record.shares)
 
+    def is_ours(self, share: Share) -> bool:
+        """Whether it is a share of this process."""
+        stamp = self.stamps().stamp
+        return (share.host, share.pid) == (stamp.host, stamp.pid)
+
+    @property
+    def least_pause(self) -> float:
+        """See `Attempt.least_pause`: who holds the key in this process wakes us, so others may ask more often."""
+        record = self.seen.newest[1]
+        return PAUSE_BESIDE if record is not None and any(map(self.is_ours, record.shares)) else 0.0
+
     async def pause(self, seconds: float) -> Observed | None:
-        """Let time pass before the next look, or a place become free in this process."""
-        self.freed = event = self.runtime.event()
+        """Let time pass before the next look, or until a place becomes free in this process, or is handed to us."""
+        runtime = self.runtime
+        self.freed = event = runtime.event()
+        self.offer = offer = HandOver(self)
         try:
-            if self.known() is None and self.seen.newest[1] is not None:  # else a place has just become free
+            if not self.has_place():
                 await event.wait(seconds)
+            patience = runtime.now() + runtime.patience
+            while not offer.take() and offer.pending and (left := patience - runtime.now()) > 0:
+                await event.wait(left)  # a release is sending our first put
+            offer.pending = False
         finally:
-            self.freed = None
+            self.freed = self.offer = None
+        if offer.outcome is not None:
+            return offer.outcome
         yields, self.turn.yields = self.turn.yields, 0.0
         if yields:  # let other processes be first
-            await self.runtime.sleep(yields)
+            await runtime.sleep(yields)
         return None if yields else self.known()
+
+    def wake(self) -> None:
+        """See `Attempt.wake`."""
+        event = self.freed  # it may be set to None concurrently
+        if event is not None:
+            event.set()
+
+    def has_place(self) -> bool:
+        """Whether there is a place for us, as far as this process has seen."""
+        return self.seen.newest[1] is None or self.known() is not None
+
+    def begins_with(self) -> Observed | None:
+        """Return what is there as we begin to ask, if that is known without a request."""
+        if self.turn.yields:
+            return None
+        return Observed(*self.seen.newest) if self.has_seen and self.seen.newest[1] is not None else self.known()
 
     def known(self) -> Observed | None:
         """Return what is there, if it has a place for us, as far as this process has seen."""

@@ -7,20 +7,22 @@ import contextlib
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from tenacity import wait_fixed
 
 from caslock import AsyncSemaphore, Lock, LockLost, MultiLock, NotAcquired, NotHeld, Semaphore, StoreError, locked
-from caslock.local import clock
+from caslock.local import clock, shared_queue
 from caslock.local.shared_queue import ROW_SECONDS
 from caslock.local.threads import ThreadRuntime
 from caslock.protocol.record import Record, decode, encode
+from caslock.protocol.shared_attempt import PAUSE_BESIDE, SharedAttempt
 from caslock.protocol.shares import MAX_PERMITS, SHARED, Share
 from caslock.store import MAX_VALUE
 from caslock.stores.memory import MemoryStore
 from caslock.stores.sqlite import SQLiteStore
-from caslock.testing.faults import FaultyStore, lose_reply, lose_request
+from caslock.testing.faults import FaultyStore, lose_reply, lose_request, unsent
 from caslock.testing.steps import pause
 from tests.support.command_line import ROOT
 from tests.support.fenceless import Fenceless
@@ -255,6 +257,214 @@ def test_waiters_of_one_process_are_served_in_turn(memory: MemoryStore, pool: Th
     for future in futures:
         future.result(ENOUGH)
     assert order == [0, 1, 2, 3]
+
+
+def asker(semaphore: Semaphore) -> SharedAttempt:
+    """Return who asks for the key in this process."""
+    (attempt,) = semaphore._state.begun()._queue.inside(clock.now())
+    return cast("SharedAttempt", attempt)
+
+
+def asks(semaphore: Semaphore) -> bool:
+    """Whether somebody in this process pauses until it looks again."""
+    inside = semaphore._state.begun()._queue.inside(clock.now())
+    return any(cast("SharedAttempt", each).offer is not None for each in inside)
+
+
+@pytest.fixture
+def endless_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process goes on with its own waiters for ever."""
+    monkeypatch.setattr(shared_queue, "ROW_SECONDS", float("inf"))
+
+
+@pytest.mark.usefixtures("endless_row")
+def test_the_next_of_the_process_gets_the_place_in_one_request(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """The release of one is the put of the next, and who follows knows who is there."""
+    watched = Watched(memory)
+    semaphore = Semaphore(watched, "key", 1, poll=wait_fixed(ENOUGH))
+    holds = [present(semaphore.acquire())]
+    first = pool.submit(semaphore.acquire)
+    assert until(lambda: asks(semaphore))
+    second = pool.submit(semaphore.acquire)
+    assert until(lambda: len(semaphore._state._queue.waiting) == 1)
+    watched.requests.clear()
+    for future in (first, second):
+        holds[-1].release()
+        holds.append(present(future.result(ENOUGH)))
+        assert future is second or until(lambda: asks(semaphore))
+    assert watched.requests == [("put", "key"), ("put", "key")]
+    assert [hold.slot for hold in holds] == [0, 0, 0]
+    assert holds[0].fence < holds[1].fence < holds[2].fence
+    holds[-1].release()
+    assert observed(memory, "key") is None
+
+
+@pytest.mark.usefixtures("endless_row")
+@pytest.mark.parametrize("places", [0, 1])
+def test_a_place_is_handed_over_in_the_record_that_is_there(
+    memory: MemoryStore, pool: ThreadPoolExecutor, places: int
+) -> None:
+    """Others may have written it, or taken the place of a holder that was thought to be dead."""
+    watched = Watched(memory)
+    semaphore = Semaphore(watched, "key", 2, poll=wait_fixed(ENOUGH), ttl=ENOUGH)
+    first, second = present(semaphore.acquire()), present(semaphore.acquire())
+    future = pool.submit(semaphore.acquire)
+    assert until(lambda: asks(semaphore))
+    entry = present(memory.get("key"))
+    record = decode(entry.value)
+    renewed = record.shares[1]._replace(beat=record.shares[1].beat + 1)
+    shares = (record.shares[0]._replace(hold="another.1"), renewed) if places == 0 else (record.shares[0], renewed)
+    memory.put_if_version("key", encode(record._replace(shares=shares)), entry.version, ENOUGH)
+    watched.requests.clear()
+    if places:
+        first.release()
+        assert present(future.result(ENOUGH)).slot == first.slot
+        assert watched.requests == [("put", "key"), ("put", "key")]
+    else:
+        with pytest.raises(LockLost):
+            first.release()
+        assert until(lambda: asks(semaphore))
+        second.release()
+        assert present(future.result(ENOUGH)).slot == second.slot
+
+
+@pytest.mark.usefixtures("endless_row")
+def test_a_place_is_not_handed_to_who_waits_for_another_kind_of_lock(
+    memory: MemoryStore, pool: ThreadPoolExecutor
+) -> None:
+    """Who waits with another number of permits gets an error of its own."""
+    with Lock(memory, "key"):
+        future = pool.submit(Semaphore(memory, "key", 3, poll=wait_fixed(ENOUGH)).acquire)
+        semaphore = Semaphore(memory, "key", 2)
+        assert until(lambda: asks(semaphore))
+    for hold in [present(semaphore.acquire(timeout=0)) for _ in range(2)]:
+        hold.release()
+    assert present(future.result(ENOUGH)).slot == 0
+
+
+@pytest.mark.usefixtures("endless_row")
+@pytest.mark.parametrize("fault", [lose_request, lose_reply, unsent], ids=["request", "reply", "unsent"])
+def test_a_hand_over_without_an_answer_is_looked_into(
+    memory: MemoryStore, pool: ThreadPoolExecutor, fault: Fault
+) -> None:
+    """Both go on from what has become of it."""
+    faulty = FaultyStore(memory)
+    semaphore = Semaphore(faulty, "key", 1, poll=wait_fixed(ENOUGH))
+    hold = present(semaphore.acquire())
+    future = pool.submit(semaphore.acquire)
+    assert until(lambda: asks(semaphore))
+    faulty.on("put_if_version", 1, fault)
+    hold.release()
+    with present(future.result(ENOUGH)) as other:
+        other.ensure_held()
+    assert observed(memory, "key") is None
+
+
+def test_who_leaves_no_place_wakes_nobody(
+    memory: MemoryStore, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks would only look in vain."""
+    woken, wake = list[SharedAttempt](), SharedAttempt.wake
+
+    def noted(attempt: SharedAttempt) -> None:
+        woken.append(attempt)
+        wake(attempt)
+
+    monkeypatch.setattr(SharedAttempt, "wake", noted)
+    semaphore = Semaphore(memory, "key", 1, poll=wait_fixed(ENOUGH))
+    with semaphore:
+        future = pool.submit(semaphore.acquire)
+        assert until(lambda: asks(semaphore))
+        assert semaphore.acquire(timeout=0) is None
+        assert not woken
+    assert woken
+    present(future.result(ENOUGH)).release()
+
+
+def test_who_waits_for_a_hand_over_goes_on_when_that_takes_too_long(
+    memory: MemoryStore, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was to hand over finds out that nobody waits for it."""
+    semaphore = Semaphore(memory, "key", 1, poll=wait_fixed(ENOUGH))
+    monkeypatch.setattr(semaphore._state.runtime, "patience", 0.0)
+    with semaphore:
+        future = pool.submit(semaphore.acquire)
+        assert until(lambda: asks(semaphore))
+        asking = asker(semaphore)
+        offer = present(asking.offer)
+        assert offer.take()
+        asking.wake()
+        assert until(lambda: asking.offer not in {None, offer})
+        assert not offer.pending
+    present(future.result(ENOUGH)).release()
+
+
+@pytest.mark.usefixtures("endless_row")
+def test_one_release_hands_over_to_who_asks(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
+    """Another one at the same time is a release, and one that sends nothing tells who asks."""
+    semaphore = Semaphore(memory, "key", 2, poll=wait_fixed(ENOUGH))
+    holds = [present(semaphore.acquire()) for _ in range(2)]
+    future = pool.submit(semaphore.acquire)
+    assert until(lambda: asks(semaphore))
+    offer, queue = asker(semaphore).offer, semaphore._state._queue
+    first, second = (hold._attempt for hold in holds)
+    for attempt in (first, second, first):
+        queue.name_successor(attempt, clock.now())
+    assert (first.turn.outgoing, second.turn.outgoing) == (offer, None)
+    queue.leave(first, clock.now())
+    assert first.turn.outgoing is None
+    assert not present(offer).pending
+    assert until(lambda: asks(semaphore))
+    for hold in holds:
+        hold.release()
+    present(future.result(ENOUGH)).release()
+
+
+def test_a_place_that_is_freed_between_look_and_pause_is_taken(memory: MemoryStore) -> None:
+    """Nobody waits for what has happened."""
+
+    class Never:
+        alive = True
+
+        async def wait(self, timeout: float | None) -> None:
+            pytest.fail(f"it pauses for {timeout} s")
+
+        def set(self) -> None:
+            pass
+
+    faulty = FaultyStore(memory)
+    semaphore = Semaphore(faulty, "key", 1, poll=wait_fixed(ENOUGH))
+    hold = present(semaphore.acquire())
+    semaphore._state.runtime.event = Never  # type: ignore[method-assign]
+    faulty.after("any", 1, hold.release)
+    present(semaphore.acquire()).release()
+
+
+@pytest.mark.parametrize("host", [None, "elsewhere"])
+def test_a_process_that_has_a_place_asks_less_often(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, host: str | None
+) -> None:
+    """Its own release wakes it, and others have to ask."""
+    pauses = list[float]()
+
+    async def noted(_: SharedAttempt, seconds: float) -> None:
+        pauses.append(seconds)
+        raise StoreError
+
+    monkeypatch.setattr(SharedAttempt, "pause", noted)
+    monkeypatch.setattr("random.uniform", lambda least, _: least)
+    semaphore = Semaphore(memory, "key", 1)
+    with contextlib.ExitStack() as held:
+        held.enter_context(semaphore)
+        entry = present(memory.get("key"))
+        record = decode(entry.value)
+        if host:
+            held.pop_all()
+            shares = (record.shares[0]._replace(host=host),)
+            memory.put_if_version("key", encode(record._replace(shares=shares)), entry.version, ENOUGH)
+        with pytest.raises(StoreError):
+            semaphore.acquire()
+    assert pauses == [0.0 if host else PAUSE_BESIDE]
 
 
 def test_a_process_alone_yields_once_in_a_row(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
