@@ -48,7 +48,8 @@ class SharedQueue(LocalQueue):
     def leave(self, attempt: Attempt, now: float) -> None:
         """Let the next one in; unless the key has just been got, wake who asks for it: there may be a place."""
         with self._guard:
-            if self._is_shared(attempt):
+            held = attempt.state is HELD
+            if held and self._is_shared(attempt):
                 self._others_until = now + SEEN_SECONDS
             outgoing, attempt.turn.outgoing = attempt.turn.outgoing, None
             if outgoing is not None:  # nothing was sent
@@ -57,7 +58,7 @@ class SharedQueue(LocalQueue):
             if attempt in self.waiting:
                 self.waiting.remove(attempt)
             inside = self._admit(now) if self._inside or self.waiting else []
-            if attempt.state is not HELD:
+            if not held:
                 self._wake(inside, self._yields_after(attempt, now))
 
     def look_again(self, now: float) -> None:

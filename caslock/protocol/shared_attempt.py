@@ -195,14 +195,17 @@ class SharedAttempt(Attempt):
 
     def _place(self, others: list[Share]) -> int:
         """Return our slot beside these others."""
-        taken = {share.slot for share in others}
-        return next(slot for slot in range(self.permits) if slot not in taken)
+        slots = [share.slot for share in others]
+        slot = 0
+        while slot in slots:
+            slot += 1
+        return slot
 
     def first(self, now: float, expected: int = ABSENT) -> Write:
         """Note and return the put that begins a record over nothing: `next_record` and `note_write`, in fewer calls."""
-        write_id, ttl = self.writes.next_id(), self.lease.ttl
-        share = Share(self.hold_id, self._place([]), self.writes.count, None, ttl, 0.0, *self.stamps().stamp)
-        record = self._record((share,), write_id, NO_QUARANTINE, None)
+        hold, write_id, ttl = self.hold_id, self.writes.next_id(), self.lease.ttl
+        share = Share(hold, self._place([]), self.writes.count, None, ttl, 0.0, *self.stamps().stamp)
+        record = Record("", (hold,), ttl, write_id, form=SHARED, permits=self.permits, shares=(share,))
         self.writes.in_flight[write_id] = InFlight(expected, now, ttl)
         return Write(write_id, expected, record, encode(record), now)
 

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "caslock"
 
 PROTOCOL = (
     *("lease", "shares", "record", "sightings", "writes", "life", "exchange", "contention", "attempt", "runtime"),
-    *("shared_attempt", "shared_transfer", "hand_over", "limits", "clean_up", "withdraw", "observation"),
+    *("limits", "hand_over", "shared_attempt", "shared_transfer", "clean_up", "withdraw", "observation"),
     *("acquire", "renew", "transfer", "release", "batch", "quorum"),
 )
 LOCAL = (
