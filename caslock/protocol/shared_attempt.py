@@ -128,9 +128,10 @@ class SharedAttempt(Attempt):
 
     @property
     def least_pause(self) -> float:
-        """See `Attempt.least_pause`: who holds the key in this process wakes us, so others may ask more often."""
+        """See `Attempt.least_pause`: who holds a permit in this process wakes us, so others may ask more often."""
         record = self.seen.newest[1]
-        return PAUSE_BESIDE if record is not None and any(map(self.is_ours, record.shares)) else 0.0
+        beside = self.permits and record is not None and any(map(self.is_ours, record.shares))
+        return PAUSE_BESIDE if beside else 0.0
 
     async def pause(self, seconds: float) -> Observed | None:
         """Let time pass before the next look, or until a place becomes free in this process, or is handed to us."""

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from tenacity import wait_fixed
 
-from caslock import AsyncSemaphore, Lock, LockLost, MultiLock, NotAcquired, NotHeld, Semaphore, StoreError, locked
+from caslock import (
+    AsyncSemaphore,
+    Lock,
+    LockLost,
+    MultiLock,
+    NotAcquired,
+    NotHeld,
+    ReadWriteLock,
+    Semaphore,
+    StoreError,
+    locked,
+)
 from caslock.local import clock, shared_queue
 from caslock.local.shared_queue import ROW_SECONDS
 from caslock.local.threads import ThreadRuntime
@@ -440,11 +451,14 @@ def test_a_place_that_is_freed_between_look_and_pause_is_taken(memory: MemorySto
     present(semaphore.acquire()).release()
 
 
-@pytest.mark.parametrize("host", [None, "elsewhere"])
-def test_a_process_that_has_a_place_asks_less_often(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, host: str | None
+@pytest.mark.parametrize(
+    ("kind", "host", "least"),
+    [(Semaphore, None, PAUSE_BESIDE), (Semaphore, "elsewhere", 0.0), (ReadWriteLock, None, 0.0)],
+)
+def test_a_process_that_has_a_permit_asks_less_often(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kind: type, host: str | None, least: float
 ) -> None:
-    """Its own release wakes it, and others have to ask."""
+    """Its own release wakes it, and others have to ask; but who waits to write waits for readers of any process."""
     pauses = list[float]()
 
     async def noted(_: SharedAttempt, seconds: float) -> None:
@@ -454,17 +468,19 @@ def test_a_process_that_has_a_place_asks_less_often(
     monkeypatch.setattr(SharedAttempt, "pause", noted)
     monkeypatch.setattr("random.uniform", lambda least, _: least)
     semaphore = Semaphore(memory, "key", 1)
+    holder = semaphore if kind is Semaphore else ReadWriteLock(memory, "key").read
+    waiter = semaphore if kind is Semaphore else ReadWriteLock(memory, "key").write
     with contextlib.ExitStack() as held:
-        held.enter_context(semaphore)
-        entry = present(memory.get("key"))
-        record = decode(entry.value)
+        held.enter_context(holder)
         if host:
             held.pop_all()
+            entry = present(memory.get("key"))
+            record = decode(entry.value)
             shares = (record.shares[0]._replace(host=host),)
             memory.put_if_version("key", encode(record._replace(shares=shares)), entry.version, ENOUGH)
         with pytest.raises(StoreError):
-            semaphore.acquire()
-    assert pauses == [0.0 if host else PAUSE_BESIDE]
+            waiter.acquire()
+    assert pauses == [least]
 
 
 def test_a_process_alone_yields_once_in_a_row(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
