@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]
 
-REDIS_OPTIONS = "?socket_timeout=0.3&socket_connect_timeout=1"
+REDIS_OPTIONS = "?socket_timeout=3&socket_connect_timeout=20"
 
 
 class Naive:
@@ -99,7 +99,7 @@ def naive_async(way: Way, lease: float) -> AsyncMake:
 CASLOCK = (
     ours(REDIS_PLACE, REDIS_OPTIONS),
     ours_async(REDIS_OPTIONS),
-    ours(MEMCACHED_PLACE, "?timeout=0.3"),
+    ours(MEMCACHED_PLACE, "?timeout=3"),
     ours(FILE_PLACE),
 )
 NAIVE = (
@@ -119,7 +119,7 @@ def cells(
     store.close()
     folder: Path = tmp_path_factory.mktemp("faults")
     locations = Places(folder, {REDIS_PLACE: redis_server, MEMCACHED_PLACE: memcached_server})
-    play = Play((*CASLOCK, *NAIVE), tuple(SCENES), lease=6.0, short_lease=1.0, side_by_side=16, limit=20.0)
+    play = Play((*CASLOCK, *NAIVE), tuple(SCENES), lease=8.0, short_lease=1.0, side_by_side=16, limit=120.0)
     return {(subject.label, name): cell for subject, name, cell in played(play, locations)}
 
 
