@@ -161,8 +161,8 @@ def check_no_settings(settings: Mapping[str, object]) -> None:
 
 FOREIGN: Final = {
     "blocking": "timeout=0 (one try), or give it to acquire()",
-    "blocking_timeout": "timeout=seconds (0: one try)",
-    "sleep": "poll=, a tenacity wait strategy",
+    "blocking_timeout": "timeout=seconds (0: one try), and ttl= for what redis-py calls timeout",
+    "sleep": "poll=, a tenacity wait strategy, and ttl= for what redis-py calls timeout",
     "poll_interval": "poll=, a tenacity wait strategy",
     "expire": "ttl=seconds",
     "lease": "ttl=seconds",
@@ -182,8 +182,8 @@ FOREIGN: Final = {
 FOREIGN_METHODS: Final = {
     "extend": "hold.extend(ttl), of what acquire() returns; it replaces the lease",
     "reacquire": "hold.extend(), of what acquire() returns",
-    "owned": "not hold.lost, of what acquire() returns",
-    "is_acquired": "not hold.lost, of what acquire() returns",
+    "owned": "hold.ensure_held(), of what acquire() returns; it raises LockLost or NotHeld",
+    "is_acquired": "hold.ensure_held(), of what acquire() returns; it raises LockLost or NotHeld",
     "is_locked": "locked()",
     "contenders": "holder(), which says who holds the key",
     "get_owner_id": "holder(), which says who holds the key",

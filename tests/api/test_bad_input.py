@@ -16,7 +16,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 import redis
 
-from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, MultiLock, QuorumLock, ReadWriteLock, Semaphore, Traits
+from caslock import (
+    AsyncHold,
+    AsyncLock,
+    AsyncMultiHold,
+    AsyncMultiLock,
+    Hold,
+    Lock,
+    MultiHold,
+    MultiLock,
+    QuorumLock,
+    ReadWriteLock,
+    Semaphore,
+    Traits,
+)
 from caslock.local.settings import FOREIGN, FOREIGN_METHODS
 from caslock.protocol import record
 from caslock.protocol.record import MAX_HOLDS
@@ -399,3 +412,10 @@ def test_a_wrong_argument_names_no_class_that_users_do_not_know(kind: Callable[.
     if lock in {Lock, AsyncLock}:
         with pytest.raises(TypeError, match=r"^acquire\(\) got an unexpected keyword argument 'blocking_timeout'"):
             lock(MemoryStore(), "k").acquire(blocking_timeout=1)
+
+
+@pytest.mark.parametrize("kind", [Hold, MultiHold, AsyncHold, AsyncMultiHold])
+def test_a_wrong_argument_of_a_hold_names_no_class_that_users_do_not_know(kind: type[Any]) -> None:
+    """As above: redis-py's extend has it."""
+    with pytest.raises(TypeError, match=r"^extend\(\) got an unexpected keyword argument 'additional_time'"):
+        kind.extend(object.__new__(kind), additional_time=1)

@@ -272,23 +272,23 @@ PUT_TOGETHER = protocol.put_together
 SEE = Sightings.see
 GIVE_UP, HAND_OVER, RENEW, LOSE = protocol.give_up, protocol.hand_over, protocol.renew, Attempt.lose
 
-_RECORD = "successor.next_record(rest, lease.version)"
+FIRST_PUT = protocol._first_put
 
 hand_over_free_records = altered(
-    HAND_OVER, _RECORD, "successor.next_record(None, lease.version)", "hand_over_free_records"
+    FIRST_PUT, "successor.next_record(rest, version)", "successor.next_record(None, version)", "hand_over_free_records"
 )
 """Forget, as the key is handed over, that a lost put may still arrive."""
 
 write_and_not_look = altered(
-    HAND_OVER, "if successor.ending or not outgoing.pending:", "if False:", "write_and_not_look"
+    FIRST_PUT, "if successor.ending or not outgoing.pending:", "if False:", "write_and_not_look"
 )
 """Note what is sent for a successor, and believe that it waits still."""
 
 
 hand_over_unseen = altered(
     write_and_not_look,
-    "if not outgoing.pending or not (rest is None or rest.free) or not outgoing.take():",
-    "if not (rest is None or rest.free):",
+    "if not (outgoing.pending and fits and (taken or outgoing.take())):",
+    "if not fits:",
     "hand_over_unseen",
 )
 """Hand over without a look whether the successor still waits."""
@@ -328,7 +328,7 @@ seen = ObservingStore._note
 MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
     (Attempt, "next_record", shorten_others),
     (protocol, "give_up", give_up_but_for_successors),
-    (protocol, "hand_over", hand_over_free_records),
+    (protocol, "_first_put", hand_over_free_records),
     (protocol, "_not_renewed", believe_all),
     (protocol, "renew_due", renew_with_the_ttl_of_before),
     (Attempt, "lose", lose_in_silence),

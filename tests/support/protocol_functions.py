@@ -14,7 +14,7 @@ from caslock.protocol.acquire import LATE_WAKE, YIELD_WAIT, _put_when_absent, _r
 from caslock.protocol.batch import put_together, remove_together
 from caslock.protocol.clean_up import FIRST_PAUSE, run_clean_ups
 from caslock.protocol.exchange import settle, write_surely
-from caslock.protocol.hand_over import hand_over
+from caslock.protocol.hand_over import _first_put, hand_over
 from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start
 from caslock.protocol.release import _leave, force_release, release
 from caslock.protocol.renew import (

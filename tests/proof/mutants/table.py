@@ -439,13 +439,13 @@ MUTANTS: Final = (
             Search("two tasks, extending aside", word="told to have failed"),
             of_the_suite(queues.test_nothing_is_handed_over_to_one_that_has_gone_before),
         ),
-        ((protocol, "hand_over", simulate_bites.hand_over_unseen),),
+        ((protocol, "_first_put", simulate_bites.hand_over_unseen),),
     ),
     Mutant(
         "no second look as the key is handed over",
         "The releaser checks its successor before it notes what it sends, and not after.",
         (Search("two threads, racing", faults=2, word="told to have failed"),),
-        ((protocol, "hand_over", simulate_bites.write_and_not_look),),
+        ((protocol, "_first_put", simulate_bites.write_and_not_look),),
     ),
     Mutant(
         "next one let in before the last has left",
