@@ -255,5 +255,5 @@ class Renewals:
             for attempt in batch:
                 if _is_held(attempt):
                     self._watch(attempt)
-            self._singly.add(singly)
         renewed.report()
+        self._singly.add(singly)  # last: what was sent for these meanwhile would look like a failure

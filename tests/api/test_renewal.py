@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import AsyncLock, Lock, LockLost
+from caslock import AsyncLock, Lock, LockLost, Semaphore
 from caslock.local import clock
+from caslock.local.reports import Renewed
 from caslock.local.schedule import MOST_RENEWING, MOST_TOGETHER, Renewals
 from caslock.local.workers import run
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.stopwatch import Stopwatch
-from tests.support.locations import Watched, held, make_due
+from tests.support.locations import Watched, held, make_due, present
 from tests.support.locations import until as eventually
 from tests.support.loops import in_a_loop
 
@@ -244,6 +245,23 @@ def test_the_nearest_deadline_comes_first(*, batches: bool) -> None:
     for each in started:
         run(each)
     assert len(started) == 1 if batches else len(started) == MOST_RENEWING - 1
+
+
+def test_what_is_to_be_renewed_alone_is_begun_when_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a request that is under way would be told as a failure."""
+    steps = list[str]()
+    monkeypatch.setattr(Renewed, "report", lambda _: steps.append("told"))
+    semaphore = Semaphore(DistantBatches(memory=MemoryStore()), "key", 2, auto_renew=False)
+    holds = [semaphore.acquire() for _ in range(2)]
+
+    def start(coroutine: Coroutine[object, object, None], done: Callable[[], object]) -> None:
+        steps.append("begun")
+        run(coroutine)
+        done()
+
+    Renewals(start, lambda _: None, batches=True).add([present(hold)._attempt for hold in holds])
+    assert steps[:2] == ["begun", "told"]
+    assert steps.count("begun") > 1
 
 
 def test_a_forgotten_hold_is_not_renewed() -> None:
