@@ -21,12 +21,13 @@ ROW_SECONDS: Final = 0.2
 class SharedQueue(LocalQueue):
     """The queue of one process for one key: who has got the key is no longer inside, and keeps nobody from asking."""
 
-    __slots__ = ("seen",)
+    __slots__ = ("_has_seen", "seen")
 
     def __init__(self) -> None:
         """Begin as free."""
         super().__init__()
         self.seen: Seen = Seen()
+        self._has_seen = False  # the last one that was inside has got the key, so what it has seen is new
 
     def name_successor(self, attempt: Attempt, now: float) -> None:
         """Let who asks for the key have the place of `attempt`, which is about to be released, until a row is over."""
@@ -54,7 +55,9 @@ class SharedQueue(LocalQueue):
             outgoing, attempt.turn.outgoing = attempt.turn.outgoing, None
             if outgoing is not None:  # nothing was sent
                 outgoing.settle()
-            self._inside = [other for other in self._inside if other() is not attempt]
+            others = [other for other in self._inside if other() is not attempt]
+            if len(others) < len(self._inside):
+                self._inside, self._has_seen = others, held
             if attempt in self.waiting:
                 self.waiting.remove(attempt)
             inside = self._admit(now) if self._inside or self.waiting else []
@@ -76,8 +79,8 @@ class SharedQueue(LocalQueue):
         """See `LocalQueue.turn`; one try needs no turn: who is inside does not hold the key."""
         if once:
             return True
-        before, inside = self.seen.newest, await super().turn(attempt, runtime, limit)
-        cast("SharedAttempt", attempt).has_seen = self.seen.newest is not before
+        inside = await super().turn(attempt, runtime, limit)
+        cast("SharedAttempt", attempt).has_seen = self._has_seen
         return inside
 
     def _yields_after(self, attempt: Attempt, now: float) -> float:

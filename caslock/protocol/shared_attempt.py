@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 PAUSE_BESIDE: Final = 0.05
-"""Seconds of the least pause of a process that has a place already."""
+"""Seconds of the least pause of a process that is alone with the key."""
 
 
 class SharedAttempt(Attempt):
@@ -64,7 +64,7 @@ class SharedAttempt(Attempt):
         self.seen: Seen = seen
         self.permits: int = permits
         self._beside: tuple[Record | None, list[Share]] = None, []  # a record that we may take, and who is in it
-        self.has_seen: bool = False  # this process has looked at the key while we waited for our turn
+        self.has_seen: bool = False  # another one of this process has just got the key: no need to look
         self.freed: Event | None = None  # while we pause: set by who frees a place in this process
         self.offer: HandOver | None = None  # as above: lets a release of this process give us its place
 
@@ -128,10 +128,9 @@ class SharedAttempt(Attempt):
 
     @property
     def least_pause(self) -> float:
-        """See `Attempt.least_pause`: who holds a permit in this process wakes us, so others may ask more often."""
+        """See `Attempt.least_pause`: whoever holds the key in this process wakes us, so others may ask more often."""
         record = self.seen.newest[1]
-        beside = self.permits and record is not None and any(map(self.is_ours, record.shares))
-        return PAUSE_BESIDE if beside else 0.0
+        return PAUSE_BESIDE if record is not None and record.shares and all(map(self.is_ours, record.shares)) else 0.0
 
     async def pause(self, seconds: float) -> Observed | None:
         """Let time pass before the next look, or until a place becomes free in this process, or is handed to us."""
@@ -148,7 +147,8 @@ class SharedAttempt(Attempt):
         finally:
             self.freed = self.offer = None
         if offer.outcome is not None:
-            return offer.outcome
+            version, record = offer.outcome  # as whoever has released has read it
+            return Observed(version, self._as_ours(version, record) if record is not None and record.shares else record)
         yields, self.turn.yields = self.turn.yields, 0.0
         if yields:  # let other processes be first
             await runtime.sleep(yields)
@@ -162,7 +162,8 @@ class SharedAttempt(Attempt):
 
     def has_place(self) -> bool:
         """Whether there is a place for us, as far as this process has seen."""
-        return self.seen.newest[1] is None or self.known() is not None
+        record = self.seen.newest[1]
+        return record is None or record.free or self.known() is not None
 
     def begins_with(self) -> Observed | None:
         """Return what is there as we begin to ask, if that is known without a request."""
@@ -196,11 +197,10 @@ class SharedAttempt(Attempt):
 
     def _place(self, others: list[Share]) -> int:
         """Return our slot beside these others."""
-        slots = [share.slot for share in others]
-        slot = 0
-        while slot in slots:
-            slot += 1
-        return slot
+        if not others:
+            return 0
+        taken = {share.slot for share in others}
+        return next(slot for slot in range(self.permits) if slot not in taken)
 
     def first(self, now: float, expected: int = ABSENT) -> Write:
         """Note and return the put that begins a record over nothing: `next_record` and `note_write`, in fewer calls."""

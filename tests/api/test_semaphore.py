@@ -19,7 +19,6 @@ from caslock import (
     MultiLock,
     NotAcquired,
     NotHeld,
-    ReadWriteLock,
     Semaphore,
     StoreError,
     locked,
@@ -27,6 +26,9 @@ from caslock import (
 from caslock.local import clock, shared_queue
 from caslock.local.shared_queue import ROW_SECONDS
 from caslock.local.threads import ThreadRuntime
+from caslock.local.workers import run
+from caslock.protocol.lease import NEVER
+from caslock.protocol.life import State
 from caslock.protocol.record import Record, decode, encode
 from caslock.protocol.shared_attempt import PAUSE_BESIDE, SharedAttempt
 from caslock.protocol.shares import MAX_PERMITS, SHARED, Share
@@ -451,14 +453,11 @@ def test_a_place_that_is_freed_between_look_and_pause_is_taken(memory: MemorySto
     present(semaphore.acquire()).release()
 
 
-@pytest.mark.parametrize(
-    ("kind", "host", "least"),
-    [(Semaphore, None, PAUSE_BESIDE), (Semaphore, "elsewhere", 0.0), (ReadWriteLock, None, 0.0)],
-)
-def test_a_process_that_has_a_permit_asks_less_often(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kind: type, host: str | None, least: float
+@pytest.mark.parametrize(("host", "least"), [(None, PAUSE_BESIDE), ("elsewhere", 0.0)])
+def test_a_process_that_has_all_permits_asks_less_often(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, host: str | None, least: float
 ) -> None:
-    """Its own release wakes it, and others have to ask; but who waits to write waits for readers of any process."""
+    """Its own release wakes it, and others have to ask."""
     pauses = list[float]()
 
     async def noted(_: SharedAttempt, seconds: float) -> None:
@@ -467,20 +466,45 @@ def test_a_process_that_has_a_permit_asks_less_often(
 
     monkeypatch.setattr(SharedAttempt, "pause", noted)
     monkeypatch.setattr("random.uniform", lambda least, _: least)
-    semaphore = Semaphore(memory, "key", 1)
-    holder = semaphore if kind is Semaphore else ReadWriteLock(memory, "key").read
-    waiter = semaphore if kind is Semaphore else ReadWriteLock(memory, "key").write
-    with contextlib.ExitStack() as held:
-        held.enter_context(holder)
-        if host:
-            held.pop_all()
-            entry = present(memory.get("key"))
-            record = decode(entry.value)
-            shares = (record.shares[0]._replace(host=host),)
-            memory.put_if_version("key", encode(record._replace(shares=shares)), entry.version, ENOUGH)
-        with pytest.raises(StoreError):
-            waiter.acquire()
+    semaphore = Semaphore(memory, "key", 2)
+    holds = [present(semaphore.acquire()) for _ in range(2)]
+    if host:
+        entry = present(memory.get("key"))
+        record = decode(entry.value)
+        shares = (record.shares[0]._replace(host=host), record.shares[1])
+        memory.put_if_version("key", encode(record._replace(shares=shares)), entry.version, ENOUGH)
+    with pytest.raises(StoreError):
+        semaphore.acquire()
     assert pauses == [least]
+    for hold in holds:
+        hold.release()
+
+
+def test_a_release_that_leaves_a_quarantine_wakes_who_asks(
+    memory: MemoryStore, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The free record has a place."""
+    monkeypatch.setattr(shared_queue, "ROW_SECONDS", 0.0)  # nothing is handed over
+    faulty = FaultyStore(memory)
+    faulty.on("put_if_version", 1, lose_request)
+    semaphore = Semaphore(faulty, "key", 1, poll=wait_fixed(4 * ENOUGH))
+    with semaphore:
+        future = pool.submit(semaphore.acquire)
+        assert until(lambda: asks(semaphore))
+    assert decode(present(memory.get("key")).value).quarantine
+    present(future.result(ENOUGH)).release()
+
+
+@pytest.mark.parametrize("got", [True, False])
+def test_who_follows_one_that_gives_up_looks_anew(memory: MemoryStore, *, got: bool) -> None:
+    """What that one has seen may be old."""
+    state = Semaphore(memory, "key", 1)._state.begun()
+    before, after = state._attempt(), state._attempt()
+    assert state._queue.enter(before, clock.now())
+    before.state = State.HELD if got else State.OVER
+    state._queue.leave(before, clock.now())
+    run(state._queue.turn(after, state.runtime, NEVER))
+    assert after.has_seen is got
 
 
 def test_a_process_alone_yields_once_in_a_row(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def _hear_all() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def finished(process: subprocess.Popen[str], seconds: float = 30) -> tuple[int, str, str]:
+def finished(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
     """Wait for its end: exit status, output and errors."""
     with process:
         output, errors = process.communicate(timeout=seconds)
@@ -96,7 +96,7 @@ class AtTerminal:
         """Type at the terminal; 0x03 is Ctrl-C, and 0x1a is Ctrl-Z."""
         os.write(self._file, text.encode())
 
-    def read_until(self, text: str, seconds: float = 20) -> str:
+    def read_until(self, text: str, seconds: float = 120) -> str:
         """Wait until `text` is shown, and give all that was, since the last time and up to it."""
         ends = time.monotonic() + seconds
         while text.encode() not in self._read:
@@ -115,7 +115,7 @@ class AtTerminal:
 
     def status(self) -> int:
         """Wait for its end: exit status; negative: the signal that ended it."""
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 120
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:

@@ -45,7 +45,7 @@ PORTS: Final = range(20_000, 32_000)
 TRIES: Final = 5
 """Ports on which a server is tried to be started, while other programs are faster."""
 
-START: Final = 45.0
+START: Final = 300.0
 """Seconds that a server may take until it answers."""
 
 
@@ -421,7 +421,7 @@ class Server:
         raise RuntimeError(f"{self.kind.name} does not answer at {self.host}:{self.port}\n{said[-2000:]}")
 
     def _answers(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1) as connection:
+        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=10) as connection:
             connection.sendall(self.kind.hello)
             return connection.recv(100).startswith(self.kind.ready)
         return False
