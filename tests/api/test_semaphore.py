@@ -487,7 +487,7 @@ def test_a_release_that_leaves_a_quarantine_wakes_who_asks(
     monkeypatch.setattr(shared_queue, "ROW_SECONDS", 0.0)  # nothing is handed over
     faulty = FaultyStore(memory)
     faulty.on("put_if_version", 1, lose_request)
-    semaphore = Semaphore(faulty, "key", 1, poll=wait_fixed(4 * ENOUGH))
+    semaphore = Semaphore(faulty, "key", 1, ttl=20 * ENOUGH, poll=wait_fixed(20 * ENOUGH))
     with semaphore:
         future = pool.submit(semaphore.acquire)
         assert until(lambda: asks(semaphore))
