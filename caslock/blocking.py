@@ -474,7 +474,7 @@ class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
         return run(self._state.locked())
 
     def holders(self) -> tuple[Record, ...]:
-        """Return a record for each hold, with its fence, those last admitted last; some of them may have died."""
+        """Return a record for each hold, with its fence; some of them may have died."""
         return run(self._state.holders())
 
     def force_release(self) -> tuple[Record, ...]:

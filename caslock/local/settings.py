@@ -218,9 +218,13 @@ def not_copied(lock: object) -> TypeError:
 def not_called(lock: object, word: str) -> TypeError:
     """Say how a lock is used that was called, or put before a function as a decorator."""
     kind, key = type(lock).__name__, getattr(lock, "key", "...")
+    side = {"ReadSide": "read", "WriteSide": "write"}.get(kind.removeprefix("Async"))
+    if side:
+        return TypeError(f"{kind} is not called: write `{word} lock.{side}:`")
+    permits = ", permits=..." if kind.endswith("Semaphore") else ""
     return TypeError(
         f"{kind} is not called: write `{word} lock:` inside the function, "
-        f"or put @caslock.locked(store, {key!r}) before it"
+        f"or put @caslock.locked(store, {key!r}{permits}) before it"
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import AsyncMultiLock, Lock, MultiLock
+from caslock import AsyncMultiLock, Lock, MultiLock, ReadWriteLock, Semaphore
 from caslock.local import settings
 from caslock.local.settings import Own
 from caslock.protocol.attempt import Retry
@@ -62,4 +62,6 @@ def test_locks_that_are_copied_or_called_say_what_to_do(memory: MemoryStore) -> 
     assert all("and the keys, " in str(settings.not_copied(each)) for each in several)
     assert "locked(store, 'k')" in str(settings.not_called(Lock(memory, "k"), "with"))
     assert "locked(store, '...')" in str(settings.not_called(several[0], "with"))
+    assert "locked(store, 'k', permits=...)" in str(settings.not_called(Semaphore(memory, "k", 2), "with"))
+    assert str(settings.not_called(ReadWriteLock(memory, "k").read, "with")).endswith("write `with lock.read:`")
     assert str(settings.not_called(several[1], "async with")).startswith("AsyncMultiLock is not called: write `async w")
