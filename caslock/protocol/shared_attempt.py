@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from caslock.store import Entry
 
 
-PAUSE_BESIDE: Final = 0.05
+PAUSE_ALONE: Final = 0.05
 """Seconds of the least pause of a process that is alone with the key."""
 
 
@@ -130,7 +130,7 @@ class SharedAttempt(Attempt):
     def least_pause(self) -> float:
         """See `Attempt.least_pause`: whoever holds the key in this process wakes us, so others may ask more often."""
         record = self.seen.newest[1]
-        return PAUSE_BESIDE if record is not None and record.shares and all(map(self.is_ours, record.shares)) else 0.0
+        return PAUSE_ALONE if record is not None and record.shares and all(map(self.is_ours, record.shares)) else 0.0
 
     async def pause(self, seconds: float) -> Observed | None:
         """Let time pass before the next look, or until a place becomes free in this process, or is handed to us."""

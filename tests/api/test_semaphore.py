@@ -30,7 +30,7 @@ from caslock.local.workers import run
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import State
 from caslock.protocol.record import Record, decode, encode
-from caslock.protocol.shared_attempt import PAUSE_BESIDE, SharedAttempt
+from caslock.protocol.shared_attempt import PAUSE_ALONE, SharedAttempt
 from caslock.protocol.shares import MAX_PERMITS, SHARED, Share
 from caslock.store import MAX_VALUE
 from caslock.stores.memory import MemoryStore
@@ -453,7 +453,7 @@ def test_a_place_that_is_freed_between_look_and_pause_is_taken(memory: MemorySto
     present(semaphore.acquire()).release()
 
 
-@pytest.mark.parametrize(("host", "least"), [(None, PAUSE_BESIDE), ("elsewhere", 0.0)])
+@pytest.mark.parametrize(("host", "least"), [(None, PAUSE_ALONE), ("elsewhere", 0.0)])
 def test_a_process_that_has_all_permits_asks_less_often(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, host: str | None, least: float
 ) -> None:
