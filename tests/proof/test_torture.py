@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 SECONDS = float(os.environ.get("CASLOCK_TORTURE_SECONDS", "8"))
 
 unix = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP here")
-patient = pytest.mark.timeout(10 * SECONDS + 300)  # a worker that hangs is reported after a plan's `grace`
+HANG = 300.0
+"""Seconds after which whoever has not come to its end is taken to hang: a server may take long to start again."""
+
+patient = pytest.mark.timeout(10 * SECONDS + 4 * HANG)  # whoever hangs is reported sooner
 
 
 @unix
@@ -81,9 +84,10 @@ def test_redis_withstands_failovers(kind: type[SixNodes | Watched], tmp_path: Pa
     sections = kills = 0
     with ExitStack() as stack:
         servers = kind(stack, tmp_path)
+        plan = Plan(url=servers.url, seconds=SECONDS, seed=7, patience=HANG)
         while sections <= SECONDS or not kills:  # a machine that is busy does less in that time
             trouble = TroubledPrimaries(servers, SECONDS / 3)
-            report = torture(Plan(url=servers.url, seconds=SECONDS, seed=7), disturb=trouble.actions, laws=LAWS).report
+            report = torture(plan, disturb=trouble.actions, laws=LAWS).report
             assert not report.broken, report.reason
             sections, kills = sections + report.sections, kills + trouble.kills
 
@@ -104,7 +108,7 @@ def test_memcached_withstands_stops_under_short_leases(new_memcached: Callable[.
     server = new_memcached()
     plan = Plan(
         url=server.url, seconds=SECONDS / 2, seed=4, ttls=(1.0, 3.0), answer_timeout=6.0, faults=0, several=0, keys=10,
-        pauses=0, kill_every=0,
+        pauses=0, kill_every=0, patience=HANG,
     )  # fmt: skip
     sections, stops = 0, not server.body
     while not (sections and stops):  # as above
@@ -120,6 +124,7 @@ def check(plan: Plan, server: Server | None, pace: float = 0.0) -> None:
     A machine that is busy does less in that time, so we do it again until enough has happened.
     """
     requests = faults = sections = drawn = 0
+    plan = replace(plan, patience=HANG)
     while min(requests / 25, faults / 5, sections, drawn) <= plan.seconds:
         ours = TroubledServer(server, restart_every=pace, squeeze_every=pace) if server and server.body else None
         outcome = torture(plan, disturb=ours.actions if ours else None, laws=LAWS)
