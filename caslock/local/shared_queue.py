@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from caslock.protocol.runtime import Runtime
     from caslock.protocol.shared_attempt import SharedAttempt
 
-ROW_SECONDS: Final = 0.2
+ROW_SECONDS: Final = 0.1
 """Seconds for which a process goes on with its own waiters: then the next one lets other processes be first."""
 
 
