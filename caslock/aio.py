@@ -68,7 +68,7 @@ class _Releasing(ABC):
         """Replace the lease; see `Hold.extend`."""
         await self._renewed(ttl)
 
-    extend.__qualname__ = "extend"  # for an error's text: users do not know this class
+    extend.__qualname__ = "extend"  # for error texts: users do not know this class
 
     async def release(self) -> None:
         """Release the hold, from any task; see `Hold.release`.  If cancelled, it releases first."""

@@ -80,7 +80,7 @@ class _Held(ABC):
         with on_failure(self._mend):  # an interrupt may leave a mutex taken, and the renewer waiting for it
             run(self._renewed(ttl))
 
-    extend.__qualname__ = "extend"  # for an error's text: users do not know this class
+    extend.__qualname__ = "extend"  # for error texts: users do not know this class
 
     def _mend(self) -> None:
         for hold in self._each:

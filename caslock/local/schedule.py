@@ -256,4 +256,4 @@ class Renewals:
                 if _is_held(attempt):
                     self._watch(attempt)
         renewed.report()
-        self._singly.add(singly)  # last: what was sent for these meanwhile would look like a failure
+        self._singly.add(singly)  # last: else what is sent for these meanwhile would look like a failure

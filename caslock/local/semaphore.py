@@ -43,7 +43,7 @@ class SharedState(LockState):
         return super().begin_put(hold) if cast("SharedQueue", self._queue).seen.newest[1] is None else None
 
     def begin_removal(self, hold: Holding) -> Write | None:
-        """See `LockState.begin_removal`: not where the place may be handed over."""
+        """See `LockState.begin_removal`; None if the place may be handed over."""
         return None if cast("SharedQueue", self._queue).is_asked else super().begin_removal(hold)
 
     def end_removal(self, hold: Holding, entry: Entry | None) -> bool:

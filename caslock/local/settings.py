@@ -182,8 +182,8 @@ FOREIGN: Final = {
 FOREIGN_METHODS: Final = {
     "extend": "hold.extend(ttl), of what acquire() returns; it replaces the lease",
     "reacquire": "hold.extend(), of what acquire() returns",
-    "owned": "hold.ensure_held(), of what acquire() returns; it raises LockLost or NotHeld",
-    "is_acquired": "hold.ensure_held(), of what acquire() returns; it raises LockLost or NotHeld",
+    "owned": "hold.ensure_held(), of what acquire() returns; if it is not held: LockLost or NotHeld",
+    "is_acquired": "hold.ensure_held(), of what acquire() returns; if it is not held: LockLost or NotHeld",
     "is_locked": "locked()",
     "contenders": "holder(), which says who holds the key",
     "get_owner_id": "holder(), which says who holds the key",

@@ -27,10 +27,10 @@ class SharedQueue(LocalQueue):
         """Begin as free."""
         super().__init__()
         self.seen: Seen = Seen()
-        self._has_seen = False  # the last one that was inside has got the key, so what it has seen is new
+        self._has_seen = False  # whether the last one inside left with the key: then what it saw is fresh
 
     def name_successor(self, attempt: Attempt, now: float) -> None:
-        """Let who asks for the key have the place of `attempt`, which is about to be released, until a row is over."""
+        """Offer the place of `attempt`, which is about to be released, to whoever asks, unless the row is over."""
         with self._guard:
             if attempt.turn.outgoing is not None or now - self._row_began >= ROW_SECONDS:
                 return

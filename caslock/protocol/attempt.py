@@ -248,7 +248,7 @@ class Attempt:
 
     @property
     def least_pause(self) -> float:
-        """Seconds of the pause before the next look, at the least."""
+        """Seconds to pause before the next look, at least."""
         return 0.0
 
     def ends(self, contention: Contention) -> float:

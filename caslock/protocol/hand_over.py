@@ -55,8 +55,8 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
 
     To the successor it is a put like its own.  If it gets no answer, the successor learns of that at once, and reads
     the record itself while we settle our own release.  If it was not sent, the successor may withdraw, or waits for our
-    release.  If it is refused, others have written a record that we share, and it is put again at the version that is
-    there; or the successor learns of that after our release, because our record is there until then.
+    release.  If it is refused because others have changed a record that we share, it is put again at the version that
+    is there.  Else the successor learns of that after our release, because our record is there until then.
     """
     lease, successor = attempt.lease, outgoing.successor
     assert lease.record is not None  # noqa: S101 - only a holder hands over
@@ -91,7 +91,7 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
 
 
 def _first_put(attempt: Attempt, outgoing: HandOver, there: Observed, *, taken: bool) -> Write | None:
-    """Note and return the put that hands over what is there; None: it can't be, or the successor waits no longer."""
+    """Note and return the put that hands over what is there; None: it must not, or nobody waits for it."""
     successor, (version, record), now = outgoing.successor, there, attempt.runtime.now()
     rest = attempt.remainder(record, version, now)
     fits = rest is None or rest.free or (rest.shares and successor.may_take(rest))

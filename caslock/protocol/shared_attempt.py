@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 PAUSE_ALONE: Final = 0.05
-"""Seconds of the least pause of a process that is alone with the key."""
+"""Shortest pause, in seconds, of a process that has the key to itself."""
 
 
 class SharedAttempt(Attempt):
@@ -64,7 +64,7 @@ class SharedAttempt(Attempt):
         self.seen: Seen = seen
         self.permits: int = permits
         self._beside: tuple[Record | None, list[Share]] = None, []  # a record that we may take, and who is in it
-        self.has_seen: bool = False  # another one of this process has just got the key: no need to look
+        self.has_seen: bool = False  # another attempt of this process has just got the key: no need to look
         self.freed: Event | None = None  # while we pause: set by who frees a place in this process
         self.offer: HandOver | None = None  # as above: lets a release of this process give us its place
 
@@ -128,12 +128,12 @@ class SharedAttempt(Attempt):
 
     @property
     def least_pause(self) -> float:
-        """See `Attempt.least_pause`: whoever holds the key in this process wakes us, so others may ask more often."""
+        """See `Attempt.least_pause`: every holder is in this process and wakes us, so we need to ask less often."""
         record = self.seen.newest[1]
         return PAUSE_ALONE if record is not None and record.shares and all(map(self.is_ours, record.shares)) else 0.0
 
     async def pause(self, seconds: float) -> Observed | None:
-        """Let time pass before the next look, or until a place becomes free in this process, or is handed to us."""
+        """Wait until the next look is due, or a place becomes free in this process, or is handed to us."""
         runtime = self.runtime
         self.freed = event = runtime.event()
         self.offer = offer = HandOver(self)
@@ -147,7 +147,7 @@ class SharedAttempt(Attempt):
         finally:
             self.freed = self.offer = None
         if offer.outcome is not None:
-            version, record = offer.outcome  # as whoever has released has read it
+            version, record = offer.outcome  # as read by whoever released
             return Observed(version, self._as_ours(version, record) if record is not None and record.shares else record)
         yields, self.turn.yields = self.turn.yields, 0.0
         if yields:  # let other processes be first

@@ -103,14 +103,14 @@ class QueueingContract:
                 remove(mine, name, observed.version)
                 pause()
                 over = sum(waiter.over for waiter in waiters)
-                one_each &= over <= removals  # or else a waiter may have come only after the removal
+                one_each &= over <= removals  # false also if a waiter came only after the removal
                 if over == len(waiters):
                     break
             tooks = [waiter.result()[0] for waiter in waiters]
             assert max(tooks) < steps.PATIENT / 2 + PAUSE * 5, f"two waiters were woken after {tooks} s"
             return one_each
 
-        assert any(wakes_one(f"{key}:{number}") for number in range(TIMES)), "each removal has woken two"
+        assert any(wakes_one(f"{key}:{number}") for number in range(TIMES)), "each time, a removal has woken two"
 
     def test_waiters_are_served_in_the_order_in_which_they_came(self, caslock_clients: Clients) -> None:
         """Of five that came one after the other each removal serves the one that has waited longest."""
