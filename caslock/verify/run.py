@@ -187,9 +187,12 @@ class Run:
         plan = self.plan
         longest = max(plan.ttls[1], plan.several_ttl if plan.several else 0.0)
         patience = longest + self._direct.traits.expiry_lag + 1.0
-        end = clock.now() + patience
         held, seen = plan.all_names(), dict[str, tuple[int, float]]()
-        while held and clock.now() < end:
+        for key in held:  # from now on, where a store ends no lease
+            self._is_held(key, seen)
+        end, is_last = clock.now() + patience, False
+        while held and not is_last:
+            is_last = clock.now() >= end  # it looks once more, however long a look takes
             held = [key for key in held if self._is_held(key, seen)]
             time.sleep(0.05 if held else 0)
         for key in held:
