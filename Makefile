@@ -9,6 +9,9 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input --no
 # uv needs seconds where pip needs a minute.  If uv fails, pip may still succeed: it reads its own configuration.
 INSTALL = install() { { $(PIP) uv && $(RUN) -m uv pip install --quiet --python $(RUN) "$$@"; } >/dev/null 2>&1 || $(PIP) "$$@"; }; install
 
+# CI installs exactly these versions, so that a release of somebody else does not make it red; others get the newest.
+PINS = $(if $(CI),--constraint .ci/pins.txt)
+
 NATS_VERSION := 2.12.15
 NATS := .servers/nats-server-$(NATS_VERSION)
 
@@ -24,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test prove quick oldest mutate pythons bench servers check lint types docs clean
+.PHONY: help demo test prove quick oldest mutate pythons bench servers check lint types docs pins clean
 
 PYTEST = $(RUN) -m pytest --quiet --dist=loadgroup
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Two minutes on two cores.
@@ -136,6 +139,10 @@ docs: $(VENV)/.docs  ## build the site in build/site; a broken link or a public 
 	    { echo "$$found"; exit 1; }; \
 	echo build/site/index.html
 
+pins: $(VENV)/.dev  ## let CI install the newest versions of what the tests need (.ci/pins.txt)
+	@$(PIP) uv && $(RUN) -m uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --no-annotate --no-header \
+	    --output-file .ci/pins.txt pyproject.toml
+
 clean:  ## remove everything that make has created
 	rm -rf .servers .venv .venv-* build dist .coverage htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find benchmarks caslock examples tests -name __pycache__ -prune -exec rm -rf {} +
@@ -157,12 +164,12 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.python
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.python
 	@echo "Installing caslock and what its tests need into $(VENV) ..."
-	@$(INSTALL) --editable '.[dev]'
+	@$(INSTALL) --editable '.[dev]' $(PINS)
 	@touch $@ $(VENV)/.demo $(VENV)/.docs
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.python
 	@echo "Installing what builds the site into $(VENV) ..."
-	@$(INSTALL) --editable '.[docs]'
+	@$(INSTALL) --editable '.[docs]' $(PINS)
 	@touch $@
 
 .venv-oldest/.oldest: pyproject.toml tests/support/oldest.py $(VENV)/.python

@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import caslock
 
@@ -128,3 +131,17 @@ def test_the_wheel_works_in_a_new_environment(fresh: Path, tmp_path: Path) -> No
         caslock_command, "run", "job", "--store", "sqlite:///locks.db", "--", python, "-c", "print(6 * 7)", cwd=tmp_path
     )
     assert ran == "42\n"
+
+
+def test_ci_pins_each_package_that_the_tests_need() -> None:
+    """`make pins` was run after the last change of pyproject.toml."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pinned = [Requirement(line) for line in (ROOT / ".ci" / "pins.txt").read_text().splitlines()]
+    needed = [Requirement(each) for name in extras if name != "bench" for each in extras[name]]
+    unmet = [need for need in needed if need.name != "caslock" and not any(_meets(pin, need) for pin in pinned)]
+    assert not unmet, f"not in .ci/pins.txt; run `make pins`: {unmet}"
+
+
+def _meets(pin: Requirement, need: Requirement) -> bool:
+    (version,) = pin.specifier
+    return canonicalize_name(pin.name) == canonicalize_name(need.name) and need.specifier.contains(version.version)
