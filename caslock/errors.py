@@ -30,7 +30,7 @@ class NotAcquired(CaslockError, TimeoutError):  # noqa: N818 - named by the outc
 
 
 class LockLost(CaslockError):  # noqa: N818 - named by the outcome
-    """The lease ended, or was taken away, before the hold was released."""
+    """The lease ended, or was taken away, before the hold was released, or before its ticket was used."""
 
     reason: str = ""
     """Why: the part of the text after the key."""

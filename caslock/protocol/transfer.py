@@ -64,6 +64,7 @@ def read_ticket(text: str) -> Ticket:
         message = f"the ticket must be a str, as hand_over() has returned it, not {type(text).__name__}"
         raise TypeError(message)
     try:
+        text = text.strip()  # as it comes from a file or a pipe
         if len(text) > MAX_TICKET:
             raise ValueError(len(text))  # noqa: TRY301 - told below
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -176,8 +177,10 @@ async def adopt(runtime: Runtime, attempt: Adoption | SharedAdoption) -> None:
         observed = attempt.contend().observed
         if attempt.may_take(observed.record):
             raise StoreUnavailable("its record kept changing")
-    message = f"could not adopt lock {attempt.key!r}: {_became_of(runtime, attempt.ticket, observed)}"
-    raise attempt.concerns(LockLost(message))
+    reason = _became_of(runtime, attempt.ticket, observed)
+    loss = LockLost(f"could not adopt lock {attempt.key!r}: {reason}")
+    loss.reason = reason
+    raise attempt.concerns(loss)
 
 
 def _became_of(runtime: Runtime, ticket: Ticket, observed: Observed) -> str:
