@@ -15,7 +15,7 @@ import threading
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pytest
 import tenacity  # noqa: F401 - so that no interrupt strikes in its import
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    from caslock import Entry, Store
+    from caslock import Entry, Record, Store
     from caslock.store import Removal
 
 T = TypeVar("T")
@@ -372,15 +372,16 @@ def test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply(location: Place,
         assert witness.testifies(), f"a wrong answer after an interrupt at {moment}"
 
 
-TTL = 1.0
+SOON: Final = 0.1
+"""Seconds after which leases are renewed in some tests, although they last for a minute."""
 
 
 class Scene:
     """A lock of some kind, and what one of its threads does with it."""
 
-    def __init__(self, way: str, act: str, stores: list[MemoryStore] | None = None, ttl: float = 20) -> None:
+    def __init__(self, way: str, act: str, stores: list[MemoryStore] | None = None) -> None:
         """Prepare it; what is done with a lock that is entered once more leaves it entered once."""
-        self.stores = stores or [patient() for _ in range(3)]
+        self.stores, ttl = stores or [patient() for _ in range(3)], 60
         self.key = fresh()
         self.lock: Lock | MultiLock | QuorumLock
         if way == "MultiLock":
@@ -420,9 +421,11 @@ class Scene:
         return not self.taken
 
     @property
-    def taken(self) -> list[str]:
-        """The keys that are held at the stores."""
-        return [key for store in self.stores for key in (self.key, f"{self.key}:2") if observed(store, key)]
+    def taken(self) -> dict[str, Record]:
+        """The records of the keys that are held, by store and key."""
+        places = [(store, key) for store in self.stores for key in (self.key, f"{self.key}:2")]
+        records = {f"{key} at {store.traits.location}": observed(store, key) for store, key in places}
+        return {place: record for place, record in records.items() if record is not None}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
@@ -464,7 +467,7 @@ def test_an_interrupted_lock_is_free_at_once(
             scene.outer.release()
         if way == "QuorumLock":  # which goes on as soon as a majority is free
             until(scene.is_free)
-        assert scene.taken == [], moment
+        assert scene.taken == {}, moment
         assert pool.submit(theirs, scene).result(), moment
         assert theirs(scene), moment
     other.release()
@@ -500,16 +503,17 @@ def test_what_lingers_is_to_be_had_wherever_an_interrupt_strikes() -> None:
     "way", ["Lock", *(pytest.param(way, marks=pytest.mark.long) for way in ("MultiLock", "QuorumLock"))]
 )
 @pytest.mark.parametrize("act", ["acquire", "release", "with"])
-def test_no_orphan_outlives_its_lease_after_two_interrupts(way: str, act: str) -> None:
-    """A second KeyboardInterrupt, as the first is being handled: nothing is renewed that nobody can release.
+def test_nothing_is_renewed_that_two_interrupts_have_left(way: str, act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second KeyboardInterrupt, as the first is being handled: what nobody can release ends with its lease.
 
-    What is left is released if the hold is released once more, or ends with its lease, though the lock lives on.
+    What is left is released if the hold is released once more, or is not renewed, though the lock lives on.
     """
-    scenes, moments, stores = list[Scene](), list[str](), [MemoryStore() for _ in range(3)]
-    other = held(Lock(stores[0], fresh(), ttl=20))  # so that the renewer is there
+    monkeypatch.setattr(Lease, "_next_renewal", lambda _lease, sent, _ttl: sent + SOON)
+    scenes, moments, stores = list[Scene](), list[str](), [patient() for _ in range(3)]
+    other = held(Lock(stores[0], fresh(), ttl=60))
 
     def prepare() -> Callable[[], object]:
-        scenes.append(Scene(way, act, stores, TTL))
+        scenes.append(Scene(way, act, stores))
         return scenes[-1].act
 
     for later in ((0,), (1,), (2,), (3,), (5,), (8,), (13,), (21,), (34,), (55,), (89,)):
@@ -521,12 +525,18 @@ def test_no_orphan_outlives_its_lease_after_two_interrupts(way: str, act: str) -
             scenes[-1].hold = None
         scenes.pop()  # it got through
 
-    def left() -> list[str]:
-        return [moment for scene, moment in zip(scenes, moments, strict=True) if scene.taken]
+    def left() -> dict[tuple[str, str], str]:
+        """The write of each key that is still taken, by the moment of its first interrupt."""
+        return {
+            (moment, key): record.write
+            for scene, moment in zip(scenes, moments, strict=True)
+            for key, record in scene.taken.items()
+        }
 
     gc.collect()  # nothing refers to what was interrupted twice
-    until(lambda: not left())
-    assert left() == []
+    before, ends = left(), other._attempt.lease.deadline
+    assert until(lambda: other._attempt.lease.deadline > ends + 3 * SOON)  # whatever else is renewed has been, too
+    assert [moment for (moment, key), write in left().items() if before.get((moment, key)) != write] == []
     other.release()
 
 
@@ -612,12 +622,13 @@ def test_a_loss_is_told_once_wherever_an_interrupt_strikes(*, way: str, taken: b
 
 def test_an_interrupt_as_the_renewer_starts_raises_in_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """KeyboardInterrupt at each moment of a process's first acquire: the renewer's thread ends without an error."""
+    monkeypatch.setattr(Lease, "_next_renewal", lambda _lease, sent, _ttl: sent + SOON)  # the thread looks then
     before, raised = set(threading.enumerate()), list[BaseException | None]()
     monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
 
     def prepare() -> Callable[[], object]:
         renewer._renewer = None
-        lock = Lock(MemoryStore(), fresh(), ttl=TTL)
+        lock = Lock(patient(), fresh(), ttl=60)
         return lambda: lock.acquire(timeout=0)
 
     for _ in every_moment(prepare):
