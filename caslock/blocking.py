@@ -298,8 +298,8 @@ class _Acquired(ABC, Generic[B]):
 
         As with `threading.Lock`: ``blocking=False`` is one try, ``timeout=-1`` (or None) waits forever.
         Raises `StoreUnavailable` or `OutcomeUnknown` if the store did not answer, `LockLost` when re-entering a
-        lock whose lease has ended: release its hold first.  If it returns None, a request that got no answer may still
-        be applied after the holder releases; its record then expires within one ttl.
+        lock whose lease has ended: release its hold first.  Even after None, a request that got no answer may still be
+        applied once the holder has released; its record then keeps the key taken for one ttl at the most.
         """
         try:
             return self._acquire(wait_time(self._timeout, timeout, blocking=blocking))
@@ -427,7 +427,7 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
         _newest(self._state).release()
 
     def locked(self) -> bool:
-        """Return whether the key is held, by any owner."""
+        """Return whether the key is taken: held by any owner, or kept after a release (`min_hold`, `linger`)."""
         return self.holder() is not None
 
     def holder(self) -> Record | None:
@@ -573,7 +573,7 @@ class MultiLock(SeveralLocks[Store, Lock | Semaphore | ReadSide | WriteSide, Hol
     >>> with MultiLock(store, ["room:42", "user:7"], timeout=5) as holds:
     ...     book(room=42, user=7, fence=holds["room:42"].fence)
 
-    So MultiLocks do not deadlock each other, as long as no thread acquires one while it holds another lock.  There is
+    Because of that order MultiLocks do not deadlock each other, as long as no thread acquires one while it holds another lock.  There is
     no `locked` and no `holder`, because each key may have a holder of its own: ask a `Lock` of that key.
     """
 

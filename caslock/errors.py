@@ -21,7 +21,7 @@ class CaslockError(Exception):
 
 
 class NotAcquired(CaslockError, TimeoutError):  # noqa: N818 - named by the outcome, as the field does (LockNotHeld ...)
-    """Another owner held the key until the timeout expired."""
+    """The key did not become free within the timeout: another owner held it, or it was kept after a release."""
 
     holder: Record | None = None
     """Who held the key when it was looked at last; None if it changed hands all the time, or nobody had it yet."""
@@ -43,7 +43,7 @@ class NotHeld(CaslockError, RuntimeError):  # noqa: N818 - named by the outcome
 class StoreError(CaslockError):
     """The store refused the request (access rights, read-only, out of memory, another type under the key).
 
-    The error of the client library is its `__cause__`, or that of its `__cause__`.
+    The error of the client library is in the chain of its `__cause__`.
     """
 
 

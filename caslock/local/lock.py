@@ -268,7 +268,7 @@ class SingleLock(Adoptable[S, H]):
                 object.  If a process that shares the owner dies, its hold ends only once no other process has held the
                 key as that owner for a full ttl, or by `force_release`.
             auto_renew: renew the lease in the background, when a third of it has passed.
-            max_hold: seconds after which it is no longer renewed, at least 0.01.  None: no bound.
+            max_hold: seconds after which its lease ends, renewed or not, at least 0.01.  None: no bound.
             min_hold: seconds after the acquire in which nobody gets the key (not even this object), even if it is
                 released sooner, and even if the process then ends: a short job that several machines begin at about the
                 same time runs once.  The release leaves a record that expires (`Record.kept`), and does not wait.  At
@@ -277,7 +277,7 @@ class SingleLock(Adoptable[S, H]):
             linger: seconds for which this process may keep the key after a release, although nobody holds it.  If this
                 object acquires it again by then, that takes no request, and its fence is the one of before.  After that
                 time, or as soon as another lock of this process wants the key, it is released; other processes have to
-                wait for so long.  A process that has seen others want the key within the last minute does not keep it,
+                wait that long.  A process that has seen others want the key within the last minute does not keep it,
                 and none keeps it beyond a third of `ttl`.  Meanwhile `locked()` is true.  Only for `Lock`, at a store
                 that wakes waiters, and not with `owner` or `min_hold`.  None: each release frees the key at once.
             on_lost: called once with the hold when the lease is lost, from a background thread (in asyncio:
@@ -287,7 +287,7 @@ class SingleLock(Adoptable[S, H]):
             note: free text stored in the record, for operators; at most 1,024 bytes as JSON.
             retry: how many times an unanswered get and an unanswered put are repeated.
             poll: a tenacity wait strategy for the pauses between attempts; default: jittered, 5 ms
-                doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (1 ms more for each process
+                doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (5 ms plus 1 ms for each process
                 that was seen to have it).
             unknown: nothing else; for an argument of another library, the error says what to write here.
 
@@ -361,7 +361,7 @@ class SharedLock(Adoptable[S, H]):
             note: as for `Lock`; where many hold the key, a record may have no room for it.
             retry: as for `Lock`.
             poll: as for `Lock`.
-            unknown: nothing else.  `owner`, `min_hold` and `linger` are for `Lock` only.
+            unknown: nothing else.  There is no `owner`, `min_hold` or `linger` here.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
@@ -426,7 +426,7 @@ class ReadWrite(LockObject, Generic[S, H]):
             note: as for `Lock`; where many hold the key, a record may have no room for it.
             retry: as for `Lock`.
             poll: as for `Lock`.
-            unknown: nothing else.  `owner`, `min_hold` and `linger` are for `Lock` only.
+            unknown: nothing else.  There is no `owner`, `min_hold` or `linger` here.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
@@ -541,7 +541,7 @@ class SeveralStores(OneKey, Generic[S, H]):
             retry: how many times each store is asked again after no answer.
             poll: a tenacity wait strategy for the pauses between attempts; default: random, 5 ms doubling to 0.5 s, and
                 longer than the last attempt has taken if contenders have split the votes.
-            unknown: nothing else.  `owner`, `min_hold` and `linger` are for `Lock` only.
+            unknown: nothing else.  There is no `owner`, `min_hold` or `linger` here.
 
         Raises:
             ValueError, TypeError: an argument is invalid.

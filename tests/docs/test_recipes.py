@@ -258,9 +258,9 @@ def test_cron(folder: Folder) -> None:
 
 
 @pytest.mark.long
-def test_apscheduler(folder: Folder) -> None:
+def test_apscheduler(folder: Folder, redis_server: Server) -> None:
     """Two schedulers start the job several times within a minute: it runs once."""
-    folder.write("schedule.py", often='second="*"')
+    folder.write("schedule.py", often='second="*"', locks=redis_server.url)
     command = sys.executable, "schedule.py"
     with folder.started(*command) as one, folder.started(*command) as two:
         for each in (one, two):
