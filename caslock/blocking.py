@@ -175,8 +175,8 @@ class Hold(Holding, _Held):
 
         The ticket works once.  It is a text of letters, digits, ``-`` and ``_``: about 130 characters and the key.  It
         names no server and has no password.  The hold keeps its fence, but nobody renews it until it is adopted: that
-        has to happen within one `ttl` from now.  Here the hold is over, as after a release: leaving its block does
-        nothing then.  It takes one request.
+        has to happen within one `ttl` from now (or half of the rest of `max_hold`).  Here the hold is over, as after a
+        release: leaving its block does nothing then.  It takes one request.
 
         Raises `LockLost`, `StoreError` or `StoreUnavailable` as `extend` does: then it is still held here; release it.
         Raises RuntimeError if it was entered more than once, or belongs to no `Lock` or `Semaphore`; `NotHeld` after a
@@ -470,7 +470,7 @@ class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
         _newest(self._state).release()
 
     def locked(self) -> bool:
-        """Return whether all permits are taken."""
+        """Return whether all permits are taken, perhaps by holders that have died and whose places are not free yet."""
         return run(self._state.locked())
 
     def holders(self) -> tuple[Record, ...]:
@@ -573,8 +573,8 @@ class MultiLock(SeveralLocks[Store, Lock | Semaphore | ReadSide | WriteSide, Hol
     >>> with MultiLock(store, ["room:42", "user:7"], timeout=5) as holds:
     ...     book(room=42, user=7, fence=holds["room:42"].fence)
 
-    Because of that order MultiLocks do not deadlock each other, as long as no thread acquires one while it holds another lock.  There is
-    no `locked` and no `holder`, because each key may have a holder of its own: ask a `Lock` of that key.
+    Because of that order MultiLocks do not deadlock each other, unless a thread acquires one while it holds another
+    lock.  There is no `locked` and no `holder`: each key may have a holder of its own, so ask a `Lock` of that key.
     """
 
     _state: MultiState[Hold, MultiHold]

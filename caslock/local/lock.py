@@ -287,7 +287,7 @@ class SingleLock(Adoptable[S, H]):
             note: free text stored in the record, for operators; at most 1,024 bytes as JSON.
             retry: how many times an unanswered get and an unanswered put are repeated.
             poll: a tenacity wait strategy for the pauses between attempts; default: jittered, 5 ms
-                doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (5 ms plus 1 ms for each process
+                doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (plus 1 ms for each process
                 that was seen to have it).
             unknown: nothing else; for an argument of another library, the error says what to write here.
 
@@ -353,7 +353,7 @@ class SharedLock(Adoptable[S, H]):
             key: as for `Lock`; a `Lock` of the same key and this semaphore exclude each other.
             permits: how many may hold the key at a time, over all processes, 1 to 48.  All that use the key have to
                 name the same number: an acquire with another one raises `StoreError` while somebody holds the key.
-            ttl: seconds each lease lasts unless it is renewed: a holder that dies blocks its permit for so long.
+            ttl: seconds each lease lasts unless it is renewed: a holder that dies blocks its permit for that long.
             timeout: as for `Lock`.
             auto_renew: as for `Lock`.
             max_hold: as for `Lock`.

@@ -64,7 +64,7 @@ class LocalQueue:
         "_left",
         "_others_until",
         "_pause",
-        "_row_began",
+        "_run_began",
         "_yields",
         "_yields_until",
         "waiting",
@@ -80,7 +80,8 @@ class LocalQueue:
         self._hand_overs_began = 0.0
         self._yields_until = 0.0
         self._yields = PAUSE_SECONDS
-        self._left = self._row_began = 0.0  # when the last one left, and when tenures of this process began in a row
+        self._left = 0.0  # when the last one left
+        self._run_began = 0.0  # since when tenures of this process have followed each other
         self._others_until = 0.0  # other processes want the key, as far as we know
         self._pause = 0.0  # after many hand-overs: the longest pause of the next one in
 
@@ -253,14 +254,14 @@ class LocalQueue:
         if not began:  # it has not had the key
             return
         if began - self._left > YIELD_SECONDS:
-            self._row_began = began
+            self._run_began = began
         self._left = now
         if now < self._others_until:
             share = (now - began) * PAUSE_SHARE
             least = PAUSE_SECONDS if waited and attempt.runtime.watching is not None else 0.0
             self._yields = min(max(least, share if share >= LEAST_PAUSE else 0.0), LONGEST_PAUSE)
-        elif now - self._row_began >= LONG_HAND_OVER_SECONDS:  # others may want it all the same
-            self._yields, self._row_began = UNSEEN_PAUSE_SECONDS, now
+        elif now - self._run_began >= LONG_HAND_OVER_SECONDS:  # others may want it all the same
+            self._yields, self._run_began = UNSEEN_PAUSE_SECONDS, now
         else:
             self._yields = 0.0
         self._yields_until = now + YIELD_SECONDS

@@ -44,12 +44,12 @@ class ReadWriteState(SharedState):
         other = self.other.begun()
         if other._held and other._own(caller) is not None:
             holds, wants = ("writes", "read") if self.role == READS else ("reads", "write")
-            message = f"this thread or task {holds} {self.key!r}, and would wait for itself to {wants}: release first"
+            message = f"this thread or task {holds} {self.key!r}, and would wait for itself: release it to {wants}"
             raise RuntimeError(message)
         return super().begin(make, caller)
 
     async def downgrade(self, hold: Holding) -> None:
-        """Have a hold that writes read from now on; after an error, the next renewal says that to the others."""
+        """Have a hold that writes read from now on; if the store does not answer, the next renewal publishes it."""
         hold._mine()
         attempt, reads = cast("ReadWriteAttempt", hold._attempt), self if self.role == READS else self.other.begun()
         with self._guard:

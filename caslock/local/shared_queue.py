@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from caslock.local.queue import PAUSE_SECONDS, PAUSE_SHARE, SEEN_SECONDS, YIELD_SECONDS, LocalQueue
+from caslock.local.queue import (
+    LONG_HAND_OVER_SECONDS,
+    PAUSE_SECONDS,
+    PAUSE_SHARE,
+    SEEN_SECONDS,
+    UNSEEN_SHARE,
+    YIELD_SECONDS,
+    LocalQueue,
+)
 from caslock.protocol.contention import LONGEST_PAUSE
 from caslock.protocol.life import HAD, HELD
 from caslock.protocol.shares import Seen
@@ -14,8 +22,11 @@ if TYPE_CHECKING:
     from caslock.protocol.runtime import Runtime
     from caslock.protocol.shared_attempt import SharedAttempt
 
-ROW_SECONDS: Final = 0.1
+RUN_SECONDS: Final = 0.1
 """Seconds for which a process goes on with its own waiters: then the next one lets other processes be first."""
+
+UNSEEN_RUN_SECONDS: Final = LONG_HAND_OVER_SECONDS
+"""The same while no other process was seen among the holders: who waits at the store does not show."""
 
 
 class SharedQueue(LocalQueue):
@@ -30,9 +41,9 @@ class SharedQueue(LocalQueue):
         self._has_seen = False  # whether the last one inside left with the key: then what it saw is fresh
 
     def name_successor(self, attempt: Attempt, now: float) -> None:
-        """Offer the place of `attempt`, which is about to be released, to whoever asks, unless the row is over."""
+        """Offer the place of `attempt`, which is about to be released, to whoever asks, unless the run is over."""
         with self._guard:
-            if attempt.turn.outgoing is not None or now - self._row_began >= ROW_SECONDS:
+            if attempt.turn.outgoing is not None or self._has_had_its_run(now):
                 return
             for other in cast("list[SharedAttempt]", self._admit(now)):
                 offer, event = other.offer, other.freed
@@ -84,16 +95,20 @@ class SharedQueue(LocalQueue):
         return inside
 
     def _yields_after(self, attempt: Attempt, now: float) -> float:
-        """Return for how long the next one lets other processes be first; 0 until this one has had its row."""
+        """Return for how long the next one lets other processes be first; 0 until this one has had its run."""
         began = attempt.lease.began or now
         if began - self._left > YIELD_SECONDS:  # nobody of this process has left as this one came
-            self._row_began = began
+            self._run_began = began
         self._left = now
-        if now - self._row_began < ROW_SECONDS:
+        if not self._has_had_its_run(now):
             return 0.0
-        self._row_began, self._yields_until = now, now + YIELD_SECONDS
-        self._yields = min(max(PAUSE_SECONDS, (now - began) * PAUSE_SHARE), LONGEST_PAUSE)
+        self._run_began, self._yields_until = now, now + YIELD_SECONDS
+        share = PAUSE_SHARE if now < self._others_until else UNSEEN_SHARE
+        self._yields = min(max(PAUSE_SECONDS, (now - began) * share), LONGEST_PAUSE)
         return self._yields
+
+    def _has_had_its_run(self, now: float) -> bool:
+        return now - self._run_began >= (RUN_SECONDS if now < self._others_until else UNSEEN_RUN_SECONDS)
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
         super()._let_in(attempt, now)

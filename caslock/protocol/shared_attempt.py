@@ -44,7 +44,7 @@ PAUSE_ALONE: Final = 0.05
 class SharedAttempt(Attempt):
     """One acquire call of a key of `permits` holds."""
 
-    __slots__ = ("_beside", "freed", "has_seen", "offer", "permits", "seen")
+    __slots__ = ("_beside", "_tried", "freed", "has_seen", "offer", "permits", "seen")
 
     queues = False
 
@@ -64,6 +64,7 @@ class SharedAttempt(Attempt):
         self.seen: Seen = seen
         self.permits: int = permits
         self._beside: tuple[Record | None, list[Share]] = None, []  # a record that we may take, and who is in it
+        self._tried: object = None  # what was seen of the key as we went on without a pause
         self.has_seen: bool = False  # another attempt of this process has just got the key: no need to look
         self.freed: Event | None = None  # while we pause: set by who frees a place in this process
         self.offer: HandOver | None = None  # as above: lets a release of this process give us its place
@@ -138,8 +139,10 @@ class SharedAttempt(Attempt):
         self.freed = event = runtime.event()
         self.offer = offer = HandOver(self)
         try:
-            if not self.has_place():
+            # Only once: that nothing is there may be an old answer that came late.
+            if self.seen.newest is self._tried or not self.has_place():
                 await event.wait(seconds)
+            self._tried = self.seen.newest
             patience = runtime.now() + runtime.patience
             while not offer.take() and offer.pending and (left := patience - runtime.now()) > 0:
                 await event.wait(left)  # a release is sending our first put
@@ -300,7 +303,7 @@ class ReadWriteAttempt(SharedAttempt):
         return own is not None and own.slot != WAITS
 
     def announcement(self, record: Record | None, version: int) -> Record | None:
-        """Return what keeps out who comes later to read; None: that is there, and will be for a while."""
+        """Return what keeps out readers that come later; None: that is there, and will be for a while."""
         lease, now = self.lease, self.runtime.now()
         if self.role == READS or record is None or not record.shares or now >= self.limit:
             return None

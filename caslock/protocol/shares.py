@@ -40,13 +40,13 @@ WRITES: Final = 1
 """The slot of a share that writes, alone."""
 
 WAITS: Final = 2
-"""The slot of a share that holds nothing: it waits to write, and keeps out who comes later to read."""
+"""The slot of a share that holds nothing: it waits to write, and keeps out readers that come later."""
 
 ROLES: Final = 3
 """How many of these there are."""
 
 LONGEST_ANNOUNCEMENT: Final = 30.0
-"""Seconds after which who waits to write says so again, at the latest at a third of that."""
+"""Seconds: the longest ttl of such a share, which is written again after a third of it."""
 
 
 class Share(NamedTuple):
@@ -85,7 +85,7 @@ def told(permits: int, shares: tuple[Share, ...]) -> str:
     """Say who holds a key, or waits for it."""
     if permits:
         return f"{len(shares)} of {permits}: {', '.join(map(str, shares))}"
-    return ", ".join(f"a {('reader', 'writer', 'writer that waits')[share.slot]}: {share}" for share in shares)
+    return ", ".join(f"a {('reader', 'writer', 'waiting writer')[share.slot]}: {share}" for share in shares)
 
 
 def with_fences(shares: list[Share] | tuple[Share, ...], version: int) -> tuple[Share, ...]:

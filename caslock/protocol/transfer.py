@@ -77,7 +77,7 @@ def read_ticket(text: str) -> Ticket:
         check_key(key)
         return Ticket(key, HANDED + hold, int(fence), ttl, max_hold, min_hold, int(permits))
     except ValueError:
-        message = f"what begins with {text[:20]!r} is not a ticket of hand_over(), or not all of it"
+        message = f"what begins with {text[:20]!r} is not a ticket of hand_over(), or is incomplete"
         raise ValueError(message) from None
 
 

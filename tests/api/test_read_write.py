@@ -70,7 +70,7 @@ def test_a_writer_that_waits_comes_before_later_readers(memory: MemoryStore, poo
     lock = ReadWriteLock(memory, "key")
 
     def waits() -> bool:
-        return "writer that waits" in str(observed(memory, "key"))
+        return "waiting writer" in str(observed(memory, "key"))
 
     first = present(lock.read.acquire())
     writing = pool.submit(ReadWriteLock(memory, "key").write.acquire)
@@ -98,7 +98,7 @@ def test_a_writer_that_waits_and_dies_keeps_nobody_out_for_long(memory: MemorySt
         acquiring = state._ask(attempt, 0.001, None)
         with pytest.raises(StopIteration):
             acquiring.send(None)  # it says that it waits, and nobody withdraws that
-        assert "writer that waits" in str(observed(memory, "key"))
+        assert "waiting writer" in str(observed(memory, "key"))
         assert ReadWriteLock(memory, "key").read.acquire(timeout=0) is None
         present(ReadWriteLock(memory, "key").read.acquire(timeout=ENOUGH)).release()
     assert observed(memory, "key") is None
@@ -107,11 +107,11 @@ def test_a_writer_that_waits_and_dies_keeps_nobody_out_for_long(memory: MemorySt
 def test_a_reader_cannot_wait_to_write(memory: MemoryStore) -> None:
     """Two that do so would wait for each other; who writes is told what to do in place of reading."""
     lock = ReadWriteLock(memory, "key")
-    with lock.read, pytest.raises(RuntimeError, match="reads 'key', and would wait for itself to write: release first"):
+    with lock.read, pytest.raises(RuntimeError, match="reads 'key', and would wait for itself: release it to write"):
         lock.write.acquire()
     with (
         lock.write,
-        pytest.raises(RuntimeError, match="writes 'key', and would wait for itself to read: release"),
+        pytest.raises(RuntimeError, match="writes 'key', and would wait for itself: release it to read"),
     ):
         lock.read.acquire()
     with lock.write:
@@ -135,7 +135,7 @@ def test_a_writer_that_downgrades_reads_beside_others(location: Place, pool: Thr
             assert again.fence == fence
             with pytest.raises(RuntimeError, match="entered more than once"):
                 hold.downgrade()
-        with pytest.raises(RuntimeError, match=r"reads .*, and would wait for itself to write"):
+        with pytest.raises(RuntimeError, match=r"reads .*, and would wait for itself: release it to write"):
             lock.write.acquire()
         hold.extend()
         assert not lock.write.locked()
@@ -257,7 +257,7 @@ async def test_tasks_read_together_and_write_alone() -> None:
         while len(await lock.read.holders()) < 2:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0)
         tasks.create_task(write())
-        while "waits" not in str(observed(store, "key")):  # noqa: ASYNC110 - as above
+        while "waiting" not in str(observed(store, "key")):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
         await reading.wait()
     assert order == ["read", "read", "write"]
@@ -275,7 +275,7 @@ def test_an_unanswered_request_does_no_harm(
     with ReadWriteLock(memory, "key").read:
         faulty.on("any", nth, fault)
         writing = pool.submit(lock.write.acquire)
-        assert until(lambda: "waits" in str(observed(memory, "key")))
+        assert until(lambda: "waiting" in str(observed(memory, "key")))
     with present(writing.result(ENOUGH)) as writer:
         assert [holder.fence for holder in lock.write.holders()] == [writer.fence]
         faulty.on("any", nth, fault)
@@ -318,4 +318,4 @@ def test_a_writer_does_not_come_before_readers_while_another_writes(
     with ReadWriteLock(memory, "key").write:
         writing = pool.submit(ReadWriteLock(memory, "key").write.acquire, timeout=0.2)
         assert writing.result(ENOUGH) is None
-        assert "waits" not in str(observed(memory, "key"))
+        assert "waiting" not in str(observed(memory, "key"))

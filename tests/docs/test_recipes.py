@@ -19,6 +19,7 @@ from tests.support.recipes import FILES, Folder, until
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer
+    from tests.support.servers import Server
 
 
 @pytest.fixture
