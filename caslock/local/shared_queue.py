@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, cast
 
 from caslock.local.queue import (
-    LONG_HAND_OVER_SECONDS,
     PAUSE_SECONDS,
     PAUSE_SHARE,
     SEEN_SECONDS,
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 RUN_SECONDS: Final = 0.1
 """Seconds for which a process goes on with its own waiters: then the next one lets other processes be first."""
 
-UNSEEN_RUN_SECONDS: Final = LONG_HAND_OVER_SECONDS
-"""The same while no other process was seen among the holders: who waits at the store does not show."""
-
 
 class SharedQueue(LocalQueue):
     """The queue of one process for one key: who has got the key is no longer inside, and keeps nobody from asking."""
@@ -43,7 +39,7 @@ class SharedQueue(LocalQueue):
     def name_successor(self, attempt: Attempt, now: float) -> None:
         """Offer the place of `attempt`, which is about to be released, to whoever asks, unless the run is over."""
         with self._guard:
-            if attempt.turn.outgoing is not None or self._has_had_its_run(now):
+            if attempt.turn.outgoing is not None or now - self._run_began >= RUN_SECONDS:
                 return
             for other in cast("list[SharedAttempt]", self._admit(now)):
                 offer, event = other.offer, other.freed
@@ -100,15 +96,12 @@ class SharedQueue(LocalQueue):
         if began - self._left > YIELD_SECONDS:  # nobody of this process has left as this one came
             self._run_began = began
         self._left = now
-        if not self._has_had_its_run(now):
+        if now - self._run_began < RUN_SECONDS:
             return 0.0
         self._run_began, self._yields_until = now, now + YIELD_SECONDS
         share = PAUSE_SHARE if now < self._others_until else UNSEEN_SHARE
         self._yields = min(max(PAUSE_SECONDS, (now - began) * share), LONGEST_PAUSE)
         return self._yields
-
-    def _has_had_its_run(self, now: float) -> bool:
-        return now - self._run_began >= (RUN_SECONDS if now < self._others_until else UNSEEN_RUN_SECONDS)
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
         super()._let_in(attempt, now)
@@ -116,9 +109,10 @@ class SharedQueue(LocalQueue):
             self._yields = 0.0
 
     def _is_shared(self, attempt: Attempt) -> bool:
-        """Whether another process was among the holders that were seen last."""
-        record = self.seen.newest[1]
-        return record is not None and not all(map(cast("SharedAttempt", attempt).is_ours, record.shares))
+        """Whether another process was among the holders that were seen last, or among those it waited for."""
+        records = [self.seen.newest[1], None if attempt.contention is None else attempt.contention.observed.record]
+        is_ours = cast("SharedAttempt", attempt).is_ours
+        return not all(is_ours(share) for record in records if record is not None for share in record.shares)
 
     def _is_over(self, attempt: Attempt, now: float) -> bool:
         return attempt.state in HAD or super()._is_over(attempt, now)

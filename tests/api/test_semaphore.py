@@ -24,12 +24,12 @@ from caslock import (
     locked,
 )
 from caslock.local import clock, shared_queue
-from caslock.local.shared_queue import RUN_SECONDS, UNSEEN_RUN_SECONDS
+from caslock.local.shared_queue import RUN_SECONDS, SharedQueue
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import State
-from caslock.protocol.record import Record, decode, encode
+from caslock.protocol.record import Observed, Record, decode, encode
 from caslock.protocol.shared_attempt import PAUSE_ALONE, SharedAttempt
 from caslock.protocol.shares import MAX_PERMITS, SHARED, Share
 from caslock.store import MAX_VALUE
@@ -288,7 +288,6 @@ def asks(semaphore: Semaphore) -> bool:
 def endless_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process goes on with its own waiters for ever."""
     monkeypatch.setattr(shared_queue, "RUN_SECONDS", float("inf"))
-    monkeypatch.setattr(shared_queue, "UNSEEN_RUN_SECONDS", float("inf"))
 
 
 @pytest.mark.usefixtures("endless_run")
@@ -511,7 +510,7 @@ def test_a_release_that_leaves_a_quarantine_wakes_who_asks(
     memory: MemoryStore, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The free record has a place."""
-    monkeypatch.setattr(shared_queue, "UNSEEN_RUN_SECONDS", 0.0)  # nothing is handed over
+    monkeypatch.setattr(shared_queue, "RUN_SECONDS", 0.0)  # nothing is handed over
     faulty = FaultyStore(memory)
     faulty.on("put_if_version", 1, lose_request)
     semaphore = Semaphore(faulty, "key", 1, ttl=20 * ENOUGH, poll=wait_fixed(20 * ENOUGH))
@@ -544,10 +543,10 @@ def test_a_process_alone_yields_now_and_then(memory: MemoryStore, monkeypatch: p
 
     monkeypatch.setattr(ThreadRuntime, "sleep", counted)
     semaphore, began = Semaphore(memory, "key", 2), clock.now()
-    while clock.now() < began + 2 * UNSEEN_RUN_SECONDS:
+    while clock.now() < began + 3 * RUN_SECONDS:
         with semaphore:
             pass
-    assert 0 < len(yields) <= (clock.now() - began) / UNSEEN_RUN_SECONDS
+    assert 0 < len(yields) <= (clock.now() - began) / RUN_SECONDS
 
 
 def test_a_process_that_has_seen_another_one_yields_more_often(
@@ -571,6 +570,25 @@ def test_a_process_that_has_seen_another_one_yields_more_often(
         with semaphore:
             pass
     assert len(yields) > (clock.now() - began) / RUN_SECONDS
+
+
+@pytest.mark.parametrize(("host", "yields"), [("elsewhere", 0.2), (None, 0.1)])
+def test_who_has_waited_for_another_process_yields_for_longer(
+    memory: MemoryStore, host: str | None, yields: float
+) -> None:
+    """With one permit, who holds the key sees no other holder beside itself: a fifth of the hold, or a tenth."""
+    semaphore = Semaphore(memory, "key", 1)
+    state, now = semaphore._state.begun(), clock.now()
+    with semaphore:
+        record = decode(present(memory.get("key")).value)
+    attempt = state._attempt()
+    (share,) = record.shares
+    attempt.contend().meet(Observed(1, record._replace(shares=(share._replace(host=host or share.host),))), now)
+    assert state._queue.enter(attempt, now)
+    attempt.state, attempt.lease.began = State.HELD, now
+    state._queue.leave(attempt, now)
+    attempt.state = State.OVER
+    assert cast("SharedQueue", state._queue)._yields_after(attempt, now + 1) == pytest.approx(yields)
 
 
 def test_force_release_ends_all_holds(memory: MemoryStore) -> None:
