@@ -9,8 +9,9 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input --no
 # uv needs seconds where pip needs a minute.  If uv fails, pip may still succeed: it reads its own configuration.
 INSTALL = install() { { $(PIP) uv && $(RUN) -m uv pip install --quiet --python $(RUN) "$$@"; } >/dev/null 2>&1 || $(PIP) "$$@"; }; install
 
-# CI installs exactly these versions, so that a release of somebody else does not make it red; others get the newest.
-PINS = $(if $(CI),--constraint .ci/pins.txt)
+# CI tests with these versions (`oldest` with others), so that a release of somebody else does not make it red; others get the newest.
+PINS_FILE := $(if $(CI),.ci/pins.txt)
+PINS := $(addprefix --constraint ,$(PINS_FILE))
 
 NATS_VERSION := 2.12.15
 NATS := .servers/nats-server-$(NATS_VERSION)
@@ -162,12 +163,12 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.python
 	@$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.python
+$(VENV)/.dev: pyproject.toml $(PINS_FILE) $(VENV)/.python
 	@echo "Installing caslock and what its tests need into $(VENV) ..."
 	@$(INSTALL) --editable '.[dev]' $(PINS)
 	@touch $@ $(VENV)/.demo $(VENV)/.docs
 
-$(VENV)/.docs: pyproject.toml $(VENV)/.python
+$(VENV)/.docs: pyproject.toml $(PINS_FILE) $(VENV)/.python
 	@echo "Installing what builds the site into $(VENV) ..."
 	@$(INSTALL) --editable '.[docs]' $(PINS)
 	@touch $@

@@ -175,8 +175,8 @@ class Hold(Holding, _Held):
 
         The ticket works once.  It is a text of letters, digits, ``-`` and ``_``: about 130 characters and the key.  It
         names no server and has no password.  The hold keeps its fence, but nobody renews it until it is adopted: that
-        has to happen within one `ttl` from now (or half of the rest of `max_hold`).  Here the hold is over, as after a
-        release: leaving its block does nothing then.  It takes one request.
+        has to happen within one `ttl` from now (or half of the rest of `max_hold`, if less).  Here the hold is over, as
+        after a release: leaving its block does nothing then.  It takes one request.
 
         Raises `LockLost`, `StoreError` or `StoreUnavailable` as `extend` does: then it is still held here; release it.
         Raises RuntimeError if it was entered more than once, or belongs to no `Lock` or `Semaphore`; `NotHeld` after a

@@ -30,7 +30,7 @@ class NotAcquired(CaslockError, TimeoutError):  # noqa: N818 - named by the outc
 
 
 class LockLost(CaslockError):  # noqa: N818 - named by the outcome
-    """The lease ended, or was taken away, before the hold was released, or before its ticket was used."""
+    """The lease ended, or was taken away, before the hold was released; or a ticket could not be adopted."""
 
     reason: str = ""
     """Why: the part of the text after the key."""
@@ -43,7 +43,7 @@ class NotHeld(CaslockError, RuntimeError):  # noqa: N818 - named by the outcome
 class StoreError(CaslockError):
     """The store refused the request (access rights, read-only, out of memory, another type under the key).
 
-    The error of the client library is in the chain of its `__cause__`.
+    The error of the client library is in its chain of `__cause__`s.
     """
 
 

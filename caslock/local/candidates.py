@@ -58,10 +58,10 @@ class Candidates(Generic[S, H, L]):
         Args:
             store: where the key lives.
             key: 1 to 1,024 characters.  A `Lock` of the same key is a candidate, too.
-            ttl: seconds the lease of a leader lasts unless it is renewed: when it dies, nobody leads until then.
+            ttl: seconds the lease of a leader lasts unless it is renewed: if a leader dies, nobody leads until then.
             timeout: seconds for which `lead` waits.
             auto_renew: renew the lease in the background.  If False, the leader calls `extend` of its term.
-            max_hold: seconds after which a term is no longer renewed.
+            max_hold: seconds after which a term ends, renewed or not.
             on_lost: called once with a term that is lost.
             note: what a leader publishes, such as its address.
             retry: how many times an unanswered get and an unanswered put are repeated.

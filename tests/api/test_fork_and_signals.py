@@ -533,10 +533,15 @@ def test_nothing_is_renewed_that_two_interrupts_have_left(way: str, act: str, mo
             for key, record in scene.taken.items()
         }
 
+    def left_after_renewals() -> dict[tuple[str, str], str]:
+        """Look after whatever is renewed at all has been renewed, and what was under way has ended."""
+        ends = other._attempt.lease.deadline + 3 * SOON
+        assert until(lambda: other._attempt.lease.deadline > ends)
+        return left()
+
     gc.collect()  # nothing refers to what was interrupted twice
-    before, ends = left(), other._attempt.lease.deadline
-    assert until(lambda: other._attempt.lease.deadline > ends + 3 * SOON)  # whatever else is renewed has been, too
-    assert [moment for (moment, key), write in left().items() if before.get((moment, key)) != write] == []
+    before, after = left_after_renewals(), left_after_renewals()
+    assert [moment for (moment, key), write in after.items() if before.get((moment, key)) != write] == []
     other.release()
 
 

@@ -474,7 +474,7 @@ def test_who_has_gone_by_a_late_answer_pauses_before_the_next_try(memory: Memory
     state.runtime.event = Noted  # type: ignore[method-assign]
     state._attempt().see(None)  # of a look before that acquire
     watched.requests.clear()
-    present(semaphore.acquire()).release()
+    present(semaphore.acquire(timeout=ENOUGH)).release()
     assert len(waits) == 1
     assert [verb for verb, _ in watched.requests].count("put") == 3  # at once, by the late answer, after the pause
 
@@ -543,7 +543,7 @@ def test_a_process_alone_yields_now_and_then(memory: MemoryStore, monkeypatch: p
 
     monkeypatch.setattr(ThreadRuntime, "sleep", counted)
     semaphore, began = Semaphore(memory, "key", 2), clock.now()
-    while clock.now() < began + 3 * RUN_SECONDS:
+    while clock.now() < began + 3 * RUN_SECONDS or not (yields or clock.now() > began + ENOUGH):
         with semaphore:
             pass
     assert 0 < len(yields) <= (clock.now() - began) / RUN_SECONDS
@@ -578,10 +578,10 @@ def test_who_has_waited_for_another_process_yields_for_longer(
 ) -> None:
     """With one permit, who holds the key sees no other holder beside itself: a fifth of the hold, or a tenth."""
     semaphore = Semaphore(memory, "key", 1)
-    state, now = semaphore._state.begun(), clock.now()
+    state = semaphore._state.begun()
     with semaphore:
         record = decode(present(memory.get("key")).value)
-    attempt = state._attempt()
+    attempt, now = state._attempt(), clock.now()
     (share,) = record.shares
     attempt.contend().meet(Observed(1, record._replace(shares=(share._replace(host=host or share.host),))), now)
     assert state._queue.enter(attempt, now)
