@@ -97,16 +97,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{others} skipped: the store lacks a verb, or the like (-rs lists them)")
 
 
-LONGEST: Final = ("test_torture.py", "test_verify.py", "test_simulate_exhaustive.py")
+LONGEST: Final = ("test_torture.py", "test_verify.py")
 """Files of tests that take ten seconds and more."""
-
-WAITING: Final = ("servers", "stores")
-"""Folders of tests that mostly wait."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest tests, and then those that wait, so that no worker has nothing to do at the end."""
-    items.sort(key=lambda item: 0 if item.path.name in LONGEST else 1 if item.path.parent.name in WAITING else 2)
+    """Begin with the longest tests, so that no worker is left with one while the others have nothing to do."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(autouse=True)
