@@ -31,6 +31,7 @@ from tests.support.servers import (
     ETCD,
     HAZELCAST,
     HOST,
+    HOSTED,
     MEMCACHED,
     MISSING,
     MYSQL,
@@ -45,6 +46,7 @@ from tests.support.servers import (
     absent,
     as_nobody,
     free_port,
+    host,
     is_url,
     listens,
     missing,
@@ -56,6 +58,8 @@ from tests.support.servers import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+
+    from xdist.workermanage import WorkerController
 
     from caslock.stores.dynamodb import DynamoDBStore
 
@@ -141,11 +145,24 @@ class NewServer(Protocol):
         ...
 
 
-def _shared_server(kind: Kind, start: Callable[[Kind, Path], AbstractContextManager[Server]] = shared) -> object:
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """Tell a worker of xdist where the servers are that all workers share."""
+    node.workerinput["servers"] = host().address
+
+
+@pytest.fixture(scope="session")
+def _host(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Return the address of the `Host` of this run; none without workers."""
+    given: dict[str, str] = getattr(request.config, "workerinput", {})
+    return (given["servers"],) if given else ()
+
+
+def _shared_server(kind: Kind, start: Callable[..., AbstractContextManager[Server]] = shared) -> object:
     @pytest.fixture(scope="session")
-    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    def server(tmp_path_factory: pytest.TempPathFactory, _host: tuple[str, ...]) -> Iterator[Server]:
         """Return the server that all tests share: use keys of your own."""
-        with start(kind, tmp_path_factory.mktemp(kind.name)) as server:
+        with start(kind, tmp_path_factory.mktemp(kind.name), *(_host if kind.name in HOSTED else ())) as server:
             if kind is MEMCACHED:
                 old_enough(server)
             yield server
@@ -196,9 +213,9 @@ def pgbouncer(postgresql_server: Server, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
-def dynamodb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def dynamodb_server(tmp_path_factory: pytest.TempPathFactory, _host: tuple[str, ...]) -> Iterator[Server]:
     """Return the DynamoDB Local that all tests share, with a table: use keys of your own."""
-    with shared(DYNAMODB, tmp_path_factory.mktemp("dynamodb")) as server, pytest.MonkeyPatch.context() as patch:
+    with shared(DYNAMODB, tmp_path_factory.mktemp("dynamodb"), *_host) as server, pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             if name not in os.environ:
                 patch.setenv(name, "caslock")

@@ -130,12 +130,13 @@ def test_a_prefix_keeps_two_applications_apart(api: Opening, etcd_server: Server
     assert ask(etcd_server, "kv/range", key=text(f"{salt}/one/{key}".encode()))["count"] == "1"
 
 
-def test_a_wait_outlives_a_compaction(store: Store, etcd_server: Server) -> None:
+def test_a_wait_outlives_a_compaction(api: Opening, new_etcd: NewServer) -> None:
     """If etcd has forgotten the history since the version, a wait neither fails nor ends before the entry changes."""
-    key = fresh()
+    server = new_etcd()
+    store, key = api.open(server.url, timeout=20), fresh()
     entry = put(store, key)
     latest = put(store, fresh()).version
-    ask(etcd_server, "kv/compaction", revision=str(latest))
+    ask(server, "kv/compaction", revision=str(latest))
     watching = cast("WatchingStore", store)
     began = time.monotonic()
     watching.wait_while(key, entry.version, 0.3)

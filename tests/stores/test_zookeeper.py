@@ -102,11 +102,11 @@ def test_a_stale_holder_does_nothing_to_a_znode_that_was_made_again(
     assert store.get(key) == newest
 
 
-def test_whoever_finds_an_expired_entry_deletes_it(
-    store: ZooKeeperStore, zookeeper_server: Server, admin: KazooClient
-) -> None:
+def test_whoever_finds_an_expired_entry_deletes_it(zookeeper_server: Server, admin: KazooClient) -> None:
     """A dead holder leaves a znode behind, until somebody reads, puts, removes or lists it; nobody revives it."""
-    with ZooKeeperStore(zookeeper_server.url) as another:
+    root = f"/{fresh('expired').replace(':', '-')}"  # in which nobody else looks
+    url = f"zookeeper://{HOST}:{zookeeper_server.port}{root}"
+    with ZooKeeperStore(url) as store, ZooKeeperStore(url) as another:
         acts: list[Callable[[ZooKeeperStore, str, int], object]] = [
             lambda who, key, _: who.get(key),
             ZooKeeperStore.invalidate,
@@ -117,9 +117,9 @@ def test_whoever_finds_an_expired_entry_deletes_it(
             key = fresh()
             entry = put(store, key, ttl=0.05)
             time.sleep(0.1)
-            assert admin.exists(path(key))
+            assert admin.exists(path_of(root, key))
             assert act(who, key, entry.version) is None
-            assert admin.exists(path(key)) is None
+            assert admin.exists(path_of(root, key)) is None
         key = fresh()
         dead = put(store, key, ttl=0.05)
         time.sleep(0.1)

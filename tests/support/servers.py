@@ -19,8 +19,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
@@ -373,6 +375,10 @@ def hazelcast(member: Member) -> Kind:
     return replace(HAZELCAST, arguments=functools.partial(_hazelcast, member=member))
 
 
+HOSTED: Final = {kind.name: kind for kind in (ZOOKEEPER, ETCD, NATS, HAZELCAST, DYNAMODB)}
+"""Those that take long to start, and whose tests change nothing that others could notice."""
+
+
 @dataclass(frozen=True)
 class Server:
     """A server for tests."""
@@ -433,9 +439,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def shared(kind: Kind, folder: Path) -> Iterator[Server]:
-    """Give the server named in the environment, else a started one."""
-    url = os.environ.get(kind.variable)
+def shared(kind: Kind, folder: Path, at: str = "") -> Iterator[Server]:
+    """Give the server named in the environment, else that of the `Host` at that address, else a started one."""
+    url = os.environ.get(kind.variable) or (at and kind.binary() and _hosted(kind, folder, at))
     if not url:
         with private(kind, folder) as server:
             yield server
@@ -444,6 +450,44 @@ def shared(kind: Kind, folder: Path) -> Iterator[Server]:
     server = Server(kind, url, location.hostname or HOST, location.port or kind.port)
     server.wait()
     yield server
+
+
+class Host:
+    """Has servers for all workers of one run, each from when the first worker asks for it until the run ends."""
+
+    def __init__(self) -> None:
+        """Begin to listen."""
+        self._listener = Listener(backlog=64)
+        self._servers = dict[str, Server]()
+        self.address = str(self._listener.address)
+        threading.Thread(target=self._serve, daemon=True).start()  # its end would be that of the servers
+
+    def _serve(self) -> None:
+        while True:
+            with contextlib.suppress(OSError, EOFError), self._listener.accept() as worker:
+                name, folder = worker.recv()
+                try:
+                    server = self._servers.get(name) or _started(HOSTED[name], folder, ())
+                    self._servers[name] = server
+                    worker.send(server.url)
+                except Exception as error:  # noqa: BLE001 - it is raised where it is asked for
+                    worker.send(error)
+
+
+@functools.cache
+def host() -> Host:
+    """Give the one of this process."""
+    return Host()
+
+
+def _hosted(kind: Kind, folder: Path, at: str) -> str:
+    """Ask a `Host` for the URL of its server, which it may have to start in `folder`."""
+    with Client(at) as connection:
+        connection.send((kind.name, folder))
+        answer = connection.recv()
+    if isinstance(answer, Exception):
+        raise answer
+    return str(answer)
 
 
 @contextlib.contextmanager

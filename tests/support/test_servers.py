@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support import servers
 from tests.support.locations import until
-from tests.support.servers import Container, docker_reaps, listens
+from tests.support.servers import MEMCACHED, REDIS, Container, Host, docker_reaps, listens, shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,6 +77,27 @@ def test_a_port_that_another_program_takes_meanwhile_is_left_to_it(
         ports = [faster.getsockname()[1], servers.free_port()]
         monkeypatch.setattr(servers, "free_port", iter(ports).__next__)
         assert new().port == ports[1]
+
+
+def test_a_host_has_one_server_for_all_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that asks has it started, in a folder of its own; if it can't start, each is told why."""
+    monkeypatch.setattr(servers, "HOSTED", {"redis": REDIS, "memcached": replace(MEMCACHED, options=("-?",))})
+    for kind in (REDIS, MEMCACHED):
+        monkeypatch.delenv(kind.variable, raising=False)
+        if not kind.binary():
+            servers.missing(kind)
+    at = Host().address
+    found = set[str]()
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        with shared(REDIS, folder, at) as server:
+            found.add(server.url)
+        with pytest.raises(RuntimeError, match="memcached does not answer"), shared(MEMCACHED, folder, at):
+            pass
+    assert len(found) == 1
+    assert listens(server.port)
+    assert (tmp_path / "one" / "log").exists()
 
 
 @pytest.mark.long
