@@ -6,13 +6,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeAlias, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
-from caslock.local.settings import Own, wait_time
+from caslock.local.settings import Own, no_such_argument, wait_time
 from caslock.local.tasks import calling_task, finish, task_runtime, this_task
 from caslock.local.with_blocks import WithBlocks
 from caslock.store import AsyncStore, Store
@@ -64,8 +64,10 @@ class _Releasing(ABC):
     @abstractmethod
     async def _released(self) -> None: ...
 
-    async def extend(self, ttl: float | None = None) -> None:
+    async def extend(self, ttl: float | None = None, **unknown: Never) -> None:
         """Replace the lease; see `Hold.extend`."""
+        if unknown:
+            raise no_such_argument("extend", unknown)
         await self._renewed(ttl)
 
     extend.__qualname__ = "extend"  # for error texts: users do not know this class
@@ -199,6 +201,7 @@ class _Acquired(ABC, Generic[B]):
         self,
         blocking: bool = True,  # noqa: FBT001, FBT002 - as Lock
         timeout: float | Own | None = Own.TIMEOUT,
+        **unknown: Never,
     ) -> Coroutine[object, object, B | None]:
         """Acquire or re-enter; see `Lock.acquire`.  If cancelled, it withdraws its request first.
 
@@ -207,6 +210,8 @@ class _Acquired(ABC, Generic[B]):
         The hold belongs to the task that calls this method, even if another task awaits the coroutine, as in
         `asyncio.wait_for` of Python 3.11.
         """
+        if unknown:
+            raise no_such_argument("acquire", unknown)
         return self._acquire_for(calling_task(), wait_time(self._timeout, timeout, blocking=blocking))
 
     async def _acquire_for(self, caller: Task | None, timeout: float | None) -> B | None:

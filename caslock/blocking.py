@@ -12,13 +12,13 @@ import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
-from caslock.local.settings import Own, wait_time
+from caslock.local.settings import Own, no_such_argument, wait_time
 from caslock.local.threads import finish, mend, running_task, thread_runtime
 from caslock.local.workers import run
 from caslock.process.guards import on_failure
@@ -70,13 +70,15 @@ class _Held(ABC):
     @abstractmethod
     def _released(self) -> Coroutine[object, object, None]: ...
 
-    def extend(self, ttl: float | None = None) -> None:
+    def extend(self, ttl: float | None = None, **unknown: Never) -> None:
         """Replace the lease with one of `ttl` seconds from now (None: its present ttl), also for later renewals.
 
         A `MultiHold` extends the leases of all its keys.  Never adds to a lease, extends it past ``max_hold``, or
         re-creates a lost one.  Raises `LockLost` if the lease is lost, `StoreUnavailable` if there was no answer,
         `NotHeld` after the release.
         """
+        if unknown:
+            raise no_such_argument("extend", unknown)
         with on_failure(self._mend):  # an interrupt may leave a mutex taken, and the renewer waiting for it
             run(self._renewed(ttl))
 
@@ -293,7 +295,12 @@ class _Acquired(ABC, Generic[B]):
     _blocks: WithBlocks[B]
     _make: Callable[[LockState, Attempt], Hold] = staticmethod(_hold)
 
-    def acquire(self, blocking: bool = True, timeout: float | Own | None = Own.TIMEOUT) -> B | None:  # noqa: FBT001, FBT002 - threading.Lock's own signature
+    def acquire(
+        self,
+        blocking: bool = True,  # noqa: FBT001, FBT002 - threading.Lock's own signature
+        timeout: float | Own | None = Own.TIMEOUT,
+        **unknown: Never,
+    ) -> B | None:
         """Acquire or re-enter.  Returns None if another owner held the key for all of `timeout` seconds.
 
         As with `threading.Lock`: ``blocking=False`` is one try, ``timeout=-1`` (or None) waits forever.
@@ -301,6 +308,8 @@ class _Acquired(ABC, Generic[B]):
         lock whose lease has ended: release its hold first.  Even after None, a request that got no answer may still be
         applied once the holder has released; its record then keeps the key taken for one ttl at the most.
         """
+        if unknown:
+            raise no_such_argument("acquire", unknown)
         try:
             return self._acquire(wait_time(self._timeout, timeout, blocking=blocking))
         except NotAcquired:

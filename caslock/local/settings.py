@@ -179,6 +179,16 @@ FOREIGN: Final = {
 }
 """Arguments of other libraries (redis-py, python-redis-lock, filelock, kazoo, sherlock), and what to write here."""
 
+FOREIGN_IN_CALLS: Final = {
+    "acquire(blocking_timeout=)": "timeout=seconds",
+    "acquire(sleep=)": "poll= where the lock is made, a tenacity wait strategy",
+    "acquire(poll_interval=)": "poll= where the lock is made, a tenacity wait strategy",
+    "acquire(token=)": "hold.hand_over(), if another process is to release it",
+    "extend(additional_time=)": "extend(seconds), from now: it replaces the lease, and adds nothing to it",
+    "extend(replace_ttl=)": "nothing: it always replaces the lease",
+}
+"""Arguments of their methods, and what to write here."""
+
 FOREIGN_METHODS: Final = {
     "extend": "hold.extend(ttl), of what acquire() returns; it replaces the lease",
     "reacquire": "hold.extend(), of what acquire() returns",
@@ -198,6 +208,14 @@ def no_such_setting(names: Iterable[str]) -> TypeError:
     name = next(iter(names))
     hint = f": write {FOREIGN[name]}" if name in FOREIGN else ""
     return TypeError(f"got an unexpected keyword argument {name!r}{hint}")
+
+
+def no_such_argument(method: str, names: Iterable[str]) -> TypeError:
+    """Say that a method has no such argument, and what to write for one that another library has."""
+    name = next(iter(names))
+    place = f"{method}({name}=)"
+    hint = f": write {FOREIGN_IN_CALLS[place]}" if place in FOREIGN_IN_CALLS else ""
+    return TypeError(f"{method}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def no_such_attribute(lock: object, name: str) -> AttributeError:

@@ -74,7 +74,7 @@ def a_lock(store: Store, async_store: AsyncStore) -> None:
             held.extend(5)
     lock.acquire().release()  # type: ignore[union-attr]
     lock.acquire(10)  # type: ignore[arg-type]
-    lock.acquire(blocking_timeout=1)  # type: ignore[call-arg]
+    lock.acquire(blocking_timeout=1)  # type: ignore[arg-type]
     lock.owned()  # type: ignore[attr-defined]
     caslock.Lock(store, "k", tll=3)  # type: ignore[arg-type]
     with lock as held:
