@@ -219,7 +219,7 @@ def dynamodb_server(tmp_path_factory: pytest.TempPathFactory, _host: tuple[str, 
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             if name not in os.environ:
                 patch.setenv(name, "caslock")
-        with cast("DynamoDBStore", connect(f"{server.url}&timeout=20")) as store:
+        with cast("DynamoDBStore", connect(f"{server.url}&timeout=300")) as store:
             store.create_table()
         yield server
 
@@ -338,7 +338,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def old_enough(memcached: Server) -> None:
     """Wait for a memcached that has only just started, for longer than most timeouts."""
-    with contextlib.closing(MemcachedStore.from_url(f"{memcached.url}?timeout=20")) as store:
+    with contextlib.closing(MemcachedStore.from_url(f"{memcached.url}?timeout=300")) as store:
         store.get("a key")
 
 
