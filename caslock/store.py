@@ -365,7 +365,7 @@ class AsyncClosableStore(AsyncStore, Protocol):
 def check_key(key: str) -> bytes:
     """Return a key as UTF-8; raises TypeError for another type, ValueError for a bad length or a lone surrogate."""
     if not isinstance(key, str):
-        raise TypeError(f"key must be a str, not {type(key).__name__}")
+        raise TypeError(f"key must be a str, not {type(key).__name__}: caslock.key() makes one of ids and names")
     if not 1 <= len(key) <= MAX_KEY:
         raise ValueError(f"key must be 1 to {MAX_KEY:,} characters long, not {len(key):,}")
     try:

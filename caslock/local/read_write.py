@@ -43,8 +43,8 @@ class ReadWriteState(SharedState):
         """See `LockState.begin`; raises RuntimeError where the same thread or task holds the other side."""
         other = self.other.begun()
         if other._held and other._own(caller) is not None:
-            holds, wants = ("writes", "read") if self.role == READS else ("reads", "write")
-            message = f"this thread or task {holds} {self.key!r}, and would wait for itself: release it to {wants}"
+            holds, advice = ("writes", "it may read as it is") if self.role == READS else ("reads", "release it to write")
+            message = f"this thread or task {holds} {self.key!r}, and would wait for itself: {advice}"
             raise RuntimeError(message)
         return super().begin(make, caller)
 

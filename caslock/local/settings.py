@@ -279,7 +279,7 @@ def check_store(store: object, make: str) -> None:
     if not all(hasattr(store, name) for name in ("get", "put_if_version", "invalidate", "traits")):
         message = (
             f"{type(store).__name__} is not a store (it lacks get, put_if_version, invalidate or traits): "
-            f"create one with caslock.{make}(url) or a class in caslock.stores"
+            f"create one with caslock.{make}(url), which also takes a client, or with a class in caslock.stores"
         )
         raise TypeError(message)
 

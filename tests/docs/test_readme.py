@@ -137,6 +137,7 @@ def test_pages_have_blocks() -> None:
         "read-write.md": 3,
         "semaphore.md": 3,
         "settings.md": 2,
+        "several.md": 2,
         "start.md": 5,
         "stores.md": 2,
         "testing.md": 4,
