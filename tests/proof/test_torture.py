@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 SECONDS = float(os.environ.get("CASLOCK_TORTURE_SECONDS", "8"))
 
+pytestmark = pytest.mark.xdist_group("torture")  # each has many processes: one after the other
+
 unix = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP here")
 HANG = 300.0
 """Seconds after which whoever has not come to its end is taken to hang: a server may take long to start again."""

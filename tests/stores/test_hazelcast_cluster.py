@@ -29,8 +29,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
 
-PATIENCE = 30.0
-"""Seconds in which members have found each other, or noticed that one is gone."""
+PATIENCE = 200.0
+"""Seconds after which members that have not found each other, or not noticed that one is gone, are taken to hang."""
 
 QUICK = {
     "partition.count": 31,
