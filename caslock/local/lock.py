@@ -480,8 +480,8 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
     ) -> None:
         """Lock several keys of one store, or existing locks of any stores: ``MultiLock([lock, semaphore, rw.read])``.
 
-        Duplicates count once, also of a semaphore.  The settings are those of `Lock`; existing locks keep their own, but
-        for their `timeout`: that of the MultiLock is one deadline for all keys together.
+        Duplicates count once, also of a semaphore.  The settings are those of `Lock`; existing locks keep their own,
+        except for `timeout`: that of the MultiLock is one deadline for all keys together.
         """
         if "linger" in settings:
             raise no_such_setting({"linger": None})

@@ -43,7 +43,7 @@ class ReadWriteState(SharedState):
         """See `LockState.begin`; raises RuntimeError where the same thread or task holds the other side."""
         other = self.other.begun()
         if other._held and other._own(caller) is not None:
-            holds, advice = ("writes", "it may read as it is") if self.role == READS else ("reads", "release it to write")
+            holds, advice = ("writes", "just read") if self.role == READS else ("reads", "release it to write")
             message = f"this thread or task {holds} {self.key!r}, and would wait for itself: {advice}"
             raise RuntimeError(message)
         return super().begin(make, caller)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from caslock.protocol.attempt import Attempt
 
-BY_OURSELVES: Final = "by this thread or task through another Lock object: use one Lock object for both, or leave out the inner one"
+BY_OURSELVES: Final = "by this thread or task through another Lock object: use one for both, or leave out the inner one"
 
 
 class Waited(NamedTuple):

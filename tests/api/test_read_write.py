@@ -111,7 +111,7 @@ def test_a_reader_cannot_wait_to_write(memory: MemoryStore) -> None:
         lock.write.acquire()
     with (
         lock.write,
-        pytest.raises(RuntimeError, match="writes 'key', and would wait for itself: it may read as it is"),
+        pytest.raises(RuntimeError, match="writes 'key', and would wait for itself: just read"),
     ):
         lock.read.acquire()
     with lock.write:
