@@ -81,6 +81,25 @@ def test_an_entry_that_was_written_over_outlasts_its_first_ttl(hazelcast_server:
         assert store.get(key) == another.get(key) == entry
 
 
+def test_an_interrupt_as_a_verb_wakes_stays_what_it_is(
+    hazelcast_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No verb waits for a `threading.Condition` in the thread of its caller: an interrupt as that wakes is masked."""
+    here, wait = threading.current_thread(), threading.Condition.wait
+
+    def of_others(condition: threading.Condition, timeout: float | None = None) -> bool:
+        assert threading.current_thread() is not here
+        return wait(condition, timeout)
+
+    with HazelcastStore(hazelcast_server.url, timeout=20) as store:
+        key = fresh()
+        entry = put(store, key)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Condition, "wait", of_others)
+            assert store.get(key) == entry
+            store.wait_while(key, entry.version, 0.1)
+
+
 def test_no_lease_ends_early(hazelcast_server: Server) -> None:
     """Hazelcast cuts the end of an entry to a second: whenever within one it was written, it lasts for its ttl."""
     with HazelcastStore(hazelcast_server.url) as store, Stopwatch() as watch:

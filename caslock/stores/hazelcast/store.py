@@ -142,13 +142,13 @@ class _Thread:
         self._thread = threading.Thread(target=asyncio.run, args=[_serve(target, begun)], name="caslock-hazelcast")
         self._thread.daemon = True
         self._thread.start()
-        self._session, self._loop, self._over = begun.result()
+        self._session, self._loop, self._over = _result(begun)
 
     def run(self, act: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
         """Use the connection there, and wait for the result."""
         future = asyncio.run_coroutine_threadsafe(act(self._session), self._loop)
         with on_failure(future.cancel):
-            return future.result()
+            return _result(future)
 
     def end_with(self, store: HazelcastStore) -> None:
         """Have it end with a store that nobody has closed, or with the process."""
@@ -162,6 +162,15 @@ class _Thread:
     def _stop(self) -> None:
         if self.generation == generation() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._over.set)
+
+
+def _result(future: Future[T]) -> T:
+    """Wait for it; `Future.result` would turn an interrupt into a RuntimeError if it struck as the wait ends."""
+    done = threading.Lock()
+    done.acquire()
+    future.add_done_callback(lambda _: done.release())
+    done.acquire()
+    return future.result()
 
 
 async def _serve(target: Target, begun: Future[tuple[Session, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
