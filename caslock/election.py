@@ -53,7 +53,7 @@ class Election(Candidates[Store, Hold, _Candidate]):
 
         A change is a new term, or that nobody leads; a renewal is none.  The store says when the key has changed, if
         it can; otherwise all watchers of a key in this process together look once a second, and so they do while
-        nobody leads.  The first leader told may be a second old, and a term between two looks is not seen.
+        nobody leads.  The first leader told may be as old as five seconds, and a term between two looks is not seen.
 
         If the store does not answer, the last known leader counts until it does; the log has one WARNING for each such
         time.  Before the first answer nothing is told.  A request that is refused raises `StoreError`; the next one may
