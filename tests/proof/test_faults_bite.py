@@ -363,6 +363,12 @@ def play(api: str, memory: MemoryStore, scenario: str, arguments: dict[str, obje
     getattr(LockContract(), scenario)(scene=given, **arguments)
 
 
+def play_often(api: str, removal: Removal) -> None:
+    """Run a scenario five times: what the machine was late by does not count, so one run may tell nothing."""
+    for _ in range(5):
+        play(api, removal.make(), removal.scenario, removal.arguments)
+
+
 @pytest.mark.parametrize(
     ("removal", "api"),
     [pytest.param(removal, api, id=f"{api}-{removal.name}") for removal in REMOVALS for api in removal.apis],
@@ -375,4 +381,4 @@ def test_a_protection_that_is_removed_is_missed(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(owner, name, mutant)
     hurried(monkeypatch)
     with pytest.raises(RED):
-        play(api, removal.make(), removal.scenario, removal.arguments)
+        play_often(api, removal)
