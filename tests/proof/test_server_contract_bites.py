@@ -278,7 +278,8 @@ class WatchesForEver(Watcher):
     over = threading.Event()
 
     def wait_while(self, key: str, version: int, timeout: float) -> None:
-        while not self.over.is_set():
+        over = self.over
+        while not over.is_set():
             try:
                 super().wait_while(key, version, timeout)
                 break
@@ -472,11 +473,13 @@ def test_a_store_that_fails_badly_is_found_out(
     """Each turns exactly those tests red that ask for what it does wrong."""
     for module in (steps, trial):
         monkeypatch.setattr(module, "RECONNECT", 4.0)
-    WatchesForEver.over.clear()
-    try:
-        why = {test: verdict(wrong.make, redis_server, test) for test in ALL}
-    finally:
-        WatchesForEver.over.set()
+    why = dict[str, str]()
+    for test in ALL:
+        WatchesForEver.over = threading.Event()
+        try:
+            why[test] = verdict(wrong.make, redis_server, test)
+        finally:
+            WatchesForEver.over.set()
     assert red(why) == wrong.tests, why
 
 
