@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, NoReturn, Self, cast
 
 from caslock.errors import NotHeld, StoreError
-from caslock.local.settings import check_lease
+from caslock.local.settings import check_lease, no_such_attribute
 from caslock.process.fork import generation
 from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
@@ -50,6 +50,12 @@ class Holding:
             if self._is_open and not self.lost:
                 message = f"unreleased {self!r}: its key stays taken until its lease ends"
                 warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
+
+    if not TYPE_CHECKING:  # or else type checkers would know every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what to write for what the lock of another library has: its `with` block gives the lock itself."""
+            raise no_such_attribute(self, name)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: each hold is released once."""

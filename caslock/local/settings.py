@@ -162,16 +162,16 @@ def check_no_settings(settings: Mapping[str, object]) -> None:
 FOREIGN: Final = {
     "blocking": "timeout=0 (one try), or give it to acquire()",
     "blocking_timeout": "timeout=seconds (0: one try), and ttl= for what redis-py calls timeout",
-    "sleep": "poll=, a tenacity wait strategy, and ttl= for what redis-py calls timeout",
+    "sleep": "nothing, or poll=tenacity.wait_fixed(seconds), and ttl= for what redis-py calls timeout",
     "poll_interval": "poll=, a tenacity wait strategy",
     "expire": "ttl=seconds",
     "lease": "ttl=seconds",
     "lease_timeout": "ttl=seconds",
     "lifetime": "ttl=seconds",
     "auto_renewal": "auto_renew=",
-    "identifier": "note= for people, or owner= for locks that hold the key together",
-    "id": "owner= for locks that hold the key together",
-    "thread_local": "nothing, as any thread or task may release a hold",
+    "identifier": "note= for people (locks with one owner= do not exclude each other)",
+    "id": "note= for people (locks with one owner= do not exclude each other)",
+    "thread_local": "nothing: any thread or task may call release() of the hold, though not that of the lock",
     "name": "the key, as the second argument",
     "lock_file": "the key, as the second argument",
     "prefix": "prefix= of caslock.connect",
@@ -189,12 +189,14 @@ FOREIGN_IN_CALLS: Final = {
 }
 """Arguments of their methods, and what to write here."""
 
+_OWNED: Final = "`not hold.lost`, of what acquire() returns, until its release; or hold.ensure_held(), which raises"
+
 FOREIGN_METHODS: Final = {
     "extend": "hold.extend(ttl), of what acquire() returns; it replaces the lease",
-    "reacquire": "hold.extend(), of what acquire() returns",
-    "owned": "hold.ensure_held(), of what acquire() returns; if it is not held: LockLost or NotHeld",
-    "is_acquired": "hold.ensure_held(), of what acquire() returns; if it is not held: LockLost or NotHeld",
-    "is_locked": "locked()",
+    "reacquire": "hold.extend(ttl), of what acquire() returns",
+    "owned": _OWNED,
+    "is_acquired": _OWNED,
+    "is_locked": f"{_OWNED}; locked() says whether anybody holds it",
     "contenders": "holder(), which says who holds the key",
     "get_owner_id": "holder(), which says who holds the key",
     "reset": "force_release()",
@@ -219,7 +221,7 @@ def no_such_argument(method: str, names: Iterable[str]) -> TypeError:
 
 
 def no_such_attribute(lock: object, name: str) -> AttributeError:
-    """Say that a lock has no such attribute, and what to write for one that another library has."""
+    """Say that a lock or hold has no such attribute, and what to write for one that another library has."""
     hint = f": write {FOREIGN_METHODS[name]}" if name in FOREIGN_METHODS else ""
     return AttributeError(f"{type(lock).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=lock)
 

@@ -372,17 +372,25 @@ def test_a_method_of_another_library_is_told_what_it_is_called_here(make: Callab
         getattr(lock, "aquire")  # noqa: B009 - mypy knows that it is not there
 
 
+@pytest.mark.parametrize("kind", [Hold, AsyncHold])
+@pytest.mark.parametrize("name", sorted(FOREIGN_METHODS.keys() - {"extend"}))
+def test_a_hold_tells_of_such_a_method_too(kind: type[Any], name: str) -> None:
+    """With redis-py, a `with` block gives the lock itself."""
+    with pytest.raises(AttributeError, match=f"^'{kind.__name__}' object has no attribute '{name}': write "):
+        getattr(object.__new__(kind), name)
+
+
 @every_lock
 @pytest.mark.parametrize(
     ("name", "told"),
     [
         ("blocking", r"timeout=0 \(one try\), or give it to acquire\(\)"),
         ("blocking_timeout", r"timeout=seconds \(0: one try\)"),
-        ("sleep", "poll=, a tenacity wait strategy"),
+        ("sleep", r"nothing, or poll=tenacity.wait_fixed\(seconds\)"),
         ("expire", "ttl=seconds"),
         ("lease", "ttl=seconds"),
-        ("identifier", "note= for people, or owner="),
-        ("thread_local", "nothing, as any thread or task may release a hold"),
+        ("identifier", "note= for people"),
+        ("thread_local", r"nothing: any thread or task may call release\(\) of the hold"),
     ],
 )
 def test_an_argument_of_another_library_is_told_what_it_is_called_here(
