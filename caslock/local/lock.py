@@ -25,6 +25,7 @@ from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiState
 from caslock.local.settings import (
+    FOREIGN,
     MAX_NOTE_BYTES,
     MIN_LEASE,
     Own,
@@ -163,7 +164,13 @@ class LockObject:
     _with: ClassVar[str] = "with"
     __signature__: ClassVar[_Shown] = _Shown()
 
-    if not TYPE_CHECKING:  # or else type checkers would know every name
+    if not TYPE_CHECKING:  # or else type checkers would know every name, and take any arguments
+
+        def __new__(cls, _store: object = None, key: object = None, *_args: object, **given: object) -> Self:
+            """Say what to write for the `name=` of another lock, say: Python would tell of a `key` that is missing."""
+            if key is None and (foreign := FOREIGN.keys() & given.keys()):
+                raise no_such_setting(sorted(foreign))
+            return super().__new__(cls)
 
         def __getattr__(self, name: str) -> NoReturn:
             """Say what to write for a method that the lock of another library has."""

@@ -403,6 +403,17 @@ def test_an_argument_of_another_library_is_told_what_it_is_called_here(
         make(STORE, "key", tll=1)
 
 
+@pytest.mark.parametrize("kind", [Lock, AsyncLock, MultiLock, Semaphore, ReadWriteLock, QuorumLock])
+@pytest.mark.parametrize("given", [(), (STORE,)])
+def test_a_key_by_the_name_of_another_library_is_told_where_it_goes(
+    kind: Callable[..., object], given: tuple[object, ...]
+) -> None:
+    """Nobody who writes it gives `key` as well, of which Python would say that it is missing."""
+    for name in ("name", "lock_file"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': write the key, as the second arg"):
+            kind(*given, **{name: "k"})
+
+
 def test_the_page_for_those_who_come_from_another_library_has_all_hints() -> None:
     """Its table is this one."""
     rows = [f"| `{name}=` | {words} |" for name, words in FOREIGN.items()]
