@@ -82,6 +82,8 @@ class _Releasing(ABC):
             await finish(self._each, self._released, error)
             raise
 
+    release.__qualname__ = "release"  # for error texts: users do not know this class
+
     @property
     @abstractmethod
     def _each(self) -> Sequence[Holding]: ...

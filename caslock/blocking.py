@@ -104,6 +104,8 @@ class _Held(ABC):
             finish(self._each, self._released, error)
             raise
 
+    release.__qualname__ = "release"  # for error texts: users do not know this class
+
     def _release(self) -> None:
         run(self._released())
 

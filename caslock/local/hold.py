@@ -126,6 +126,8 @@ class Holding:
         self._mine()
         renew.check(self._attempt, self._state.runtime.now())
 
+    ensure_held.__qualname__ = "ensure_held"  # for error texts: users do not know this class
+
     async def _renewed(self, ttl: float | None) -> None:
         """See `extend`."""
         self._mine()

@@ -17,10 +17,12 @@ import pytest
 import redis
 
 from caslock import (
+    AsyncElection,
     AsyncHold,
     AsyncLock,
     AsyncMultiHold,
     AsyncMultiLock,
+    Election,
     Hold,
     Lock,
     MultiHold,
@@ -423,11 +425,21 @@ def test_the_page_for_those_who_come_from_another_library_has_all_hints() -> Non
     assert page.partition("| there | here, write |\n|---|---|\n")[2].splitlines() == rows
 
 
-@pytest.mark.parametrize("kind", [Lock, AsyncLock, MultiLock, AsyncMultiLock, Semaphore, ReadWriteLock, QuorumLock])
+@pytest.mark.parametrize(
+    "kind", [Lock, AsyncLock, MultiLock, AsyncMultiLock, Semaphore, ReadWriteLock, QuorumLock, Election, AsyncElection]
+)
 def test_a_wrong_argument_names_no_class_that_users_do_not_know(kind: Callable[..., Any]) -> None:
     """What Python says of it begins with the name of the method."""
     with pytest.raises(TypeError, match=r"^__init__\(\) missing "):
         kind()
+
+
+@pytest.mark.parametrize("kind", [Hold, AsyncHold])
+@pytest.mark.parametrize("name", ["release", "ensure_held"])
+def test_a_wrong_argument_of_a_hold_names_no_class_that_users_do_not_know(kind: type[Any], name: str) -> None:
+    """As above."""
+    with pytest.raises(TypeError, match=rf"^({kind.__name__}\.)?{name}\(\) takes 1 positional argument"):
+        getattr(kind, name)(object.__new__(kind), 1)
 
 
 @pytest.mark.parametrize("place", [*FOREIGN_IN_CALLS, "acquire(wait=)", "extend(by=)"])
