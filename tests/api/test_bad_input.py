@@ -416,6 +416,16 @@ def test_a_key_by_the_name_of_another_library_is_told_where_it_goes(
             kind(*given, **{name: "k"})
 
 
+def test_a_subclass_may_call_its_arguments_as_it_likes() -> None:
+    """Only the constructors of caslock refuse the names of other libraries."""
+
+    class RoomLock(Lock):
+        def __init__(self, *, name: str, prefix: str = "room:") -> None:
+            super().__init__(STORE, prefix + name)
+
+    assert RoomLock(name="42").key == "room:42"
+
+
 def test_the_page_for_those_who_come_from_another_library_has_all_hints() -> None:
     """Its table is this one."""
     rows = [f"| `{name}=` | {words} |" for name, words in FOREIGN.items()]
