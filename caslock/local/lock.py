@@ -166,11 +166,13 @@ class LockObject:
 
     if not TYPE_CHECKING:  # or else type checkers would know every name, and take any arguments
 
-        def __new__(cls, _store: object = None, key: object = None, *_args: object, **given: object) -> Self:
+        def __new__(cls, /, *args: object, **given: object) -> Self:
             """Say what to write for the `name=` of another lock, say: Python would tell of a `key` that is missing."""
-            foreign = FOREIGN.keys() & given.keys() if key is None else ()
-            if foreign and cls.__init__.__module__.startswith("caslock."):  # a subclass may take what it likes
-                raise no_such_setting(sorted(foreign))
+            named = () if args[1:] or "key" in given else FOREIGN.keys() & given.keys()
+            if named and getattr(cls.__init__, "__module__", "").startswith(
+                "caslock."
+            ):  # not that of a user's subclass
+                raise no_such_setting(sorted(named))
             return super().__new__(cls)
 
         def __getattr__(self, name: str) -> NoReturn:

@@ -30,6 +30,7 @@ from caslock import (
     QuorumLock,
     ReadWriteLock,
     Semaphore,
+    Store,
     Traits,
 )
 from caslock.local.settings import FOREIGN, FOREIGN_IN_CALLS, FOREIGN_METHODS
@@ -423,7 +424,12 @@ def test_a_subclass_may_call_its_arguments_as_it_likes() -> None:
         def __init__(self, *, name: str, prefix: str = "room:") -> None:
             super().__init__(STORE, prefix + name)
 
+    class TenantLock(Lock):
+        def __init__(self, store: Store, cls: str, key: str) -> None:
+            super().__init__(store, f"{cls}:{key}")
+
     assert RoomLock(name="42").key == "room:42"
+    assert TenantLock(STORE, "t", key="k").key == TenantLock(STORE, cls="t", key="k").key == "t:k"
 
 
 def test_the_page_for_those_who_come_from_another_library_has_all_hints() -> None:
