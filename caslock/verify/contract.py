@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from caslock.testing import StoreContract, StoreServer
+from caslock.testing.steps import RECONNECT
 from caslock.verify import locations
 from caslock.verify.cleanup import remove_keys
 from caslock.verify.prefixed import PrefixedStore
@@ -78,7 +79,7 @@ class _Plugin:
 
     @pytest.fixture
     def prefixed_store(self) -> Iterator[Store]:
-        store = self._prefixed(self._plan.url)
+        store = self._prefixed(locations.patient(self._plan.url, RECONNECT))  # a late answer is no breach
         yield store
         locations.close(store)
 

@@ -78,6 +78,14 @@ def through(url: str, port: int, timeout: float, host: str = "127.0.0.1") -> str
     )
 
 
+def patient(url: str, timeout: float) -> str:
+    """Give the URL of the same store, with this timeout for an answer unless it names its own."""
+    parts = split(url)
+    missing = [name for name in TIMEOUTS.get(parts.scheme, ()) if name not in dict(parse_qsl(parts.query))]
+    more = urlencode(dict.fromkeys(missing, f"{timeout:g}"))
+    return f"{url}{'&' if parts.query else '?'}{more}" if more else url
+
+
 def _address(url: str) -> str:
     """Give the URL that names the server: that of a DynamoDB names a region, and another server in an option."""
     parts = split(url)
