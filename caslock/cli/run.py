@@ -149,6 +149,7 @@ class _Run:
         self._program, self._kill_after = program, kill_after
         self._pending: list[int] | None = None  # signals for a command that is yet to be started
         self._child: Child | None = None
+        self._lost = set[str]()  # the keys of which a warning has said so
         self._started = threading.Event()
 
     def run(self, lock: MultiLock, keys: Sequence[str], busy: int | None) -> int:
@@ -168,7 +169,8 @@ class _Run:
             say(with_notes(error))
             return BUSY
         except LockLost as error:
-            say(with_notes(error))
+            if error.key not in self._lost:
+                say(with_notes(error))
             return LOST
         except StoreError as error:
             say(with_notes(error))
@@ -176,8 +178,9 @@ class _Run:
                 return REFUSED
         return self._exit_status(status)
 
-    def lost(self, _hold: Hold) -> None:
+    def lost(self, hold: Hold) -> None:
         """End the command: called from another thread, once for each key."""
+        self._lost.add(hold.key)
         self._started.wait()
         if self._child is not None:
             self._child.end(self._kill_after)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote
 
 import click
+
+from caslock.cli.main import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +38,8 @@ def opened(url: str | None, *, looks: bool = False) -> ClosableStore:
     """
     from caslock.connect import connect  # noqa: PLC0415 - not for `--help`
 
+    logging.getLogger("caslock").addHandler(_SAID)
+
     if url and url.lower().startswith("memory:"):
         raise click.UsageError("memory:// lives inside one process: name a store that processes can share")
     store = connect(url or default_url())
@@ -43,6 +48,17 @@ def opened(url: str | None, *, looks: bool = False) -> ClosableStore:
         if not path.exists():
             raise FileNotFoundError(f"there is no file {path}; the first lock makes it, so check the path")
     return store
+
+
+class _Said(logging.Handler):
+    """Says what the library warns of in the form of all that a command says."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say one."""
+        say(record.getMessage())
+
+
+_SAID: Final = _Said(logging.WARNING)
 
 
 def path_of(location: str) -> Path:

@@ -32,8 +32,9 @@ class Waited(NamedTuple):
 
     def __str__(self) -> str:
         """Say so."""
-        rest = "" if self.since is None else f" for all keys, the last {self.now - self.began:.3g} s for this one"
-        return f"(waited {self.seconds:.3g} s{rest})"
+        last, seconds = (f"{round(each, 3):.3g} s" for each in (self.now - self.began, self.seconds))
+        rest = "" if self.since is None else f" for all keys, the last {last} for this one"
+        return f"(waited {seconds}{rest})"
 
 
 def in_use(attempt: Attempt, inside: Iterable[Attempt], waited: Waited) -> NotAcquired:

@@ -220,7 +220,8 @@ def test_a_lost_lock_ends_the_command(url: str, store: ClosableStore) -> None:
         Lock(store, "key").force_release()
         code, output, errors = finished(process)
     assert (code, output) == (123, "asked\n")
-    assert "'key'" in errors
+    assert errors.startswith("caslock: lock 'key' at ")
+    assert errors.count("was lost") == 1
     assert gone(inner)
 
 

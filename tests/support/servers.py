@@ -469,9 +469,9 @@ class Host:
                 try:
                     server = self._servers.get(name) or _started(HOSTED[name], folder, ())
                     self._servers[name] = server
-                    worker.send(server.url)
-                except Exception as error:  # noqa: BLE001 - it is raised where it is asked for
-                    worker.send(error)
+                    worker.send((server.url, ""))
+                except BaseException as error:  # noqa: BLE001 - it is raised where it is asked for
+                    worker.send(("", f"{error!r}"))
 
 
 @functools.cache
@@ -484,10 +484,10 @@ def _hosted(kind: Kind, folder: Path, at: str) -> str:
     """Ask a `Host` for the URL of its server, which it may have to start in `folder`."""
     with Client(at) as connection:
         connection.send((kind.name, folder))
-        answer = connection.recv()
-    if isinstance(answer, Exception):
-        raise answer
-    return str(answer)
+        url, trouble = connection.recv()
+    if trouble:
+        raise RuntimeError(trouble)
+    return str(url)
 
 
 @contextlib.contextmanager
