@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from tests.proof.simulator.story import Choice
 
 # They open nothing: what is collected as garbage meanwhile was left by a test before them.
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(3000),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 SMALL = (
     "two tasks, briefly",
@@ -43,7 +47,7 @@ LARGEST = "MultiLocks and Locks of two processes, waking"
 """It has six clients: more than 60,000 states without any fault."""
 
 EACH = 4_900
-"""States of every other scene: together more than 100,000, in less than a minute of one core."""
+"""States of every other scene: together 147,000, in some minutes of one core."""
 
 
 @pytest.mark.parametrize("name", SMALL)
