@@ -196,11 +196,11 @@ FOREIGN_METHODS: Final = {
     "reacquire": "hold.extend(ttl), of what acquire() returns",
     "owned": _OWNED,
     "is_acquired": _OWNED,
-    "is_locked": f"{_OWNED}; locked() says whether anybody holds it",
-    "contenders": "holder(), which says who holds the key",
-    "get_owner_id": "holder(), which says who holds the key",
-    "reset": "force_release()",
-    "cancel": "acquire(timeout=seconds); a task that waits can be cancelled",
+    "is_locked": f"{_OWNED}; lock.locked() says whether anybody holds it",
+    "contenders": "lock.holder(), which says who holds the key",
+    "get_owner_id": "lock.holder(), which says who holds the key",
+    "reset": "lock.force_release()",
+    "cancel": "lock.acquire(timeout=seconds); a task that waits can be cancelled",
 }
 """Methods of their locks, and what to write here."""
 
