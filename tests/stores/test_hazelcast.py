@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import threading
@@ -250,6 +251,22 @@ def test_a_wait_ends_when_its_connection_is_lost(hazelcast_server: Server) -> No
         assert store.get(key)  # answers about one key come in order: it has looked
         with proxy.refusing():
             assert wait.result(50)[0] < 10
+
+
+def test_a_client_that_does_not_shut_down_in_time_leaves_no_connection(
+    hazelcast_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine it may take longer than a request."""
+
+    async def hang(_client: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("hazelcast.asyncio.HazelcastClient.shutdown", hang)
+    with FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy:
+        with HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=2) as store:
+            store.get("key")
+            assert proxy.connections
+        assert until(lambda: proxy.connections == 0)
 
 
 def test_listeners_do_not_stay(hazelcast_server: Server) -> None:

@@ -63,6 +63,17 @@ class _Open(NamedTuple):
     """What is set when the connection is lost."""
 
 
+class _Start(NamedTuple):
+    task: asyncio.Task[Map[Any, Any]]
+    connections: list[Any]
+    """All that the client has begun to open."""
+
+    def close(self, _task: object = None) -> None:
+        """Close them: in 5.7.0, shutdown() forgets one that is not open yet, or has not been authenticated."""
+        for connection in self.connections:
+            connection._inner_close()  # noqa: SLF001 - there is no other way
+
+
 class Session:
     """A connection to one member at a time, which passes requests on to the others."""
 
@@ -72,7 +83,7 @@ class Session:
         self._failures = Failures(target)
         self._opening = asyncio.Lock()
         self._open: _Open | None = None
-        self._clients: set[HazelcastClient] = set()  # also those that are given up, and may still be asked
+        self._clients: dict[HazelcastClient, _Start] = {}  # also those that are given up, and may still be asked
         self._tasks: set[asyncio.Task[None]] = set()
         self._first = secrets.randbelow(len(target.members))  # the member to be tried first
         self._probed = False
@@ -101,7 +112,9 @@ class Session:
         """Close all connections; a later request opens one again."""
         self._open = None
         for client in list(self._clients):
-            await self._shut(client)
+            self._leave(client)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await transports_are_closed()
 
     def _ends(self) -> float:
@@ -204,16 +217,25 @@ class Session:
                     self._open = None
                 for event in waits:
                     event.set()
-                self._clients.discard(client)  # it shuts itself down
+                self._clients.pop(client, None)  # it shuts itself down
 
         client.lifecycle_service.add_listener(changed)
-        self._clients.add(client)
-        heard = list[BaseException]()
+        heard, connections = list[BaseException](), list[Any]()
+        connect: Any = client._connection_manager._create_connection  # noqa: SLF001 - as below
+
+        def connected(address: object) -> object:
+            if client not in self._clients:
+                raise HazelcastError("the client was given up")
+            connections.append(connect(address))
+            return connections[-1]
+
+        client._connection_manager._create_connection = connected  # type: ignore[method-assign] # noqa: SLF001 - see `_Start.close`
         before = _heard.set(heard)
         try:
             starting = asyncio.create_task(self._start(client))
         finally:
             _heard.reset(before)
+        self._clients[client] = _Start(starting, connections)
         starting.add_done_callback(_forget)
         try:
             with on_failure(partial(self._leave, client)):
@@ -272,16 +294,18 @@ class Session:
             asyncio.get_running_loop().call_later(self._target.timeout, self._leave, used.client)
 
     def _leave(self, client: HazelcastClient) -> None:
-        if client in self._clients:
-            self._spawn(self._shut(client))
+        if start := self._clients.pop(client, None):
+            self._spawn(self._shut(client, start))
 
-    async def _shut(self, client: HazelcastClient) -> None:
-        self._clients.discard(client)
+    async def _shut(self, client: HazelcastClient, start: _Start) -> None:
         # In 5.7.0, shutdown() closes the last connection, which calls shutdown(), which waits for the first one.
         client._connection_manager._reconnect_mode = ReconnectMode.ON  # noqa: SLF001 - there is no other way
         with contextlib.suppress(Exception):
             async with asyncio.timeout(self._target.timeout):
                 await client.shutdown()
+                await asyncio.wait({start.task})
+        start.close()
+        start.task.add_done_callback(start.close)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
