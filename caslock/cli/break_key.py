@@ -28,7 +28,8 @@ def command(key: str, url: str | None, *, yes: bool, as_json: bool) -> int:
     Example:
       caslock break room:42 --yes --store redis://localhost
 
-    Exit status: 0 done, 1 nobody held it, or the answer was no, 2 the store could not be reached.
+    Exit status: 0 done, 1 nobody held it, or the answer was no, 2 the store could not be reached, or nobody could be
+    asked.
     """  # noqa: D301 - \b is a mark for click
     from caslock.blocking import Lock  # noqa: PLC0415 - not for `--help`
 

@@ -149,7 +149,7 @@ class _Run:
         self._program, self._kill_after = program, kill_after
         self._pending: list[int] | None = None  # signals for a command that is yet to be started
         self._child: Child | None = None
-        self._lost = set[str]()  # the keys of which a warning has said so
+        self._reported = set[str]()  # keys whose loss was logged as a warning
         self._started = threading.Event()
 
     def run(self, lock: MultiLock, keys: Sequence[str], busy: int | None) -> int:
@@ -169,8 +169,8 @@ class _Run:
             say(with_notes(error))
             return BUSY
         except LockLost as error:
-            if error.key not in self._lost:
-                say(with_notes(error))
+            for text in getattr(error, "__notes__", ()) if error.key in self._reported else [with_notes(error)]:
+                say(text)
             return LOST
         except StoreError as error:
             say(with_notes(error))
@@ -180,7 +180,7 @@ class _Run:
 
     def lost(self, hold: Hold) -> None:
         """End the command: called from another thread, once for each key."""
-        self._lost.add(hold.key)
+        self._reported.add(hold.key)
         self._started.wait()
         if self._child is not None:
             self._child.end(self._kill_after)

@@ -9,8 +9,6 @@ from urllib.parse import unquote
 
 import click
 
-from caslock.cli.main import say
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -32,13 +30,13 @@ json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, 
 
 
 def opened(url: str | None, *, looks: bool = False) -> ClosableStore:
-    """Make the store; nothing is sent yet.
+    """Make the store; nothing is sent yet.  From now on warnings are printed as the command's own messages are.
 
     For a command that only `looks`, raises FileNotFoundError if there is no file of that name: SQLite would make one.
     """
     from caslock.connect import connect  # noqa: PLC0415 - not for `--help`
 
-    logging.getLogger("caslock").addHandler(_SAID)
+    logging.getLogger("caslock").addHandler(_WARNINGS)
 
     if url and url.lower().startswith("memory:"):
         raise click.UsageError("memory:// lives inside one process: name a store that processes can share")
@@ -50,15 +48,10 @@ def opened(url: str | None, *, looks: bool = False) -> ClosableStore:
     return store
 
 
-class _Said(logging.Handler):
-    """Says what the library warns of in the form of all that a command says."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Say one."""
-        say(record.getMessage())
-
-
-_SAID: Final = _Said(logging.WARNING)
+_WARNINGS: Final = logging.StreamHandler()
+"""Prints what the library warns of in the form of a command's own messages."""
+_WARNINGS.setLevel(logging.WARNING)
+_WARNINGS.setFormatter(logging.Formatter("caslock: %(message)s"))
 
 
 def path_of(location: str) -> Path:

@@ -32,9 +32,12 @@ class Waited(NamedTuple):
 
     def __str__(self) -> str:
         """Say so."""
-        last, seconds = (f"{round(each, 3):.3g} s" for each in (self.now - self.began, self.seconds))
-        rest = "" if self.since is None else f" for all keys, the last {last} for this one"
-        return f"(waited {seconds}{rest})"
+        rest = "" if self.since is None else f" for all keys, the last {_seconds(self.now - self.began)} for this one"
+        return f"(waited {_seconds(self.seconds)}{rest})"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}".rstrip("0").rstrip(".") + " s"
 
 
 def in_use(attempt: Attempt, inside: Iterable[Attempt], waited: Waited) -> NotAcquired:

@@ -78,11 +78,14 @@ def through(url: str, port: int, timeout: float, host: str = "127.0.0.1") -> str
     )
 
 
-def patient(url: str, timeout: float) -> str:
-    """Give the URL of the same store, with this timeout for an answer unless it names its own."""
+def with_timeout(url: str, seconds: float) -> str:
+    """Give the URL of the same store with a timeout of so many seconds, where it sets none.
+
+    As for `through`, a URL with a scheme that is not caslock's own is left as it is.
+    """
     parts = split(url)
-    missing = [name for name in TIMEOUTS.get(parts.scheme, ()) if name not in dict(parse_qsl(parts.query))]
-    more = urlencode(dict.fromkeys(missing, f"{timeout:g}"))
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    more = urlencode({name: f"{seconds:g}" for name in TIMEOUTS.get(parts.scheme, ()) if name not in given})
     return f"{url}{'&' if parts.query else '?'}{more}" if more else url
 
 

@@ -17,7 +17,7 @@ from caslock.verify import PREFIX, Event, Judgement, Plan, judge
 from caslock.verify.counter import FencedCounter, StaleFence
 from caslock.verify.delays import SLACK
 from caslock.verify.history import History, read
-from caslock.verify.locations import close, open_store, patient, server_of, through
+from caslock.verify.locations import close, open_store, server_of, through, with_timeout
 from caslock.verify.worker import fault_writer
 from tests.proof.torture import LAWS
 from tests.proof.torture.etcd_leases import RESTARTED
@@ -673,11 +673,11 @@ def test_a_url_leads_through_the_proxy() -> None:
 
 
 def test_the_contract_is_patient_with_a_busy_server() -> None:
-    """A late answer is no breach: the timeouts that the URL does not name are long."""
-    assert patient("memcached://h", 30) == "memcached://h?timeout=30"
-    assert patient("redis://h?socket_timeout=9", 30) == "redis://h?socket_timeout=9&socket_connect_timeout=30"
-    assert patient("etcd://a:1,b:2?timeout=3", 30) == "etcd://a:1,b:2?timeout=3"
-    assert patient("sqlite:////tmp/x.db", 30) == "sqlite:////tmp/x.db"
+    """The timeouts that a URL does not set are long."""
+    assert with_timeout("memcached://h", 30) == "memcached://h?timeout=30"
+    assert with_timeout("redis://h?socket_timeout=9", 30) == "redis://h?socket_timeout=9&socket_connect_timeout=30"
+    assert with_timeout("etcd://a:1,b:2?timeout=3", 30) == "etcd://a:1,b:2?timeout=3"
+    assert with_timeout("sqlite:////tmp/x.db", 30) == "sqlite:////tmp/x.db"
 
 
 def test_a_wall_clock_goes_wrong() -> None:

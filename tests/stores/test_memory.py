@@ -260,6 +260,7 @@ assert interrupted == 3000
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
+@pytest.mark.skipif(sys.version_info[:2] == (3, 14), reason="python/cpython#148874: see docs/failures.md")
 def test_an_interrupted_wait_leaves_nothing() -> None:
     """KeyboardInterrupt at any moment of a wait leaves nobody in line."""
     subprocess.run([sys.executable, "-c", INTERRUPT], cwd=ROOT, check=True, timeout=50)

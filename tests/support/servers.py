@@ -470,8 +470,8 @@ class Host:
                     server = self._servers.get(name) or _started(HOSTED[name], folder, ())
                     self._servers[name] = server
                     worker.send((server.url, ""))
-                except BaseException as error:  # noqa: BLE001 - it is raised where it is asked for
-                    worker.send(("", f"{error!r}"))
+                except BaseException as error:  # noqa: BLE001 - the worker reports it: not all can be pickled
+                    worker.send(("", repr(error)))
 
 
 @functools.cache
@@ -484,9 +484,10 @@ def _hosted(kind: Kind, folder: Path, at: str) -> str:
     """Ask a `Host` for the URL of its server, which it may have to start in `folder`."""
     with Client(at) as connection:
         connection.send((kind.name, folder))
-        url, trouble = connection.recv()
-    if trouble:
-        raise RuntimeError(trouble)
+        url, problem = connection.recv()
+    if problem:
+        message = f"{kind.name} could not be started: {problem}"
+        raise RuntimeError(message)
     return str(url)
 
 

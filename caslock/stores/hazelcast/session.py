@@ -63,17 +63,6 @@ class _Open(NamedTuple):
     """What is set when the connection is lost."""
 
 
-class _Start(NamedTuple):
-    task: asyncio.Task[Map[Any, Any]]
-    connections: list[Any]
-    """All that the client has begun to open."""
-
-    def close(self, _task: object = None) -> None:
-        """Close them: in 5.7.0, shutdown() forgets one that is not open yet, or has not been authenticated."""
-        for connection in self.connections:
-            connection._inner_close()  # noqa: SLF001 - there is no other way
-
-
 class Session:
     """A connection to one member at a time, which passes requests on to the others."""
 
@@ -83,7 +72,8 @@ class Session:
         self._failures = Failures(target)
         self._opening = asyncio.Lock()
         self._open: _Open | None = None
-        self._clients: dict[HazelcastClient, _Start] = {}  # also those that are given up, and may still be asked
+        # With all connections that they have begun to open; also those that are asked no more, and may still answer.
+        self._clients: dict[HazelcastClient, list[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._first = secrets.randbelow(len(target.members))  # the member to be tried first
         self._probed = False
@@ -220,23 +210,20 @@ class Session:
                 self._clients.pop(client, None)  # it shuts itself down
 
         client.lifecycle_service.add_listener(changed)
-        heard, connections = list[BaseException](), list[Any]()
-        connect: Any = client._connection_manager._create_connection  # noqa: SLF001 - as below
-
-        def connected(address: object) -> object:
-            if client not in self._clients:
-                raise HazelcastError("the client was given up")
-            connections.append(connect(address))
-            return connections[-1]
-
-        client._connection_manager._create_connection = connected  # type: ignore[method-assign] # noqa: SLF001 - see `_Start.close`
+        heard = list[BaseException]()
+        connections = self._connections_of(client)
         before = _heard.set(heard)
         try:
             starting = asyncio.create_task(self._start(client))
         finally:
             _heard.reset(before)
-        self._clients[client] = _Start(starting, connections)
-        starting.add_done_callback(_forget)
+
+        def started(task: asyncio.Task[Any]) -> None:
+            _forget(task)
+            if client not in self._clients:  # it was given up while it connected
+                _close(connections)
+
+        starting.add_done_callback(started)
         try:
             with on_failure(partial(self._leave, client)):
                 # Not cancelled, because the client swallows that.  It ends when the client is shut down.
@@ -248,6 +235,21 @@ class Session:
             if heard and isinstance(heard[0], Exception):
                 raise heard[0] from error
             raise
+
+    def _connections_of(self, client: HazelcastClient) -> list[Any]:
+        """Note from now on what it begins to open, and let it open nothing once it was given up."""
+        connections = self._clients[client] = list[Any]()
+        manager: Any = client._connection_manager  # noqa: SLF001 - see `_close`
+        connect = manager._create_connection  # noqa: SLF001 - as above
+
+        def connected(address: object) -> object:
+            if client not in self._clients:
+                raise HazelcastError("the client was given up")
+            connections.append(connect(address))
+            return connections[-1]
+
+        manager._create_connection = connected  # noqa: SLF001 - as above
+        return connections
 
     async def _start(self, client: HazelcastClient) -> Map[Any, Any]:
         await client._start()  # type: ignore[no-untyped-call] # noqa: SLF001 - create_and_start() would not let go of a client that hangs
@@ -294,23 +296,30 @@ class Session:
             asyncio.get_running_loop().call_later(self._target.timeout, self._leave, used.client)
 
     def _leave(self, client: HazelcastClient) -> None:
-        if start := self._clients.pop(client, None):
-            self._spawn(self._shut(client, start))
+        connections = self._clients.pop(client, None)
+        if connections is not None:
+            self._spawn(self._shut(client, connections))
 
-    async def _shut(self, client: HazelcastClient, start: _Start) -> None:
+    async def _shut(self, client: HazelcastClient, connections: list[Any]) -> None:
         # In 5.7.0, shutdown() closes the last connection, which calls shutdown(), which waits for the first one.
         client._connection_manager._reconnect_mode = ReconnectMode.ON  # noqa: SLF001 - there is no other way
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(self._target.timeout):
-                await client.shutdown()
-                await asyncio.wait({start.task})
-        start.close()
-        start.task.add_done_callback(start.close)
+        try:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(self._target.timeout):
+                    await client.shutdown()
+        finally:
+            _close(connections)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _close(connections: list[Any]) -> None:
+    """Close what shutdown() has left: it may take too long, and in 5.7.0 forgets what is not authenticated yet."""
+    for connection in connections:
+        connection._inner_close()  # noqa: SLF001 - there is no other way
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
