@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -149,12 +150,12 @@ class _Run:
         self._program, self._kill_after = program, kill_after
         self._pending: list[int] | None = None  # signals for a command that is yet to be started
         self._child: Child | None = None
-        self._reported = set[str]()  # keys whose loss was logged as a warning
         self._started = threading.Event()
 
     def run(self, lock: MultiLock, keys: Sequence[str], busy: int | None) -> int:
         """Acquire, run, release; gives the exit status."""
         status = None
+        logging.getLogger("caslock").addFilter(lambda record: " was lost: " not in record.getMessage())  # said below
         sys.unraisablehook = self._dropped
         try:
             self._listen(_ENDS)
@@ -169,8 +170,7 @@ class _Run:
             say(with_notes(error))
             return BUSY
         except LockLost as error:
-            for text in getattr(error, "__notes__", ()) if error.key in self._reported else [with_notes(error)]:
-                say(text)
+            say(with_notes(error))
             return LOST
         except StoreError as error:
             say(with_notes(error))
@@ -178,9 +178,8 @@ class _Run:
                 return REFUSED
         return self._exit_status(status)
 
-    def lost(self, hold: Hold) -> None:
+    def lost(self, _hold: Hold) -> None:
         """End the command: called from another thread, once for each key."""
-        self._reported.add(hold.key)
         self._started.wait()
         if self._child is not None:
             self._child.end(self._kill_after)

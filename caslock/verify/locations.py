@@ -39,7 +39,7 @@ PORTS: Final = {
 
 _REDIS: Final = ("socket_timeout", "socket_connect_timeout")
 TIMEOUTS: Final[dict[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("redis", "rediss", "tair", "tairs"), _REDIS),
+    **dict.fromkeys(("redis", "rediss", "unix", "tair", "tairs"), _REDIS),
     **dict.fromkeys(("memcached", "postgresql", "mysql", "mariadb", "zookeeper"), ("timeout",)),
     **dict.fromkeys(("etcd", "etcds", "nats", "natss", "hazelcast", "dynamodb"), ("timeout",)),
 }
@@ -85,8 +85,9 @@ def with_timeout(url: str, seconds: float) -> str:
     """
     parts = split(url)
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    more = urlencode({name: f"{seconds:g}" for name in TIMEOUTS.get(parts.scheme, ()) if name not in given})
-    return f"{url}{'&' if parts.query else '?'}{more}" if more else url
+    names = TIMEOUTS.get(parts.scheme.partition("+")[0], ())
+    more = urlencode({name: f"{seconds:g}" for name in names if name not in given})
+    return f"{url}{'&' if '?' in url else '?'}{more}" if more else url
 
 
 def _address(url: str) -> str:

@@ -220,9 +220,20 @@ def test_a_lost_lock_ends_the_command(url: str, store: ClosableStore) -> None:
         Lock(store, "key").force_release()
         code, output, errors = finished(process)
     assert (code, output) == (123, "asked\n")
-    assert errors.startswith("caslock: lock 'key' at ")
+    assert errors.startswith("caslock: lock 'key' was lost: ")
     assert errors.count("was lost") == 1
     assert gone(inner)
+
+
+def test_a_loss_that_the_release_finds_is_told_once(url: str, store: ClosableStore) -> None:
+    """As one that a renewal finds."""
+    with start("run", "key", "--", "sh", "-c", "echo ready; read x", store=url, stdin=subprocess.PIPE) as process:
+        assert line(process) == "ready"
+        Lock(store, "key").force_release()
+        code, _, errors = finished(process)
+    assert code == 123
+    assert errors.startswith("caslock: lock 'key' was lost: ")
+    assert errors.count("was lost") == 1
 
 
 def test_a_command_that_ends_when_asked_is_not_waited_for(url: str, store: ClosableStore) -> None:

@@ -678,6 +678,7 @@ def test_the_contract_is_patient_with_a_busy_server() -> None:
     assert with_timeout("redis://h?socket_timeout=9", 30) == "redis://h?socket_timeout=9&socket_connect_timeout=30"
     assert with_timeout("etcd://a:1,b:2?timeout=3", 30) == "etcd://a:1,b:2?timeout=3"
     assert with_timeout("sqlite:////tmp/x.db", 30) == "sqlite:////tmp/x.db"
+    assert with_timeout("postgresql+psycopg://h?", 30) == "postgresql+psycopg://h?&timeout=30"
 
 
 def test_a_wall_clock_goes_wrong() -> None:

@@ -269,6 +269,33 @@ def test_a_client_that_does_not_shut_down_in_time_leaves_no_connection(
         assert until(lambda: proxy.connections == 0)
 
 
+@pytest.mark.parametrize("seconds", [None, 0.005, 0.02])
+def test_a_loop_that_ends_as_a_connection_opens_or_closes_leaves_none(
+    seconds: float | None, hazelcast_server: Server
+) -> None:
+    """What is left of it is cancelled then, perhaps before its first step."""
+
+    async def main(url: str) -> None:
+        store = AsyncHazelcastStore(url, timeout=20)
+        if seconds is None:
+            await store.get("key")
+            closing = asyncio.create_task(store.aclose())
+            await asyncio.sleep(0)
+            assert not closing.done()
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await store.get("key")
+
+    gc.disable()  # it would close them
+    try:
+        with FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy:
+            asyncio.run(main(f"hazelcast://{HOST}:{proxy.port}/locks"))
+            assert until(lambda: proxy.connections == 0)
+    finally:
+        gc.enable()
+
+
 def test_listeners_do_not_stay(hazelcast_server: Server) -> None:
     """After a wait, whether it was in vain or not, the member tells nothing more of the key."""
     with (

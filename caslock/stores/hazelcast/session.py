@@ -298,22 +298,21 @@ class Session:
     def _leave(self, client: HazelcastClient) -> None:
         connections = self._clients.pop(client, None)
         if connections is not None:
-            self._spawn(self._shut(client, connections))
+            # Not by the task itself: one that is cancelled before its first step does nothing.
+            self._spawn(self._shut(client)).add_done_callback(lambda _: _close(connections))
 
-    async def _shut(self, client: HazelcastClient, connections: list[Any]) -> None:
+    async def _shut(self, client: HazelcastClient) -> None:
         # In 5.7.0, shutdown() closes the last connection, which calls shutdown(), which waits for the first one.
         client._connection_manager._reconnect_mode = ReconnectMode.ON  # noqa: SLF001 - there is no other way
-        try:
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(self._target.timeout):
-                    await client.shutdown()
-        finally:
-            _close(connections)
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(self._target.timeout):
+                await client.shutdown()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _close(connections: list[Any]) -> None:
