@@ -220,7 +220,7 @@ def test_a_lost_lock_ends_the_command(url: str, store: ClosableStore) -> None:
         Lock(store, "key").force_release()
         code, output, errors = finished(process)
     assert (code, output) == (123, "asked\n")
-    assert errors.startswith("caslock: lock 'key' was lost: ")
+    assert "caslock: lock 'key' was lost: " in errors  # the shell may have said that it was terminated
     assert errors.count("was lost") == 1
     assert gone(inner)
 
@@ -232,7 +232,7 @@ def test_a_loss_that_the_release_finds_is_told_once(url: str, store: ClosableSto
         Lock(store, "key").force_release()
         code, _, errors = finished(process)
     assert code == 123
-    assert errors.startswith("caslock: lock 'key' was lost: ")
+    assert "caslock: lock 'key' was lost: " in errors
     assert errors.count("was lost") == 1
 
 
