@@ -33,7 +33,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(RUN) -m pytest --quiet --dist=loadgroup
 # What a version of Python can change: threads, tasks, signals, forks, locks, SQLite. Two minutes on two cores.
 # test_herds.py only counts requests, in virtual time: no version of Python changes that.
-QUICK := $(filter-out %/test_herds.py,$(wildcard tests/rules/test_*.py)) $(patsubst %,tests/api/test_%.py,asyncio bad_input connect ends fork_and_signals holds import lock \
+QUICK := $(filter-out %/test_herds.py,$(wildcard tests/rules/test_*.py)) \
+    $(patsubst %,tests/api/test_%.py,asyncio bad_input connect ends fork_and_signals holds import lock \
     lock_order multilock queue renewal tasks) tests/stores/test_memory.py tests/stores/test_sqlite.py \
     tests/commands/test_verify.py::test_an_interrupt_leaves_nothing_behind
 # What a version of a client can change.

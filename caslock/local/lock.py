@@ -169,9 +169,8 @@ class LockObject:
         def __new__(cls, /, *args: object, **given: object) -> Self:
             """Say what to write for the `name=` of another lock, say: Python would tell of a `key` that is missing."""
             named = () if args[1:] or "key" in given else FOREIGN.keys() & given.keys()
-            if named and getattr(cls.__init__, "__module__", "").startswith(
-                "caslock."
-            ):  # not that of a user's subclass
+            made_by = getattr(cls.__init__, "__module__", "") if named else ""
+            if made_by.startswith("caslock."):  # not by a user's subclass, which may have such an argument
                 raise no_such_setting(sorted(named))
             return super().__new__(cls)
 
