@@ -110,6 +110,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
+def pytest_collection_finish() -> None:
+    """Leave to no garbage collection what has been made so far: it stays, and it is more than most tests make."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _holds_end_with_their_test() -> Iterator[None]:
     """Renew nothing that a test has left held: later tests replace what the renewals would use."""
