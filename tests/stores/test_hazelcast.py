@@ -296,6 +296,25 @@ def test_a_loop_that_ends_as_a_connection_opens_or_closes_leaves_none(
         gc.enable()
 
 
+def test_a_client_that_swallows_its_cancellation_ends_with_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so while it connects, and may then wait without end."""
+    swallowed = list[bool]()
+
+    async def start(_client: object) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        swallowed.append(True)
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        with pytest.raises(StoreUnavailable):
+            await AsyncHazelcastStore(f"hazelcast://{HOST}:1/locks", timeout=0.1).get("key")
+
+    monkeypatch.setattr("hazelcast.asyncio.HazelcastClient._start", start)
+    asyncio.run(main())
+    assert swallowed
+
+
 def test_listeners_do_not_stay(hazelcast_server: Server) -> None:
     """After a wait, whether it was in vain or not, the member tells nothing more of the key."""
     with (

@@ -40,6 +40,7 @@ FOREVER: Final = (1 << 63) - 1
 """The ttl of an entry that does not expire, in milliseconds."""
 
 _PROBE: Final = 60  # seconds
+_AGAIN: Final = 0.01  # seconds
 
 _heard: ContextVar[list[BaseException] | None] = ContextVar("_heard", default=None)
 
@@ -225,8 +226,7 @@ class Session:
 
         starting.add_done_callback(started)
         try:
-            with on_failure(partial(self._leave, client)):
-                # Not cancelled, because the client swallows that.  It ends when the client is shut down.
+            with on_failure(partial(self._leave, client)), on_failure(partial(_cancel, starting)):
                 done, _ = await asyncio.wait({starting}, timeout=seconds_left(ends))
                 if not done:
                     raise TimeoutError
@@ -313,6 +313,13 @@ class Session:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it has ended: the client swallows a cancellation, and may then wait without end."""
+    if not task.done():
+        task.cancel()
+        asyncio.get_running_loop().call_later(_AGAIN, _cancel, task)
 
 
 def _close(connections: list[Any]) -> None:
