@@ -232,6 +232,10 @@ class FaultProxy:
         self._server = await asyncio.start_server(self._accept, sock=self._listener, backlog=BACKLOG)
 
     async def _shut(self) -> None:
+        with contextlib.suppress(NotImplementedError):  # on Windows
+            self._loop.remove_reader(self._listener)  # accept nobody
+        for _ in range(2):  # who was accepted just now gets a link; a server that is closed would forget the socket
+            await asyncio.sleep(0)
         self._server.close()  # which closes the listener too
         tasks = list(self._tasks)
         for task in tasks:
