@@ -142,8 +142,8 @@ class WatchingStore(Protocol):
 
         `version` is that of an entry, never `ABSENT`.  The wait must end soon after a removal or another write, and at
         once if either came before it began.  It may return early without a reason, because the caller reads the key
-        afterwards.  It need not notice an expiry.  It reads only: a waiter that dies leaves nothing behind, and any
-        number of waiters end at the same change.
+        afterwards.  It need not notice an expiry.  It leaves the entry as it is, and what a waiter that
+        dies leaves behind expires; any number of waiters end at the same change.
 
         It ends within `timeout` plus one request timeout.  Raises what `Store.get` raises; `StoreUnavailable` with
         ``sent=False``, at once, if no further waiter can be served now: the caller then sleeps instead.
@@ -168,7 +168,8 @@ WOKEN: Final = Entry(b"", ABSENT)
 class QueueingStore(Protocol):
     """A store that can queue waiters, and write for the first of them when the entry is removed.
 
-    A lock prefers it to a `WatchingStore`: the waiter has the key after one request, and no other waiter is woken.
+    A `Lock` prefers it to `wait_while`: the waiter has the key after one request, and no other waiter is woken.
+    Semaphores, read-write locks and those who watch an election use `wait_while` alone.
     """
 
     def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:

@@ -55,6 +55,8 @@ async def acquire(
         if runtime.now() >= limit:
             return False
         observed = await _wait(runtime, attempt, limit)
+        if observed is None and not attempt.queues:  # where several may hold the key, a put would often be in vain
+            observed = await read(runtime, attempt, last_start(runtime, attempt.limit))
         attempt.writes.forget_dead(runtime.now())
     return True
 
@@ -143,22 +145,25 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
     """
     contention = attempt.contend()
     version, holder = contention.observed
-    over, longest = False, LONGEST_WAIT
+    over, longest, queues = False, LONGEST_WAIT, attempt.queues and runtime.queueing is not None
+    in_time = limit - LATE_WAKE
     if holder is not None and not holder.foreign:
         ends = attempt.ends(contention)
         over = runtime.now() >= ends
         limit = limit if over else min(limit, ends)
         longest = min(longest, holder.ttl / 3)  # who lives renews as often; who died may end before `ends`
-        # The end of a lease wakes nobody, nor does a release into a free record (a quarantine).
-        if attempt.queues and runtime.queueing is not None and not (over or holder.quarantine or holder.kept):
+        # The end of a lease wakes nobody who is queued, nor does a release into a free record (a quarantine).
+        if queues and not (over or holder.quarantine or holder.kept):
             observed = await _put_when_absent(runtime, attempt, LONGEST_WAIT, limit)
             if observed is not None:
                 return observed
-    if runtime.watching is not None and not over and contention.watches(version):
+    seconds = min(longest, min(limit, in_time) - runtime.now())
+    may_watch = seconds > 0 and not (queues or over) and attempt.may_watch
+    if may_watch and runtime.watching is not None and contention.watches(version):
         with suppress(StoreError):  # a put shows what is wrong
-            seconds = max(0.0, min(longest, limit - runtime.now()))
             await runtime.watching.wait_while(attempt.key, version, seconds)
-            await _yield(runtime, attempt, limit)
+            if attempt.queues:  # else it has let others go first before it asked
+                await _yield(runtime, attempt, limit)
             return None
     pause = contention.pause() if attempt.terms.settings.poll else max(contention.pause(), attempt.least_pause)
     return await attempt.pause(max(0.0, min(pause, limit - runtime.now())))

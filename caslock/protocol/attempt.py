@@ -133,7 +133,7 @@ class Attempt:
     )
 
     queues: ClassVar[bool] = True
-    """Whether it may wait at the store for a moment when nothing is there."""
+    """Whether it may wait at the store for a moment when nothing is there: only one may hold the key."""
 
     purpose: ClassVar[str] = "acquire"  # for errors
     terms: Terms
@@ -250,6 +250,11 @@ class Attempt:
     def least_pause(self) -> float:
         """Seconds to pause before the next look, at least."""
         return 0.0
+
+    @property
+    def may_watch(self) -> bool:
+        """Whether to wait for a change at the store, if it has `wait_while`."""
+        return True
 
     def ends(self, contention: Contention) -> float:
         """When what is there ends, as far as is known, if it is not renewed."""

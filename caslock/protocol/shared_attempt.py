@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 PAUSE_ALONE: Final = 0.05
 """Shortest pause, in seconds, of a process that has the key to itself."""
 
+QUIET: Final = 0.05
+"""Seconds without a change after which the next one is waited for at the store."""
+
 
 class SharedAttempt(Attempt):
     """One acquire call of a key of `permits` holds."""
@@ -126,6 +129,17 @@ class SharedAttempt(Attempt):
         """Whether it is a share of this process."""
         stamp = self.stamps().stamp
         return (share.host, share.pid) == (stamp.host, stamp.pid)
+
+    @property
+    def may_watch(self) -> bool:
+        """See `Attempt.may_watch`.
+
+        A release in this process wakes only who pauses.  So while this process holds the key we pause, until the record
+        has not changed for `QUIET` seconds.
+        """
+        record, ours = self.seen.newest[1], self._ours
+        here = record is not None and any(self.is_ours(each) and each.hold not in ours for each in record.shares)
+        return not here or self.runtime.now() - self.contend().seen >= QUIET
 
     @property
     def least_pause(self) -> float:

@@ -30,7 +30,7 @@ from caslock.local.workers import run
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import State
 from caslock.protocol.record import Observed, Record, decode, encode
-from caslock.protocol.shared_attempt import PAUSE_ALONE, SharedAttempt
+from caslock.protocol.shared_attempt import PAUSE_ALONE, QUIET, SharedAttempt
 from caslock.protocol.shares import MAX_PERMITS, SHARED, Share
 from caslock.store import MAX_VALUE
 from caslock.stores.memory import MemoryStore
@@ -476,7 +476,8 @@ def test_who_has_gone_by_a_late_answer_pauses_before_the_next_try(memory: Memory
     watched.requests.clear()
     present(semaphore.acquire(timeout=ENOUGH)).release()
     assert len(waits) == 1
-    assert [verb for verb, _ in watched.requests].count("put") == 3  # at once, by the late answer, after the pause
+    # At once, and by the late answer; after the pause; and the releases.
+    assert [verb for verb, _ in watched.requests] == ["put", "get", "invalidate", "get", "put", "invalidate"]
 
 
 @pytest.mark.parametrize(("host", "least"), [(None, PAUSE_ALONE), ("elsewhere", 0.0)])
@@ -504,6 +505,29 @@ def test_a_process_that_has_all_permits_asks_less_often(
     assert pauses == [least]
     for hold in holds:
         hold.release()
+
+
+@pytest.mark.parametrize(
+    ("host", "unchanged", "may"),
+    [(None, 0.0, False), (None, QUIET, True), ("elsewhere", 0.0, True), ("ours", 0.0, True)],
+)
+def test_who_may_be_given_a_place_by_this_process_waits_at_the_store_only_after_a_while(
+    memory: MemoryStore, host: str | None, unchanged: float, *, may: bool
+) -> None:
+    """A release here wakes at once a waiter that pauses; one that waits at the store hears of it from the store."""
+    semaphore = Semaphore(memory, "key", 1)
+    with semaphore:
+        attempt = semaphore._state._attempt()
+        version, record = attempt.seen.newest
+        share = present(record).shares[0]
+        if host == "ours":  # the place of a writer that waits
+            share = share._replace(hold=attempt.hold_id)
+        elif host:
+            share = share._replace(host=host)
+        seen = present(record)._replace(shares=(share,))
+        attempt.seen.newest = version, seen
+        attempt.contend().meet(Observed(version, seen), clock.now() - unchanged)
+        assert attempt.may_watch is may
 
 
 def test_a_release_that_leaves_a_quarantine_wakes_who_asks(

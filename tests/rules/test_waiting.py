@@ -128,8 +128,8 @@ def test_a_wait_at_the_store_without_an_answer_is_followed_by_a_look() -> None:
 
 
 def test_a_version_is_watched_until_the_lease_ends() -> None:
-    """For the longest wait, a third of the lease, or what is left of the time; then it is looked at."""
-    for lease, timeout, seconds in ((100.0, None, 5.0), (9.0, None, 3.0), (100.0, 5.0, 3.0), (100.0, 2.5, 0.5)):
+    """For the longest wait, a third of the lease, or most of what is left of the time; then it is looked at."""
+    for lease, timeout, seconds in ((100.0, None, 5.0), (9.0, None, 3.0), (100.0, 5.0, 2.9), (100.0, 2.5, 0.4)):
         script = Scripted(theirs(lease), None, MINE)
         script.watching = script
         assert acquired(script, timeout, None)

@@ -8,14 +8,15 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 import redis
 import redis.asyncio
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.store import ABSENT, WOKEN, Entry, QueueingStore, Store
+from caslock.store import ABSENT, WOKEN, Entry, Put, QueueingStore, Removal, Store, WatchingStore
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.stores.shared.connections import MOST_WAITING
 from caslock.testing.stopwatch import Stopwatch
@@ -30,15 +31,17 @@ from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
     from tests.conftest import NewServer
     from tests.support.servers import Server
 
-    class Queueing(Store, QueueingStore):
-        """A store with `put_when_absent`."""
+    class Queueing(Store, QueueingStore, WatchingStore):
+        """A store with `put_when_absent` and `wait_while`."""
 
+
+T = TypeVar("T")
 
 WAIT_ENDS = 0.1
 """Seconds by which a wait may end late: Redis looks ten times a second."""
@@ -72,13 +75,20 @@ class Waiting:
 
     def start(self, store: Queueing, key: str, timeout: float = 30.0) -> Future[Entry | None]:
         """Begin to wait, and return when that wait blocks."""
+        return self._begin(partial(wait, store, key, timeout))
+
+    def watch(self, store: Queueing, key: str, version: int) -> Future[None]:
+        """Begin to watch, and return when that blocks."""
+        return self._begin(partial(store.wait_while, key, version, 30.0))
+
+    def _begin(self, work: Callable[[], T]) -> Future[T]:
         before = self.blocked()
-        started = self.pool.submit(wait, store, key, timeout)
+        started = self.pool.submit(work)
         assert until(lambda: self.blocked() > before or started.done())
         return started
 
     def blocked(self) -> int:
-        return sum(each["cmd"] == "blpop" and "b" in each["flags"] for each in self.admin.client_list())
+        return sum("b" in each["flags"] for each in self.admin.client_list())
 
     def keys(self) -> set[bytes]:
         return set(self.admin.keys())
@@ -144,7 +154,7 @@ def test_where_only_a_marker_is_left_it_puts_at_once(here: Waiting) -> None:
     assert here.keys() == set()
 
 
-def test_a_put_wakes_nobody(here: Waiting) -> None:
+def test_a_put_wakes_nobody_who_is_queued(here: Waiting) -> None:
     """Neither one that is refused nor one that succeeds: a waiter goes on waiting when another version is there."""
     store = here.open()
     entry = put(store, "k")
@@ -157,6 +167,57 @@ def test_a_put_wakes_nobody(here: Waiting) -> None:
     assert not waiter.done()
     assert store.invalidate("k", entry.version) is WOKEN
     won(waiter)
+
+
+def test_a_change_wakes_all_who_watch_and_a_removal_one_waiter_besides(here: Waiting) -> None:
+    """Neither takes what is meant for the other."""
+    store = here.open()
+    entry = put(store, "k")
+    waiters = [here.start(store, "k") for _ in range(2)]
+    for change in ("put", "removal"):
+        watchers = [here.watch(store, "k", entry.version) for _ in range(3)]
+        if change == "put":
+            entry = put(store, "k", b"a", entry.version)
+        else:
+            assert store.invalidate("k", entry.version) is WOKEN
+        for each in watchers:
+            each.result(50)
+    written = won(waiters[0])
+    assert here.blocked() == 1
+    assert store.invalidate("k", written.version) is WOKEN
+    assert store.invalidate("k", won(waiters[1]).version) is None
+
+
+def test_only_who_watches_leaves_something_and_not_for_long(here: Waiting) -> None:
+    """The last change, for a minute after the last watch has begun; it wakes nobody who comes later."""
+    store = here.open()
+    entry = put(store, "k")
+    store.wait_while("k", entry.version, 0.001)
+    begun = time.monotonic()
+    entry = put(store, "k", b"a", entry.version)
+    for _ in range(3):
+        with Stopwatch() as watch:
+            store.wait_while("k", entry.version, 0.1)
+        assert watch.elapsed >= 0.1
+    assert here.admin.xlen(b"k\xffchanges") == 1
+    assert store.invalidate("k", entry.version) is None
+    assert here.keys() == {b"k\xffchanges"}
+    assert 59_998 - 1000 * (time.monotonic() - begun) < here.admin.pttl(b"k\xffchanges") <= 60_150
+    with Stopwatch() as watch:
+        store.wait_while("k", entry.version, 20)
+    assert watch.seconds < 5
+
+
+def test_a_change_is_made_though_it_can_wake_nobody(here: Waiting) -> None:
+    """Something else is where the changes should be: whoever watches looks again after a while, as at other stores."""
+    store = here.open()
+    entry = put(store, "k")
+    here.admin.set(b"k\xffchanges", "of another program")
+    store.wait_while("k", entry.version, 20)
+    unsent(lambda: store.wait_while("k", entry.version, 20), "cannot serve another waiter now")
+    entry = put(store, "k", b"a", entry.version)
+    assert store.invalidate("k", entry.version) is None
+    assert here.keys() == {b"k\xffchanges"}
 
 
 def test_a_removal_that_nobody_waits_for_answers_none_and_leaves_nothing(here: Waiting) -> None:
@@ -295,7 +356,7 @@ def test_waiting_connections_are_bounded_and_used_again(new: New) -> None:
     store = here.open(client_name="ours")
     entry = put(store, "k")
     waiters = [here.start(store, "k") for _ in range(MOST_WAITING)]
-    unsent(lambda: wait(store, "k"), "cannot queue a put now")
+    unsent(lambda: wait(store, "k"), "cannot serve another waiter now")
     for waiter in waiters:
         assert store.invalidate("k", entry.version) is WOKEN
         entry = won(waiter)
@@ -366,8 +427,25 @@ def test_a_client_that_may_not_wait_sleeps(new: New) -> None:
     store = here.open()
     entry = put(store, "k")
     assert wait(store, "k") == entry
-    unsent(lambda: wait(store, "k"), "cannot queue a put now")
+    unsent(lambda: wait(store, "k"), "cannot serve another waiter now")
     assert store.invalidate("k", entry.version) is None
+
+
+def test_a_user_who_may_touch_the_keys_alone_writes_and_wakes_nobody(new: New) -> None:
+    """Redis refuses a script for any name that it is given."""
+    here, server = new()
+    here.admin.execute_command("ACL", "SETUSER", "narrow", "on", "nopass", "~k", "~l", "+@all")
+    here.url = server.url.replace("//", "//narrow@")
+    store = cast("Any", here.open())
+    entry = put(store, "k")
+    entry = put(store, "k", b"a", entry.version)
+    puts = [Put("k", b"b", entry.version, 30.0), Put("l", b"b", ABSENT, 30.0)]
+    one, other = store.put_many(puts)
+    assert store.invalidate_many([Removal("k", one.version), Removal("l", other.version)]) == [None, None]
+    assert store.invalidate("k", put(store, "k").version) is None
+    assert store.get("k") is None
+    with pytest.raises(StoreError, match="grant the user"):
+        put(store, "other")
 
 
 def test_a_full_server_wakes_all_the_same(new: New) -> None:

@@ -80,7 +80,7 @@ class Connections(Generic[L]):
         server, link = self._server, None
         # In full, or the replicas would be waited for twice if a script is unknown.
         request = request.in_full() if server.replicas else request
-        command, _, read, script, before, count, wait = request
+        command, _, read, _, before, count, wait, _ = request
         pool = self._for_waits if wait else self._for_requests
         try:
             link = pool.take()
@@ -104,8 +104,9 @@ class Connections(Generic[L]):
         if wait and _refused(*replies[:2]):
             self._sleeps_until = monotonic() + _SLEEP
         if isinstance(answer, Exception):
-            if script and isinstance(answer, exceptions.NoScriptError):
-                return await self.ask(request.in_full(), ends - monotonic())
+            other = _in_place_of(request, answer)
+            if other != request:
+                return await self.ask(other, ends - monotonic())
             raise server.failures.of(answer) from answer
         if server.replicas:
             server.check(replies[-1])
@@ -146,6 +147,13 @@ class Connections(Generic[L]):
         """Close what is idle, and keep nothing from now on."""
         self._for_requests.end()
         self._for_waits.end()
+
+
+def _in_place_of(request: Request[T], error: Exception) -> Request[T]:
+    """Return what to send after an error: the script itself, or without names that the user may not touch."""
+    if isinstance(error, exceptions.NoScriptError):
+        return request.in_full()
+    return request.alone() if isinstance(error, exceptions.NoPermissionError) else request
 
 
 def _refused(ticket: Reply, token: Reply) -> bool:

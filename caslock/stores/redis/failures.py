@@ -29,8 +29,8 @@ ADVICE: Final = {
     "ReadOnly": "connect to the primary, not to a replica",
     "Authentication|WRONGPASS": "check the user and the password",
     NO_RIGHTS: (
-        "grant the user eval, evalsha, get, set, del and time on the keys (and wait, with replicas); waiting also "
-        "needs blpop, rpush, zadd, zcard, zpopmin, zremrangebyscore and pexpire on names that begin with a key"
+        "grant the user eval, evalsha, get, set, del and time on the keys (and wait, with replicas); to be woken it "
+        "needs blpop, pexpire, rpush, xadd, xread, zadd, zcard, zpopmin, zremrangebyscore on names with a key in them"
     ),
     "WRONGTYPE": "another program stores a value of another type under this key; use another key or a prefix",
     "MovedError": "this is a node of a Redis Cluster; create the store from a RedisCluster client",
@@ -76,8 +76,8 @@ class Failures:
         self._secrets = sorted(set(secrets) - {""}, key=len, reverse=True)
 
     def cannot_wait(self) -> StoreUnavailable:
-        """Say that a put can't wait now."""
-        return StoreUnavailable(f"{self._location} cannot queue a put now", sent=False)
+        """Return the error for a wait that can't be served."""
+        return StoreUnavailable(f"{self._location} cannot serve another waiter now", sent=False)
 
     def too_few(self, replicas: int, acknowledged: object) -> StoreUnavailable:
         """Say that fewer replicas have acknowledged a request than were to."""

@@ -17,8 +17,12 @@ form (``5:hello``) can't be told apart: it reads as a value and a version.
 Waiting: next to a key that somebody waits for is a sorted set of tickets, one for each waiter, with the time when that
 wait ends.  A waiter sends three commands at once: take a ticket, block on a list of tokens (BLPOP), put.  A removal
 takes one ticket and leaves one token, which wakes the waiter that has blocked longest.  A token that nobody takes
-expires after a second; an old ticket is removed when the next one is taken, or a minute later.  The names of both
-contain a byte that is not UTF-8, so they are never the name of a lock's key.
+expires after a second; an old ticket is removed when the next one is taken, or a minute later.
+
+Watching: next to a key that somebody watches is a stream with its last change, which a put in place of an entry and a
+removal replace if it is there.  A watcher blocks on it (XREAD), and it lives for a minute after the last one has begun.
+
+The names of all three contain a byte that is not UTF-8, so they are never the name of a lock's key.
 """
 
 from __future__ import annotations
@@ -77,6 +81,16 @@ class Script:
 _PUT: Final = Script("put.lua")
 _REMOVE: Final = Script("remove.lua")
 _TICKET: Final = Script("ticket.lua")
+_WATCH: Final = Script("watch.lua")
+
+
+class Names(NamedTuple):
+    """What a key is called at the server, and what is next to it; all the same where there can be nothing."""
+
+    key: bytes
+    waiters: bytes
+    tokens: bytes
+    changes: bytes
 
 
 class Request(NamedTuple, Generic[T_co]):
@@ -95,6 +109,8 @@ class Request(NamedTuple, Generic[T_co]):
     """How many come back; that to the command is the last."""
     seconds: float = 0.0
     """How long the server may wait after the first reply."""
+    each: int = 1
+    """How many names a script gets for each key."""
 
     def in_full(self) -> Request[T_co]:
         """Return the same with the script itself, for a server that does not know its digest."""
@@ -107,10 +123,15 @@ class Request(NamedTuple, Generic[T_co]):
         return self._replace(before=_ASKING, replies=2, seconds=0.0)
 
     def alone(self) -> Request[T_co]:
-        """Return the same with one key: it can be served while the slot moves, and wakes nobody."""
-        if self.script is not _REMOVE or self.command[2] != b"3":
+        """Return the same without what is next to the keys: it wakes nobody.
+
+        It can be served while the slot moves, and where the user may not touch those names.
+        """
+        if self.each == 1:
             return self
-        return self._replace(command=(*self.command[:3], self.name, self.name, self.name, *self.command[6:]))
+        rest = 3 + int(self.command[2])
+        names = [name for name in self.command[3 : rest : self.each] for _ in range(self.each)]
+        return self._replace(command=(*self.command[:3], *names, *self.command[rest:]))
 
 
 class Requests:
@@ -123,52 +144,71 @@ class Requests:
 
     def get(self, key: str) -> Request[Entry | None]:
         """Read."""
-        name, _, _ = self._names(key)
+        name = self.name(key)
         return Request((b"GET", name), name, _entry_there)
 
     def put(self, key: str, value: bytes, version: int, ttl: float) -> Request[Entry | None]:
         """Write."""
-        name, _, _ = self._names(key)
+        name, _, _, changes = self._names(key)
         expected, ms = checked_put(value, version, ttl)
-        command = (b"EVALSHA", _PUT.digest, b"1", name, expected, ms, value)
-        return _new(Request, (command, name, partial(_entry, value), _PUT, b"", 1, 0.0))
+        told = name if version == ABSENT else changes  # nobody watches what is not there
+        command = (b"EVALSHA", _PUT.digest, b"2", name, told, expected, ms, value)
+        return _new(Request, (command, name, partial(_entry, value), _PUT, b"", 1, 0.0, 2))
 
     def invalidate(self, key: str, version: int) -> Request[Entry | None]:
         """Remove."""
-        (name, waiters, tokens), expected = self._names(key), checked_version(version)
-        command = (b"EVALSHA", _REMOVE.digest, b"3", name, waiters, tokens, expected)
-        return _new(Request, (command, name, _entry_there, _REMOVE, b"", 1, 0.0))
+        (name, waiters, tokens, changes), expected = self._names(key), checked_version(version)
+        command = (b"EVALSHA", _REMOVE.digest, b"4", name, waiters, tokens, changes, expected)
+        return _new(Request, (command, name, _entry_there, _REMOVE, b"", 1, 0.0, 4))
 
     def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Request[Entry | None]:
         """Wait, and write; raises ``StoreUnavailable(sent=False)`` for a key that can have no waiters."""
-        name, waiters, tokens = self._names(key)
+        name, waiters, tokens, _ = names = self._names(key)
         expected, ms = checked_put(value, ABSENT, ttl)
-        if not timeout > 0:
-            raise ValueError(f"timeout must be greater than 0 seconds, not {timeout!r}")
-        seconds = max(min(timeout, _LONGEST_WAIT), _LEAST_WAIT)
-        if waiters == name:
-            raise self._failures.cannot_wait()
+        seconds = self._checked_wait(names, timeout)
         nonce = os.urandom(9).hex().encode()
         own = b"%b:%b" % (tokens, nonce)
         lasts = b"%d" % math.ceil(seconds * 1000 + _LATER)
         # The scripts are sent in full: their replies come too late to be answered with them.
         ticket = packed((b"EVAL", _TICKET.text, b"3", name, waiters, own, lasts, nonce, _LONGEST_TICKET))
         block = packed((b"BLPOP", own, tokens, b"%.3f" % seconds))
-        put = (b"EVAL", _PUT.text, b"1", name, expected, ms, value)
+        put = (b"EVAL", _PUT.text, b"2", name, name, expected, ms, value)
         return Request(put, name, partial(_entry, value), before=ticket + block, replies=3, seconds=seconds)
+
+    def wait_while(self, key: str, version: int, timeout: float) -> Request[object]:
+        """Wait for a change; raises as `put_when_absent`, also for a version that no change follows."""
+        name, _, _, changes = names = self._names(key)
+        seconds = self._checked_wait(names, timeout)
+        watched = checked_version(version)
+        if watched == b"-":
+            raise self._failures.cannot_wait()
+        watch = packed((b"EVAL", _WATCH.text, b"2", name, changes, watched, _LONGEST_TICKET))
+        ms = b"%d" % math.ceil(seconds * 1000)
+        block = packed((b"XREAD", b"COUNT", b"1", b"BLOCK", ms, b"STREAMS", changes, watched + b"-0"))
+        # What is there does not matter.  But a Cluster redirects by the last answer, and then that command is repeated.
+        return self.get(key)._replace(before=watch + block, replies=3, seconds=seconds)
+
+    def _checked_wait(self, names: Names, timeout: float) -> float:
+        """Return for how many seconds the server may wait."""
+        if not timeout > 0:
+            raise ValueError(f"timeout must be greater than 0 seconds, not {timeout!r}")
+        if names.waiters == names.key:
+            raise self._failures.cannot_wait()
+        return max(min(timeout, _LONGEST_WAIT), _LEAST_WAIT)
 
     def put_many(self, puts: Sequence[Put]) -> Request[Sequence[Entry | None]] | None:
         """Write all or none; None: they are on several nodes."""
-        names = [name for name, _, _ in self._distinct([put.key for put in puts])]
+        names = self._distinct([put.key for put in puts])
+        told = [each.key if put.version == ABSENT else each.changes for each, put in zip(names, puts, strict=True)]
+        keys = [part for each, beside in zip(names, told, strict=True) for part in (each.key, beside)]
         given = [part for put in puts for part in (*checked_put(put.value, put.version, put.ttl), put.value)]
-        return self._many(_PUT, names, names, given, [put.value for put in puts])
+        return self._many(_PUT, names, keys, given, [put.value for put in puts])
 
     def invalidate_many(self, removals: Sequence[Removal]) -> Request[Sequence[Entry | None]] | None:
         """Remove each; None as for `put_many`."""
-        all_names = self._distinct([removal.key for removal in removals])
-        names, keys = [name for name, _, _ in all_names], [part for names in all_names for part in names]
+        names = self._distinct([removal.key for removal in removals])
         given = [checked_version(removal.version) for removal in removals]
-        return self._many(_REMOVE, names, keys, given, [b""] * len(names))
+        return self._many(_REMOVE, names, [part for each in names for part in each], given, [b""] * len(names))
 
     def scan(self, prefix: str, cursor: bytes) -> Request[tuple[bytes, set[str]]]:
         """Look for keys of one node that begin with `prefix`, from a cursor on; give the next one, empty at the end."""
@@ -183,7 +223,7 @@ class Requests:
         raise StoreError("unexpected answer to SCAN")
 
     def _key(self, name: Reply) -> str:
-        """Return the key of a stored name; empty: it is another program's, or that of a key's waiters or tokens."""
+        """Return the key of a stored name; empty: it is another program's, or stands next to a key."""
         try:
             key = name.removeprefix(self._prefix).decode() if isinstance(name, bytes) else ""
         except UnicodeDecodeError:
@@ -191,35 +231,36 @@ class Requests:
         return key if len(key) <= MAX_KEY else ""
 
     def _many(
-        self, script: Script, names: list[bytes], keys: list[bytes], given: list[bytes], values: list[bytes]
+        self, script: Script, names: list[Names], keys: list[bytes], given: list[bytes], values: list[bytes]
     ) -> Request[Sequence[Entry | None]] | None:
-        if self._cluster and len({key_slot(name) for name in names}) > 1:
+        if self._cluster and len({key_slot(each.key) for each in names}) > 1:
             return None
         command = (b"EVALSHA", script.digest, b"%d" % len(keys), *keys, *given)
-        return Request(command, (*names, b"")[0], partial(_entries, values), script)
+        name = names[0].key if names else b""
+        each = len(keys) // max(len(names), 1)
+        return Request(command, name, partial(_entries, values), script, each=each)
 
-    def _distinct(self, keys: list[str]) -> list[tuple[bytes, bytes, bytes]]:
+    def _distinct(self, keys: list[str]) -> list[Names]:
         if len(set(keys)) < len(keys):
             raise ValueError("the keys of one request must be distinct")
         return [self._names(key) for key in keys]
 
     def name(self, key: str) -> bytes:
         """Return the bytes of the whole name of a key; raises ValueError for one that can be no key."""
-        return self._names(key)[0]
+        return self._names(key).key
 
 
-def _names(prefix: bytes, key: str, *, cluster: bool) -> tuple[bytes, bytes, bytes]:
-    """Return the names of a key, its waiters and its tokens, all in one slot; the first one thrice: it has no waiters.
-
-    Raises ValueError for what can be no key.
-    """
+def _names(prefix: bytes, key: str, *, cluster: bool) -> Names:
+    """Return the name of a key, and what is next to it in its slot; raises ValueError for what can be no key."""
     name = prefix + check_key(key)
     start = name.find(b"{")
     if not cluster or (start >= 0 and name.find(b"}", start + 1) > start + 1):  # they share the hash tag, if need be
-        return name, name + b"\xffwaiters", name + b"\xfftokens"
-    if b"}" in name:
-        return name, name, name
-    return name, b"{%b}\xffwaiters" % name, b"{%b}\xfftokens" % name
+        beside = name
+    elif b"}" in name:
+        return Names(name, name, name, name)
+    else:
+        beside = b"{%b}" % name
+    return Names(name, beside + b"\xffwaiters", beside + b"\xfftokens", beside + b"\xffchanges")
 
 
 def who(database: int) -> Request[str | None]:
