@@ -55,8 +55,6 @@ async def acquire(
         if runtime.now() >= limit:
             return False
         observed = await _wait(runtime, attempt, limit)
-        if observed is None and not attempt.queues:  # where several may hold the key, a put would often be in vain
-            observed = await read(runtime, attempt, last_start(runtime, attempt.limit))
         attempt.writes.forget_dead(runtime.now())
     return True
 

@@ -209,15 +209,18 @@ def test_only_who_watches_leaves_something_and_not_for_long(here: Waiting) -> No
 
 
 def test_a_change_is_made_though_it_can_wake_nobody(here: Waiting) -> None:
-    """Something else is where the changes should be: whoever watches looks again after a while, as at other stores."""
+    """Something else is where the changes should be: who watches polls, and who queues is woken all the same."""
     store = here.open()
     entry = put(store, "k")
     here.admin.set(b"k\xffchanges", "of another program")
     store.wait_while("k", entry.version, 20)
     unsent(lambda: store.wait_while("k", entry.version, 20), "cannot serve another waiter now")
     entry = put(store, "k", b"a", entry.version)
-    assert store.invalidate("k", entry.version) is None
+    waiter = here.start(store, "k")
+    assert store.invalidate("k", entry.version) is WOKEN
+    assert store.invalidate("k", won(waiter).version) is None
     assert here.keys() == {b"k\xffchanges"}
+    assert here.admin.pttl(b"k\xffchanges") == -1
 
 
 def test_a_removal_that_nobody_waits_for_answers_none_and_leaves_nothing(here: Waiting) -> None:

@@ -70,7 +70,7 @@ class Connections(Generic[L]):
         self._for_requests = requests(server, address)
         self._for_waits = self._for_requests if waits is requests else waits(server, address)
         self._waiters = Waiters()
-        self._sleeps_until = 0.0
+        self._sleeps_until: dict[bytes, float] = {}  # by what follows upon the wait
 
     async def ask(self, request: Request[T], within: float | None = None) -> T:
         """Ask the server, and read its answer; raises what an error of the server means, or that there is no answer.
@@ -102,7 +102,7 @@ class Connections(Generic[L]):
             raise
         pool.keep(link)
         if wait and _refused(*replies[:2]):
-            self._sleeps_until = monotonic() + _SLEEP
+            self._sleeps_until[command[0]] = monotonic() + _SLEEP
         if isinstance(answer, Exception):
             other = _in_place_of(request, answer)
             if other != request:
@@ -115,7 +115,7 @@ class Connections(Generic[L]):
     async def wait(self, request: Request[T], within: float | None = None) -> T:
         """Do the same for a request that waits; ``StoreUnavailable(sent=False)``, at once: it can't wait."""
         busy = self._server.failures.cannot_wait()
-        if monotonic() < self._sleeps_until:
+        if monotonic() < self._sleeps_until.get(request.command[0], 0.0):
             raise busy
         with self._waiters.one_more(busy):
             return await self.ask(request, within)

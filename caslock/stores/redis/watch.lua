@@ -4,6 +4,6 @@
 local raw = redis.call('GET', KEYS[1])
 local there = string.match(raw or '', '^(%d+):') == ARGV[1]
 local added = redis.pcall('XADD', KEYS[2], 'MAXLEN', '1', ARGV[1] .. (there and '-0' or '-1'), '', '')
-if type(added) == 'table' and string.find(added.err, 'WRONGTYPE') then return added end  -- else it has it, or a newer one
+if type(added) == 'table' and not string.find(added.err, 'smaller') then return added end  -- else it has it, or a newer one
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return there and 1 or 0
