@@ -55,6 +55,8 @@ async def acquire(
         if runtime.now() >= limit:
             return False
         observed = await _wait(runtime, attempt, limit)
+        if observed is None and attempt.reads_first:
+            observed = await read(runtime, attempt, last_start(runtime, attempt.limit))
         attempt.writes.forget_dead(runtime.now())
     return True
 

@@ -252,6 +252,11 @@ class Attempt:
         return 0.0
 
     @property
+    def reads_first(self) -> bool:
+        """Whether to read after a wait: else it puts where nothing is, which takes one request in place of two."""
+        return False
+
+    @property
     def may_watch(self) -> bool:
         """Whether to wait for a change at the store, if it has `wait_while`."""
         return True

@@ -131,6 +131,11 @@ class SharedAttempt(Attempt):
         return (share.host, share.pid) == (stamp.host, stamp.pid)
 
     @property
+    def reads_first(self) -> bool:
+        """See `Attempt.reads_first`: others may still hold when there is a place, and then such a put is in vain."""
+        return self.permits > 1
+
+    @property
     def may_watch(self) -> bool:
         """See `Attempt.may_watch`.
 

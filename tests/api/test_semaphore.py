@@ -479,6 +479,19 @@ def test_who_has_gone_by_a_late_answer_pauses_before_the_next_try(memory: Memory
     assert [verb for verb, _ in watched.requests].count("put") == 3  # at once, by the late answer, after the pause
 
 
+@pytest.mark.parametrize(("permits", "reads"), [(1, False), (2, True)])
+def test_who_waits_reads_where_others_may_hold_beside_it(memory: MemoryStore, permits: int, *, reads: bool) -> None:
+    """With one permit there is a place only where nothing is, and a put takes that at once."""
+    watched = Watched(memory)
+    semaphore = Semaphore(watched, "key", permits, poll=wait_fixed(0.001))
+    holds = [present(semaphore.acquire()) for _ in range(permits)]
+    watched.requests.clear()
+    assert semaphore.acquire(timeout=0.05) is None
+    assert ("get" in [verb for verb, _ in watched.requests]) is reads
+    for hold in holds:
+        hold.release()
+
+
 @pytest.mark.parametrize(("host", "least"), [(None, PAUSE_ALONE), ("elsewhere", 0.0)])
 def test_a_process_that_has_all_permits_asks_less_often(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, host: str | None, least: float
