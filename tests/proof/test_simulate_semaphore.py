@@ -178,7 +178,7 @@ def beside_the_ticket(self: SharedAdoption, record: Record) -> list[Share]:
 def test_a_rule_that_is_taken_out_is_missed(
     owner: object, name: str, mutant: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is noticed within twice the seeds that CI runs: those of one break a law once in four hundred."""
+    """Each is noticed within the seeds that CI runs; one needs twice as many, for few seeds in a thousand show it."""
     monkeypatch.setattr(owner, name, mutant)
     with pytest.raises(Violation):
-        sum(map(simulate, range(2 * SEEDS)))
+        sum(map(simulate, range(2 * SEEDS if mutant is the_last_write else SEEDS)))
