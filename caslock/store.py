@@ -137,13 +137,16 @@ class AsyncStore(Protocol):
 class WatchingStore(Protocol):
     """A store that can wait for an entry to change.  Without it, a waiting lock polls the key."""
 
-    def wait_while(self, key: str, version: int, timeout: float) -> None:
+    def wait_while(self, key: str, version: int, timeout: float) -> Entry | None:
         """Return when the entry under `key` may no longer have `version`, and no later than after `timeout` seconds.
 
         `version` is that of an entry, never `ABSENT`.  The wait must end soon after a removal or another write, and at
-        once if either came before it began.  It may return early without a reason, because the caller reads the key
-        afterwards.  It need not notice an expiry.  It leaves the entry as it is, and what a waiter that
-        dies leaves behind expires; any number of waiters end at the same change.
+        once if either came before it began.  It may return early without a reason, and need not notice an expiry.  It
+        leaves the entry as it is, and what a waiter that dies leaves behind expires; any number of waiters end at the
+        same change.
+
+        A store that has read the key as the wait ended may return the entry that it found: that saves a semaphore a
+        request.  None says nothing of what is there.
 
         It ends within `timeout` plus one request timeout.  Raises what `Store.get` raises; `StoreUnavailable` with
         ``sent=False``, at once, if no further waiter can be served now: the caller then sleeps instead.
@@ -155,7 +158,7 @@ class WatchingStore(Protocol):
 class AsyncWatchingStore(Protocol):
     """The same for asyncio."""
 
-    def wait_while(self, key: str, version: int, timeout: float) -> Awaitable[None]:
+    def wait_while(self, key: str, version: int, timeout: float) -> Awaitable[Entry | None]:
         """See `WatchingStore.wait_while`."""
         ...
 

@@ -48,8 +48,8 @@ class InThreads:
     async def invalidate(self, key: str, version: int) -> Entry | None:
         return await self._ask(self._store.invalidate, key, version)
 
-    async def wait_while(self, key: str, version: int, timeout: float) -> None:
-        await self._ask(cast("WatchingStore", self._store).wait_while, key, version, timeout)
+    async def wait_while(self, key: str, version: int, timeout: float) -> Entry | None:
+        return await self._ask(cast("WatchingStore", self._store).wait_while, key, version, timeout)
 
     async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
         return await self._ask(cast("BatchingStore", self._store).put_many, puts)

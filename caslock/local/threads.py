@@ -268,7 +268,7 @@ class _Immediate:
     async def invalidate(self, key: str, version: int) -> Entry | None:
         return self._store.invalidate(key, version)
 
-    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+    async def wait_while(self, key: str, version: int, timeout: float) -> Entry | None:
         return cast("WatchingStore", self._store).wait_while(key, version, timeout)
 
     async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:

@@ -268,9 +268,9 @@ class Faults:
         request = Request("invalidate", key, version)
         return await self._call(request, lambda: self.store.invalidate(key, version), lambda: self.store.get(key))
 
-    async def _wait_while(self, key: str, version: int, timeout: float) -> None:
+    async def _wait_while(self, key: str, version: int, timeout: float) -> Entry | None:
         request, store = Request("wait_while", key, version, timeout=timeout), cast("WatchingStore", self.store)
-        await self._call(request, lambda: store.wait_while(key, version, timeout), at_once=lambda: None)
+        return await self._call(request, lambda: store.wait_while(key, version, timeout), at_once=lambda: None)
 
     async def _put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         request, store = Request("put_when_absent", key, ABSENT, value, ttl, timeout), cast("QueueingStore", self.store)
@@ -355,7 +355,7 @@ class Faults:
 class FaultyStore(Faults):
     """A `Store` over a store, with planned faults.  The optional verbs are there if the store has them."""
 
-    wait_while: Callable[[str, int, float], None]
+    wait_while: Callable[[str, int, float], Entry | None]
     put_when_absent: Callable[[str, bytes, float, float], Entry | None]
     put_many: Callable[[Sequence[Put]], Sequence[Entry | None] | None]
     invalidate_many: Callable[[Sequence[Removal]], Sequence[Entry | None] | None]
@@ -396,7 +396,7 @@ class FaultyStore(Faults):
 class AsyncFaultyStore(Faults):
     """An `AsyncStore` over a store, with planned faults.  The optional verbs are there if the store has them."""
 
-    wait_while: Callable[[str, int, float], Awaitable[None]]
+    wait_while: Callable[[str, int, float], Awaitable[Entry | None]]
     put_when_absent: Callable[[str, bytes, float, float], Awaitable[Entry | None]]
     put_many: Callable[[Sequence[Put]], Awaitable[Sequence[Entry | None] | None]]
     invalidate_many: Callable[[Sequence[Removal]], Awaitable[Sequence[Entry | None] | None]]

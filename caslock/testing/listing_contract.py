@@ -10,7 +10,7 @@ import pytest
 
 from caslock.store import ListingStore, Store
 from caslock.testing.extremes import KEYS
-from caslock.testing.steps import MANY, SHORT, Clients, put, remove, until_expired
+from caslock.testing.steps import LONG, MANY, SHORT, Clients, put, remove, until_expired
 
 UNLISTED: Final = "the store has no list"
 
@@ -38,7 +38,7 @@ class ListingContract:
         """Removed and expired entries are not listed, and of an overwritten one the last value and version are."""
         mine, theirs, key = _listing(caslock_clients)
         removed, expired, written, again = names = [f"{key}:{number}" for number in range(4)]
-        entries = {name: put(mine, name, b"1", ttl=SHORT if name == expired else 60.0) for name in names}
+        entries = {name: put(mine, name, b"1", ttl=SHORT if name == expired else LONG) for name in names}
         remove(theirs, removed, entries[removed].version)
         remove(theirs, again, entries[again].version)
         current = {

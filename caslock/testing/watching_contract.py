@@ -10,9 +10,10 @@ from typing import Final, Protocol, cast
 
 import pytest
 
-from caslock.store import Store, WatchingStore
+from caslock.store import Entry, Store, WatchingStore
 from caslock.testing import steps
 from caslock.testing.steps import (
+    LONG,
     SHORT,
     Clients,
     Lease,
@@ -45,10 +46,13 @@ class WatchingContract:
             assert took < steps.PATIENT / 2, f"a removal was missed: the wait took {took:.3f} s"
 
     def test_a_wait_for_a_version_that_is_gone_ends_at_once(self, caslock_clients: Clients) -> None:
-        """A wait ends at once if its version was removed, overwritten or has expired before it began."""
+        """A wait ends at once if its version was removed, overwritten or has expired before it began.
+
+        It returns what is there, or says nothing of it.
+        """
         mine, theirs, key = _watching(caslock_clients)
         names = removed, overwritten, expired = [f"{key}:{change}" for change in ("removed", "overwritten", "expired")]
-        versions = [put(theirs, name, b"1", ttl=SHORT if name == expired else 60).version for name in names]
+        versions = [put(theirs, name, b"1", ttl=SHORT if name == expired else LONG).version for name in names]
         remove(theirs, removed, versions[0])
         put(theirs, overwritten, b"1", versions[1])
         if theirs.traits.expires:
@@ -56,11 +60,15 @@ class WatchingContract:
         else:
             names.remove(expired)
         for name, version in zip(names, versions, strict=False):
-            took, _ = timed(partial(mine.wait_while, name, version, 3 * steps.PATIENT)).result(60)
+            took, told = timed(partial(mine.wait_while, name, version, 3 * steps.PATIENT)).result(60)
             assert took < steps.PATIENT / 2, f"a wait for {name} took {took:.3f} s"
+            _check(told, theirs.get(name))
 
     def test_a_change_ends_every_wait(self, caslock_clients: Clients) -> None:
-        """A removal and another write both end all waits for the version soon, also those of the same client."""
+        """A removal and another write both end all waits for the version soon, also those of the same client.
+
+        What a wait returns is what is there.
+        """
         mine, theirs, key = _watching(caslock_clients)
         for change in ("removal", "write"):
             name = f"{key}:{change}"
@@ -71,9 +79,11 @@ class WatchingContract:
             if change == "removal":
                 in_a_thread(partial(mine.invalidate, name, version))
             else:
-                in_a_thread(partial(theirs.put_if_version, name, b"1", version, 60))
-            tooks = [wait.result(60)[0] for wait in waits]
+                in_a_thread(partial(theirs.put_if_version, name, b"1", version, LONG))
+            tooks, answers = zip(*[wait.result(60) for wait in waits], strict=True)
             assert max(tooks) < steps.PATIENT / 2, f"waits took {tooks} s in spite of a {change}"
+            for told in answers:
+                _check(told, theirs.get(name))
 
     def test_a_wait_lasts_for_its_timeout_and_writes_nothing(self, caslock_clients: Clients) -> None:
         """While nothing changes, a wait ends at its timeout, not much later, and leaves the entry as it was."""
@@ -102,6 +112,11 @@ class WatchingContract:
 
         took, _ = wait.result(60)
         assert took < timeout + steps.PATIENT / 2, f"a wait of {timeout} s took {took:.3f} s"
+
+
+def _check(told: Entry | None, there: Entry | None) -> None:
+    """Check what a wait has returned after a change."""
+    assert told is None or (type(told), told) == (type(there), there), f"a wait told of {told} where {there} is"
 
 
 class _Watching(Store, WatchingStore, Protocol):

@@ -175,8 +175,8 @@ class Requests:
         put = (b"EVAL", _PUT.text, b"2", name, name, expected, ms, value)
         return Request(put, name, partial(_entry, value), before=ticket + block, replies=3, seconds=seconds)
 
-    def wait_while(self, key: str, version: int, timeout: float) -> Request[object]:
-        """Wait for a change; raises as `put_when_absent`, also for a version that no change follows."""
+    def wait_while(self, key: str, version: int, timeout: float) -> Request[Entry | None]:
+        """Wait for a change, and read; raises as `put_when_absent`, also for a version that no change follows."""
         name, _, _, changes = names = self._names(key)
         seconds = self._checked_wait(names, timeout)
         watched = checked_version(version)
@@ -185,7 +185,7 @@ class Requests:
         watch = packed((b"EVAL", _WATCH.text, b"2", name, changes, watched, _LONGEST_TICKET))
         ms = b"%d" % math.ceil(seconds * 1000)
         block = packed((b"XREAD", b"COUNT", b"1", b"BLOCK", ms, b"STREAMS", changes, watched + b"-0"))
-        # What is there does not matter.  But a Cluster redirects by the last answer, and then that command is repeated.
+        # A Cluster redirects by the last answer.
         return self.get(key)._replace(before=watch + block, replies=3, seconds=seconds)
 
     def _checked_wait(self, names: Names, timeout: float) -> float:

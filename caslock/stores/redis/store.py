@@ -140,9 +140,9 @@ class RedisStore(RedisVerbs):
         """See `QueueingStore.put_when_absent`: on a connection of its own, at most 32 for each server and process."""
         return run(self._connections.wait(self._requests.put_when_absent(key, value, ttl, timeout)))
 
-    def wait_while(self, key: str, version: int, timeout: float) -> None:
+    def wait_while(self, key: str, version: int, timeout: float) -> Entry | None:
         """See `WatchingStore.wait_while`, and `put_when_absent`."""
-        run(self._connections.wait(self._requests.wait_while(key, version, timeout)))
+        return run(self._connections.wait(self._requests.wait_while(key, version, timeout)))
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
         """See `BatchingStore.put_many`: in a Cluster, the keys must have one slot, as ``{tag}a`` and ``{tag}b`` do."""
@@ -180,9 +180,9 @@ class AsyncRedisStore(AsyncRedisVerbs):
         """See `RedisStore.put_when_absent`: at most 32 for each server and loop."""
         return await self._connections.here().wait(self._requests.put_when_absent(key, value, ttl, timeout))
 
-    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+    async def wait_while(self, key: str, version: int, timeout: float) -> Entry | None:
         """See `RedisStore.wait_while`."""
-        await self._connections.here().wait(self._requests.wait_while(key, version, timeout))
+        return await self._connections.here().wait(self._requests.wait_while(key, version, timeout))
 
     async def put_many(self, puts: Sequence[Put]) -> Sequence[Entry | None] | None:
         """See `RedisStore.put_many`."""
