@@ -269,6 +269,7 @@ def _adopted(state: LockState, ticket: Ticket, make: Callable[[LockState, Attemp
 
 
 B = TypeVar("B", Hold, SemaphoreHold, WriteHold, "MultiHold")
+K = TypeVar("K", Hold, SemaphoreHold, WriteHold)
 H = TypeVar("H", bound=Hold)
 B_co = TypeVar("B_co", covariant=True)
 
@@ -368,28 +369,27 @@ class _Acquired(ABC, Generic[B]):
             raise
 
 
-class _OneKey(_Acquired[B]):
+class _OneKey(_Acquired[K]):
     """What locks on one key of one store have in common."""
 
     _state: Any  # a LockState
 
-    def _take(self, begun: Any, timeout: float | None) -> B:  # noqa: ANN401 - what `begin` has returned
+    def _take(self, begun: Any, timeout: float | None) -> K:  # noqa: ANN401 - what `begin` has returned
         """Send one request, if that is enough: see `LockState.begin_put`."""
         state: LockState = self._state
         runtime: ThreadRuntime = state.runtime  # type: ignore[assignment] # it is that of the blocking API
-        put = state.begin_put(begun)
+        hold: K = begun
+        put = state.begin_put(hold)
         if put is None:
-            if state.re_enter(begun) or (state.settings.linger and state.resume(begun)):
-                return cast("B", begun)
-            return cast("B", run(state.win(begun, timeout)))
+            if state.re_enter(hold) or (state.settings.linger and state.resume(hold)):
+                return hold
+            return run(state.win(hold, timeout))
         try:
             entry = runtime.direct.put_if_version(state.key, put.value, ABSENT, put.ttl)
         except (StoreError, ValueError) as error:
-            return cast("B", run(state.win(begun, timeout, first=Sent(put, error))))
-        observed = answered(begun._attempt, put, entry)
-        if state.end_put(begun, put, observed):
-            return cast("B", begun)
-        return cast("B", run(state.win(begun, timeout, first=Sent(put, observed))))
+            return run(state.win(hold, timeout, first=Sent(put, error)))
+        observed = answered(hold._attempt, put, entry)
+        return hold if state.end_put(hold, put, observed) else run(state.win(hold, timeout, first=Sent(put, observed)))
 
 
 class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
@@ -493,7 +493,7 @@ class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
         return run(self._state.force_release_all())
 
 
-class _Side(OneKey, _OneKey[B]):
+class _Side(OneKey, _OneKey[K]):
     """What both sides of a `ReadWriteLock` have in common."""
 
     _state: ReadWriteState

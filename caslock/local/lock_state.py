@@ -183,7 +183,7 @@ class LockState:
                 return False
             linger.keep(attempt, self)
             lease.rest(attempt.lingers_until)
-            attempt.go(LINGERING)
+            attempt.state = LINGERING
             self.committed.pop(hold, None)
             attempt.levels.clear()
         self.runtime.watch(attempt)
@@ -367,7 +367,7 @@ class LockState:
         if on_lost is not None:
             attempt.lease.on_loss.append(partial(call_on_lost, on_lost, hold))
         attempt.levels.append(hold)
-        attempt.go(HELD)  # from now on others may report a loss
+        attempt.state = HELD  # from now on others may report a loss
         self._unsettled = None
         self._watch(attempt)
         self._held[attempt.hold_id] = weakref.ref(attempt)
@@ -405,7 +405,8 @@ class LockState:
     def _forget(self, attempt: Attempt) -> None:
         """Leave the local queue, and tell observers and the log once of a release, also if the store gave no answer."""
         now = self.runtime.now()
-        linger.forget(attempt)  # an interrupt may have left it there
+        if attempt.kept_until:
+            linger.forget(attempt)  # an interrupt may have left it there
         self._queue.leave(attempt, now)
         for hold in attempt.levels:
             self.committed.pop(hold, None)  # type: ignore[call-overload] # of a hold
@@ -471,7 +472,7 @@ class LockState:
         """End the release if the removal's answer is that nothing is there, and nobody was woken; else it goes on."""
         if entry is not None:
             return False
-        hold._attempt.go(OVER)
+        hold._attempt.state = OVER
         self._end(hold)
         return True
 
@@ -535,7 +536,7 @@ class LockState:
                 self._held.pop(attempt.hold_id, None)
                 attempt.hold_id = ticket.hold
                 self._held[ticket.hold] = weakref.ref(attempt)  # until it is told
-                attempt.go(OVER)
+                attempt.state = OVER
         self._end(hold)
         return str(ticket)
 

@@ -272,7 +272,7 @@ class QuorumState(LockState):
 
     async def _withdraw(self, attempt: Attempt, error: BaseException) -> None:
         """Leave nothing of a failed or interrupted acquire behind."""
-        attempt.go(WITHDRAWING)
+        attempt.state = WITHDRAWING
         ballot = cast("QuorumLease", attempt.lease).ballot
         if ballot is not None and (ballot.is_open or ballot.count(Stage.LEAVING)):
             await self._give_back(ballot)
@@ -283,7 +283,7 @@ class QuorumState(LockState):
                     f"The lease of {self.key!r} at {where} is released in the background; "
                     f"it expires within {attempt.lease.ttl:g} s."
                 )
-        attempt.go(OVER)
+        attempt.state = OVER
 
     async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | Sent | None = None) -> None:
         """See `LockState.release`; each store has its own limit."""
@@ -292,7 +292,7 @@ class QuorumState(LockState):
             return
         attempt = hold._attempt
         if attempt.state is not OVER:  # another thread may have released it meanwhile
-            attempt.go(LEAVING)
+            attempt.state = LEAVING
         lease = cast("QuorumLease", attempt.lease)
         ballot = cast("Ballot", lease.ballot)
         if ballot.is_open:
@@ -300,7 +300,7 @@ class QuorumState(LockState):
         await self._give_back(ballot)
         lost = not ballot.in_time or ballot.kept < ballot.needed
         loss = attempt.lose(lease.end("released")) if lost else None
-        attempt.go(OVER if ballot.is_released or lost else UNSETTLED)
+        attempt.state = OVER if ballot.is_released or lost else UNSETTLED
         self._end(hold)
         if loss is not None:
             raise loss

@@ -166,7 +166,7 @@ class Attempt:
         self.caller: object = caller
         self.lease: Lease = Lease(ttl, max_hold, auto_renew)
         self.writes: Writes = Writes(hold_id)
-        self.state: State = ASKING
+        self.state: State = ASKING  # the next ones are those of `life.NEXT`: tests look at each step
         self.levels: list[object] = []  # the open holds, by re-entry; the newest is the last
         self.limit: float = NEVER  # the deadline of the acquire
         self.contention: Contention | None = None  # who holds the key, and how long to pause for that
@@ -176,14 +176,10 @@ class Attempt:
         self.kept_until: float = 0.0  # until when this process may keep the key while nobody holds it
         self.after_renewal: Callable[[], object] | None = None  # set for one of the several leases of a QuorumLock
 
-    def go(self, state: State) -> None:
-        """Note that it goes on to `state`, which is one of `life.NEXT`: the tests look at each step."""
-        self.state = state
-
     def begin_release(self) -> None:
         """Note that a release begins: no renewal does from now on.  Does nothing if it has begun before."""
         if self.state is HELD or self.state is LINGERING:
-            self.go(LEAVING)
+            self.state = LEAVING
 
     def take_over(self, other: Attempt) -> None:
         """Hold what another attempt of the same Lock object has let linger, which is over then."""

@@ -125,7 +125,7 @@ class Ballot:
             if not self.is_open or (self.won and now >= self.deadline):  # lost is lost
                 return False
             vote.stage = Stage.HELD
-            vote.attempt.go(HELD)
+            vote.attempt.state = HELD
             return True
 
     def win(self, now: float) -> bool:

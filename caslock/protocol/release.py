@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -51,7 +50,7 @@ async def release(
             _tell_again(attempt)
             return
         if attempt.state is UNSETTLED:
-            attempt.go(LEAVING)
+            attempt.state = LEAVING
         now = runtime.now()
         in_time = sent is not None or (not lease.lost and now < lease.deadline)
         try:
@@ -62,7 +61,7 @@ async def release(
         if not attempt.writes.releases:
             over = observed.record is None and not in_time
             loss = attempt.lose(lease.end("released") if over else who_holds(runtime, observed.record))
-        attempt.go(OVER)  # last: a release that is interrupted is made once more, and finds the loss again
+        attempt.state = OVER  # last: a release that is interrupted is made once more, and finds the loss again
     finally:
         if outgoing is not None:
             outgoing.settle(observed)
@@ -74,7 +73,7 @@ async def release(
 
 def _note_no_answer(attempt: Attempt, error: StoreError | ValueError, *, in_time: bool) -> None:
     """Note that the release may be made again, and say so; raise `LockLost` if that would not help."""
-    attempt.go(UNSETTLED)
+    attempt.state = UNSETTLED
     lease, sent = attempt.lease, bool(attempt.writes.releases)
     if not (in_time or sent):  # the lease had ended: lost, whatever the answer
         raise attempt.lose(lease.end("released")) from error
@@ -134,10 +133,8 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         version, record = observed
         if record is None or record.free:
             return broken
-        if number >= PASSES:
-            if not record.shares or runtime.now() >= limit:
-                break
-            await runtime.sleep(random.uniform(0.0, 0.005))  # noqa: S311 - a pause is no secret
+        if number >= PASSES and (not record.shares or runtime.now() >= limit):
+            break
         if record.foreign:
             held = f"{attempt.key!r} at {runtime.store.traits.location} is held by {record}"
             raise StoreError(f"{held}; remove it with the store's own tools")
@@ -155,5 +152,5 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
             raise
         if observed.record is not None and attempt.writes.includes(observed.record, sent):
             return broken
-    message = f"lock {attempt.key!r} could not be released by force: its record kept changing; gave up after {PASSES}"
+    message = f"lock {attempt.key!r} could not be released by force: its record kept changing; gave up after {number}"
     raise StoreUnavailable(f"{message} tries")

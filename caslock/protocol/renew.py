@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING
@@ -44,10 +43,9 @@ async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None, *, hande
     """Renew; the attempt's mutex has to be taken."""
     until = runtime.now() + runtime.patience
     for number in count():
-        if number >= PASSES:  # others of the same key write often; a record of one owner changes for no such reason
-            if attempt.queues or runtime.now() >= until:
-                break
-            await runtime.sleep(random.uniform(0.0, 0.005))  # noqa: S311 - a pause is no secret
+        # Others sharing the key write often; a record with one owner has no such reason to change.
+        if number >= PASSES and (attempt.queues or runtime.now() >= until):
+            break
         lease, before = attempt.lease, attempt.writes.count
         attempt.catch_up(runtime.now())
         record = _renewal(runtime, attempt, ttl, runtime.now())

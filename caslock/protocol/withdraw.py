@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,11 +35,11 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
     leaves unsettled is settled in the background, for as long as a lost request lives.
     """
     attempt.min_hold = 0.0  # nobody has relied on it
-    attempt.go(WITHDRAWING)
+    attempt.state = WITHDRAWING
     remnant: Remnant | None = None
     if attempt.writes.in_flight or attempt.lease.record:
         remnant = await _remnant(runtime, attempt, error)
-    attempt.go(OVER)
+    attempt.state = OVER
     if remnant is not None:
         message = f"could not {attempt.purpose} lock {attempt.key!r}, and a request may still be applied {remnant.text}"
         if isinstance(error, StoreUnavailable) or (isinstance(error, NotAcquired) and not remnant.foreign):
@@ -119,10 +118,8 @@ async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit
     request begins at or after `limit`; if the store answers, and the record keeps changing, no more than `PASSES` do.
     """
     for number in count():
-        if number >= PASSES:  # many co-holders are leaving at once
-            if runtime.now() >= limit:
-                break
-            await runtime.sleep(random.uniform(0.0, 0.005))  # noqa: S311 - a pause is no secret
+        if number >= PASSES and runtime.now() >= limit:  # no pause before then, or it would lose the race again
+            break
         writes, (version, record), now = attempt.writes, observed, runtime.now()
         writes.forget_dead(now)
         # A late request of ours that expects what is there now may arrive, unless we win that version before it does.
