@@ -34,6 +34,8 @@ def examine(url: str) -> Iterator[Finding]:
             return
         client = stack.enter_context(ours.client(single))
         if ours.kind == "sentinel":
+            for sentinel in client.connection_pool.sentinel_manager.sentinels:
+                stack.callback(sentinel.close)
             yield from _of_sentinels(client, ours)
         info = client.info("everything")
         if info.get("cluster_enabled"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from caslock.verify.plan import Plan
 
 PATIENCE: Final = 12.0
-"""Seconds in which it is to be done."""
+"""Seconds after which it gives up if it has removed none of the keys meanwhile."""
 
 
 @contextlib.contextmanager
@@ -52,6 +52,7 @@ def remove_keys(store: Store, plan: Plan, keys: Iterable[str]) -> bool:
             entry = store.get(left[-1])
             if entry is None or not store.invalidate(left[-1], entry.version):
                 left.pop()
+                end = time.monotonic() + PATIENCE
         except ValueError:  # not a key that this store can have: nothing was put
             left.pop()
         except StoreError:
