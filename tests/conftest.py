@@ -11,57 +11,27 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 import pytest
 import redis
+from xdist.workermanage import WorkerController
 
 from caslock import connect
 from caslock.local import thread_renewer
 from caslock.local.schedule import Schedule
+from caslock.stores.dynamodb import DynamoDBStore
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import MemoryStore
 from caslock.testing import StoreContract  # noqa: F401 - before any of its parts, or their asserts are not rewritten
+from tests.support import servers
 from tests.support.life import check_each_step
 from tests.support.locations import KINDS, Place, fresh, opened, until
-from tests.support.servers import (
-    DYNAMODB,
-    ETCD,
-    HAZELCAST,
-    HOST,
-    HOSTED,
-    MEMCACHED,
-    MISSING,
-    MYSQL,
-    NATS,
-    POSTGRESQL,
-    REDIS,
-    TAIR_EMULATOR,
-    ZOOKEEPER,
-    Kind,
-    Process,
-    Server,
-    absent,
-    as_nobody,
-    free_port,
-    host,
-    is_url,
-    listens,
-    missing,
-    private,
-    shared,
-    tair_module,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from xdist.workermanage import WorkerController
-
-    from caslock.stores.dynamodb import DynamoDBStore
+from tests.support.servers import HOST, Kind, Server, absent, free_port, private, shared
 
 check_each_step()
 
@@ -93,7 +63,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
     skipped = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
-    lacking = {why: number for why, number in skipped.most_common() if why.startswith(MISSING)}
+    lacking = {why: number for why, number in skipped.most_common() if why.startswith(servers.MISSING)}
     for why, number in lacking.items():
         terminalreporter.write_line(f"{number} skipped, {why}")
     others = skipped.total() - sum(lacking.values())
@@ -154,7 +124,7 @@ class NewServer(Protocol):
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerController) -> None:
     """Tell a worker of xdist where the servers are that all workers share."""
-    node.workerinput["servers"] = host().address
+    node.workerinput["servers"] = servers.host().address
 
 
 @pytest.fixture(scope="session")
@@ -168,24 +138,24 @@ def _shared_server(kind: Kind, start: Callable[..., AbstractContextManager[Serve
     @pytest.fixture(scope="session")
     def server(tmp_path_factory: pytest.TempPathFactory, _host: tuple[str, ...]) -> Iterator[Server]:
         """Return the server that all tests share: use keys of your own."""
-        with start(kind, tmp_path_factory.mktemp(kind.name), *(_host if kind.name in HOSTED else ())) as server:
-            if kind is MEMCACHED:
+        with start(kind, tmp_path_factory.mktemp(kind.name), *(_host if kind.name in servers.HOSTED else ())) as server:
+            if kind is servers.MEMCACHED:
                 old_enough(server)
             yield server
 
     return server
 
 
-redis_server = _shared_server(REDIS)
-memcached_server = _shared_server(MEMCACHED)
-postgresql_server = _shared_server(POSTGRESQL)
-mysql_server = _shared_server(MYSQL)
-zookeeper_server = _shared_server(ZOOKEEPER)
-etcd_server = _shared_server(ETCD)
-hazelcast_server = _shared_server(HAZELCAST)
-nats_server = _shared_server(NATS)
-_spare_redis = _shared_server(REDIS, private)
-_spare_memcached = _shared_server(MEMCACHED, private)
+redis_server = _shared_server(servers.REDIS)
+memcached_server = _shared_server(servers.MEMCACHED)
+postgresql_server = _shared_server(servers.POSTGRESQL)
+mysql_server = _shared_server(servers.MYSQL)
+zookeeper_server = _shared_server(servers.ZOOKEEPER)
+etcd_server = _shared_server(servers.ETCD)
+hazelcast_server = _shared_server(servers.HAZELCAST)
+nats_server = _shared_server(servers.NATS)
+_spare_redis = _shared_server(servers.REDIS, private)
+_spare_memcached = _shared_server(servers.MEMCACHED, private)
 
 
 @pytest.fixture
@@ -195,23 +165,18 @@ def pgbouncer(postgresql_server: Server, tmp_path_factory: pytest.TempPathFactor
     if binary is None:
         absent("no pgbouncer: `make servers SERVERS=all` installs one")
     folder, port = tmp_path_factory.mktemp("pgbouncer"), free_port()
-    settings = {
-        "listen_addr": HOST,
-        "listen_port": port,
-        "unix_socket_dir": "",
-        "auth_type": "any",
-        "pool_mode": "transaction",
-        "default_pool_size": 1,
-    }
-    lines = [f"* = host={HOST} port={postgresql_server.port} user=caslock", "[pgbouncer]"]
-    lines += [f"{name} = {value}" for name, value in settings.items()]
+    settings = (
+        f"[databases]\n* = host={HOST} port={postgresql_server.port} user=caslock\n"
+        f"[pgbouncer]\nlisten_addr = {HOST}\nlisten_port = {port}\nunix_socket_dir =\n"
+        "auth_type = any\npool_mode = transaction\ndefault_pool_size = 1\n"
+    )
     with tempfile.NamedTemporaryFile("w", suffix=".ini", delete=False) as file:
-        file.write("[databases]\n" + "\n".join(lines) + "\n")
+        file.write(settings)
     Path(file.name).chmod(0o644)
-    body = Process([*as_nobody(), binary, file.name], folder)
+    body = servers.Process([*servers.as_nobody(), binary, file.name], folder)
     body.start()
     try:
-        assert until(lambda: listens(port)), body.log()
+        assert until(lambda: servers.listens(port)), body.log()
         yield f"postgresql://caslock@{HOST}:{port}/postgres"
     finally:
         body.remove()
@@ -221,7 +186,10 @@ def pgbouncer(postgresql_server: Server, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session")
 def dynamodb_server(tmp_path_factory: pytest.TempPathFactory, _host: tuple[str, ...]) -> Iterator[Server]:
     """Return the DynamoDB Local that all tests share, with a table: use keys of your own."""
-    with shared(DYNAMODB, tmp_path_factory.mktemp("dynamodb"), *_host) as server, pytest.MonkeyPatch.context() as patch:
+    with (
+        shared(servers.DYNAMODB, tmp_path_factory.mktemp("dynamodb"), *_host) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             if name not in os.environ:
                 patch.setenv(name, "caslock")
@@ -255,21 +223,21 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=["emulator", "module"] if tair_module() else ["emulator"])
+@pytest.fixture(scope="session", params=["emulator", "module"] if servers.tair_module() else ["emulator"])
 def tair(request: pytest.FixtureRequest) -> Kind:
     """Return a kind of server with TairString: the emulator, and the real module if there is one."""
-    module = tair_module()
+    module = servers.tair_module()
     if request.param == "module" and module:
         return module
-    if not any(map(shutil.which, REDIS.binaries)):
-        missing(REDIS)
-    return TAIR_EMULATOR
+    if not any(map(shutil.which, servers.REDIS.binaries)):
+        servers.missing(servers.REDIS)
+    return servers.TAIR_EMULATOR
 
 
 @pytest.fixture(scope="session")
 def tair_server(tair: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return the server with TairString that all tests share: use keys of your own."""
-    give = shared if tair is not TAIR_EMULATOR and is_url(tair) else private
+    give = shared if tair is not servers.TAIR_EMULATOR and servers.is_url(tair) else private
     with give(tair, tmp_path_factory.mktemp("tair")) as server:
         yield server
 
@@ -277,7 +245,7 @@ def tair_server(tair: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture
 def new_tair(tair: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
     """Start private servers with TairString: ``new_tair("--requirepass", "secret")``."""
-    if tair is not TAIR_EMULATOR and is_url(tair):
+    if tair is not servers.TAIR_EMULATOR and servers.is_url(tair):
         pytest.skip(f"the server in {tair.variable} is not ours to start: name the module's file instead")
     with _factory(tair, tmp_path_factory) as new:
         yield new
@@ -293,10 +261,10 @@ def _new_servers(kind: Kind) -> object:
     return new_server
 
 
-new_redis = _new_servers(REDIS)
-new_memcached = _new_servers(MEMCACHED)
-new_etcd = _new_servers(ETCD)
-new_nats = _new_servers(NATS)
+new_redis = _new_servers(servers.REDIS)
+new_memcached = _new_servers(servers.MEMCACHED)
+new_etcd = _new_servers(servers.ETCD)
+new_nats = _new_servers(servers.NATS)
 
 
 @pytest.fixture

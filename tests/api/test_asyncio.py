@@ -7,32 +7,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 
-from caslock import (
-    AsyncHold,
-    AsyncLock,
-    AsyncMultiLock,
-    Hold,
-    Lock,
-    LockLost,
-    NotHeld,
-    StoreUnavailable,
-)
+from caslock import AsyncHold, AsyncLock, Entry, Hold, Lock, LockLost, NotHeld, StoreUnavailable, Traits
 from caslock.local import clock
 from caslock.local.shared import shared_of
 from caslock.local.task_renewer import renewer_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import AsyncFaultyStore
 from tests.support.locations import Place, Watched, fresh, make_due, observed, opened, present
 from tests.support.loops import in_a_loop
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-
-    from caslock import Entry, Traits
 
 T = TypeVar("T")
 
@@ -49,19 +35,15 @@ class Travelling:
 
     @property
     def traits(self) -> Traits:
-        """Those of the memory."""
         return self._memory.traits
 
     async def get(self, key: str) -> Entry | None:
-        """See `Store.get`."""
         return await self._send(lambda: self._memory.get(key))
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `Store.put_if_version`."""
         return await self._send(lambda: self._memory.put_if_version(key, value, version, ttl))
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `Store.invalidate`."""
         return await self._send(lambda: self._memory.invalidate(key, version))
 
     def _send(self, request: Callable[[], T]) -> asyncio.Future[T]:
@@ -89,18 +71,15 @@ class Travelling:
         return reply
 
     async def settled(self) -> None:
-        """Return when all that is under way has arrived."""
         while self.under_way:  # noqa: ASYNC110 - counted in turns of the loop
             await asyncio.sleep(0)
 
 
 async def held(lock: AsyncLock, timeout: float | None = 0) -> AsyncHold:
-    """Acquire a lock that must be free."""
     return present(await lock.acquire(timeout=timeout))
 
 
 async def turns(number: int) -> None:
-    """Let the loop turn."""
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -114,13 +93,11 @@ async def over(task: asyncio.Task[T]) -> T | None:
 
 
 def not_cancelling() -> bool:
-    """Whether nobody has a cancellation pending on this task."""
     task = present(asyncio.current_task())
     return task.cancelling() == 0
 
 
 async def visit(lock: AsyncLock) -> None:
-    """Acquire and release."""
     async with lock:
         await asyncio.sleep(0)
 
@@ -177,7 +154,6 @@ async def test_an_acquire_cancelled_again_and_again_leaves_nothing(memory: Memor
 
 
 async def renewed(hold: AsyncHold) -> None:
-    """Let its lease be renewed, and wait for that."""
     deadline = hold._attempt.lease.deadline
     make_due(hold._attempt)
     while hold._attempt.lease.deadline == deadline:
@@ -454,30 +430,6 @@ def test_loss_in_nested_blocks(memory: MemoryStore) -> None:
         asyncio.run(main(lost))
 
 
-@in_a_loop
-async def test_loss_in_a_re_entered_block(memory: MemoryStore) -> None:
-    """A task that has entered one lock twice and loses it ends in LockLost outside, with no cancellation left over."""
-    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-    with pytest.raises(LockLost, match=lock.key):
-        async with lock, lock:
-            await lock.force_release()
-            await asyncio.sleep(20)
-    assert not_cancelling()
-    await (await held(lock)).release()
-
-
-@in_a_loop
-async def test_a_task_group_inside_the_block_is_cancelled_with_it(memory: MemoryStore) -> None:
-    """Loss ends a TaskGroup inside the block: its tasks are cancelled, and LockLost surfaces."""
-    lock = AsyncLock(AsyncMemoryStore(memory), fresh())
-    with pytest.raises(LockLost, match=lock.key):
-        async with lock, asyncio.TaskGroup() as group:
-            children = [group.create_task(asyncio.sleep(20)) for _ in range(3)]
-            await lock.force_release()
-    assert all(child.cancelled() for child in children)
-    assert not_cancelling()
-
-
 def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -504,35 +456,6 @@ def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
         ("caslock", f"the on_lost callback of lock {key!r} raised an exception")
     ]
     assert "RuntimeError: of the callback" in caplog.text
-
-
-@pytest.mark.parametrize("notice", ["extend", "ensure_held"])
-@in_a_loop
-async def test_loss_that_another_task_notices_first_cancels_the_block(memory: MemoryStore, notice: str) -> None:
-    """The block is cancelled, and on_lost called, even when another task's question is the first to find the loss."""
-    calls: list[object] = []
-    lock = AsyncLock(AsyncMemoryStore(memory), fresh(), on_lost=calls.append)
-    inside: asyncio.Future[AsyncHold] = asyncio.get_running_loop().create_future()
-
-    async def work() -> None:
-        async with lock as hold:
-            inside.set_result(hold)
-            await asyncio.sleep(20)
-            pytest.fail("the body ran on to its end")
-
-    task = asyncio.create_task(work())
-    hold = await inside
-    if notice == "extend":
-        Lock(memory, lock.key).force_release()
-        with pytest.raises(LockLost):
-            await hold.extend()
-    else:
-        hold._attempt.lease.deadline = 0.0  # it has just passed
-        with pytest.raises(LockLost):
-            hold.ensure_held()
-    with pytest.raises(LockLost):
-        await task
-    assert len(calls) == 1
 
 
 def test_a_lock_that_tasks_waited_for_serves_another_loop(memory: MemoryStore) -> None:
@@ -579,32 +502,6 @@ async def test_a_loss_that_the_block_has_seen_is_raised_at_its_exit() -> None:
             with contextlib.suppress(LockLost):
                 await hold.release()
             await asyncio.sleep(5)
-
-
-@pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
-def test_a_loop_that_was_closed_during_a_renewal_keeps_no_release_waiting(keys: list[str]) -> None:
-    """Given holds of a loop that was closed while it renewed them, they can be released in another loop."""
-    store, loop, renewing = AsyncFaultyStore(AsyncMemoryStore()), asyncio.new_event_loop(), list[bool]()
-    holds = present(loop.run_until_complete(AsyncMultiLock(store, keys, ttl=60).acquire()))
-
-    async def hang() -> None:
-        renewing.append(True)
-        await asyncio.sleep(60)
-
-    async def renewal() -> None:
-        make_due(*(hold._attempt for hold in holds))
-        while not renewing:  # noqa: ASYNC110 - it is noted in another task
-            await asyncio.sleep(0.001)
-
-    store.before("any", 1, hang)
-    loop.run_until_complete(renewal())
-    loop.close()
-
-    async def leave() -> None:
-        async with asyncio.timeout(20):
-            await holds.release()
-
-    asyncio.run(leave())
 
 
 @pytest.mark.parametrize("released", [False, True])

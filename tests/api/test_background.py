@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
-from caslock import AsyncLock, Lock, StoreUnavailable
+from caslock import AsyncLock, Entry, Lock, StoreUnavailable
 from caslock.local import thread_renewer
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import FaultyStore, lose_reply
 from tests.support.locations import fresh, make_due, observed, present, until
 from tests.support.scripted import Scripted, held
 
-if TYPE_CHECKING:
-    import threading
-
-    from caslock import Entry
-
 
 class Closing(FaultyStore):
-    """Knows whether it was closed."""
-
     closed = False
 
     def close(self) -> None:
-        """Close it."""
         self.closed = True
 
 
@@ -43,29 +36,6 @@ def test_a_clean_up_closes_no_store() -> None:
     store.heal()
     assert until(lambda: not observed(memory, key))
     assert not store.closed
-
-
-def test_an_interrupt_as_the_renewer_is_woken_lets_no_later_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next hold wakes it, though its lease is due later than the one that the interrupt has struck."""
-
-    class Alarm:
-        rung = 0
-
-        def notify(self) -> None:
-            self.rung += 1
-            if self.rung == 1:
-                raise KeyboardInterrupt
-
-    renewer, alarm = thread_renewer.ThreadRenewer(), Alarm()
-    renewer._alarm = cast("threading.Condition", alarm)
-    first, second = held(Scripted()), held(Scripted())
-    second.lease.due += 5
-    renewer._wakes, renewer.is_running = second.lease.due + 60, True
-    monkeypatch.setattr(thread_renewer, "_renewer", renewer)
-    with pytest.raises(KeyboardInterrupt):
-        thread_renewer.watch(first)
-    thread_renewer.watch(second)
-    assert alarm.rung == 2
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
@@ -102,3 +72,26 @@ def test_a_closed_loop_is_not_kept_alive(*, renews: bool) -> None:
     assert closed() is None
     assert lock.key
     assert bool(renewing) == renews
+
+
+def test_an_interrupt_as_the_renewer_is_woken_lets_no_later_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next hold wakes it, though its lease is due later than the one that the interrupt has struck."""
+
+    class Alarm:
+        rung = 0
+
+        def notify(self) -> None:
+            self.rung += 1
+            if self.rung == 1:
+                raise KeyboardInterrupt
+
+    renewer, alarm = thread_renewer.ThreadRenewer(), Alarm()
+    renewer._alarm = cast("threading.Condition", alarm)
+    first, second = held(Scripted()), held(Scripted())
+    second.lease.due += 5
+    renewer._wakes, renewer.is_running = second.lease.due + 60, True
+    monkeypatch.setattr(thread_renewer, "_renewer", renewer)
+    with pytest.raises(KeyboardInterrupt):
+        thread_renewer.watch(first)
+    thread_renewer.watch(second)
+    assert alarm.rung == 2

@@ -10,8 +10,9 @@ import re
 import socket
 import threading
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import redis
@@ -42,25 +43,17 @@ from caslock.testing.steps import again
 from tests.support.lasting import Lasting
 from tests.support.locations import Place, fresh, observed, present, until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 class Untouchable:
-    """A store of which nobody may ask anything."""
-
     traits = Traits(location="untouchable://")
 
     def get(self, key: str) -> NoReturn:
-        """Fail."""
         raise AssertionError(key)
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> NoReturn:
-        """Fail."""
         raise AssertionError(key, value, version, ttl)
 
     def invalidate(self, key: str, version: int) -> NoReturn:
-        """Fail."""
         raise AssertionError(key, version)
 
 
@@ -304,26 +297,6 @@ LOOK_ALIKES = [
     *("a" * 249, "a" * 250, "a" * 251, "a" * 1023, "a" * 1024, "a" * 1023 + "b", "😀" * 1024, "😀" * 1023 + "😁"),
     *(" " * 1024, "\x00" * 1024, "%" * 1024, "\n" * 1023, "é" * 1024),
 ]
-
-
-def test_keys_that_look_alike_are_different_locks(location: Place) -> None:
-    """Every key of 1 to 1,024 characters works, with blanks, newlines, NUL or any Unicode, and no two ever collide."""
-    assert len(set(LOOK_ALIKES)) == len(LOOK_ALIKES)
-    store, suffix = location.store(), fresh("")[:9]
-    # The keys themselves if only this test uses the store; a few characters more if others use it too.
-    alone = location.kind in ("memory", "sqlite")
-    keys = [key if alone or len(key) > 1000 else key + suffix for key in LOOK_ALIKES]
-    locks = [Lock(store, key, note=str(number), timeout=0) for number, key in enumerate(keys)]
-
-    holds = [lock.acquire() for lock in locks]
-
-    assert [lock.key for lock, hold in zip(locks, holds, strict=True) if hold is None] == []
-    records = [lock.holder() for lock in locks]
-    assert [found and found.note for found in records] == [str(number) for number in range(len(keys))]
-    assert all(Lock(store, key).acquire(timeout=0) is None for key in keys)
-    for lock in locks:
-        lock.release()
-    assert [key for key in keys if observed(store, key)] == []
 
 
 def test_the_largest_record_fits(location: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ When a watcher looks, and how often, is in `tests/rules/test_changes.py`, on vir
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import json
 import os
@@ -14,33 +13,20 @@ import pickle
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from caslock import (
-    AsyncElection,
-    Election,
-    Lock,
-    LockLost,
-    NotAcquired,
-    StoreError,
-    connect,
-    connect_async,
-)
+from caslock import AsyncElection, Election, Lock, LockLost, NotAcquired, Record, Store, connect
+from caslock.election import Watch
 from caslock.local import changes
 from caslock.local.shared import shared_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support.locations import Watched, close_when_clean, fresh, present, until, url_of
+from tests.support.loops import in_a_loop
 from tests.support.watching import AsyncWatchingMemory, WatchingMemory
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-    from concurrent.futures import ThreadPoolExecutor
-    from pathlib import Path
-
-    from caslock import AsyncStore, Record, Store
-    from caslock.election import Watch
 
 KINDS = ("memory", "sqlite", "redis", "etcd")
 
@@ -66,30 +52,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         close_when_clean(store)
 
 
-@pytest.fixture
-def run(
-    stores: Callable[[], Store], request: pytest.FixtureRequest, tmp_path: Path
-) -> Callable[[Callable[[AsyncStore | Store, AsyncStore | Store], Coroutine[object, object, None]]], None]:
-    """Run a test in an event loop, with two asyncio stores of one place (SQLite serves from worker threads)."""
-    kind = request.node.callspec.params["stores"]
-
-    @contextlib.asynccontextmanager
-    async def opened() -> AsyncIterator[AsyncStore | Store]:
-        if kind == "memory":
-            yield AsyncMemoryStore(stores())  # type: ignore[arg-type] # it is one
-        else:
-            async with connect_async(url_of(kind, request, tmp_path)) as store:
-                yield store
-
-    async def main(test: Callable[[AsyncStore | Store, AsyncStore | Store], Coroutine[object, object, None]]) -> None:
-        async with opened() as one, opened() as two:
-            await test(one, two)
-
-    return lambda test: asyncio.run(main(test))
-
-
 def leads(found: Record | None) -> tuple[str, int | None] | None:
-    """Return the note and the fence of a leader."""
     return None if found is None else (found.note, found.fence)
 
 
@@ -122,73 +85,33 @@ def test_one_leads_and_the_next_takes_over(stores: Callable[[], Store], pool: Th
     watch.close()
 
 
-def test_tasks_lead_one_after_the_other(run: Callable[[Any], None]) -> None:
+@in_a_loop
+async def test_tasks_lead_one_after_the_other(memory: MemoryStore) -> None:
     """All clients of an AsyncElection, and those who watch it, see each leader; the next one has a larger fence."""
-    key = fresh()
+    one, two, key = AsyncMemoryStore(memory), AsyncMemoryStore(memory), fresh()
+    ann, bob = AsyncElection(one, key, note="ann"), AsyncElection(two, key, note="bob")
+    stop = asyncio.Event()
 
-    async def test(one: AsyncStore | Store, two: AsyncStore | Store) -> None:
-        ann, bob = AsyncElection(one, key, note="ann"), AsyncElection(two, key, note="bob")
-        stop = asyncio.Event()
+    async def campaign() -> int:
+        async with bob.lead(timeout=60) as term:
+            await stop.wait()
+            return term.fence
 
-        async def campaign() -> int:
-            async with bob.lead(timeout=60) as term:
-                await stop.wait()
-                return term.fence
-
-        watch = AsyncElection(two, key).watch()
-        assert await anext(watch) is None
-        async with ann.lead() as first:
-            assert leads(await ann.leader()) == leads(await bob.leader()) == ("ann", first.fence)
-            assert leads(await anext(watch)) == ("ann", first.fence)
-            next_one = asyncio.create_task(campaign())
-            await asyncio.sleep(0)
-        told = [await anext(watch)]
-        if told == [None]:
-            told.append(await anext(watch))
-        assert present(told[-1]).note == "bob"
-        stop.set()
-        assert await next_one > first.fence
-        assert await anext(watch) is None
-        assert await bob.leader() is None
-
-    run(test)
-
-
-def test_a_term_that_is_taken_away_is_lost(stores: Callable[[], Store]) -> None:
-    """The block ends with LockLost; watchers are told of the next leader, and the old one can campaign again."""
-    key = fresh()
-    store, told = stores(), list[object]()
-    election = Election(store, key, note="ann", on_lost=told.append)
-    with pytest.raises(LockLost), election.lead() as term:  # noqa: PT012 - its block is lost on the way
-        watch = Election(stores(), key).watch()
-        assert leads(next(watch)) == ("ann", term.fence)
-        assert Lock(stores(), key).force_release() is not None
-        with Election(stores(), key, note="bob").lead() as other:
-            while (leader := next(watch)) is None:
-                pass
-            assert leads(leader) == ("bob", other.fence)
-            with pytest.raises(LockLost):
-                term.extend()
-            assert term.lost
-    assert until(lambda: told)
-    with election.lead() as again:
-        assert again.fence > other.fence
-
-
-def test_a_lost_term_cancels_the_block_of_its_task(run: Callable[[Any], None]) -> None:
-    """The block of asyncio does not go on."""
-    key = fresh()
-
-    async def test(one: AsyncStore | Store, two: AsyncStore | Store) -> None:
-        went_on = False
-        with pytest.raises(LockLost):  # noqa: PT012 - as above
-            async with AsyncElection(one, key, ttl=0.3).lead():
-                await AsyncElection(two, key)._lock.force_release()
-                await asyncio.sleep(60)
-                went_on = True
-        assert not went_on
-
-    run(test)
+    watch = AsyncElection(two, key).watch()
+    assert await anext(watch) is None
+    async with ann.lead() as first:
+        assert leads(await ann.leader()) == leads(await bob.leader()) == ("ann", first.fence)
+        assert leads(await anext(watch)) == ("ann", first.fence)
+        next_one = asyncio.create_task(campaign())
+        await asyncio.sleep(0)
+    told = [await anext(watch)]
+    if told == [None]:
+        told.append(await anext(watch))
+    assert present(told[-1]).note == "bob"
+    stop.set()
+    assert await next_one > first.fence
+    assert await anext(watch) is None
+    assert await bob.leader() is None
 
 
 def test_a_campaign_ends_at_its_timeout(memory: MemoryStore) -> None:
@@ -214,6 +137,16 @@ def test_a_campaign_ends_at_its_timeout(memory: MemoryStore) -> None:
                     pass
 
     asyncio.run(main())
+
+
+def test_a_term_that_is_taken_away_is_lost(memory: MemoryStore) -> None:
+    """Its block ends with LockLost, and `on_lost` is called; the lease is as long as the election says."""
+    lost = list[object]()
+    election = Election(memory, "key", ttl=7, on_lost=lost.append)
+    with pytest.raises(LockLost), election.lead() as term:  # noqa: PT012 - its block is lost on the way
+        assert present(election.leader()).ttl == 7
+        Lock(memory, "key").force_release()
+    assert until(lambda: lost == [term])
 
 
 def test_a_leader_does_not_campaign_again(memory: MemoryStore) -> None:
@@ -321,13 +254,10 @@ def test_an_election_is_neither_copied_nor_pickled(memory: MemoryStore) -> None:
 
 
 def note_of(leader: Record | None) -> str:
-    """Return what a leader publishes, or nothing."""
     return "" if leader is None else leader.note
 
 
 def listening(watch: Watch, heard: list[str]) -> threading.Thread:
-    """Watch in a thread."""
-
     def listen() -> None:
         heard.extend(note_of(leader) for leader in watch)
 
@@ -423,45 +353,6 @@ def test_an_interrupt_of_a_watcher_stops_no_other(memory: MemoryStore) -> None:
         next(watch)
     assert next(Election(store, key).watch()) is None
     assert next(watch) is None
-
-
-def test_a_refused_request_ends_a_call_and_not_the_watch(memory: MemoryStore) -> None:
-    """The program decides whether it goes on."""
-    store, key = Watched(memory), fresh()
-    refusals = [StoreError("no access")]
-
-    def lose(_verb: str, _key: str) -> bool:
-        if refusals:
-            raise refusals.pop()
-        return False
-
-    store.lose = lose
-    watch = Election(store, key).watch()
-    with pytest.raises(StoreError, match="no access"):
-        next(watch)
-    assert next(watch) is None
-
-
-def test_a_loop_that_was_closed_stops_no_watcher() -> None:
-    """Its watcher was the one that looked; a thread goes on."""
-    store, key = MemoryStore(), fresh()
-    store.traits = store.traits._replace(request_timeout=0.1)
-    loop = asyncio.new_event_loop()
-    election = AsyncElection(store, key)  # what it has seen is kept
-
-    async def watch() -> None:
-        async for _ in election.watch():
-            pass
-
-    task = loop.create_task(watch())
-    while not election._looks.here().answered or election._looks.here().seen is None:
-        loop.run_until_complete(asyncio.sleep(0.001))
-    loop.close()
-    watch_here = Election(store, key).watch()
-    assert next(watch_here) is None
-    with Election(store, key, note="ann").lead():
-        assert leads(next(watch_here)) is not None
-    del task
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

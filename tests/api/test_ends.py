@@ -6,14 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock import Lock, connect
-
-if TYPE_CHECKING:
-    from tests.support.servers import Server
+from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
 

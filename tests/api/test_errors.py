@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,19 +20,15 @@ from caslock import (
     NotHeld,
     OutcomeUnknown,
     Semaphore,
+    StaleFence,
     StoreError,
     StoreUnavailable,
 )
+from caslock.store import Traits
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import FaultyStore, lose_reply, lose_request, raising
+from caslock.testing.faults import Fault, FaultyStore, Verb, lose_reply, lose_request, raising
 from tests.support.locations import held, present
 from tests.support.loops import in_a_loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from caslock.store import Traits
-    from caslock.testing.faults import Fault, Verb
 
 
 @pytest.fixture
@@ -42,7 +38,6 @@ def faulty(memory: MemoryStore) -> FaultyStore:
 
 
 def of_key(error: CaslockError, traits: Traits) -> bool:
-    """Tell whether an error names the key and its store."""
     return (error.key, error.location) == ("k", traits.location)
 
 
@@ -68,22 +63,25 @@ def test_errors_keep_what_they_know_when_they_are_copied(memory: MemoryStore) ->
     """As between processes."""
     with Lock(memory, "k"), pytest.raises(NotAcquired) as caught, Lock(memory, "k", timeout=0):
         pass
-    for again in (pickle.loads(pickle.dumps(caught.value)), copy.copy(caught.value)):  # noqa: S301 - our own
-        assert str(again) == str(caught.value)
-        assert vars(again) == vars(caught.value)
+    for error in (caught.value, StaleFence("a room", 5, 6)):
+        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301 - our own
+            assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_why_a_hold_was_lost(memory: MemoryStore) -> None:
     """The reason is the part of the text that is not about the key."""
-    lock = Lock(memory, "k")
-    hold = held(lock)
-    Lock(memory, "k").force_release()
-    for ask in (hold.extend, hold.ensure_held, hold.release):
-        with pytest.raises(LockLost) as caught:
-            ask()
-        assert of_key(caught.value, memory.traits)
-        assert str(caught.value) == f"lock 'k' was lost: {caught.value.reason}"
-        assert "was force-released by pid" in caught.value.reason or "called force_release()" in caught.value.reason
+    removed = "its record is no longer at .*: it expired, was evicted or was removed"
+    for lose, reason in (
+        (lambda: Lock(memory, "k").force_release(), r"was force-released by pid|called force_release\(\)"),
+        (lambda: memory.invalidate("k", present(memory.get("k")).version), removed),
+    ):
+        hold = held(Lock(memory, "k"))
+        lose()
+        for ask in (hold.extend, hold.ensure_held, hold.release):
+            with pytest.raises(LockLost, match=reason) as caught:
+                ask()
+            assert of_key(caught.value, memory.traits)
+            assert str(caught.value) == f"lock 'k' was lost: {caught.value.reason}"
 
 
 @in_a_loop

@@ -98,7 +98,6 @@ for key in every:
 
 
 def run(script: str, *arguments: str) -> str:
-    """Return what a program has printed."""
     command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr

@@ -11,14 +11,16 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from caslock import (
     AsyncLock,
     AsyncSemaphore,
+    AsyncStore,
     Hold,
     Lock,
     LockLost,
@@ -27,35 +29,26 @@ from caslock import (
     QuorumLock,
     ReadWriteLock,
     Semaphore,
+    Store,
     StoreError,
     StoreUnavailable,
     observe,
 )
 from caslock.protocol.record import decode
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_reply, lose_request, raising, unsent
+from caslock.testing.faults import AsyncFaultyStore, Fault, FaultyStore, late, lose_reply, lose_request, raising, unsent
 from tests.api.test_fork_and_signals import every_moment, family
 from tests.support.locations import Place, Watched, fresh, held, make_due, observed, patient, present, until
 from tests.support.loops import in_a_loop
 from tests.support.recorder import Recorder
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from caslock import AsyncStore, Store
-    from caslock.testing.faults import Fault
-
 
 class Pair(Semaphore):
-    """One with two permits, and the arguments of a Lock."""
-
     def __init__(self, store: Store, key: str, **settings: Any) -> None:  # noqa: ANN401 - those of a Lock
         super().__init__(store, key, 2, **settings)
 
 
 class AsyncPair(AsyncSemaphore):
-    """The same for asyncio."""
-
     def __init__(self, store: AsyncStore, key: str, **settings: Any) -> None:  # noqa: ANN401 - as above
         super().__init__(store, key, 2, **settings)
 
@@ -83,28 +76,6 @@ def test_one_thread_locks_and_another_process_would_finish(location: Place) -> N
         hold.extend()
         hold.ensure_held()
     assert held(Lock(location.store(), key)).fence > hold.fence
-
-
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
-def test_a_task_locks_and_another_process_would_finish(kind: str, request: pytest.FixtureRequest) -> None:
-    """The same with asyncio, from task to task, and between both APIs."""
-    from tests.support.locations import opened  # noqa: PLC0415 - a fixture for one kind
-
-    async def finish(location: Place) -> None:
-        key = fresh()
-        async with location.async_store() as store, location.async_store() as other:
-            async with AsyncLock(store, key, ttl=20) as first:
-                ticket = await first.hand_over()
-            assert await AsyncLock(other, key).acquire(timeout=0) is None
-            async with await AsyncLock.adopt(other, ticket) as hold:
-                assert (hold.key, hold.owner, hold.fence) == (key, first.owner, first.fence)
-                again = await hold.hand_over()
-            with Lock.adopt(location.store(), again) as last:
-                assert last.fence == first.fence
-            assert await AsyncLock(store, key).holder() is None
-
-    with opened(kind, request) as location:
-        asyncio.run(finish(location))
 
 
 @pytest.mark.parametrize("lock", [Lock, Pair])
@@ -280,23 +251,9 @@ def test_max_hold_goes_on(memory: MemoryStore) -> None:
 
 
 def ticket_of(hold: Hold, **changes: float) -> str:
-    """Hand it over, and change the ticket."""
     from caslock.protocol.transfer import read_ticket  # noqa: PLC0415 - for this alone
 
     return str(read_ticket(hold.hand_over())._replace(**changes))  # type: ignore[arg-type] # numbers
-
-
-def test_what_lingers_is_handed_over_as_well(memory: MemoryStore) -> None:
-    """A hold of a lock that keeps its key after a release."""
-    lock = Lock(memory, fresh(), ttl=60, linger=20)
-    with lock:
-        pass
-    hold = held(lock)
-    adopted = Lock.adopt(memory, hold.hand_over())
-    assert adopted.fence == hold.fence
-    assert lock.acquire(timeout=0) is None
-    adopted.release()
-    held(lock).release()
 
 
 def test_a_hold_that_was_entered_twice_is_refused(memory: MemoryStore) -> None:
@@ -397,24 +354,6 @@ def test_waiters_of_the_first_process_wait_on(memory: MemoryStore) -> None:
         adopted.release()
         waiting.result().release()
     assert observed(memory, key) is None
-
-
-@pytest.mark.parametrize("lock", [Lock, Pair])
-def test_one_of_many_adopts(lock: type[Lock | Pair], location: Place) -> None:
-    """Threads of several store objects, all with one ticket."""
-    stores, key = [location.store() for _ in range(4)], fresh()
-    ticket = held(lock(stores[0], key, ttl=50)).hand_over()
-
-    def try_(number: int) -> Hold | None:
-        with contextlib.suppress(LockLost):
-            return lock.adopt(stores[number % 4], ticket)
-        return None
-
-    with ThreadPoolExecutor(8) as pool:
-        holds = [hold for hold in pool.map(try_, range(8)) if hold is not None]
-    assert len(holds) == 1
-    holds[0].release()
-    assert observed(stores[0], key) is None
 
 
 @pytest.mark.parametrize("lock", [Lock, Pair])
@@ -690,19 +629,16 @@ with connect(sys.argv[1]) as store:
 
 
 def started(program: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a process."""
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def line_of(process: subprocess.Popen[str]) -> list[str]:
-    """Return the words of its next line."""
     assert process.stdout is not None
     return process.stdout.readline().split()
 
 
 def ended(process: subprocess.Popen[str]) -> int:
-    """Let it end."""
     process.communicate("")
     return process.returncode
 

@@ -10,7 +10,7 @@ import pickle
 import re
 import subprocess
 import sys
-import threading
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,15 +30,11 @@ from caslock import (
     ReadWriteLock,
     Semaphore,
 )
-from caslock.protocol.record import MAX_HOLDS
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.support.locations import present, until
+from tests.support.locations import present
 from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from concurrent.futures import ThreadPoolExecutor
-
     Acquire = Callable[[AsyncMemoryStore], Awaitable[AsyncHold | AsyncMultiHold]]
 
 HOLD = {"key", "owner", "fence", "lost", "remaining", "ensure_held", "extend", "hand_over", "release"}
@@ -46,7 +42,6 @@ HOLDS = {"fences", "lost", "remaining", "ensure_held", "extend", "release"}
 
 
 def public(thing: object) -> set[str]:
-    """Name what completion shows."""
     return {name for name in dir(thing) if not name.startswith("_")}
 
 
@@ -59,12 +54,10 @@ def test_a_hold_shows_names_for_users_only(kind: type, names: set[str]) -> None:
 
 
 def one(memory: MemoryStore) -> Hold:
-    """Acquire a lock that must be free."""
     return present(Lock(memory, "k").acquire(timeout=0))
 
 
 def several(memory: MemoryStore) -> MultiHold:
-    """Acquire two locks that must be free."""
     return present(MultiLock(memory, ["k", "l"]).acquire(timeout=0))
 
 
@@ -124,12 +117,10 @@ def test_an_inner_with_releases_once(memory: MemoryStore) -> None:
 
 
 async def async_one(memory: AsyncMemoryStore) -> AsyncHold:
-    """Acquire a lock that must be free."""
     return present(await AsyncLock(memory, "k").acquire(timeout=0))
 
 
 async def async_several(memory: AsyncMemoryStore) -> AsyncMultiHold:
-    """Acquire two locks that must be free."""
     return present(await AsyncMultiLock(memory, ["k", "l"]).acquire(timeout=0))
 
 
@@ -208,37 +199,6 @@ def test_no_lock_and_no_hold_is_copied(memory: MemoryStore, kind: str, copied: C
     what = "send the store URL and the key" if kind.endswith("Lock") else "pass its fence"
     with pytest.raises(TypeError, match=f"{kind} can't be copied or pickled: {what}"):
         copied(thing)
-
-
-@pytest.mark.parametrize("raises", [False, True])
-def test_a_loss_first_seen_at_the_end_of_with_hold_is_reported_once(memory: MemoryStore, raises: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Somebody else has taken the key, and the block ends at once: on_lost is called once, also if the block raised."""
-    told: list[Hold] = []
-    hold = present(Lock(memory, "k", ttl=30, on_lost=told.append).acquire(timeout=0))
-    with pytest.raises(ValueError if raises else LockLost), hold:  # noqa: PT012 - raised at the end of the block
-        entry = present(memory.get("k"))
-        memory.put_if_version("k", b"somebody else's", entry.version, 60)
-        if raises:
-            message = "of the body"
-            raise ValueError(message)
-    assert until(lambda: bool(told))  # by a background thread
-    assert told == [hold]
-
-
-def test_many_holds_of_one_owner_leave_at_once(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
-    """A record is full of them; four threads release them, beginning at the same moment, and then the key is free."""
-    for _ in range(20):
-        barrier, each = threading.Barrier(4), range(MAX_HOLDS)
-        holds = [present(Lock(memory, "k", owner="shared", ttl=120).acquire(timeout=0)) for _ in each]
-
-        def leave(part: list[Hold], barrier: threading.Barrier = barrier) -> None:
-            barrier.wait()
-            for hold in part:
-                hold.release()
-
-        for done in [pool.submit(leave, holds[number::4]) for number in range(4)]:
-            done.result()
-        assert not Lock(memory, "k").locked()
 
 
 FORGETFUL = """

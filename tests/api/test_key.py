@@ -19,20 +19,14 @@ NUMBER = uuid.UUID("6d0f8a9e-6f1c-4c55-9d3e-2b8f5a1c7e01")
 
 
 class Colour(StrEnum):
-    """Texts with names."""
-
     RED = "red"
 
 
 class Size(IntEnum):
-    """Numbers with names."""
-
     BIG = 3
 
 
 class Plain(Enum):
-    """Names for anything."""
-
     ONE = 1
 
 
@@ -61,7 +55,6 @@ def test_a_key_can_be_read(parts: tuple[Any, ...], key: str) -> None:
 
 
 def text_of(part: Any) -> str:  # noqa: ANN401 - of any type
-    """Return what counts."""
     return part.isoformat() if isinstance(part, date) else str(part)
 
 
@@ -112,8 +105,6 @@ def test_the_same_moment_is_the_same_part() -> None:
 
 
 class Model:
-    """What an ORM would give."""
-
     id = 7
 
 

@@ -7,15 +7,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock import (
     ABSENT,
     AsyncLock,
+    Entry,
     Lock,
     LockLost,
     MultiLock,
@@ -27,7 +26,6 @@ from caslock import (
     observe,
 )
 from caslock.local import linger
-from caslock.local.lock_state import LockState
 from caslock.local.threads import _end_what_lingers
 from caslock.protocol.lease import Lease
 from caslock.protocol.life import LEAVING
@@ -35,41 +33,31 @@ from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import Fault, FaultyStore, lose_request
 from tests.support.locations import Place, Watched, fresh, held, observed, until
 from tests.support.recorder import Recorder
-
-if TYPE_CHECKING:
-    from caslock import Entry, Hold
-    from tests.support.servers import Server
+from tests.support.servers import Server
 
 LONG = 20.0
 """Seconds that no test waits for; a lease has three times as many, so that it could linger for so long."""
 
 
 class Noted(Watched):
-    """Notes what it is asked, and wakes who waits."""
-
     _store: MemoryStore
 
     def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
-        """Wait for the key."""
         self._pass("put_when_absent", key)
         return self._store.put_when_absent(key, value, ttl, timeout)
 
 
 class Slow(Noted):
-    """Lets go of nothing until it may."""
-
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self.begun, self.may_end = threading.Event(), threading.Event()
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove it."""
         self.begun.set()
         assert self.may_end.wait(LONG)
         return super().invalidate(key, version)
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write, or hand it over."""
         if version != ABSENT:
             self.begun.set()
             assert self.may_end.wait(LONG)
@@ -77,7 +65,6 @@ class Slow(Noted):
 
 
 def lock_of(store: Noted, key: str = "k", seconds: float = LONG) -> Lock:
-    """Make a lock that lingers."""
     return Lock(store, key, ttl=3 * LONG + 1, linger=seconds)
 
 
@@ -85,12 +72,6 @@ def lock_of(store: Noted, key: str = "k", seconds: float = LONG) -> Lock:
 def store(memory: MemoryStore) -> Noted:
     """Return a store that notes what it is asked."""
     return Noted(memory)
-
-
-def test_a_store_that_wakes_nobody_is_refused() -> None:
-    """It has the three verbs only."""
-    with pytest.raises(ValueError, match="linger needs a store that wakes waiters"):
-        Lock(Watched(MemoryStore()), "k", linger=1)
 
 
 def test_the_next_acquire_takes_no_request(location: Place) -> None:
@@ -184,13 +165,6 @@ def test_what_others_want_does_not_linger(memory: MemoryStore) -> None:
         pass
     with theirs:
         pass
-
-
-def test_a_hold_that_was_extended_does_not_linger(store: Noted) -> None:
-    """Its lease is not that of the lock."""
-    with lock_of(store) as hold:
-        hold.extend(5)
-    assert observed(store._store, "k") is None
 
 
 def test_it_lingers_no_longer_than_a_third_of_a_lease(store: Noted) -> None:
@@ -309,45 +283,6 @@ def test_a_child_neither_resumes_nor_releases_it(memory: MemoryStore) -> None:
         hold.extend()
 
 
-def test_threads_that_resume_it_exclude_each_other(store: Noted) -> None:
-    """Of several threads that use one lock and others, one at a time is inside."""
-    lock, number, ends = lock_of(store, seconds=0.01), [0], time.monotonic() + 0.5
-    others = [Lock(store, "k") for _ in range(2)]
-
-    def add(own: Lock) -> int:
-        added = 0
-        while time.monotonic() < ends:
-            with own:
-                seen = number[0]
-                time.sleep(0)  # invites another thread
-                number[0] = seen + 1
-            added += 1
-        return added
-
-    counts: list[int] = []
-    threads = [threading.Thread(target=lambda own=own: counts.append(add(own))) for own in (lock, lock, *others)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(counts) == number[0]
-
-
-def test_who_has_met_another_process_lets_it_go(memory: MemoryStore) -> None:
-    """Also whoever has just waited for it."""
-    key = fresh()
-    theirs, lock = Lock(Noted(memory), key), lock_of(Noted(memory), key)
-    hold = held(theirs)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lock.acquire)
-        assert until(lambda: any(each.contention for each in lock._state._queue.inside(0.0)))
-        hold.release()
-        mine = waiting.result()
-    assert mine is not None
-    mine.release()
-    assert observed(memory, key) is None
-
-
 def test_what_is_being_given_up_is_nobodys(memory: MemoryStore) -> None:
     """One try waits for that release, by whatever lock."""
     store = Slow(memory)
@@ -360,28 +295,6 @@ def test_what_is_being_given_up_is_nobodys(memory: MemoryStore) -> None:
         assert until(lambda: lock._state._queue.waiting)
         store.may_end.set()
         trying.result()
-
-
-def test_a_hold_that_another_thread_releases_is_not_re_entered(store: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a thread that is about to re-enter, and another that releases its hold and has the key: one holds it."""
-    lock = lock_of(store)
-    hold, begin, got = held(lock), LockState.begin, list[object]()
-
-    def release_and_acquire() -> None:
-        hold.release()
-        got.append(lock.acquire(timeout=0))
-
-    def interrupted(state: LockState, make: type[Hold], caller: object = None) -> Hold:
-        begun = begin(state, make, caller)
-        if threading.current_thread() is threading.main_thread():
-            thread = threading.Thread(target=release_and_acquire)
-            thread.start()
-            thread.join()
-        return begun
-
-    monkeypatch.setattr(LockState, "begin", interrupted)
-    assert lock.acquire(timeout=0) is None
-    assert got != [None]
 
 
 def test_a_multilock_resumes_nothing(memory: MemoryStore) -> None:

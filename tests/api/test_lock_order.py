@@ -5,24 +5,15 @@ Two store objects at one location act as two processes: each has local queues of
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
-from caslock import AsyncLock, AsyncMultiLock, Hold, Lock, MultiHold, MultiLock
+from caslock import Hold, Lock, MultiHold, MultiLock
 from caslock.local.shared import shared_of
-from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_reply, lose_request, unsent
-from tests.api.test_fork_and_signals import every_moment
+from caslock.stores.memory import MemoryStore
+from caslock.testing.faults import Fault, Faults, FaultyStore, late, lose_reply, lose_request, unsent
 from tests.support.locations import Place, fresh, held, observed, present, three_keys, until
-from tests.support.loops import in_a_loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from caslock.testing.faults import Fault, Faults
 
 SOON = 20.0
 """Seconds that waiting takes at most here when nobody has to wait for the end of a lease (30 s)."""
@@ -43,7 +34,6 @@ def waits_at_the_store(store: Faults, key: str) -> bool:
 
 
 def pair(store: FaultyStore, *keys: str) -> None:
-    """Hold two keys for a moment."""
     with MultiLock(store, keys, timeout=SOON) as holds:
         holds.ensure_held()
 
@@ -204,70 +194,3 @@ def test_keys_of_each_store_travel_together(memory: MemoryStore) -> None:
     with MultiLock([Lock(store, key) for key in three_keys() for store in stores]) as holds:
         assert [store.calls for store in stores] == [{"put_many": 1}] * 2
         holds.ensure_held()
-
-
-@pytest.mark.parametrize("position", [0, 1, 2])
-@in_a_loop
-async def test_a_cancelled_task_keeps_no_key(memory: MemoryStore, position: int) -> None:
-    """Cancelled in each of its awaits, an acquire of three keys, one of them held, leaves all others free."""
-
-    async def attempt(steps: int) -> bool:
-        store, keys = AsyncFaultyStore(AsyncMemoryStore(memory)), three_keys()
-        theirs = present(await AsyncLock(AsyncMemoryStore(memory), keys[position]).acquire())
-        store.on("put_many", 1, lose_reply if position else late(after=1))
-        store.before("any", range(1, 100), lambda: asyncio.sleep(0))
-        store.after("any", range(1, 100), lambda: asyncio.sleep(0))
-        acquiring = asyncio.create_task(AsyncMultiLock(store, keys).acquire())
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        waits = waits_at_the_store(store, keys[position]) and store.log[-1].verb == "put_when_absent"
-        acquiring.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await acquiring
-        store.heal()
-        await store.deliver()
-        for number, key in enumerate(keys):
-            if number != position:
-                for each in (store, AsyncMemoryStore(memory)):
-                    hold = present(await AsyncLock(each, key).acquire(timeout=0))
-                    await hold.release()
-        await theirs.release()
-        return waits
-
-    steps = 0
-    while not await attempt(steps):
-        steps += 1
-    assert steps > 3
-
-
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # interrupted before its first step
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator, interrupted as it closes
-@pytest.mark.parametrize(
-    "fault", [None, *(pytest.param(each, marks=pytest.mark.long) for each in (lose_reply, lose_request))], ids=str
-)
-def test_an_interrupt_at_any_moment_keeps_no_key(memory: MemoryStore, fault: Fault | None) -> None:
-    """KeyboardInterrupt at each moment of an acquire that gets one of three keys: all are free within a lease."""
-    left: list[tuple[FaultyStore, list[str], MultiLock]] = []
-
-    def prepare() -> Callable[[], object]:
-        store, keys = FaultyStore(memory), three_keys()
-        held(Lock(FaultyStore(memory), keys[1], ttl=30))
-        if fault is not None:
-            store.on("put_many", 1, fault)
-            store.on("put_many", 2, fault)
-        lock = MultiLock(store, keys, ttl=0.3)
-        left.append((store, keys, lock))  # what a Lock object knows of an acquire does not vanish with it
-
-        def act() -> None:
-            assert lock.acquire(timeout=0.003) is None
-
-        return act
-
-    moments = list(every_moment(prepare))
-    assert len(moments) > 100
-    left.pop()  # it got through
-    assert until(lambda: not any(observed(memory, key) for _, keys, _ in left for key in keys[::2]))
-    for moment, (store, keys, _) in zip(moments, left, strict=True):
-        for key in keys[::2]:
-            with Lock(store, key, timeout=5) as hold:
-                assert hold.key == key, moment

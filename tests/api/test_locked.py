@@ -11,8 +11,9 @@ import inspect
 import io
 import itertools
 import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -32,22 +33,16 @@ from caslock import (
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support.locations import observed, present
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
-
 Any_ = Any  # what these tests pass wrongly
 
 
 @dataclass
 class Invoice:
-    """What a function is about."""
-
     id: int
     name: str = "x"
 
 
 def taken(store: MemoryStore, key: str) -> bool:
-    """Whether somebody holds the key."""
     return observed(store, key) is not None
 
 
@@ -164,20 +159,16 @@ def test_coroutine_functions_take_an_async_lock(memory: MemoryStore, *, native: 
 
 
 def skipped(*args: object, **kwargs: object) -> tuple[object, ...]:
-    """Answer in place of a busy function."""
     return ("busy", args, kwargs)
 
 
 async def skipped_later(*args: object, **kwargs: object) -> tuple[object, ...]:
-    """Answer in place of a busy coroutine function."""
     await asyncio.sleep(0)
     return ("busy", args, kwargs)
 
 
 @pytest.mark.parametrize(
-    ("busy", "answer"),
-    [("skip", None), (skipped, ("busy", (5,), {"more": 1}))],
-    ids=["skip", "a function"],
+    ("busy", "answer"), [("skip", None), (skipped, ("busy", (5,), {"more": 1}))], ids=["skip", "a function"]
 )
 def test_a_busy_key_is_answered(memory: MemoryStore, busy: Any_, answer: object) -> None:
     """Nothing, or what a function says of the same arguments: at once, and the function is not called."""
@@ -430,18 +421,14 @@ def test_conversions_and_formats_say_how_a_value_is_written(memory: MemoryStore)
 
 
 def generator() -> Iterator[int]:
-    """Yield."""
     yield 1
 
 
 async def async_generator() -> AsyncIterator[int]:
-    """Yield."""
     yield 1
 
 
 class Generates:
-    """An object that is called as a generator function."""
-
     def __call__(self) -> Generator[int]:
         yield 1
 
@@ -580,19 +567,3 @@ def test_what_outlives_a_function_does_not_keep_its_hold(memory: MemoryStore) ->
     assert hold() is None
     with pytest.raises(NotHeld):
         context.run(caslock.current_hold)
-
-
-def test_a_coroutine_that_is_closed_elsewhere_makes_no_noise() -> None:
-    """Of an event loop that is gone: another context may be the current one when it is closed."""
-
-    @locked(AsyncMemoryStore(), "k")
-    async def act() -> None:
-        await asyncio.sleep(60)
-
-    async def scene() -> Coroutine[Any_, Any_, None]:
-        coroutine = act()
-        contextvars.copy_context().run(coroutine.send, None)
-        return coroutine
-
-    coroutine = asyncio.run(scene())
-    coroutine.close()

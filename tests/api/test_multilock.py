@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pytest
 import tenacity
@@ -18,6 +19,7 @@ from caslock import (
     AsyncMultiLock,
     AsyncReadWriteLock,
     AsyncSemaphore,
+    Entry,
     Lock,
     LockLost,
     MultiHold,
@@ -29,19 +31,13 @@ from caslock import (
     Semaphore,
     SemaphoreHold,
     StoreError,
-    StoreUnavailable,
 )
 from caslock.local import clock
 from caslock.local.shared import shared_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_reply, lose_request, raising
+from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_request, raising
 from tests.support.locations import Place, Watched, observed, present, three_keys, until
 from tests.support.loops import in_a_loop
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from caslock import Entry
 
 T = TypeVar("T")
 
@@ -50,7 +46,6 @@ POLL = tenacity.wait_random(0.0, 0.004)
 
 
 def held(lock: MultiLock) -> MultiHold:
-    """Acquire what must be free."""
     return present(lock.acquire(timeout=0))
 
 
@@ -282,21 +277,7 @@ def test_a_multi_lock_released_by_its_holds_is_not_held(memory: MemoryStore) -> 
         lock.release()
 
 
-def test_another_thread_cannot_release(memory: MemoryStore) -> None:
-    """MultiLock.release belongs to the thread that acquired; MultiHold.release may be called from any."""
-    keys = three_keys()
-    lock = MultiLock(memory, keys)
-    holds = held(lock)
-    with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(NotHeld):
-            pool.submit(lock.release).result()
-        assert all(observed(memory, key) for key in keys)
-        pool.submit(holds.release).result()
-    assert not any(observed(memory, key) for key in keys)
-
-
 async def async_held(lock: AsyncMultiLock) -> AsyncMultiHold:
-    """Acquire what must be free."""
     return present(await lock.acquire(timeout=0))
 
 
@@ -323,29 +304,6 @@ async def test_a_multi_lock_is_released_by_the_task_that_holds_all_of_it(memory:
             await lock.release()
         holds = present(await task)
         await holds.release()
-    assert not any(observed(memory, key) for key in keys)
-
-
-def test_async_loss_of_one_cancels_the_block(memory: MemoryStore) -> None:
-    """For asyncio, loss of one cancels the block, and surfaces as LockLost of that key; the others are free."""
-    keys = three_keys()
-    told: list[str] = []
-
-    async def main() -> None:
-        lock = AsyncMultiLock(store := AsyncMemoryStore(memory), keys, on_lost=lambda hold: told.append(hold.key))
-
-        async def work() -> None:
-            async with lock:
-                await AsyncLock(store, keys[1]).force_release()
-                await asyncio.sleep(20)
-
-        with pytest.raises(LockLost, match=keys[1]):
-            await work()
-        task = present(asyncio.current_task())
-        assert task.cancelling() == 0
-
-    asyncio.run(main())
-    assert told == [keys[1]]
     assert not any(observed(memory, key) for key in keys)
 
 
@@ -387,28 +345,3 @@ def test_a_lost_key_that_could_not_be_given_back_is_an_unknown_outcome() -> None
 
 ENOUGH = 20.0
 """Seconds in which all of this is over."""
-
-
-def test_two_threads_that_release_one_key_are_told_of_no_loss(pool: ThreadPoolExecutor) -> None:
-    """Given a removal whose reply is lost, another one that finds the next owner says nothing of a loss."""
-    store, told = FaultyStore(MemoryStore()), list[str]()
-    begun, go_on = threading.Event(), threading.Event()
-
-    def halt() -> None:
-        begun.set()
-        go_on.wait(ENOUGH)
-
-    holds = present(MultiLock(store, ["a", "b"], on_lost=lambda hold: told.append(hold.key)).acquire())
-    store.before("invalidate_many", 1, halt)
-    released = pool.submit(holds.release)
-    assert begun.wait(ENOUGH)
-    store.on("invalidate", 1, lose_reply)
-    store.on("get", range(1, 9), lose_reply)
-    with pytest.raises(StoreUnavailable):
-        holds["a"].release()
-    store.heal()
-    other = present(Lock(FaultyStore(store), "a").acquire(timeout=0))
-    go_on.set()
-    released.result(ENOUGH)
-    assert told == []
-    other.release()

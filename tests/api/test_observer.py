@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,10 +29,6 @@ from caslock.testing import FaultyStore, lose_request
 from caslock.testing.stopwatch import Stopwatch
 from tests.support.locations import make_due, until
 from tests.support.recorder import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import ThreadPoolExecutor
 
 
 class OfOneStore(Recorder):

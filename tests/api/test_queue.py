@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pytest
 
-from caslock import AsyncLock, Hold, Lock, LockLost, MultiLock, NotAcquired
+from caslock import AsyncLock, Hold, Lock, LockLost, MultiLock, NotAcquired, Store
 from caslock.local import queue as local_queue
 from caslock.local.shared import shared_of
 from caslock.protocol.hand_over import HandOver
+from caslock.protocol.record import Observed
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, late, lose_reply, lose_request, raising, unsent
 from tests.support.locations import Place, fresh, observed, present, until
 from tests.support.loops import in_a_loop
 from tests.support.watching import WatchingMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future, ThreadPoolExecutor
-
-    from caslock import Store
-    from caslock.protocol.record import Observed
 
 T = TypeVar("T")
 ENOUGH = 20.0
@@ -35,12 +30,10 @@ ENOUGH = 20.0
 
 
 def held(lock: Lock, timeout: float | None = ENOUGH) -> Hold:
-    """Acquire a lock, and be sure of it."""
     return present(lock.acquire(timeout=timeout))
 
 
 def waiters(store: object, key: str) -> int:
-    """Count the waiters in this process."""
     return len(shared_of(store).queue(key).waiting)
 
 
@@ -172,32 +165,6 @@ def test_a_hand_over_without_an_answer(memory: MemoryStore, pool: ThreadPoolExec
     assert left is None or left.free
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-@in_a_loop
-async def test_a_hand_over_to_one_that_has_gone(fault: object) -> None:
-    """The successor is cancelled while its put is under way: nothing of it is left, whenever that put arrives."""
-    memory, key = MemoryStore(), fresh()
-    store = AsyncFaultyStore(AsyncMemoryStore(memory))
-    first = present(await AsyncLock(store, key).acquire())
-    successor = asyncio.create_task(AsyncLock(store, key).acquire())
-    await line_up(store, key, 1)
-
-    async def cancel() -> None:
-        successor.cancel()
-        await asyncio.sleep(0)
-
-    store.before("put_if_version", 1, cancel)
-    store.on("put_if_version", 1, fault)  # type: ignore[arg-type] # a parameter of the test
-    await first.release()
-    with pytest.raises(asyncio.CancelledError):
-        await successor
-    await store.deliver()
-    left = observed(memory, key)
-    assert left is None or left.free
-    again = present(await AsyncLock(store, key).acquire(timeout=1))
-    await again.release()
-
-
 @in_a_loop
 async def test_nothing_is_handed_over_to_one_that_has_gone_before() -> None:
     """The successor is cancelled while the releaser still waits for a slow renewal: nothing is sent in its name."""
@@ -314,34 +281,6 @@ async def test_threads_and_tasks_hand_over_to_each_other() -> None:
     await third.release()
     assert first.fence < second.fence < third.fence
     assert store.calls == {"put_if_version": 2, "invalidate": 1}
-
-
-def test_a_burst_of_cancelled_tasks_leaves_nothing() -> None:
-    """A thousand tasks of one key, cancelled at random moments: the rest all hold in turn, and nothing is left."""
-    memory, key = MemoryStore(), fresh()
-    done: list[int] = []
-
-    async def main() -> None:
-        store = AsyncMemoryStore(memory)
-
-        async def work(number: int) -> None:
-            async with AsyncLock(store, key):
-                await asyncio.sleep(0)
-                done.append(number)
-
-        tasks = [asyncio.create_task(work(number)) for number in range(1000)]
-        for number in range(0, 1000, 2):
-            await asyncio.sleep(0)
-            tasks[number].cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        assert waiters(store, key) == 0
-
-    asyncio.run(main())
-    assert set(range(1, 1000, 2)) <= set(done)
-    assert done == sorted(done)
-    assert observed(memory, key) is None
 
 
 def test_keys_of_a_multi_lock_travel_together(location: Place) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tenacity.wait import wait_fixed
@@ -22,14 +22,9 @@ from caslock import (
 )
 from caslock.protocol.shares import MAX_PERMITS
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import FaultyStore, lose_reply, lose_request
+from caslock.testing.faults import Fault, FaultyStore, lose_reply, lose_request
 from tests.support.locations import Place, fresh, observed, present, until
 from tests.support.loops import in_a_loop
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from caslock.testing.faults import Fault
 
 ENOUGH = 50.0
 """Seconds; longer than anything here takes."""
@@ -109,10 +104,7 @@ def test_a_reader_cannot_wait_to_write(memory: MemoryStore) -> None:
     lock = ReadWriteLock(memory, "key")
     with lock.read, pytest.raises(RuntimeError, match="reads 'key', and would wait for itself: release it to write"):
         lock.write.acquire()
-    with (
-        lock.write,
-        pytest.raises(RuntimeError, match="writes 'key', and would wait for itself: just read"),
-    ):
+    with lock.write, pytest.raises(RuntimeError, match="writes 'key', and would wait for itself: just read"):
         lock.read.acquire()
     with lock.write:
         pass

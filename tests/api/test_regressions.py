@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from caslock import Hold, Lock, MultiLock, NotAcquired, NotHeld, OutcomeUnknown
 from caslock.local.lock_state import LockState
 from caslock.local.with_blocks import WithBlocks
+from caslock.protocol.attempt import Terms
+from caslock.store import Entry
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import FaultyStore, lose_reply, lose_request
 from tests.support.locations import held, present
-
-if TYPE_CHECKING:
-    from caslock.protocol.attempt import Terms
-    from caslock.store import Entry
 
 
 def test_force_release_is_not_told_to_a_hold_that_leaves_by_itself() -> None:
@@ -55,7 +53,6 @@ class Choosy:
         self.keys = keys
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove, or refuse as a store refuses bad input."""
         if key in self.keys:
             message = "bad input"
             raise ValueError(message)
@@ -117,12 +114,9 @@ def test_a_try_that_could_not_look_again_raises_instead_of_returning_none() -> N
 
 
 class Interrupting(WithBlocks[Any]):
-    """Is interrupted as it forgets a block, once."""
-
     interrupts = False
 
     def pop(self, *block: object) -> object:
-        """Forget it."""
         left: object = super().pop(*block)
         if self.interrupts:
             self.interrupts = False

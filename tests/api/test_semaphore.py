@@ -7,22 +7,15 @@ import contextlib
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tenacity import wait_fixed
 
-from caslock import (
-    AsyncSemaphore,
-    Lock,
-    LockLost,
-    MultiLock,
-    NotAcquired,
-    NotHeld,
-    Semaphore,
-    StoreError,
-    locked,
-)
+from caslock import AsyncSemaphore, Lock, LockLost, MultiLock, NotAcquired, NotHeld, Semaphore, StoreError, locked
 from caslock.local import clock, shared_queue
 from caslock.local.shared_queue import RUN_SECONDS, SharedQueue
 from caslock.local.threads import ThreadRuntime
@@ -32,23 +25,15 @@ from caslock.protocol.life import State
 from caslock.protocol.record import Observed, Record, decode, encode
 from caslock.protocol.shared_attempt import PAUSE_ALONE, QUIET, SharedAttempt
 from caslock.protocol.shares import MAX_PERMITS, SHARED, Share
-from caslock.store import MAX_VALUE
+from caslock.store import MAX_VALUE, Entry, Put
 from caslock.stores.memory import MemoryStore
 from caslock.stores.sqlite import SQLiteStore
-from caslock.testing.faults import FaultyStore, lose_reply, lose_request, unsent
-from caslock.testing.steps import pause
+from caslock.testing.faults import Fault, FaultyStore, lose_reply, lose_request, unsent
 from tests.support.command_line import ROOT
 from tests.support.fenceless import Fenceless
+from tests.support.life import force
 from tests.support.locations import Place, Watched, fresh, make_due, observed, present, until, url_of
 from tests.support.loops import in_a_loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from concurrent.futures import ThreadPoolExecutor
-    from pathlib import Path
-
-    from caslock.store import Entry, Put
-    from caslock.testing.faults import Fault
 
 ENOUGH = 50.0
 """Seconds; longer than anything here takes."""
@@ -164,22 +149,6 @@ def test_a_holder_that_dies_loses_its_place_after_its_ttl(memory: MemoryStore) -
     assert observed(memory, "key") is None
 
 
-def test_its_place_is_free_where_others_only_come_and_go(memory: MemoryStore) -> None:
-    """Each notes for how long it has seen the dead one stand still, and the next counts on from there."""
-    dead = present(Semaphore(memory, "key", 2, ttl=0.3, auto_renew=False).acquire())
-
-    def second() -> bool:
-        semaphore = Semaphore(memory, "key", 2)
-        with semaphore:
-            pause(0.02)
-            if hold := semaphore.acquire(timeout=0):
-                hold.release()
-            return hold is not None
-
-    assert until(second)
-    assert dead.lost
-
-
 def test_a_dead_holder_is_seen_where_versions_do_not_grow(tmp_path: Path) -> None:
     """Each answer counts, as none can be told to be older."""
     with Fenceless(SQLiteStore(str(tmp_path / "locks.db"))) as store:
@@ -252,34 +221,12 @@ def test_each_step_is_one_request_where_the_process_knows_who_is_there(memory: M
         assert watched.requests == [("put", "key"), ("put", "key")]
 
 
-def test_waiters_of_one_process_are_served_in_turn(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
-    """Only the first of them asks the store."""
-    watched = Watched(memory)
-    semaphore = Semaphore(watched, "key", 1)
-    order = list[int]()
-
-    def use(number: int) -> None:
-        with semaphore:
-            order.append(number)
-
-    with semaphore:
-        futures = []
-        for number in range(4):
-            futures.append(pool.submit(use, number))
-            assert until(lambda number=number: len(semaphore._state._queue.waiting) == max(0, number))  # type: ignore[misc]
-    for future in futures:
-        future.result(ENOUGH)
-    assert order == [0, 1, 2, 3]
-
-
 def asker(semaphore: Semaphore) -> SharedAttempt:
-    """Return who asks for the key in this process."""
     (attempt,) = semaphore._state.begun()._queue.inside(clock.now())
     return cast("SharedAttempt", attempt)
 
 
 def asks(semaphore: Semaphore) -> bool:
-    """Whether somebody in this process pauses until it looks again."""
     inside = semaphore._state.begun()._queue.inside(clock.now())
     return any(cast("SharedAttempt", each).offer is not None for each in inside)
 
@@ -492,6 +439,22 @@ def test_who_waits_reads_where_others_may_hold_beside_it(memory: MemoryStore, pe
         hold.release()
 
 
+def test_who_is_told_what_is_there_does_not_read(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that has read the key as a wait ends may tell."""
+
+    class Telling(Watched):
+        def wait_while(self, key: str, version: int, _timeout: float) -> Entry | None:
+            holds.pop().release()
+            return memory.get(key) if present(memory.get(key)).version > version else None
+
+    monkeypatch.setattr(SharedAttempt, "may_watch", True)
+    store = Telling(memory)
+    holds = [present(Semaphore(memory, "key", 2).acquire()) for _ in range(2)]
+    present(Semaphore(store, "key", 2).acquire(timeout=ENOUGH)).release()
+    assert [verb for verb, _ in store.requests] == ["put", "put", "put"]
+    holds.pop().release()
+
+
 @pytest.mark.parametrize(("host", "least"), [(None, PAUSE_ALONE), ("elsewhere", 0.0)])
 def test_a_process_that_has_all_permits_asks_less_often(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, host: str | None, least: float
@@ -563,7 +526,7 @@ def test_who_follows_one_that_gives_up_looks_anew(memory: MemoryStore, *, got: b
     state = Semaphore(memory, "key", 1)._state.begun()
     before, after = state._attempt(), state._attempt()
     assert state._queue.enter(before, clock.now())
-    before.state = State.HELD if got else State.OVER
+    force(before, State.HELD if got else State.OVER)
     state._queue.leave(before, clock.now())
     run(state._queue.turn(after, state.runtime, NEVER))
     assert after.has_seen is got
@@ -586,32 +549,6 @@ def test_a_process_alone_yields_now_and_then(memory: MemoryStore, monkeypatch: p
     assert 0 < len(yields) <= (clock.now() - began) / RUN_SECONDS
 
 
-def test_a_process_that_has_seen_another_one_yields_more_often(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that asks more slowly gets in as well."""
-    yields, sleep = list[float](), ThreadRuntime.sleep
-
-    async def noted(runtime: ThreadRuntime, seconds: float) -> None:
-        if runtime.home is memory:
-            yields.append(seconds)
-        else:
-            await sleep(runtime, seconds)
-
-    monkeypatch.setattr(ThreadRuntime, "sleep", noted)
-    semaphore = Semaphore(memory, "key", 2)
-    with semaphore:
-        record = decode(present(memory.get("key")).value)
-    (share,) = record.shares
-    other = record._replace(shares=(share._replace(hold="another.1", host="elsewhere"),))
-    memory.put_if_version("key", encode(other), 0, ENOUGH)
-    began = clock.now()
-    while clock.now() < began + 3 * RUN_SECONDS:
-        with semaphore:
-            pass
-    assert len(yields) > (clock.now() - began) / RUN_SECONDS
-
-
 @pytest.mark.parametrize(("host", "yields"), [("elsewhere", 0.2), (None, 0.1)])
 def test_who_has_waited_for_another_process_yields_for_longer(
     memory: MemoryStore, host: str | None, yields: float
@@ -627,7 +564,7 @@ def test_who_has_waited_for_another_process_yields_for_longer(
     assert state._queue.enter(attempt, now)
     attempt.state, attempt.lease.began = State.HELD, now
     state._queue.leave(attempt, now)
-    attempt.state = State.OVER
+    force(attempt, State.OVER)
     assert cast("SharedQueue", state._queue)._yields_after(attempt, now + 1) == pytest.approx(yields)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +14,6 @@ from tests.support.locations import fresh, observed, present
 from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     Within = Callable[[Awaitable[AsyncHold | None]], Awaitable[AsyncHold | None]]
 
 TIMEOUT = 10
@@ -26,13 +25,11 @@ async def waited_for(acquire: Awaitable[AsyncHold | None]) -> AsyncHold | None:
 
 
 async def within_a_timeout(acquire: Awaitable[AsyncHold | None]) -> AsyncHold | None:
-    """Wait in the task itself."""
     async with asyncio.timeout(TIMEOUT):
         return await acquire
 
 
 async def in_a_task(acquire: Awaitable[AsyncHold | None]) -> AsyncHold | None:
-    """Wait for another task, as `asyncio.gather` does."""
     return await asyncio.ensure_future(acquire)
 
 
@@ -56,19 +53,6 @@ async def test_the_task_that_calls_acquire_has_the_lock(memory: MemoryStore, wit
     await lock.release()
     hold.ensure_held()
     await lock.release()
-    assert observed(memory, lock.key) is None
-
-
-@WITHIN
-@in_a_loop
-async def test_the_task_that_calls_acquire_re_enters(memory: MemoryStore, within: Within) -> None:
-    """Whatever runs the coroutine of acquire: its caller re-enters what it holds, and does not wait for itself."""
-    lock = AsyncLock(AsyncMemoryStore(memory), fresh(), timeout=1)
-    async with lock as outer:
-        inner = present(await within(lock.acquire()))
-        assert inner.fence == outer.fence
-        await lock.release()
-        outer.ensure_held()
     assert observed(memory, lock.key) is None
 
 

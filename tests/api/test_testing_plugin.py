@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock import (
+    AsyncHold,
     AsyncLock,
     Hold,
     Lock,
@@ -21,22 +18,16 @@ from caslock import (
     NotAcquired,
     NotHeld,
     OutcomeUnknown,
-    StaleFence,
     StoreUnavailable,
     locked,
 )
-from caslock.fencing import FenceGuard
 from caslock.stores.memory import MemoryStore
 from caslock.testing import AsyncStoreForTests, StoreForTests
+from tests.support.command_line import python
 from tests.support.locations import held, until
 from tests.support.loops import in_a_loop
 
-if TYPE_CHECKING:
-    from caslock import AsyncHold
-
 pytest_plugins = ["caslock.testing.plugin", "pytester"]
-
-ROOT = Path(__file__).parents[2]
 
 
 # Another owner.
@@ -87,25 +78,6 @@ def test_a_holder_that_has_lost_has_learned_of_it(
     assert lock.acquire(timeout=0) is None
     other.release()
     assert lock.acquire(timeout=0) is not None
-
-
-def test_a_block_without_a_callback_loses_too(caslock_store: StoreForTests) -> None:
-    """The other's hold is a context manager: for its block only, it has the key."""
-    lock = Lock(caslock_store, "k")
-    with pytest.raises(LockLost), lock as hold:
-        with caslock_store.lose(hold):
-            assert lock.locked()
-        assert not lock.locked()
-
-
-def test_a_loss_lets_a_late_write_be_tested(caslock_store: StoreForTests) -> None:
-    """The write of a holder that has lost is late, once the other has written."""
-    guard = FenceGuard()
-    with pytest.raises(StaleFence), Lock(caslock_store, "k") as hold:
-        with caslock_store.lose(hold) as other, guard.admit("k", other.fence):
-            pass
-        with guard.admit("k", hold.fence):
-            raise AssertionError
 
 
 def test_a_lease_inside_a_function_is_lost(caslock_store: StoreForTests) -> None:
@@ -183,51 +155,34 @@ def test_a_callback_that_hangs_is_named(caslock_store: StoreForTests, monkeypatc
     go.set()
 
 
-def test_a_task_that_has_lost_is_cancelled(caslock_async_store: AsyncStoreForTests) -> None:
+@in_a_loop
+async def test_a_task_that_has_lost_is_cancelled(caslock_async_store: AsyncStoreForTests) -> None:
     """In asyncio: `lost` at once, and at the next wait `on_lost`, the end of the block and `LockLost`."""
     told: list[AsyncHold] = []
-
-    async def main() -> None:
-        lock, reached = AsyncLock(caslock_async_store, "k", on_lost=told.append), False
-        with pytest.raises(LockLost):
-            async with lock as hold:
-                other = caslock_async_store.lose(hold)
-                assert hold.lost
-                reached = True
-                await asyncio.sleep(20)
-                raise AssertionError
-        assert reached
-        assert (told, other.fence > hold.fence) == ([hold], True)
-        assert await lock.acquire(timeout=0) is None
-        other.release()
-        async with lock:
-            pass
-
-    asyncio.run(asyncio.wait_for(main(), 15))
-
-
-def test_a_task_on_a_blocking_store_is_cancelled(caslock_store: StoreForTests) -> None:
-    """`AsyncLock` takes the other store as well, by worker threads; and another thread may take its lease away."""
-
-    async def main() -> None:
-        with pytest.raises(LockLost):
-            async with AsyncLock(caslock_store, "k") as hold:
-                await asyncio.to_thread(caslock_store.lose, hold)
-                await asyncio.sleep(20)
-                raise AssertionError
-
-    asyncio.run(asyncio.wait_for(main(), 15))
+    lock, reached = AsyncLock(caslock_async_store, "k", on_lost=told.append), False
+    with pytest.raises(LockLost):
+        async with lock as hold:
+            other = caslock_async_store.lose(hold)
+            assert hold.lost
+            reached = True
+            await asyncio.sleep(15)
+            raise AssertionError
+    assert reached
+    assert (told, other.fence > hold.fence) == ([hold], True)
+    assert await lock.acquire(timeout=0) is None
+    other.release()
+    async with lock:
+        pass
 
 
 @in_a_loop
-async def test_both_stores_exclude_each_other(
-    caslock_store: StoreForTests, caslock_async_store: AsyncStoreForTests
-) -> None:
-    """They have one memory."""
-    async with AsyncLock(caslock_async_store, "k"):
-        assert Lock(caslock_store, "k").acquire(timeout=0) is None
-    with caslock_store.make_busy("k"):
-        assert await AsyncLock(caslock_async_store, "k").acquire(timeout=0) is None
+async def test_a_task_on_a_blocking_store_is_cancelled(caslock_store: StoreForTests) -> None:
+    """`AsyncLock` takes the other store as well, by worker threads; and another thread may take its lease away."""
+    with pytest.raises(LockLost):
+        async with AsyncLock(caslock_store, "k") as hold:
+            await asyncio.to_thread(caslock_store.lose, hold)
+            await asyncio.sleep(15)
+            raise AssertionError
 
 
 # A store that does not answer.
@@ -351,8 +306,7 @@ def test_without_a_fixture_a_block_ends_a_store() -> None:
 def test_the_stores_need_no_pytest() -> None:
     """They serve unittest, too."""
     code = "import sys, caslock.testing; caslock.testing.StoreForTests(); print('pytest' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("False\n", "")
+    assert python("-c", code) == (0, "False\n", "")
 
 
 # The contract.

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from caslock import AsyncLock, AsyncMultiLock, connect_async, key
 from tests.support.locations import EVERY, fresh, url_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(
     sys.implementation.name != "cpython" or sys.platform == "win32",

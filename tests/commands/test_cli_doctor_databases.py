@@ -6,13 +6,13 @@ import contextlib
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import Connection, create_engine, make_url, text
 
 from caslock import connect
 from caslock.cli import doctor_mysql, doctor_postgresql
@@ -20,21 +20,13 @@ from caslock.cli.doctor import examined
 from caslock.store import ABSENT
 from tests.commands.test_cli_doctor import findings
 from tests.support.locations import until
-from tests.support.servers import HOST, MYSQL, POSTGRESQL, Process, absent, free_port, private
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Connection
-
-    from tests.support.servers import Server
+from tests.support.servers import HOST, MYSQL, POSTGRESQL, Process, Server, absent, free_port, private
 
 FSYNC = {"fsync is off": "warning"}
 """How the servers of the tests are set up, so that they are quick."""
 
 
 def found(url: str) -> dict[str, str]:
-    """Give the severity of each finding."""
     url += f"{'&' if '?' in url else '?'}timeout=20"
     with connect(url) as store:
         return {finding.what: finding.severity.name for finding in examined(store, url)[1]}
@@ -56,7 +48,6 @@ class Role:
         self._admin.execute(statement.replace("%s", self.name).encode())
 
     def close(self) -> None:
-        """Leave nothing."""
         self.run("DROP SCHEMA %s CASCADE; DROP OWNED BY %s; DROP ROLE %s")
         self._admin.close()
 
@@ -156,18 +147,8 @@ def test_a_pooler_before_postgresql_is_noticed(pgbouncer: str) -> None:
     assert facts["statement_timeout is 0"] == "warning"
 
 
-@pytest.fixture
-def mysql(mysql_server: Server) -> Iterator[Connection]:
-    """Give a connection to a MariaDB that a test may set up as it likes."""
-    if mysql_server.body is None:
-        pytest.skip("its settings are not ours to change")
-    with administered(mysql_server) as admin:
-        yield admin
-
-
 @contextlib.contextmanager
 def administered(server: Server) -> Iterator[Connection]:
-    """Connect as the administrator."""
     engine = create_engine(make_url(server.url).set(drivername="mysql+pymysql"), isolation_level="AUTOCOMMIT")
     try:
         with engine.connect() as admin:
@@ -177,28 +158,31 @@ def administered(server: Server) -> Iterator[Connection]:
 
 
 @pytest.mark.long
-def test_what_is_wrong_with_a_mariadb_is_found(mysql: Connection, mysql_server: Server) -> None:
+def test_what_is_wrong_with_a_mariadb_is_found(mysql_server: Server) -> None:
     """How it writes to its disk, whether it only reads, and whether it is a replica."""
     url = str(make_url(mysql_server.url).set(database="doctor"))
-    mysql.execute(text("CREATE DATABASE doctor"))
+    if mysql_server.body is None:
+        pytest.skip("its settings are not ours to change")
     usual = {"there is no table caslock yet": "note", "innodb_flush_log_at_trx_commit is 0": "warning"}
-    try:
-        for _ in range(2):  # to look makes no table
-            assert findings(url) == (1, usual)
-        with connect(url) as store:
-            store.put_if_version("k", b"v", ABSENT, 1)
-        mysql.execute(text("SET GLOBAL innodb_flush_log_at_trx_commit = 1"))
-        assert found(url) == {}
-        mysql.execute(text("SET GLOBAL read_only = 1"))
-        mysql.execute(text(f"CHANGE MASTER TO MASTER_HOST = '{HOST}', MASTER_USER = 'nobody'"))
-        assert found(url) == {"it is read-only": "danger", "it is a replica": "danger"}
-        mysql.execute(text("GRANT ALL ON doctor.* TO doctor IDENTIFIED BY ''"))
-        facts = found(url.replace("root@", "doctor@"))
-        assert facts == {"it is read-only": "danger", "whether it is a replica is not told to this user": "note"}
-    finally:
-        restore = ["RESET SLAVE ALL", "SET GLOBAL read_only = 0", "SET GLOBAL innodb_flush_log_at_trx_commit = 0"]
-        for statement in [*restore, "DROP DATABASE doctor", "DROP USER IF EXISTS doctor"]:
-            mysql.execute(text(statement))
+    with administered(mysql_server) as mysql:
+        mysql.execute(text("CREATE DATABASE doctor"))
+        try:
+            for _ in range(2):  # to look makes no table
+                assert findings(url) == (1, usual)
+            with connect(url) as store:
+                store.put_if_version("k", b"v", ABSENT, 1)
+            mysql.execute(text("SET GLOBAL innodb_flush_log_at_trx_commit = 1"))
+            assert found(url) == {}
+            mysql.execute(text("SET GLOBAL read_only = 1"))
+            mysql.execute(text(f"CHANGE MASTER TO MASTER_HOST = '{HOST}', MASTER_USER = 'nobody'"))
+            assert found(url) == {"it is read-only": "danger", "it is a replica": "danger"}
+            mysql.execute(text("GRANT ALL ON doctor.* TO doctor IDENTIFIED BY ''"))
+            facts = found(url.replace("root@", "doctor@"))
+            assert facts == {"it is read-only": "danger", "whether it is a replica is not told to this user": "note"}
+        finally:
+            restore = ["RESET SLAVE ALL", "SET GLOBAL read_only = 0", "SET GLOBAL innodb_flush_log_at_trx_commit = 0"]
+            for statement in [*restore, "DROP DATABASE doctor", "DROP USER IF EXISTS doctor"]:
+                mysql.execute(text(statement))
 
 
 @pytest.mark.long

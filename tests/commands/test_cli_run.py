@@ -4,64 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from caslock import Lock, connect
+from caslock import ClosableStore, Lock
 from caslock.testing.stopwatch import Stopwatch
+from tests.conftest import NewServer
 from tests.support.command_line import CASLOCK, AtTerminal, caslock, environment, finished, line, start
 from tests.support.locations import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from caslock import ClosableStore
-    from tests.conftest import NewServer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it needs process groups")
 
 READY = "echo ready; while :; do sleep 0.02; done"
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """Name the store of the locks."""
-    return f"sqlite:///{tmp_path}/locks.db"
-
-
-@pytest.fixture
-def store(url: str) -> ClosableStore:
-    """Open the same store."""
-    return connect(url)
-
-
-def gone(pid: int, seconds: float = 10) -> bool:
-    """Wait until there is no such process."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.02)
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
     return False
 
 
 def test_the_end_of_the_command_is_seen_though_its_signal_was_blocked(url: str) -> None:
     """A parent that blocks SIGCHLD passes that on to all that it starts."""
-    done = subprocess.run(
-        [*CASLOCK, "run", "key", "--", "sleep", "0.2"],
-        env=environment(url),
-        check=False,
-        timeout=20,
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD}),
-    )
-    assert done.returncode == 0
+    command, blocked = [*CASLOCK, "run", "key", "--", "sleep", "0.2"], {signal.SIGCHLD}
+    block = lambda: signal.pthread_sigmask(signal.SIG_BLOCK, blocked)  # noqa: E731 - an argument
+    assert subprocess.run(command, env=environment(url), check=False, timeout=20, preexec_fn=block).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -93,16 +69,13 @@ def test_the_key_is_held_while_the_command_runs(url: str, store: ClosableStore) 
         assert holder is not None
         assert (holder.owner, holder.note) == ("me", "nightly")
         assert caslock("run", "key", "--owner", "me", "--no-wait", "--", "true", store=url) == (0, "", "")
-        for options, status in {
-            ("--no-wait",): 124,
-            ("--timeout", "0.2"): 124,
-        }.items():
+        for options in (["--no-wait"], ["--timeout", "0.2"]):
             code, output, errors = caslock("run", *options, "key", "--", "echo", "ran", store=url)
-            assert (code, output) == (status, "")
+            assert (code, output) == (124, "")
             assert "'key'" in errors
             assert "nightly" in errors
         for status in (0, 124):  # who names the status expects it, and cron mails every word
-            options = ("--no-wait", "--busy-exit-code", str(status))
+            options = ["--no-wait", "--busy-exit-code", str(status)]
             assert caslock("run", *options, "key", "--", "echo", "ran", store=url) == (status, "", "")
         process.terminate()
         assert finished(process) == (143, "", "")
@@ -135,15 +108,8 @@ def test_input_and_output_pass_untouched(url: str) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"from another file")
     os.close(writing)
-    done = subprocess.run(
-        command,
-        input=sent,
-        capture_output=True,
-        env=environment(url, FD=str(reading)),
-        pass_fds=[reading],
-        timeout=30,
-        check=False,
-    )
+    env, files = environment(url, FD=str(reading)), [reading]
+    done = subprocess.run(command, input=sent, capture_output=True, env=env, pass_fds=files, timeout=30, check=False)
     os.close(reading)
     assert (done.returncode, done.stderr) == (0, b"from another file")
     assert done.stdout == sent
@@ -185,7 +151,7 @@ def test_a_signal_ends_the_wait(number: signal.Signals, url: str, store: Closabl
     """A signal ends the wait; the command does not run, and nothing takes the key later."""
     with Lock(store, "key", note="in the way") as hold:
         process = start("run", "key", "--", "echo", "ran", store=url)
-        assert_waits(store, process)
+        assert until(lambda: listens(process), 20)
         process.send_signal(number)
         code, output, _ = finished(process)
         assert (code, output) == (-number if number == signal.SIGINT else 128 + number, "")
@@ -193,20 +159,11 @@ def test_a_signal_ends_the_wait(number: signal.Signals, url: str, store: Closabl
     assert not Lock(store, "key").locked()
 
 
-def assert_waits(store: ClosableStore, process: subprocess.Popen[str]) -> None:
-    """Wait until a process sleeps in its wait: it uses no more of the processor than one that polls."""
-    assert process.pid
-    with Lock(store, "another"):
-        pass
-    ends = time.monotonic() + 20
-    while time.monotonic() < ends:
-        with open(f"/proc/{process.pid}/status", encoding="ascii") as status:  # noqa: PTH123
-            text = status.read()
-        caught = next(line.split()[1] for line in text.splitlines() if line.startswith("SigCgt"))
-        if int(caught, 16) >> (signal.SIGTERM - 1) & 1:
-            return
-        time.sleep(0.02)
-    raise AssertionError("it does not listen to signals")
+def listens(process: subprocess.Popen[str]) -> bool:
+    """Tell whether a process has a handler of SIGTERM, as it has while it waits."""
+    text = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+    caught = re.findall("^SigCgt:\\s(.*)$", text, re.MULTILINE)
+    return bool(int(caught[0], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 @pytest.mark.long
@@ -222,7 +179,7 @@ def test_a_lost_lock_ends_the_command(url: str, store: ClosableStore) -> None:
     assert (code, output) == (123, "asked\n")
     assert "caslock: lock 'key' was lost: " in errors  # the shell may have said that it was terminated
     assert errors.count("was lost") == 1
-    assert gone(inner)
+    assert until(lambda: gone(inner), 10)
 
 
 def test_a_loss_that_the_release_finds_is_told_once(url: str, store: ClosableStore) -> None:
@@ -262,22 +219,13 @@ def test_kill_minus_nine_leaves_at_most_one_lease(url: str, store: ClosableStore
 def test_a_store_that_goes_away_does_not_change_the_status(new_redis: NewServer) -> None:
     """When the release gets no answer, the status is still that of the command; before, it is 125."""
     server = new_redis()
-    arguments = [
-        "run",
-        "key",
-        "--store",
-        f"{server.url}?socket_timeout=0.3",
-        "--",
-        "sh",
-        "-c",
-        "echo on; read x; exit 5",
-    ]
-    with start(*arguments, stdin=subprocess.PIPE) as process:
+    arguments = ["run", "key", "--store", f"{server.url}?socket_timeout=0.3", "--"]
+    with start(*arguments, "sh", "-c", "echo on; read x; exit 5", stdin=subprocess.PIPE) as process:
         assert line(process) == "on"
         server.pause()
         code, _, errors = finished(process)
         assert (code, "redis://" in errors) == (5, True)
-        code, output, errors = caslock(*arguments[:4], "--", "echo", "ran")
+        code, output, errors = caslock(*arguments, "echo", "ran")
         assert (code, output, "no answer" in errors) == (125, "", True)
         server.resume()
 
@@ -296,34 +244,28 @@ def test_a_cron_job_of_several_machines_runs_once(url: str, tmp_path: Path) -> N
 
 
 BAD = {
-    ("run", "key", "--min-hold", "-1", "--", "true"): (2, "min_hold must be"),
     ("run", "key", "--min-hold", "5", "--owner", "me", "--", "true"): (2, "min_hold needs a private owner"),
-    ("run", "key", "--min-hold", "5", "--store", "dynamodb://eu-central-1/locks", "--", "true"): (
-        2,
-        "would not get the key again",
-    ),
+    ("run", "key", "--min-hold", "5", "--store", "dynamodb://eu-central-1", "--", "true"): (2, "would not get the key"),
     ("run",): (2, "KEY"),
     ("run", "key"): (2, "--"),
     ("run", "key", "--"): (2, "command"),
     ("run", "--", "true"): (2, "KEY"),
     ("run", "key", "--ttl", "0", "--", "true"): (2, "ttl must be"),
-    ("run", "key", "--ttl", "nan", "--", "true"): (2, "ttl must be"),
     ("run", "key", "--ttl", "x", "--", "true"): (2, "--ttl"),
-    ("run", "key", "--timeout", "-5", "--", "true"): (2, "timeout must be"),
     ("run", "key", "--timeout", "5", "--no-wait", "--", "true"): (2, "not both"),
     ("run", "key", "--kill-after", "nan", "--", "true"): (2, "'nan' is not a number"),
     ("top", "--interval", "nan", "--json"): (2, "'nan' is not a number"),
     ("verify", "nosuch://host", "--seconds", "nan"): (2, "'nan' is not a number"),
+    ("verify",): (2, "Usage: caslock verify"),
+    ("verify", "redis://h", "--store", "a:b"): (2, "Usage: caslock verify"),
+    ("verify", "redis://h", "--seconds", "0"): (2, "Usage: caslock verify"),
+    ("verify", "memory://", "--seconds", "x"): (2, "Invalid value for '--seconds': 'x' is not a valid"),
     ("run", "key", "--busy-exit-code", "256", "--", "true"): (2, "--busy-exit-code"),
     ("run", "", "--", "true"): (2, "key must be"),
-    ("run", "k" * 1025, "--", "true"): (2, "key must be"),
-    ("run", "key", "--note", "n" * 1025, "--", "true"): (2, "note is too long"),
     ("run", "key", "--store", "nonsense", "--", "true"): (2, "begin with a scheme"),
     ("run", "key", "--store", "memory://", "--", "true"): (2, "one process"),
-    ("run", "key", "--store", "nosuch://host", "--", "true"): (2, "unknown scheme"),
     ("run", "key", "--store", "sqlite:////no/such/folder/l.db", "--", "true"): (125, "directory must exist"),
     ("run", "key", "--", "echo a && echo b"): (127, "-- sh -c 'LINE'"),
-    ("nonsense",): (2, "No such command 'nonsense'."),
     ("doctr",): (2, "No such command 'doctr'. Did you mean 'doctor'?"),
 }
 
@@ -391,8 +333,7 @@ def test_the_terminal_is_the_commands(url: str) -> None:
     script = "'read x; echo got $x; ps -o stat= -p $$ | tr -d \"\\n\" | grep + >/dev/null && echo in front'"
     after = f"{' '.join(CASLOCK)} run key -- sh -c {script}; read y; echo then $y"
     with AtTerminal("sh", "-c", after, env=environment(url)) as terminal:
-        terminal.type("one\ntwo\n")
-        terminal.read_until("got one")
+        terminal.type("one\ntwo\n", shows="got one")
         terminal.read_until("in front")
         terminal.read_until("then two")
         assert terminal.status() == 0
@@ -413,8 +354,17 @@ def test_a_command_may_handle_ctrl_c(url: str) -> None:
     script = f"{' '.join(CASLOCK)} run key -- sh -c \"trap 'exit 9' INT; {READY}\"; echo went on with $?"
     with AtTerminal("bash", "-c", script, env=environment(url)) as terminal:
         terminal.read_until("ready")
-        terminal.type("\x03")
-        terminal.read_until("went on with 9")
+        terminal.type("\x03", shows="went on with 9")
+        assert terminal.status() == 0
+
+
+@contextlib.contextmanager
+def in_a_shell(url: str) -> Iterator[AtTerminal]:
+    """Begin with the prompt of a shell that has job control, and leave the shell at the end."""
+    with AtTerminal("bash", "--norc", "-i", env=environment(url, PS1="prompt$ ")) as terminal:
+        terminal.read_until("prompt$ ")
+        yield terminal
+        terminal.type("exit 0\n")
         assert terminal.status() == 0
 
 
@@ -424,29 +374,20 @@ def in_front(terminal: AtTerminal) -> None:
     while not pid.isdigit():  # what was typed is shown, too
         terminal.read_until("pid ")
         pid = terminal.read_until(".")[:-1]
-    ends = time.monotonic() + 20
-    while terminal.foreground() != int(pid):
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+    assert until(lambda: terminal.foreground() == int(pid), 20)
 
 
 def test_ctrl_z_stops_and_fg_continues(url: str) -> None:
     """In a shell with job control, Ctrl-Z gives the prompt back, and `fg` gives the command the terminal again."""
-    with AtTerminal("bash", "--norc", "-i", env=environment(url, PS1="prompt$ ")) as terminal:
-        terminal.read_until("prompt$ ")
+    with in_a_shell(url) as terminal:
         terminal.type(
             f"{' '.join(CASLOCK)} run key -- sh -c 'echo pid $$.; read x; echo \"got $x\"; read y; exit $y'\n"
         )
         in_front(terminal)
-        terminal.type("\x1a")
-        terminal.read_until("Stopped")
+        terminal.type("\x1a", shows="Stopped")
         terminal.type("fg\n")
-        terminal.type("one\n")
-        terminal.read_until("got one")
-        terminal.type("6\necho status $?\n")
-        terminal.read_until("status 6")
-        terminal.type("exit\n")
-        assert terminal.status() == 0
+        terminal.type("one\n", shows="got one")
+        terminal.type("6\necho status $?\n", shows="status 6")
 
 
 def test_the_next_program_of_a_pipeline_has_the_terminal(url: str, tmp_path: Path) -> None:
@@ -454,42 +395,27 @@ def test_the_next_program_of_a_pipeline_has_the_terminal(url: str, tmp_path: Pat
     # None of them forks once Ctrl-Z may come: a shell in vfork() waits for its child, which is stopped, and can't stop.
     command = f"{' '.join(CASLOCK)} run key -- sh -c 'echo $$ > {tmp_path}/pid; echo ready; exec sleep 100'"
     pager = 'sh -c \'read x; echo a""sks; read y < /dev/tty; echo "$x, $y"; read z < /dev/tty\''
-    with AtTerminal("bash", "--norc", "-i", env=environment(url, PS1="prompt$ ")) as terminal:
+    with in_a_shell(url) as terminal:
+        terminal.type(f"{command} | {pager}; echo $((41 + 1)) after\n", shows="asks")
+        terminal.type("typed\n", shows="ready, typed")
+        terminal.type("\x1a", shows="Stopped")
         terminal.read_until("prompt$ ")
-        terminal.type(f"{command} | {pager}; echo $((41 + 1)) after\n")
-        terminal.read_until("asks")
-        terminal.type("typed\n")
-        terminal.read_until("ready, typed")
-        terminal.type("\x1a")
-        terminal.read_until("Stopped")
-        terminal.read_until("prompt$ ")
-        terminal.type("fg\n")
-        terminal.read_until("read z")
+        terminal.type("fg\n", shows="read z")
         assert until(lambda: terminal.foreground() != terminal.pid)
-        terminal.type("\x03")
-        terminal.read_until("prompt$ ")
-        assert gone(int((tmp_path / "pid").read_text()))
-        terminal.type("exit\n")
-        terminal.status()
+        terminal.type("\x03", shows="prompt$ ")
+        assert until(lambda: gone(int((tmp_path / "pid").read_text())), 10)
 
 
 def test_a_job_in_the_background_waits_for_the_terminal(url: str) -> None:
     """A command that reads the terminal from the background is stopped, as any other job, until `fg`."""
-    with AtTerminal("bash", "--norc", "-i", env=environment(url, PS1="prompt$ ")) as terminal:
-        terminal.read_until("prompt$ ")
-        terminal.type(f"{' '.join(CASLOCK)} run key -- sh -c 'read x; echo \"got $x\"' &\n")
-        terminal.read_until("prompt$ ")
+    with in_a_shell(url) as terminal:
+        terminal.type(f"{' '.join(CASLOCK)} run key -- sh -c 'read x; echo \"got $x\"' &\n", shows="prompt$ ")
         for _ in range(200):  # the shell tells of it at its next prompt
-            terminal.type("jobs\n")
-            if "Stopped" in terminal.read_until("prompt$ "):
+            if "Stopped" in terminal.type("jobs\n", shows="prompt$ "):
                 break
             time.sleep(0.05)
-        terminal.type("fg\n")
-        terminal.read_until("run key")
-        terminal.type("one\n")
-        terminal.read_until("got one")
-        terminal.type("exit\n")
-        assert terminal.status() == 0
+        terminal.type("fg\n", shows="run key")
+        terminal.type("one\n", shows="got one")
 
 
 def test_a_stopped_command_whose_lock_is_lost_does_not_go_on(url: str, store: ClosableStore, tmp_path: Path) -> None:
@@ -498,18 +424,11 @@ def test_a_stopped_command_whose_lock_is_lost_does_not_go_on(url: str, store: Cl
     clock = f"lambda of: read(of) if os.path.exists({str(goes_on)!r}) else first.setdefault(of, read(of))"
     begin = f"import os, sys, time\nread, first = time.clock_gettime, {{}}\ntime.clock_gettime = {clock}\n"
     program.write_text(f"{begin}from caslock.cli import main\nsys.exit(main())")  # no lease of it ends before the stop
-    with AtTerminal("bash", "--norc", "-i", env=environment(url, PS1="prompt$ ")) as terminal:
-        terminal.read_until("prompt$ ")
+    with in_a_shell(url) as terminal:
         terminal.type(f'{sys.executable} {program} run key --ttl 0.5 -- sh -c \'echo pid $$.; read x; echo "g""ot"\'\n')
         in_front(terminal)
-        terminal.type("\x1a")
-        terminal.read_until("Stopped")
+        terminal.type("\x1a", shows="Stopped")
         assert Lock(store, "key", timeout=10).acquire()
         goes_on.touch()
-        terminal.type("fg\n")
-        terminal.read_until("run key")
-        terminal.type("echo status $?\n")
-        shown = terminal.read_until("status 123")
-        assert "got" not in shown
-        terminal.type("exit\n")
-        assert terminal.status() == 0
+        terminal.type("fg\n", shows="run key")
+        assert "got" not in terminal.type("echo status $?\n", shows="status 123")

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,13 +19,8 @@ from benchmarks.candidate import Handle
 from benchmarks.figures import Section, fairness, overlaps, percentile
 from benchmarks.measures.contended import Watch, Worker
 from benchmarks.ratios import ratios
-from benchmarks.report import table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks.report import Row
-    from tests.support.servers import Server
+from benchmarks.report import Row
+from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,27 +34,22 @@ def test_percentile_is_the_nearest_rank() -> None:
     assert math.isnan(percentile([], 0.5))
 
 
-def section(worker: int, got: int, left: int) -> Section:
-    """A section of a worker that asked one nanosecond before it got in."""
-    return Section(worker, got - 1, got, left)
-
-
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
         ([], 0),
-        ([section(0, 10, 20)], 0),
-        ([section(0, 10, 20), section(1, 20, 30), section(0, 31, 40)], 0),
-        ([section(0, 10, 20), section(1, 19, 30)], 1),
-        ([section(1, 19, 30), section(0, 10, 20)], 1),  # in whatever order they were noted down
-        ([section(0, 10, 100), section(1, 20, 30), section(2, 40, 50)], 2),  # a long one hides no later one
-        ([section(0, 10, 20), section(1, 10, 20)], 1),
-        ([section(0, 10, 20), section(1, 15, 15)], 1),  # even one that takes no time
+        ([(0, 10, 20)], 0),
+        ([(0, 10, 20), (1, 20, 30), (0, 31, 40)], 0),
+        ([(0, 10, 20), (1, 19, 30)], 1),
+        ([(1, 19, 30), (0, 10, 20)], 1),  # in whatever order they were noted down
+        ([(0, 10, 100), (1, 20, 30), (2, 40, 50)], 2),  # a long one hides no later one
+        ([(0, 10, 20), (1, 10, 20)], 1),
+        ([(0, 10, 20), (1, 15, 15)], 1),  # even one that takes no time
     ],
 )
-def test_overlaps_are_counted(sections: list[Section], expected: int) -> None:
-    """Every section that begins while another worker is still in one counts; touching is not overlapping."""
-    assert overlaps(sections) == expected
+def test_overlaps_are_counted(sections: list[tuple[int, int, int]], expected: int) -> None:
+    """Every section (worker, from, until) that begins while another worker is in one counts; touching does not."""
+    assert overlaps(Section(worker, got - 1, got, left) for worker, got, left in sections) == expected
 
 
 def test_fairness_shows_who_got_the_lock() -> None:
@@ -74,7 +64,6 @@ def test_fairness_shows_who_got_the_lock() -> None:
 
 
 def contend(make: Callable[[str], Handle], workers: int = 3, seconds: float = 0.1) -> list[Watch]:
-    """Let workers contend in this process."""
     crew = [Worker(make, "key", f"own {number}", 0.002) for number in range(workers)]
     for worker in crew:
         worker.start()
@@ -90,7 +79,6 @@ def contend(make: Callable[[str], Handle], workers: int = 3, seconds: float = 0.
 
 
 def overlaps_of(watches: list[Watch]) -> int:
-    """Judge what workers have noted down."""
     return overlaps(Section(number, *noted) for number, watch in enumerate(watches) for noted in watch.sections)
 
 
@@ -120,17 +108,6 @@ def test_errors_are_counted_and_the_worker_goes_on() -> None:
     (watch,) = contend(lambda key: Handle(acquire if key == "key" else int, int), workers=1)
     assert watch.sections
     assert watch.errors["OSError: no answer"] > 0
-
-
-def test_a_failed_candidate_stays_in_the_table_with_its_error() -> None:
-    """The table shows every row, and under one that failed its error."""
-    rows: list[Row] = [
-        {"candidate": "one", "median_us": 12.5, "error": ""},
-        {"candidate": "two", "median_us": math.nan, "error": "ModuleNotFoundError: No module named 'two'"},
-    ]
-    lines = table("title", rows).splitlines()
-    assert lines[-2].split() == ["two", "-"]
-    assert lines[-1].endswith("ModuleNotFoundError: No module named 'two'")
 
 
 def test_a_ratio_is_ours_divided_by_theirs() -> None:

@@ -11,17 +11,14 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import caslock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("build")]
 
@@ -71,7 +68,6 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def commands(folder: Path) -> Path:
-    """Give the folder of the commands of an environment."""
     return folder / ("Scripts" if sys.platform == "win32" else "bin")
 
 
@@ -84,7 +80,6 @@ def run(*command: str, cwd: Path) -> str:
 
 
 def sources(*patterns: str) -> Iterator[str]:
-    """Name the files of the package."""
     for pattern in patterns:
         yield from (str(path.relative_to(ROOT)) for path in (ROOT / "caslock").rglob(pattern))
 
@@ -104,16 +99,8 @@ def test_the_sdist_has_all_that_is_needed_to_test_it(built: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert set(sources("*.py", "*.lua", "py.typed")) <= names
-    needed = {
-        "README.md",
-        "LICENSE",
-        "CHANGELOG.md",
-        "pyproject.toml",
-        "Makefile",
-        "docs/index.md",
-        "tests/conftest.py",
-    }
-    assert needed <= names
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "Makefile"} <= names
+    assert {"docs/index.md", "tests/conftest.py"} <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith(".venv")]
 
 

@@ -5,66 +5,47 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.support.servers import Server
+from tests.support.recipes import ROOT, Folder, until
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SVG = "{http://www.w3.org/2000/svg}"
 
 SMALL = ("--bookings=500", "--workers=3", "--rooms=4", "--users=12")
 
-TRACE = "Traceback"
+
+class Example(Folder):
+    """Where an example runs, with a folder of its own for temporary files."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.temporary = path / "tmp"
+        self.temporary.mkdir()
+        self.environment["TMPDIR"] = str(self.temporary)
+
+    def ends(self, name: str, *args: str, status: int = 0) -> str:
+        """Run an example, which leaves no temporary files; return what it printed."""
+        told = self.run(*command(name, *args), status=status)
+        assert list(self.temporary.iterdir()) == []
+        return told
 
 
 def command(name: str, *args: str) -> list[str]:
-    """How to run an example."""
     return [sys.executable, "-W", "error", str(EXAMPLES / name), *args]
 
 
-def surroundings(folder: Path, *paths: Path) -> dict[str, str]:
-    """The environment of an example: caslock on the path, and a folder of its own for temporary files."""
-    (folder / "tmp").mkdir()
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *paths))), "TMPDIR": str(folder / "tmp")}
-
-
-def run(folder: Path, name: str, *args: str, paths: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run an example in `folder`; it leaves no temporary files."""
-    done = subprocess.run(
-        command(name, *args),
-        cwd=folder,
-        env=surroundings(folder, *paths),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert list((folder / "tmp").iterdir()) == []
-    assert TRACE not in done.stderr
-    return done
-
-
-def group_lives(group: int) -> bool:
-    """Whether any process of the group is left."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+@pytest.fixture
+def example(tmp_path: Path) -> Example:
+    """Return where an example runs."""
+    return Example(tmp_path)
 
 
 def figures(output: str, row: str) -> list[str]:
-    """Read a row of the summary."""
     match = re.search(rf"^{re.escape(row)} +(\S+) +(\S+)$", output, re.MULTILINE)
     assert match, output
     return [*match.groups()]
@@ -73,11 +54,10 @@ def figures(output: str, row: str) -> list[str]:
 @pytest.fixture(scope="module")
 def booked(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ET.Element]:
     """Return what a run of the booking example prints and draws."""
-    folder = tmp_path_factory.mktemp("booking")
-    done = run(folder, "booking.py", *SMALL, "--svg=picture.svg")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Who was in which room when: picture.svg" in done.stdout
-    return done.stdout, ET.parse(folder / "picture.svg").getroot()  # noqa: S314 - we have just drawn it
+    example = Example(tmp_path_factory.mktemp("booking"))
+    told = example.ends("booking.py", *SMALL, "--svg=picture.svg")
+    assert "Who was in which room when: picture.svg" in told
+    return told, ET.parse(example.path / "picture.svg").getroot()  # noqa: S314 - we have just drawn it
 
 
 def test_booking_sells_twice_without_the_lock_and_never_with_it(booked: tuple[str, ET.Element]) -> None:
@@ -104,13 +84,6 @@ def test_booking_draws_a_picture(booked: tuple[str, ET.Element]) -> None:
     assert {"Data centre eu:", "Data centre us:", "eu-1", "us-1", "eu-2", "room 1", "room 4"} <= labels
 
 
-@pytest.mark.long
-def test_booking_takes_any_store(tmp_path: Path, redis_server: Server) -> None:
-    """The locks may live on a server."""
-    done = run(tmp_path, "booking.py", *SMALL, f"--url={redis_server.url}")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 BROKEN = """
 import itertools
 from caslock import Entry, Traits
@@ -134,84 +107,60 @@ def from_url(url):
 
 
 @pytest.mark.long
-def test_booking_finds_out_a_lock_that_fails(tmp_path: Path) -> None:
+def test_booking_finds_out_a_lock_that_fails(example: Example) -> None:
     """A lock that lets everybody in sells rooms twice, and the exit status says so."""
-    plugin = tmp_path / "plugin"
-    (plugin / "broken-1.dist-info").mkdir(parents=True)
-    (plugin / "broken-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    (plugin / "broken-1.dist-info" / "entry_points.txt").write_text("[caslock.stores]\nbroken = broken:from_url\n")
-    (plugin / "broken.py").write_text(BROKEN)
-    done = run(tmp_path, "booking.py", *SMALL, "--url=broken://", paths=(plugin,))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "THE LOCK HAS FAILED" in done.stdout
-    assert "THE FENCES DO NOT GROW" in done.stdout
+    example.write("broken-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    example.write("broken-1.dist-info/entry_points.txt", "[caslock.stores]\nbroken = broken:from_url\n")
+    example.write("broken.py", BROKEN)
+    told = example.ends("booking.py", *SMALL, "--url=broken://", status=1)
+    assert "THE LOCK HAS FAILED" in told
+    assert "THE FENCES DO NOT GROW" in told
 
 
-def test_booking_says_when_it_proves_nothing(tmp_path: Path) -> None:
+def test_booking_says_when_it_proves_nothing(example: Example) -> None:
     """A single server sells nothing twice without the lock either, so the exit status is no success."""
-    done = run(tmp_path, "booking.py", *SMALL, "--workers=1", "--bookings=50")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "this proves nothing" in done.stdout
+    assert "this proves nothing" in example.ends("booking.py", *SMALL, "--workers=1", "--bookings=50", status=1)
 
 
 @pytest.mark.parametrize("url", ["memory://", "nonsense", "nonsense://"])
-def test_booking_refuses_a_store_that_processes_cannot_share(tmp_path: Path, url: str) -> None:
+def test_booking_refuses_a_store_that_processes_cannot_share(example: Example, url: str) -> None:
     """Each process would have a memory of its own."""
-    done = run(tmp_path, "booking.py", f"--url={url}")
-    assert done.returncode == 2
-    assert "argument --url" in done.stderr
+    assert "argument --url" in example.ends("booking.py", f"--url={url}", status=2)
 
 
 @pytest.mark.long
-def test_booking_stops_at_ctrl_c(tmp_path: Path) -> None:
+def test_booking_stops_at_ctrl_c(example: Example) -> None:
     """At Ctrl-C all processes end, no traceback is printed, and no temporary file stays."""
-    # Tests in the background may have been told to ignore it, and what they start would ignore it too.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        command("booking.py", "--bookings=50000"),
-        cwd=tmp_path,
-        env=surroundings(tmp_path),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    signal.signal(signal.SIGINT, before)
+    with example.started(*command("booking.py", "--bookings=50000")) as booking:
+        at_work = example.temporary.glob
+        until(lambda: any(path.stat().st_size > 100_000 for path in at_work("*/*.db-wal")))
+        os.killpg(booking.process.pid, signal.SIGINT)
+        until(lambda: booking.process.poll() is not None)
+        assert booking.output.splitlines()[1:] == ["", "Stopped."]  # below what it begins with
+        assert booking.process.returncode == 130
+        assert list(example.temporary.iterdir()) == []
+        until(lambda: not group_lives(booking.process.pid))  # multiprocessing's resource tracker goes a moment later
+
+
+def group_lives(group: int) -> bool:
     try:
-        bookings = tmp_path / "tmp"
-        deadline = time.monotonic() + 30
-        while not any(path.stat().st_size > 100_000 for path in bookings.glob("*/*.db-wal")):  # until all are at work
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-        assert errors.strip() == "Stopped."
-        assert process.returncode == 130
-        assert list(bookings.iterdir()) == []
-        deadline = time.monotonic() + 30
-        while group_lives(process.pid):  # multiprocessing's resource tracker goes a moment later
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        process.kill()
-        process.communicate()
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
-def test_insert_once_leaves_one_row(tmp_path: Path) -> None:
+def test_insert_once_leaves_one_row(example: Example) -> None:
     """Check-then-insert from several processes leaves several rows without the lock, and exactly one with it."""
-    done = run(tmp_path, "insert_once.py", "--requests=500", "--workers=3")
-    assert done.returncode == 0, done.stdout + done.stderr
-    match = re.search(r"Rows of one gift: (\d+) without the lock, 1 with it", done.stdout)
+    told = example.ends("insert_once.py", "--requests=500", "--workers=3")
+    match = re.search(r"Rows of one gift: (\d+) without the lock, 1 with it", told)
     assert match
     assert int(match[1]) > 1
 
 
-def test_retry_after_timeout_finds_its_own_identity(tmp_path: Path) -> None:
+def test_retry_after_timeout_finds_its_own_identity(example: Example) -> None:
     """After a lost reply a naive lock locks itself out; caslock sees that it holds, and writes no second time."""
-    done = run(tmp_path, "retry_after_timeout.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    naive, reply, request, late = done.stdout.split("\n\n")
+    naive, reply, request, late = example.ends("retry_after_timeout.py").split("\n\n")
     assert "acquired: False" in naive
     assert "acquired: True" in reply
     assert reply.count("put if") == 1
@@ -220,11 +169,10 @@ def test_retry_after_timeout_finds_its_own_identity(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_own_store_passes_the_contract(tmp_path: Path) -> None:
+def test_own_store_passes_the_contract(example: Example) -> None:
     """A store of 40 lines passes every test of the kit but those of what it does not have, which are skipped."""
-    done = run(tmp_path, "own_store.py", f"--basetemp={tmp_path / 'contract'}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^\d+ passed, \d+ skipped in", done.stdout, re.MULTILINE)
+    told = example.ends("own_store.py", f"--basetemp={example.path / 'contract'}")
+    assert re.search(r"^\d+ passed, \d+ skipped in", told, re.MULTILINE)
     source = (EXAMPLES / "own_store.py").read_text()
     store = re.search(r"^class FileStore:\n.*?(?=^def )", source, re.MULTILINE | re.DOTALL)
     assert store

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import runpy
 import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
 import yaml
 
 import caslock
+from tests.conftest import NewServer
 from tests.support.recipes import FILES, Folder, until
-
-if TYPE_CHECKING:
-    from tests.conftest import NewServer
-    from tests.support.servers import Server
+from tests.support.servers import Server
 
 
 @pytest.fixture
@@ -157,7 +155,7 @@ def test_django(folder: Folder) -> None:
 
 def test_sqlalchemy(folder: Folder) -> None:
     """A room is sold once; a holder that was paused is refused, and its transaction changes nothing."""
-    rooms = module(folder.write("rooms.py"))
+    rooms = SimpleNamespace(**runpy.run_path(str(folder.write("rooms.py"))))
     engine = sa.create_engine(f"sqlite:///{folder.path}/hotel.db")
     rooms.Base.metadata.create_all(engine)
     store = caslock.connect(folder.store)
@@ -173,16 +171,6 @@ def test_sqlalchemy(folder: Folder) -> None:
     with engine.begin() as connection:
         assert list(connection.execute(sa.text("SELECT id, guest FROM rooms ORDER BY id"))) == [(7, ""), (42, "Ada")]
     engine.dispose()
-
-
-def module(file: Path) -> Any:  # noqa: ANN401 - a module of a recipe
-    """Import a file."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec
-    assert spec.loader
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 REPORTS = """

@@ -5,31 +5,26 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import sqlalchemy as sa
 
 import caslock
+from tests.conftest import NewServer
 from tests.support.browser import chromium
 from tests.support.recipes import ROOT, Folder, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.conftest import NewServer
-    from tests.support.servers import Server
+from tests.support.servers import Server
 
 WEBAPP = ROOT / "examples" / "webapp"
 
 
 class Service(NamedTuple):
-    """The running service, with two workers."""
-
     folder: Folder
     port: int
     database: str
@@ -39,7 +34,6 @@ class Service(NamedTuple):
         return f"http://127.0.0.1:{self.port}"
 
     def load(self, *options: str) -> str:
-        """Run the load; return what it prints."""
         command = (sys.executable, str(WEBAPP / "load.py"), f"--url={self.url}", "--clients=16", *options)
         with self.folder.started(*command) as program:
             status = program.process.wait(45)
@@ -47,7 +41,6 @@ class Service(NamedTuple):
             return program.output
 
     def book(self, **booking: object) -> int:
-        """Ask for a booking; return the status."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=45)
         try:
             connection.request("POST", "/book", json.dumps(booking), {"Content-Type": "application/json"})
@@ -56,7 +49,6 @@ class Service(NamedTuple):
             connection.close()
 
     def rows(self, query: str) -> list[tuple[object, ...]]:
-        """Read the database itself."""
         engine = sa.create_engine(self.database)
         with engine.connect() as connection:
             rows = [tuple(row) for row in connection.execute(sa.text(query))]
@@ -66,7 +58,6 @@ class Service(NamedTuple):
 
 @contextmanager
 def service(path: Path, database: str, store: str) -> Iterator[Service]:
-    """Run the service until the end of the block."""
     folder = Folder(path)
     folder.environment |= {"DATABASE_URL": database, "CASLOCK_STORE": store}
     uvicorn = (sys.executable, "-m", "uvicorn", "--app-dir", str(WEBAPP), "--workers", "2", "--port", "0")
@@ -75,12 +66,6 @@ def service(path: Path, database: str, store: str) -> Iterator[Service]:
         (port,) = program.waits_for(r"running on http://127\.0\.0\.1:(\d+)")
         yield Service(folder, int(port), database)
         assert "Traceback" not in program.output, program.output
-
-
-@pytest.fixture
-def sqlite(tmp_path: Path) -> str:
-    """Return the URL of a database in a file."""
-    return f"sqlite:///{tmp_path}/hotel.db"
 
 
 @pytest.fixture
@@ -101,7 +86,6 @@ GUEST_TWICE = "SELECT night, guest FROM bookings GROUP BY night, guest HAVING co
 
 
 def check(running: Service) -> None:
-    """Book with the lock, and then later nights without it."""
     output = running.load("--requests=240")
     (booked,) = re.findall(r"(\d+) answers 201", output)
     assert running.rows(ROOM_TWICE) == running.rows(GUEST_TWICE) == []
@@ -118,9 +102,9 @@ def check(running: Service) -> None:
 
 
 @pytest.mark.long
-def test_sqlite(tmp_path: Path, sqlite: str) -> None:
+def test_sqlite(tmp_path: Path) -> None:
     """Without any server: with the lock one row for a room and night, without it several."""
-    with service(tmp_path, sqlite, f"sqlite:///{tmp_path}/locks.db") as running:
+    with service(tmp_path, f"sqlite:///{tmp_path}/hotel.db", f"sqlite:///{tmp_path}/locks.db") as running:
         check(running)
 
 
@@ -132,10 +116,10 @@ def test_postgresql(tmp_path: Path, postgresql: str, new_redis: NewServer) -> No
 
 
 @pytest.mark.long
-def test_page(tmp_path: Path, sqlite: str) -> None:
+def test_page(tmp_path: Path) -> None:
     """Chromium shows who holds a room and who waits for it, of whatever process, and the booking that follows."""
-    store = f"sqlite:///{tmp_path}/locks.db"
-    with service(tmp_path, sqlite, store) as running, chromium(running.folder) as browser:
+    database, store = f"sqlite:///{tmp_path}/hotel.db", f"sqlite:///{tmp_path}/locks.db"
+    with service(tmp_path, database, store) as running, chromium(running.folder) as browser:
         browser.open(running.url)
         until(lambda: browser.text("#room-3") == "Room 3\nfree")
         with (

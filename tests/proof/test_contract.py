@@ -11,9 +11,10 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import boto3
 import pytest
@@ -40,12 +41,8 @@ from caslock.testing.drive import is_async
 from tests.proof.laws.locks import LockContract
 from tests.support.fenceless import Fenceless
 from tests.support.lasting import Lasting
+from tests.support.servers import Server
 from tests.support.watching import AsyncWatchingMemory, WatchingMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.support.servers import Server
 
 AnyStore: TypeAlias = Store | AsyncStore
 
@@ -56,9 +53,18 @@ CONNECTING = 1.5
 """The same, for a server to which to connect takes a process and several requests."""
 
 
-class NoServer:
-    """A store that needs no server."""
+BOTH, ASYNCIO = ("blocking", "asyncio"), ("asyncio",)
 
+
+def bind(place: type, covers: type | None, *suites: type, **settings: object) -> type:
+    """Bind suites to a store that is found at a place; to asyncio alone, if its verbs are coroutines."""
+    settings = {"covers": covers, "made": covers, **settings}
+    native = inspect.iscoroutinefunction(getattr(settings["made"], "get", None))
+    settings.setdefault("apis", ASYNCIO if native else BOTH)
+    return type("Tested", (place, *(suites or (LockContract, StoreContract))), settings)
+
+
+class NoServer:
     made: ClassVar[Callable[[], AnyStore]]
 
     @pytest.fixture
@@ -70,31 +76,13 @@ class NoServer:
         """Tell that there is none."""
 
 
-class TestMemory(NoServer, LockContract, StoreContract):
-    """A memory."""
-
-    covers: ClassVar = MemoryStore
-    made = MemoryStore
-
-
-class TestAsyncMemory(NoServer, LockContract, StoreContract):
-    """A memory of asyncio, and another client of it."""
-
-    covers: ClassVar = AsyncMemoryStore
-    made = AsyncMemoryStore
-    apis = ("asyncio",)
-
+class SharedMemory(NoServer):
     @pytest.fixture
     def another_store(self, store: AsyncMemoryStore) -> AsyncMemoryStore:
         return AsyncMemoryStore(store.memory)
 
 
-class TestSQLite(NoServer, LockContract, StoreContract):
-    """Two connections to one file."""
-
-    covers: ClassVar = SQLiteStore
-    proved = ("asyncio",)
-
+class File(NoServer):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[SQLiteStore]:
         store = SQLiteStore(tmp_path / "locks.db")
@@ -104,11 +92,19 @@ class TestSQLite(NoServer, LockContract, StoreContract):
     another_store = store
 
 
+TestMemory = bind(NoServer, MemoryStore)
+TestAsyncMemory = bind(SharedMemory, AsyncMemoryStore)
+TestSQLite = bind(File, SQLiteStore, proved=ASYNCIO)
+TestWatchingMemory = bind(NoServer, None, made=WatchingMemory, proved=ASYNCIO)
+TestAsyncWatchingMemory = bind(NoServer, None, made=AsyncWatchingMemory)
+TestFencelessMemory = bind(NoServer, None, made=lambda: Fenceless(MemoryStore()), proved=ASYNCIO)
+TestLastingMemory = bind(NoServer, None, StoreContract, made=lambda: Lasting(MemoryStore()))
+
+
 class OnServer:
     """A store from a URL, another that finds the server otherwise, and one that looks for it at another address."""
 
     covers: ClassVar[Callable[..., AnyStore]]
-    apis: ClassVar[tuple[str, ...]] = ("blocking", "asyncio")
     kind: ClassVar[str]
     """The name of its server."""
     url: ClassVar[str]
@@ -147,7 +143,6 @@ class OnServer:
 
 
 def until_closed(store: AnyStore) -> Iterator[AnyStore]:
-    """Give a store, and close it."""
     yield store
     if isinstance(store, AsyncStore) and is_async(store):
         on_loop(store.aclose())  # type: ignore[attr-defined] # every store here has it
@@ -159,6 +154,7 @@ class Redis(OnServer):
     """A client which would repeat a request ten times by itself, beside one from a URL."""
 
     client: ClassVar[Callable[..., object]] = redis.Redis
+    kind = "redis"
 
     def make(self, server: Server) -> AnyStore:
         return type(self).covers(type(self).client(host=server.host, port=server.port))
@@ -173,23 +169,9 @@ class AsyncRedis(Redis):
     """An asyncio client with redis-py's defaults, beside a blocking one that serves asyncio from threads."""
 
     client = redis.asyncio.Redis
-    apis: ClassVar[tuple[str, ...]] = ("asyncio",)
 
 
-class TestRedis(Redis, LockContract, StoreContract):
-    """Redis."""
-
-    covers, kind = RedisStore, "redis"
-    proved = ("asyncio",)
-
-
-class TestAsyncRedis(AsyncRedis, LockContract, StoreContract):
-    """Redis, for asyncio."""
-
-    covers, kind = AsyncRedisStore, "redis"
-
-
-class Tair:
+class Tair(Redis):
     """The fixture has parameters: it has to be asked for by its name."""
 
     @pytest.fixture
@@ -197,25 +179,14 @@ class Tair:
         return tair_server
 
 
-class TestTair(Tair, Redis, LockContract, StoreContract):
-    """TairString."""
-
-    covers = TairStore
-    proved = ("blocking", "asyncio")
+class AsyncTair(Tair, AsyncRedis):
+    """The same for asyncio."""
 
 
-class TestAsyncTair(Tair, AsyncRedis, LockContract, StoreContract):
-    """TairString, for asyncio."""
-
-    covers = AsyncTairStore
-    proved = ("asyncio",)
-
-
-class TestMemcached(OnServer, LockContract, StoreContract):
+class Memcached(OnServer):
     """A client with pymemcache's defaults, whose `add` would get no reply, beside one from a URL."""
 
-    covers, kind = MemcachedStore, "memcached"
-    proved = ("asyncio",)
+    kind = "memcached"
 
     def make(self, server: Server) -> MemcachedStore:
         return MemcachedStore(Client((server.host, server.port), timeout=20))  # it must have one
@@ -226,9 +197,8 @@ class TestMemcached(OnServer, LockContract, StoreContract):
 
 
 class Database(OnServer):
-    """A store from a URL, beside one from an engine with SQLAlchemy's defaults."""
+    """A store from a URL, beside one, which may serve asyncio from threads, from an engine with its defaults."""
 
-    covers: ClassVar[Callable[..., AnyStore]] = SQLStore
     kind = "postgresql"
     timeout = 2.0
     quick = CONNECTING
@@ -246,53 +216,10 @@ class Database(OnServer):
         engine.dispose()
 
 
-class AsyncDatabase(Database):
-    """The same for asyncio, beside a blocking store that serves asyncio from threads."""
-
-    covers = AsyncSQLStore
-    apis: ClassVar[tuple[str, ...]] = ("asyncio",)
-
-
-class TestPostgreSQL(Database, StoreContract):
-    """PostgreSQL."""
-
-
-class TestAsyncPostgreSQL(AsyncDatabase, StoreContract):
-    """PostgreSQL, for asyncio."""
-
-
-@pytest.mark.long
-class TestPostgreSQLLocks(Database, LockContract):
-    """Locks in PostgreSQL; how asyncio reaches a blocking store is tried with all the others."""
-
-    apis = ("blocking",)
-    timeout = 20.0  # many cases at once wait for five connections
-
-
-@pytest.mark.long
-class TestAsyncPostgreSQLLocks(AsyncDatabase, LockContract):
-    """Locks in PostgreSQL, for asyncio."""
-
-    timeout = 20.0
-
-
-class TestMySQL(Database, StoreContract):
-    """MariaDB, or MySQL."""
-
-    kind = "mysql"
-
-
-class TestAsyncMySQL(AsyncDatabase, StoreContract):
-    """MariaDB, or MySQL, for asyncio."""
-
-    kind = "mysql"
-
-
-class TestZooKeeper(OnServer, LockContract, StoreContract):
+class ZooKeeper(OnServer):
     """A store from a URL, beside one from a client with kazoo's defaults, which would send requests again."""
 
-    covers, kind, url = ZooKeeperStore, "zookeeper", "zookeeper://{host}:{port}"
-    proved = ("blocking", "asyncio")
+    kind, url = "zookeeper", "zookeeper://{host}:{port}"
     quick = CONNECTING
 
     def make(self, server: Server) -> ZooKeeperStore:
@@ -308,65 +235,18 @@ class Etcd(OnServer):
     kind, url, options = "etcd", "etcd://{host}:{port}", "/?timeout=20"
 
 
-class TestEtcd(Etcd, LockContract, StoreContract):
-    """etcd."""
-
-    covers = EtcdStore
-    proved = ("blocking", "asyncio")
-
-
-class TestAsyncEtcd(Etcd, LockContract, StoreContract):
-    """etcd, for asyncio."""
-
-    covers = AsyncEtcdStore
-    apis = proved = ("asyncio",)
-
-
 class Hazelcast(OnServer):
-    """The same for Hazelcast."""
-
     kind, url, options = "hazelcast", "hazelcast://{host}:{port}/locks", "?timeout=20"
     quick = CONNECTING
 
 
-class TestHazelcast(Hazelcast, LockContract, StoreContract):
-    """Hazelcast."""
-
-    covers = HazelcastStore
-    proved = ("blocking", "asyncio")
-
-
-class TestAsyncHazelcast(Hazelcast, LockContract, StoreContract):
-    """Hazelcast, for asyncio."""
-
-    covers = AsyncHazelcastStore
-    apis = proved = ("asyncio",)
-
-
 class Nats(OnServer):
-    """The same for NATS."""
-
     kind, url, options = "nats", "nats://{host}:{port}", "/caslock?timeout=20"
-
-
-class TestNats(Nats, LockContract, StoreContract):
-    """NATS."""
-
-    covers = NatsStore
-    proved = ("blocking", "asyncio")
-
-
-class TestAsyncNats(Nats, LockContract, StoreContract):
-    """NATS, for asyncio."""
-
-    covers = AsyncNatsStore
-    apis = proved = ("asyncio",)
 
 
 class DynamoDB(OnServer):
     """A store from a URL, beside another from a client of boto3 with credentials of its own."""
 
-    covers: ClassVar[Callable[..., AnyStore]] = DynamoDBStore
     kind, url = "dynamodb", "dynamodb://eu-central-1?endpoint=http://{host}:{port}"
     quick = CONNECTING
 
@@ -376,63 +256,34 @@ class DynamoDB(OnServer):
 
 @cache
 def boto3_client(endpoint: str) -> Any:  # noqa: ANN401 - boto3 ships no types
-    """Make a client, once for all tests: it takes long."""
     return boto3.Session("another", "caslock", region_name="eu-central-1").client("dynamodb", endpoint_url=endpoint)
 
 
-class TestDynamoDB(DynamoDB, StoreContract):
-    """DynamoDB."""
+TestRedis = bind(Redis, RedisStore, proved=ASYNCIO)
+TestAsyncRedis = bind(AsyncRedis, AsyncRedisStore)
+TestTair = bind(Tair, TairStore, proved=BOTH)
+TestAsyncTair = bind(AsyncTair, AsyncTairStore, proved=ASYNCIO)
+TestMemcached = bind(Memcached, MemcachedStore, proved=ASYNCIO)
+TestZooKeeper = bind(ZooKeeper, ZooKeeperStore, proved=BOTH)
+TestEtcd = bind(Etcd, EtcdStore, proved=BOTH)
+TestAsyncEtcd = bind(Etcd, AsyncEtcdStore, proved=ASYNCIO)
+TestHazelcast = bind(Hazelcast, HazelcastStore, proved=BOTH)
+TestAsyncHazelcast = bind(Hazelcast, AsyncHazelcastStore, proved=ASYNCIO)
+TestNats = bind(Nats, NatsStore, proved=BOTH)
+TestAsyncNats = bind(Nats, AsyncNatsStore, proved=ASYNCIO)
+TestPostgreSQL = bind(Database, SQLStore, StoreContract)
+TestAsyncPostgreSQL = bind(Database, AsyncSQLStore, StoreContract)
+TestMySQL = bind(Database, SQLStore, StoreContract, kind="mysql")
+TestAsyncMySQL = bind(Database, AsyncSQLStore, StoreContract, kind="mysql")
+TestDynamoDB = bind(DynamoDB, DynamoDBStore, StoreContract)
+TestAsyncDynamoDB = bind(DynamoDB, AsyncDynamoDBStore, StoreContract)
 
-
-class TestAsyncDynamoDB(DynamoDB, StoreContract):
-    """DynamoDB, for asyncio."""
-
-    covers = AsyncDynamoDBStore
-    apis = ("asyncio",)
-
-
-@pytest.mark.long
-class TestDynamoDBLocks(DynamoDB, LockContract):
-    """Locks in DynamoDB; how asyncio reaches a blocking store is tried with all the others."""
-
-    apis = ("blocking",)
-
-
-class TestWatchingMemory(NoServer, LockContract, StoreContract):
-    """A store that is watched: it has `wait_while` and `list`."""
-
-    covers: ClassVar = None
-    made = WatchingMemory
-    proved = ("asyncio",)
-
-
-class TestAsyncWatchingMemory(NoServer, LockContract, StoreContract):
-    """The same for asyncio."""
-
-    covers: ClassVar = None
-    made = AsyncWatchingMemory
-    apis = ("asyncio",)
-
-
-class TestFencelessMemory(NoServer, LockContract, StoreContract):
-    """Versions that never repeat and do not grow; it waits and batches."""
-
-    covers: ClassVar = None
-    proved = ("asyncio",)
-
-    @pytest.fixture
-    def store(self) -> Fenceless:
-        return Fenceless(MemoryStore())
-
-
-class TestLastingMemory(NoServer, StoreContract):
-    """A memory that ends no lease by itself."""
-
-    covers: ClassVar = None
-
-    @pytest.fixture
-    def store(self) -> Lasting:
-        return Lasting(MemoryStore())
+# Locks in databases and in DynamoDB take long.  How asyncio reaches a blocking store is tried with all the others.
+BLOCKING = ("blocking",)
+PATIENT = 20.0  # many cases at once wait for five connections
+TestPostgreSQLLocks = bind(Database, SQLStore, LockContract, apis=BLOCKING, proved=BLOCKING, timeout=PATIENT)
+TestAsyncPostgreSQLLocks = bind(Database, AsyncSQLStore, LockContract, proved=ASYNCIO, timeout=PATIENT)
+TestDynamoDBLocks = bind(DynamoDB, DynamoDBStore, LockContract, apis=BLOCKING, proved=BLOCKING)
 
 
 def shipped() -> set[type]:
@@ -452,15 +303,10 @@ def shipped() -> set[type]:
 
 @pytest.mark.parametrize("suite", [StoreContract, LockContract])
 def test_no_store_is_left_out(suite: type) -> None:
-    """Every store that caslock ships is bound to every suite above, with each API that it serves."""
+    """Every store that caslock ships is bound to every suite above."""
     bound = {found for name, found in globals().items() if name.startswith("Test") and issubclass(found, suite)}
-    bound = {found for found in bound if found.covers is not None}
     untried = {AsyncDynamoDBStore} if suite is LockContract else set()  # DynamoDB Local is slow; torture tries both
-    assert {found.covers for found in bound} == shipped() - untried
-    for found in bound:
-        native = inspect.iscoroutinefunction(found.covers.get)
-        apis = {"asyncio"} if native else {"blocking", "asyncio"}
-        assert set(found.apis) == ({"blocking"} if found in (TestPostgreSQLLocks, TestDynamoDBLocks) else apis)
+    assert {found.covers for found in bound} - {None} == shipped() - untried
 
 
 NAMES = "clients key kind mine server theirs"

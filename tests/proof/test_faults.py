@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock.errors import StoreUnavailable
-from caslock.store import (
-    ABSENT,
-    WOKEN,
-    BatchingStore,
-    Entry,
-    Put,
-    QueueingStore,
-    Removal,
-    WatchingStore,
-)
+from caslock.store import ABSENT, BatchingStore, Entry, Put, QueueingStore, Removal, WatchingStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing import (
     AsyncFaultyStore,
+    Fault,
     FaultyStore,
     duplicate,
     echo,
@@ -39,11 +31,6 @@ from caslock.testing.stopwatch import Stopwatch
 from tests.support.locations import present
 from tests.support.watching import AsyncWatchingMemory, WatchingMemory
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from caslock.testing import Fault
-
 LONG = 60.0
 
 
@@ -60,16 +47,13 @@ class Tried:
         self.batching: BatchingStore = self.store
 
     def put(self, value: bytes, version: int = ABSENT) -> Entry | None:
-        """Put a value under the key."""
         return self.store.put_if_version("key", value, version, LONG)
 
     def deliver(self) -> int:
-        """Let arrive what is late."""
         return on_loop(self.faulty.deliver()) if isinstance(self.faulty, AsyncFaultyStore) else self.faulty.deliver()
 
     @property
     def observed(self) -> bytes | None:
-        """What is under the key."""
         entry = self.memory.get("key")
         return entry and entry.value
 
@@ -181,7 +165,6 @@ def test_another_client_may_move_between(tried: Tried, where: str, answer: bytes
 
 
 def several(value: bytes) -> list[Put]:
-    """Put the value under three keys."""
     return [Put(key, value, ABSENT, LONG) for key in "abc"]
 
 
@@ -269,16 +252,3 @@ def test_a_watch_can_fail_in_every_way(native: bool) -> None:  # noqa: FBT001 - 
         store.invalidate("key", entry.version)
         waiting.result(50)
     assert faulty.log[0] == ("wait_while", "key", 1, b"", 0.0, 0.01, (), ())
-
-
-def test_without_a_fault_a_wait_is_a_wait(tried: Tried) -> None:
-    """With nothing planned, a removal lets the waiter in."""
-    observed = present(tried.put(b"theirs"))
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(tried.queueing.put_when_absent, "key", b"mine", LONG, 20)
-        while not tried.memory._lines:
-            time.sleep(0.001)
-        assert tried.store.invalidate("key", observed.version) == WOKEN
-        answer = waiting.result(50)
-    assert answer is not None
-    assert answer.value == b"mine"

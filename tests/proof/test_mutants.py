@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from caslock.protocol.attempt import Attempt
 from tests.proof.laws.locks import LockContract
 from tests.proof.laws.trouble import KINDS
-from tests.proof.mutants.layers import Law, Mutant
+from tests.proof.mutants.layers import Check, Law, Mutant
 from tests.proof.mutants.table import CONTRACT, MUTANTS, SEEDS, law
 from tests.proof.test_faults_bite import REMOVALS
-
-if TYPE_CHECKING:
-    from tests.proof.mutants.layers import Check
 
 # What an interrupt took out of every hand, a connection or a coroutine, ends when it is collected.
 pytestmark = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import redis
@@ -12,17 +12,13 @@ import redis.asyncio
 
 import caslock
 from benchmarks.faults.__main__ import Play, played
-from benchmarks.faults.lost_replies import told_not_held, told_released
+from benchmarks.faults.lost_replies import told_released
 from benchmarks.faults.ours import ours, ours_async
 from benchmarks.faults.scenes import SCENES, excuse
+from benchmarks.faults.stage import Cell
 from benchmarks.faults.subject import AsyncGrip, AsyncMake, AsyncSubject, Grip, Make, Report, Subject, Way
 from benchmarks.places import FILE_PLACE, MEMCACHED_PLACE, REDIS_PLACE, Places
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from benchmarks.faults.stage import Cell
-    from tests.support.servers import Server
+from tests.support.servers import Server
 
 pytestmark = [
     pytest.mark.long,
@@ -77,7 +73,6 @@ def naive(name: str, *, forgets: bool = False) -> Subject:
 
 
 def naive_async(way: Way, lease: float) -> AsyncMake:
-    """Open the naive lock for asyncio."""
     client = redis.asyncio.Redis.from_url(f"redis://{way.host}:{way.port}/0{REDIS_OPTIONS}")
 
     def make(key: str) -> AsyncGrip:
@@ -102,11 +97,7 @@ CASLOCK = (
     ours(MEMCACHED_PLACE, "?timeout=3"),
     ours(FILE_PLACE),
 )
-NAIVE = (
-    naive("naive"),
-    naive("forgetful", forgets=True),
-    AsyncSubject("naive", REDIS_PLACE, naive_async),
-)
+NAIVE = (naive("naive"), naive("forgetful", forgets=True), AsyncSubject("naive", REDIS_PLACE, naive_async))
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +156,10 @@ def test_orphans_are_counted(cells: dict[tuple[str, str], Cell]) -> None:
 
 def test_verdicts_on_a_release() -> None:
     """What others found weighs most, then what the call returned or raised first."""
-    fine, gone, silent = (Report(*report) for report in FIRST)
+    fine, gone, silent = (
+        Report(result, error, error or "None", 0.0)
+        for result, error in ((False, ""), (None, "NotYours"), (None, "ConnectionError"))
+    )
 
     def verdict(first: Report, second: Report, blocked: float = 0.0, *, safe: bool = True) -> str:
         return told_released(first, second, blocked, ["NotYours"], safe=safe)
@@ -177,16 +171,3 @@ def test_verdicts_on_a_release() -> None:
     assert verdict(gone, gone) == "FALSE LOSS"
     assert verdict(fine, gone, 3.0) == "BLOCKED 3 s"
     assert verdict(fine, fine, 3.0, safe=False) == "LOST LOCK"
-
-
-def test_verdicts_on_who_does_not_hold() -> None:
-    """Who says that he holds nothing is right if others get in at once."""
-    assert told_not_held(0.01) == "ok"
-    assert told_not_held(9.1) == "BLOCKED 9 s"
-
-
-FIRST = (
-    (False, "", "None", 0.0),
-    (None, "NotYours", "NotYours", 0.0),
-    (None, "ConnectionError", "ConnectionError", 0.0),
-)

@@ -8,7 +8,9 @@ import inspect
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from uuid import uuid4
 
 import pytest
@@ -19,19 +21,17 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from caslock.errors import StoreUnavailable
-from caslock.store import ABSENT, Entry, Traits
+from caslock.store import ABSENT, AsyncStore, Entry, Store, Traits
 from caslock.testing import StoreContract, StoreServer, life_contract, server_contract, steps, trial
 from caslock.testing.drive import driven
 from caslock.testing.life_contract import LifeContract
 from caslock.testing.server_contract import ServerContract
 from caslock.testing.steps import Clients, in_a_thread
+from tests.proof.altered import wrong
+from tests.support.servers import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-
-    from caslock.store import AsyncStore, Store
-    from tests.support.servers import Server
+    Make: TypeAlias = Callable[[str, int, float], Store | AsyncStore]
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")]
 
@@ -54,8 +54,6 @@ return redis.call('HMGET', key, 'value', 'version')
 
 
 class HasNoWith:
-    """Can't be used by `with`."""
-
     def __init__(self, host: str, port: int, timeout: float | None = PATIENT) -> None:
         self.traits, self._timeout = Traits(f"redis://{host}:{port}/0"), timeout
         self._pid, self._mutex = os.getpid(), threading.Lock()
@@ -63,7 +61,6 @@ class HasNoWith:
         self._connection = self.connection(host, port)
 
     def connection(self, host: str, port: int) -> Any:  # noqa: ANN401 - redis-py leaves it without types
-        """Make a connection, which does not retry."""
         make: Any = redis.Connection
         return make(
             host=host, port=port, socket_timeout=self._timeout, socket_connect_timeout=self._timeout,
@@ -155,8 +152,6 @@ class ConnectsEachTime:
 
 
 class CannotBeClosed(ConnectsEachTime):
-    """Keeps its connections, and has no `close`."""
-
     def __init__(self, host: str, port: int, timeout: float = PATIENT) -> None:
         super().__init__(host, port, timeout)
         self.kept = list[Plain]()
@@ -164,16 +159,6 @@ class CannotBeClosed(ConnectsEachTime):
     def get(self, key: str) -> Entry | None:
         self.kept = [*self.kept[-2:], self.connected()]
         return self.kept[-1].get(key)
-
-
-class LeaksClientErrors(Plain):
-    """Lets the errors of its client escape."""
-
-    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
-        try:
-            return super().ask(key, *arguments)
-        except StoreUnavailable as error:
-            raise error.__cause__ or error from None
 
 
 class RetriesByItself(Plain):
@@ -188,88 +173,10 @@ class RetriesByItself(Plain):
         return super().reply(key, *arguments)
 
 
-class HasNoTimeout(Plain):
-    """Waits for an answer for as long as it takes."""
-
-    def __init__(self, host: str, port: int, _timeout: float) -> None:
-        super().__init__(host, port, None)
-
-
-class NeverSaysUnsent(Plain):
-    """Takes a refused connection for an unknown outcome."""
-
-    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
-        try:
-            return super().ask(key, *arguments)
-        except StoreUnavailable as error:
-            raise StoreUnavailable(str(error)) from error
-
-
-class AlwaysSaysUnsent(Plain):
-    """Takes a request without an answer for one that was not sent."""
-
-    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
-        try:
-            return super().ask(key, *arguments)
-        except StoreUnavailable as error:
-            raise StoreUnavailable(str(error), sent=False) from error
-
-
-class KeepsConnections(Plain):
-    """Uses a connection again that was interrupted."""
-
-    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
-        """Disconnect for nothing but errors of the connection."""
-        with self._mutex:
-            try:
-                self._connection.connect()
-                self._connection.send_command("EVAL", SCRIPT, 1, key, *arguments)
-                value, version = self._connection.read_response(disconnect_on_error=False)
-            except (redis.RedisError, OSError) as error:
-                self._connection.disconnect()
-                raise StoreUnavailable(f"no answer: {error}") from error
-            return None if version is None else Entry(value, int(version))
-
-
-class SwallowsInterrupts(Plain):
-    """Takes Ctrl-C for one more error of its client."""
-
-    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
-        try:
-            return super().ask(key, *arguments)
-        except StoreUnavailable:
-            raise
-        except BaseException:  # noqa: BLE001 - that is what is wrong with it
-            return None
-
-
-class SharesWithItsChildren(Plain):
-    """Goes on with its parent's connection after a fork."""
-
-    def know_the_process(self) -> None:
-        """Do nothing."""
-
-
 class ClosesOnce(Plain):
-    """Can't be closed twice."""
-
     def close(self) -> None:
         super().close()
         del self._connection
-
-
-class NeverCloses(Plain):
-    """Leaves its connection open."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class StaysOpen(Plain):
-    """Can be closed, but not by `with`."""
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing."""
 
 
 class WatchesForEver(Watcher):
@@ -288,8 +195,6 @@ class WatchesForEver(Watcher):
 
 
 class LeaksWhatItsListMeets(Watcher):
-    """Lets the errors of its client escape from a list."""
-
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         try:
             yield from super().list(prefix)
@@ -297,9 +202,20 @@ class LeaksWhatItsListMeets(Watcher):
             raise error.__cause__ or error from None
 
 
-class StaysAway(Plain):
-    """Does not connect again after a fault."""
+class KeepsConnections(Plain):
+    def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
+        with self._mutex:
+            try:
+                self._connection.connect()
+                self._connection.send_command("EVAL", SCRIPT, 1, key, *arguments)
+                value, version = self._connection.read_response(disconnect_on_error=False)
+            except (redis.RedisError, OSError) as error:
+                self._connection.disconnect()
+                raise StoreUnavailable(f"no answer: {error}") from error
+            return None if version is None else Entry(value, int(version))
 
+
+class StaysAway(Plain):
     broken = False
 
     def ask(self, key: str, *arguments: str | bytes | int) -> Entry | None:
@@ -313,8 +229,6 @@ class StaysAway(Plain):
 
 
 class TakesAnEndForAnAnswer(Plain):
-    """Takes a reply that breaks off for an empty one."""
-
     def reply(self, key: str, *arguments: str | bytes | int) -> Entry | None:
         try:
             return super().reply(key, *arguments)
@@ -324,8 +238,6 @@ class TakesAnEndForAnAnswer(Plain):
 
 
 class AsyncPlain:
-    """The same for asyncio."""
-
     def __init__(self, host: str, port: int, timeout: float = PATIENT) -> None:
         self.traits = Traits(f"redis://{host}:{port}/0")
         self._turn = asyncio.Lock()
@@ -355,17 +267,13 @@ class AsyncPlain:
                 await self._connection.disconnect(nowait=True)
                 raise StoreUnavailable(f"no answer: {error}", sent=sent) from error
             except asyncio.CancelledError:
-                await self.cancelled()
+                await self._connection.disconnect(nowait=True)  # a reply may be under way
                 raise
 
     async def reply(self, key: str, *arguments: str | bytes | int) -> Entry | None:
         await self._connection.send_command("EVAL", SCRIPT, 1, key, *arguments)
         value, version = await self._connection.read_response(disconnect_on_error=False)
         return None if version is None else Entry(value, int(version))
-
-    async def cancelled(self) -> None:
-        """End a connection that may have a reply under way."""
-        await self._connection.disconnect(nowait=True)
 
     async def aclose(self) -> None:
         await self._connection.disconnect()
@@ -377,18 +285,9 @@ class AsyncPlain:
         await self.aclose()
 
 
-class AsyncKeepsConnections(AsyncPlain):
-    """Uses a connection again over which a request was cancelled."""
-
-    async def cancelled(self) -> None:
-        """Do nothing."""
-
-
-class WrongStore(NamedTuple):
-    """A store that fails badly, and the tests that see it."""
-
-    make: Callable[[str, int, float], Store | AsyncStore]
-    tests: set[str]
+SharesWithItsChildren = wrong(
+    Plain, "goes on with its parent's connection after a fork", know_the_process=("self._pid != os.getpid()", "False")
+)
 
 
 REFUSED = "test_a_refused_connection_is_not_sent"
@@ -406,31 +305,55 @@ ALL = {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE, INTERRUP
 TIMED = ALL - {CUT, INTERRUPTED, CLOSED, FORKED, TWICE}
 """Of these, those in which a timeout may be waited for."""
 
-WRONG_STORES = [
-    WrongStore(LeaksClientErrors, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE}),
-    WrongStore(RetriesByItself, {FROZEN, CUT}),
-    WrongStore(HasNoTimeout, {UNREACHABLE, FROZEN, FROZEN_BEFORE}),
-    WrongStore(NeverSaysUnsent, {REFUSED, GONE, UNREACHABLE}),
-    WrongStore(AlwaysSaysUnsent, {FROZEN, CUT}),
-    WrongStore(KeepsConnections, {REFUSED, GONE, UNREACHABLE, INTERRUPTED, FORKED}),
-    WrongStore(SwallowsInterrupts, {INTERRUPTED}),
-    WrongStore(NeverCloses, {CLOSED}),
-    WrongStore(StaysOpen, {CLOSED}),
-    WrongStore(HasNoWith, {TWICE}),
-    WrongStore(WatchesForEver, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, STRANGE}),
-    WrongStore(LeaksWhatItsListMeets, {REFUSED, GONE, UNREACHABLE, FROZEN, FROZEN_BEFORE, CUT, STRANGE}),
-    WrongStore(SharesWithItsChildren, {FORKED}),
-    WrongStore(ClosesOnce, {CLOSED, TWICE}),
-    WrongStore(CannotBeClosed, {CLOSED}),
-    WrongStore(StaysAway, {GONE, FROZEN, FROZEN_BEFORE, CUT}),
-    WrongStore(TakesAnEndForAnAnswer, {CUT}),
-    WrongStore(AsyncKeepsConnections, {INTERRUPTED}),
+WRONG_STORES: list[tuple[Make, set[str]]] = [
+    (
+        wrong(
+            Plain,
+            "lets client errors escape",
+            ask=('StoreUnavailable(f"no answer: {error}", sent=sent) from error', ""),
+        ),
+        TIMED | {CUT},
+    ),
+    (RetriesByItself, {FROZEN, CUT}),
+    (
+        wrong(
+            Plain,
+            "has no timeout",
+            connection=("socket_timeout=self._timeout, socket_connect_timeout=self._timeout", "socket_timeout=None"),
+        ),
+        {UNREACHABLE, FROZEN, FROZEN_BEFORE},
+    ),
+    (wrong(Plain, "never says that nothing was sent", ask=("sent=sent", "sent=True")), {REFUSED, GONE, UNREACHABLE}),
+    (wrong(Plain, "always says that nothing was sent", ask=("sent=sent", "sent=False")), {FROZEN, CUT}),
+    (KeepsConnections, {REFUSED, GONE, UNREACHABLE, INTERRUPTED, FORKED}),
+    (
+        wrong(
+            Plain,
+            "swallows interrupts",
+            ask=("disconnect()\n            raise\n", "disconnect()\n            return None\n"),
+        ),
+        {INTERRUPTED},
+    ),
+    (wrong(Plain, "leaves its connection open", close=("self._connection.disconnect()", "pass")), {CLOSED}),
+    (wrong(Plain, "can be closed, but not by with", __exit__=("self.close()", "pass")), {CLOSED}),
+    (HasNoWith, {TWICE}),
+    (WatchesForEver, TIMED),
+    (LeaksWhatItsListMeets, TIMED | {CUT}),
+    (SharesWithItsChildren, {FORKED}),
+    (
+        wrong(Plain, "can't be closed twice", close=("disconnect()", "disconnect()\n    del self._connection")),
+        {CLOSED, TWICE},
+    ),
+    (CannotBeClosed, {CLOSED}),
+    (StaysAway, {GONE, FROZEN, FROZEN_BEFORE, CUT}),
+    (TakesAnEndForAnAnswer, {CUT}),
+    (wrong(AsyncPlain, "keeps a cancelled connection", ask=("asyncio.CancelledError", "GeneratorExit")), {INTERRUPTED}),
 ]
 
 SKIPPED = "skipped: "
 
 
-def verdict(make: Callable[[str, int, float], Store | AsyncStore], server: Server, test: str) -> str:
+def verdict(make: Make, server: Server, test: str) -> str:
     """Run one test of the contract; give why it is red or was skipped, or nothing."""
     timeout = QUICK if test in TIMED else PATIENT
 
@@ -457,18 +380,16 @@ def verdict(make: Callable[[str, int, float], Store | AsyncStore], server: Serve
 
 @pytest.mark.parametrize("make", [Plain, AsyncPlain, Watcher, ConnectsEachTime])
 @pytest.mark.parametrize("test", sorted(ALL))
-def test_a_store_that_fails_well_passes(
-    test: str, make: Callable[[str, int, float], Store | AsyncStore], redis_server: Server
-) -> None:
+def test_a_store_that_fails_well_passes(test: str, make: Make, redis_server: Server) -> None:
     """Without a fault of its own the same store passes; not tested are the fork of an asyncio store, and no `close`."""
     said = verdict(make, redis_server, test)
     skipped = (make, test) in {(AsyncPlain, FORKED), (ConnectsEachTime, TWICE)}
     assert said.startswith(SKIPPED) if skipped else said == ""
 
 
-@pytest.mark.parametrize("wrong", WRONG_STORES, ids=lambda wrong: wrong.make.__name__)
+@pytest.mark.parametrize(("make", "tests"), [pytest.param(*each, id=each[0].__name__) for each in WRONG_STORES])
 def test_a_store_that_fails_badly_is_found_out(
-    wrong: WrongStore, redis_server: Server, monkeypatch: pytest.MonkeyPatch
+    make: Make, tests: set[str], redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each turns exactly those tests red that ask for what it does wrong."""
     for module in (steps, trial):
@@ -477,14 +398,13 @@ def test_a_store_that_fails_badly_is_found_out(
     for test in ALL:
         WatchesForEver.over = threading.Event()
         try:
-            why[test] = verdict(wrong.make, redis_server, test)
+            why[test] = verdict(make, redis_server, test)
         finally:
             WatchesForEver.over.set()
-    assert red(why) == wrong.tests, why
+    assert red(why) == tests, why
 
 
 def red(why: dict[str, str]) -> set[str]:
-    """Name the tests that were red."""
     return {test for test in why if why[test] and not why[test].startswith(SKIPPED)}
 
 
@@ -506,4 +426,4 @@ def test_all_of_the_contract_of_a_server_is_on_trial() -> None:
     """No test of it is left out above, and each has been seen red."""
     names = {*dir(ServerContract), *dir(LifeContract)}
     assert {name for name in names if name.startswith("test_")} == ALL
-    assert set().union(*(wrong.tests for wrong in WRONG_STORES)) == ALL
+    assert set().union(*(tests for _, tests in WRONG_STORES)) == ALL

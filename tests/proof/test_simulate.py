@@ -45,7 +45,6 @@ def test_a_seed_replays_exactly() -> None:
 
 
 def record(seed: int) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Run a seed; returns its choices and its story."""
     made: list[Run] = []
 
     class Recorded(Run):

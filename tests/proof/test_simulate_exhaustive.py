@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import random
 from itertools import count
-from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock.local.queue import LocalQueue
-from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import Lease
-from tests.proof.simulator import Run, Violation
+from tests.proof.simulator import Plan, Run, Violation
 from tests.proof.simulator.explore import Bounds, choices, explore
 from tests.proof.simulator.fingerprint import fingerprint
 from tests.proof.simulator.scenes import SCENES
 from tests.proof.simulator.shrink import kind_of, shrunk
-from tests.proof.test_faults_bite import give_up_without_looking, leave_nothing
+from tests.proof.simulator.story import Choice
+from tests.proof.test_faults_bite import LEAVE_NOTHING, give_up_without_looking
 from tests.proof.test_simulate_bites import (
     believe_from_the_reply,
     give_up_but_for_successors,
@@ -25,19 +24,10 @@ from tests.proof.test_simulate_bites import (
 )
 from tests.support import protocol_functions as protocol
 
-if TYPE_CHECKING:
-    from tests.proof.simulator import Plan
-    from tests.proof.simulator.story import Choice
-
 # They open nothing: what is collected as garbage meanwhile was left by a test before them.
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
-SMALL = (
-    "two tasks, briefly",
-    "two threads of one Lock",
-    "two threads, racing",
-    "two threads of one Lock, racing",
-)
+SMALL = ("two tasks, briefly", "two threads of one Lock", "two threads, racing", "two threads of one Lock, racing")
 
 LARGEST = "MultiLocks and Locks of two processes, waking"
 """It has six clients: more than 60,000 states without any fault."""
@@ -80,7 +70,7 @@ def test_a_planted_bug_that_needs_two_faults_is_found(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
-        (Attempt, "remainder", leave_nothing),
+        LEAVE_NOTHING,
         (protocol, "give_up", give_up_without_looking),
         (protocol, "give_up", give_up_but_for_successors),
         (LocalQueue, "leave", never_leave),
@@ -130,7 +120,6 @@ def walk(plan: Plan, chance: random.Random, met: dict[int, set[tuple[Choice, ...
 
 
 def successors(plan: Plan, path: tuple[Choice, ...]) -> dict[Choice, int]:
-    """Return the fingerprints that follow upon a path."""
     run = arrive(plan, path)
     found = [choice for choice, _ in choices(run, faulty=True)]
     run.close()
@@ -143,7 +132,6 @@ def successors(plan: Plan, path: tuple[Choice, ...]) -> dict[Choice, int]:
 
 
 def arrive(plan: Plan, path: tuple[Choice, ...]) -> Run:
-    """Go along a path."""
     run = Run(plan)
     for choice in path:
         run.do(*choice)

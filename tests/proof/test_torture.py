@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from caslock import connect
 from caslock.protocol.shared_attempt import ReadWriteAttempt
 from caslock.protocol.shares import Seen
+from caslock.stores.sqlite import SQLiteStore
 from caslock.verify import Plan, torture
 from caslock.verify.plan import PAGE, POOL, SEVERAL
 from caslock.verify.timeline import timeline
@@ -27,36 +29,28 @@ from tests.proof.torture import LAWS, TroubledServer, stores
 from tests.proof.torture.__main__ import KINDS, OPTIONS
 from tests.proof.torture.failover import SixNodes, TroubledPrimaries, Watched
 from tests.support.locations import until
-from tests.support.servers import private
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from caslock.stores.sqlite import SQLiteStore
-    from tests.support.servers import Server
+from tests.support.servers import Server, family, goes_on, private
 
 SECONDS = float(os.environ.get("CASLOCK_TORTURE_SECONDS", "8"))
 
-pytestmark = pytest.mark.xdist_group("torture")  # each has many processes: one after the other
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("torture"),  # each has many processes: one after the other
+    pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP here"),
+]
 
-unix = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP here")
 HANG = 300.0
 """Seconds after which whoever has not come to its end is taken to hang: a server may take long to start again."""
 
 patient = pytest.mark.timeout(10 * SECONDS + 4 * HANG)  # whoever hangs is reported sooner
 
 
-@unix
-@pytest.mark.long
 @patient
 def test_sqlite_withstands_torture(tmp_path: Path) -> None:
     """Lost, late and doubled requests, stopped and killed workers: no law of a lock is broken on SQLite."""
     check(Plan(url=f"sqlite:///{tmp_path}/locks.db", seconds=SECONDS, seed=1), None)
 
 
-@unix
-@pytest.mark.long
 @patient
 @pytest.mark.parametrize(
     ("name", "seed", "seconds", "pace"),
@@ -77,8 +71,6 @@ def test_a_server_withstands_torture(name: str, seed: int, seconds: float, pace:
         check(Plan(url=server.url, seconds=seconds, seed=seed), server, pace)
 
 
-@unix
-@pytest.mark.long
 @patient
 @pytest.mark.parametrize("kind", [SixNodes, Watched])
 def test_redis_withstands_failovers(kind: type[SixNodes | Watched], tmp_path: Path) -> None:
@@ -94,16 +86,12 @@ def test_redis_withstands_failovers(kind: type[SixNodes | Watched], tmp_path: Pa
             sections, kills = sections + report.sections, kills + trouble.kills
 
 
-@unix
-@pytest.mark.long
 @patient
 def test_dynamodb_withstands_torture(dynamodb_server: Server) -> None:
     """No law is broken on DynamoDB, which ends no lease: those of killed holders are taken over by observation."""
     check(Plan(url=dynamodb_server.url, seconds=8, seed=8), None)
 
 
-@unix
-@pytest.mark.long
 @patient
 def test_memcached_withstands_stops_under_short_leases(new_memcached: Callable[..., Server]) -> None:
     """A memcached that is stopped for longer than leases last breaks no law but for leases written as it goes on."""
@@ -141,14 +129,13 @@ def check(plan: Plan, server: Server | None, pace: float = 0.0) -> None:
 
 
 def named(factory: Callable[[], SQLiteStore]) -> str:
-    """Name what makes a store, for the workers."""
     return f"{stores.__name__}:{factory.__name__}"
 
 
 def torture_who_waits(folder: Path, *, planted: bool) -> None:
     """Torture MultiLocks in processes that nobody stops or kills, which would excuse a long wait."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CASLOCK_BROKEN_DB", str(folder / "locks.db"))
+        patch.setenv(stores.FILE, str(folder / "locks.db"))
         plan = Plan(
             factory=named(stores.queues_for_every_key_first if planted else stores.Plain), seconds=8.5,
             workers=2, threads=1, tasks=1, several=4, pauses=0, kill_every=0, faults=0, quiet=True,
@@ -156,6 +143,12 @@ def torture_who_waits(folder: Path, *, planted: bool) -> None:
         report = torture(plan, laws=LAWS).report
     assert not report.broken, report.reason
     assert report.passed
+
+
+@pytest.fixture
+def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the file of the stores in `stores`, for the workers."""
+    monkeypatch.setenv(stores.FILE, str(tmp_path / "locks.db"))
 
 
 BROKEN: dict[type[SQLiteStore], tuple[str, float]] = {
@@ -167,14 +160,10 @@ BROKEN: dict[type[SQLiteStore], tuple[str, float]] = {
 """Which law each breaks, and every how many seconds a worker is killed to show it."""
 
 
-@unix
-@pytest.mark.long
 @pytest.mark.parametrize("factory", BROKEN, ids=lambda factory: factory.__name__)
-def test_torture_finds_what_is_broken(
-    factory: type[SQLiteStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_file")
+def test_torture_finds_what_is_broken(factory: type[SQLiteStore]) -> None:
     """A few seconds of it are enough to find a store that removes what is not its own, or ends leases too early."""
-    monkeypatch.setenv("CASLOCK_BROKEN_DB", str(tmp_path / "locks.db"))
     law, kill_every = BROKEN[factory]
     plan = Plan(factory=named(factory), seconds=4, ttls=(0.25, 0.5), keys=2, workers=4, pauses=4, kill_every=kill_every)
     broken: dict[str, int] = {}
@@ -188,16 +177,14 @@ def test_torture_finds_what_is_broken(
     pytest.fail(f"{law} was not found, but {broken}")
 
 
-@unix
-@pytest.mark.long
 @pytest.mark.parametrize(("factory", "kind"), [(stores.takes_places_early, POOL), (stores.reads_beside_writers, PAGE)])
+@pytest.mark.usefixtures("_file")
 def test_torture_finds_what_is_broken_where_several_hold(
-    factory: Callable[[], SQLiteStore], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factory: Callable[[], SQLiteStore], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two in one slot of a semaphore, and a reader beside a writer."""
     for owner, rule in ((Seen, "over"), (ReadWriteAttempt, "_has_place")):  # the factory is called in this process, too
         monkeypatch.setattr(owner, rule, getattr(owner, rule))
-    monkeypatch.setenv("CASLOCK_BROKEN_DB", str(tmp_path / "locks.db"))
     plan = Plan(
         factory=named(factory), seconds=3, ttls=(0.25, 0.5), keys=1, workers=2, several=0, pauses=0, kill_every=0
     )
@@ -208,11 +195,9 @@ def test_torture_finds_what_is_broken_where_several_hold(
     pytest.fail("no overlap was found")
 
 
-@unix
-@pytest.mark.long
-def test_the_keys_of_multilocks_have_to_be_free_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_file")
+def test_the_keys_of_multilocks_have_to_be_free_at_the_end() -> None:
     """A key of a MultiLock that is left when all clients have ended is a violation, as any other key is."""
-    monkeypatch.setenv("CASLOCK_BROKEN_DB", str(tmp_path / "locks.db"))
     plan = Plan(
         factory=named(stores.KeepsSeveral), seconds=2, ttls=(0.25, 0.5), keys=2, workers=1, threads=1,
         tasks=1, several=2, several_ttl=1.0, pauses=0, kill_every=0, faults=0, quiet=True,
@@ -221,17 +206,13 @@ def test_the_keys_of_multilocks_have_to_be_free_at_the_end(tmp_path: Path, monke
     assert any(SEVERAL in violation.key and "after the end" in violation.text for violation in found), found
 
 
-@unix
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("factory", "threads", "who"),
     [(stores.Hangs, 2, "worker1/0 worker1/1 worker2/0"), (stores.Stops, 1, "worker1 worker2")],
 )
-def test_a_hang_is_found(
-    factory: type[SQLiteStore], threads: int, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_file")
+def test_a_hang_is_found(factory: type[SQLiteStore], threads: int, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that does not end is reported by its worker, and a worker that does not by its parent."""
-    monkeypatch.setenv("CASLOCK_BROKEN_DB", str(tmp_path / "locks.db"))
     monkeypatch.setattr("caslock.verify.run.LEEWAY", 3.0)
     plan = Plan(
         factory=named(factory), seconds=3, ttls=(0.25, 0.5), keys=2, workers=1, threads=threads,
@@ -247,8 +228,6 @@ def test_a_hang_is_found(
     assert not outcome.report.passed
 
 
-@pytest.mark.long
-@unix
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stopped worker outlives a killed parent")
 def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
     """Kill -9 of the torturing process ends all workers, even those that are stopped."""
@@ -256,23 +235,11 @@ def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}  # which a killed process can't clean up
     parent = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
-        assert until(lambda: len(children(parent.pid)) >= 5)
-        workers = children(parent.pid)
+        assert until(lambda: len(family(parent.pid)) > 5)
+        _, *workers = family(parent.pid)
         time.sleep(1.0)
         os.kill(workers[0], signal.SIGSTOP)
     finally:
         parent.kill()
         parent.wait()
-    assert until(lambda: not any(alive(worker) for worker in workers))
-
-
-def children(pid: int) -> list[int]:
-    """Name the children of a process."""
-    output = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    return [int(word) for word in output.stdout.split()]
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process still exists."""
-    output = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return bool(output.stdout.strip()) and not output.stdout.startswith("Z")
+    assert until(lambda: not any(map(goes_on, workers)))

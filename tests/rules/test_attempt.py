@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 from tenacity.wait import wait_fixed, wait_incrementing
@@ -11,49 +12,25 @@ from tenacity.wait import wait_fixed, wait_incrementing
 from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
-from caslock.protocol.record import KEPT, MAX_HOLDS, NOTHING, Observed, Record, Stamp, decode, encode, opening
-from caslock.protocol.sightings import Sightings
+from caslock.protocol.record import KEPT, MAX_HOLDS, Observed, Record, Stamp, decode, encode, opening
+from caslock.protocol.runtime import Mutex, Runtime
 from caslock.protocol.writes import FREE_TTL, InFlight, Writes
 from caslock.store import ABSENT, Traits
 from tests.support.locations import present
+from tests.support.scripted import START, Scripted
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from caslock.protocol.runtime import Mutex, Runtime
-
-OWNER, TTL, NOW = "host:me", 30.0, 1000.0
+OWNER, TTL, NOW = "host:me", 30.0, START
 STAMP = Stamp("2026-01-01T00:00:00+00:00", "host", 7, "a note")
 
 
-class Told:
-    """A runtime that counts reports of a loss, with a clock of its own."""
-
-    def __init__(self) -> None:
-        self.losses = 0
-        self.clock = NOW
-        self.quarantines = Sightings()
-        self.store = self
-        self.traits = Traits("told://")
-
-    def now(self) -> float:
-        return self.clock
-
-    def report_loss(self, attempt: Attempt) -> None:
-        del attempt
-        self.losses += 1
-
-
 def attempt(hold_id: str = "mine.2", ttl: float = TTL) -> Attempt:
-    """Begin one."""
-    terms = Terms(cast("Runtime", Told()), "key", OWNER, LockSettings(ttl, OWNER))
+    terms = Terms(cast("Runtime", Scripted()), "key", OWNER, LockSettings(ttl, OWNER))
     return Attempt(
         terms, hold_id, lambda: FirstRecord(STAMP, opening(OWNER, ttl, STAMP)), cast("Mutex", None), caller=None
     )
 
 
 def record(*holds: str, owner: str = OWNER, ttl: float = TTL, quarantine: float = 0.0) -> Record:
-    """Write a record of an earlier tenure."""
     quarantine_id = "other.1.1" if quarantine else ""
     return Record(owner, holds, ttl, "other.1.1", None, quarantine, *STAMP, quarantine_id=quarantine_id)
 
@@ -106,7 +83,7 @@ def test_a_tenure_over_a_free_record_keeps_its_quarantine() -> None:
 def test_a_process_that_has_met_a_quarantine_knows_when_it_ends() -> None:
     """Whatever a later record says, and also while nobody holds the key; another quarantine has an end of its own."""
     one = attempt()
-    told = cast("Told", one.runtime)
+    told = cast("Scripted", one.runtime)
     free = record(ttl=50.0, quarantine=50.0)
     assert one.next_record(free, 9).quarantine == 50.0
     told.clock += 20.0
@@ -120,7 +97,7 @@ def test_a_process_that_has_met_a_quarantine_knows_when_it_ends() -> None:
 def test_a_quarantine_at_one_store_says_nothing_of_another() -> None:
     """A QuorumLock sends writes of one id to all of its stores."""
     one, other = attempt(), attempt()
-    here, there = cast("Told", one.runtime), cast("Told", other.runtime)
+    here, there = cast("Scripted", one.runtime), cast("Scripted", other.runtime)
     there.quarantines, there.traits = here.quarantines, Traits("elsewhere://")
     free = record(ttl=50.0, quarantine=50.0)
     one.next_record(free, 9)
@@ -151,15 +128,6 @@ def test_a_release_beside_others_keeps_their_holds() -> None:
     assert not one.releases_by_removal(NOW)
 
 
-def test_what_is_not_ours_stays_as_it_is() -> None:
-    """A write of ours that expects this version is kept out by the same record, with another write id."""
-    kept = present(attempt().remainder(record(ttl=40.0, quarantine=40.0), 9, NOW))
-    assert (kept.holds, kept.ttl, kept.write, kept.quarantine_id) == ((), 40.0, "mine.2.1", "other.1.1")
-    theirs = record("mine.1", "other.1", owner="host:other")
-    rest = present(attempt().remainder(theirs, 9, NOW))
-    assert rest.holds == theirs.holds
-
-
 def test_only_a_clean_hold_is_removed() -> None:
     """A removal needs that no put of ours may be late, and nobody else holds the key."""
     one = attempt()
@@ -184,14 +152,6 @@ def test_who_may_be_written_over() -> None:
     assert not one.may_take(record(*(f"other{n}.1" for n in range(MAX_HOLDS))))
 
 
-def test_the_first_reason_of_a_loss_stays() -> None:
-    """A loss that is noticed again was still lost for its first reason, and each notice is passed on."""
-    one = attempt()
-    one.lose("the first reason")
-    assert str(one.lose("another reason")) == "lock 'key' was lost: the first reason"
-    assert cast("Told", one.runtime).losses == 2
-
-
 def test_a_write_is_in_flight_for_as_long_as_a_packet_lives() -> None:
     """Its reply, or the longest life of a packet, ends it."""
     writes = Writes("mine.2")
@@ -214,7 +174,6 @@ def test_a_lease_is_shorter_than_at_the_store() -> None:
 
 
 def believed(*, auto_renew: bool = True, max_hold: float = NEVER) -> Lease:
-    """Believe in a lease that began at NOW."""
     lease = Lease(TTL, max_hold, auto_renew=auto_renew)
     lease.believe(record("mine.2"), 9, InFlight(ABSENT, NOW, TTL), NOW)
     return lease
@@ -282,17 +241,6 @@ def test_a_version_is_watched_again_only_after_a_pause() -> None:
         True, False, True, True, False, False, True,
     ]  # fmt: skip
     assert not users.watches(5)
-
-
-def test_a_version_counts_from_when_it_was_first_seen() -> None:
-    """Its lease was written before that, so it ends within its ttl of that moment."""
-    contention = Contention(None)
-    assert contention.observed == NOTHING
-    contention.meet(Observed(5, record("other.1")), NOW)
-    contention.meet(Observed(5, record("other.1")), NOW + 1)
-    assert contention.seen == NOW
-    contention.meet(Observed(6, record("other.1")), NOW + 2)
-    assert contention.seen == NOW + 2
 
 
 def test_what_has_never_held_keeps_no_key() -> None:

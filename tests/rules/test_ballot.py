@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
 from caslock.errors import NotAcquired, StoreUnavailable
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER, Lease
-from caslock.protocol.life import ASKING, LEAVING, State
+from caslock.protocol.life import HELD, LEAVING
 from caslock.protocol.quorum import Ballot, QuorumLease, Stage, Vote
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from caslock.protocol.attempt import Attempt
-    from caslock.protocol.runtime import Event
+from caslock.protocol.runtime import Event
+from tests.support.scripted import Bell, Scripted, an_attempt
 
 END = 10.0
 """When all leases end."""
 
 
 class Guard:
-    """Knows whether it is taken."""
-
     taken = False
 
     def __enter__(self) -> None:
@@ -41,7 +36,6 @@ class Guarded(Vote):
 
     @property
     def stage(self) -> Stage:
-        """How far it is."""
         assert self.guard is None or self.guard.taken
         return self._stage
 
@@ -51,33 +45,17 @@ class Guarded(Vote):
         self._stage = value
 
 
-class Bell:
-    """An event that counts."""
-
-    rung = 0
-
-    def set(self) -> None:
-        """Count."""
-        self.rung += 1
-
-
 def attempt(number: int, *, now: float = 0.0) -> Attempt:
-    """Return one that has a lease until the end."""
-    lease = Lease(10.0, NEVER, auto_renew=True)
-    lease.deadline = END
-    store = SimpleNamespace(traits=SimpleNamespace(location=f"memory://{number}"))
-    runtime = SimpleNamespace(now=lambda: now, store=store)
-    attempt = SimpleNamespace(lease=lease, state=ASKING, runtime=runtime)
-
-    def go(state: State) -> None:
-        attempt.state = state
-
-    attempt.go, attempt.begin_release = go, lambda: go(LEAVING)
-    return cast("Attempt", attempt)
+    script = Scripted()
+    script.clock = now
+    script.traits = script.traits._replace(location=f"memory://{number}")
+    attempt = an_attempt(script, ttl=10.0)
+    attempt.lease.deadline = END
+    attempt.state = HELD
+    return attempt
 
 
 def ballot(*stages: Stage, now: float = 0.0) -> tuple[Ballot, Guard, Bell]:
-    """Return one whose votes are at these stages."""
     guard, bell = Guard(), Bell()
     attempts = [attempt(number, now=now) for number in range(len(stages))]
     made = Ballot(attempts, guard, cast("Sequence[Event]", [bell]))
@@ -95,7 +73,6 @@ def watch(made: Ballot, guard: Guard | None) -> None:
 
 
 def stages(made: Ballot) -> list[Stage]:
-    """Return those of all votes."""
     watch(made, None)
     return [vote.stage for vote in made.votes]
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
-from caslock import StoreError, StoreUnavailable
+from caslock import Entry, StoreError, StoreUnavailable
 from caslock.local.changes import PAUSE, WOKEN_PAUSE, Change, Changes, Looks
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from caslock.protocol.attempt import LockSettings
 from caslock.protocol.record import Record, encode
+from caslock.protocol.runtime import Runtime
 from caslock.store import ABSENT
-from tests.rules.herds.virtual_time import ROUND_TRIP, Process, Server, Timeline, pause
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from caslock import Entry
-    from caslock.protocol.runtime import Runtime
-    from tests.rules.herds.virtual_time import Waits
+from tests.rules.herds.virtual_time import ROUND_TRIP, Process, Server, Timeline, Waits, pause
 
 SOON = 10 * ROUND_TRIP
 """Seconds of a few requests."""
@@ -55,8 +50,6 @@ class Site(Process):
 
 
 class Early(Site):
-    """A process whose waits all end at once."""
-
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         del key, version, timeout
         self._ask_for("wait")
@@ -91,7 +84,6 @@ class Scene:
         self.timeline.at(self.began + seconds, run)
 
     def go(self, seconds: float, coroutine: Coroutine[object, object, object]) -> None:
-        """Run it from that moment on."""
         self.at(seconds, lambda: self.timeline.start(coroutine))
 
     async def lead(self, name: str, seconds: float, *, ttl: float = 1000.0, min_hold: float = 0.0) -> None:
@@ -127,7 +119,6 @@ class Scene:
 
     @property
     def looks(self) -> list[float]:
-        """When the key was read for watchers."""
         return [moment - self.began for verb, moment in self.site.asked if verb == "get"]
 
     @property
@@ -155,26 +146,16 @@ def test_many_watchers_make_one_request_a_second_together() -> None:
     assert 8.5 < third <= 8.5 + PAUSE + SOON
 
 
-def test_who_comes_later_is_told_at_once_what_others_have_just_seen() -> None:
-    """That takes no request."""
-    scene = Scene()
+@pytest.mark.parametrize(("waits", "looks"), [("polled", 5), ("watching", 1)])
+def test_who_comes_later_is_told_at_once_what_others_have_seen(waits: Waits, looks: int) -> None:
+    """That takes no request, also if the last look is some seconds old: the store would say what has changed since."""
+    scene = Scene(waits)
     scene.go(0, scene.lead("ann", 50))
-    scene.watch("first", since=1, until=10)
-    scene.watch("second", since=4.5, until=10)
+    scene.watch("first", since=1, until=5.75)
+    scene.watch("second", since=4.5, until=5.75)
     scene.play()
     assert scene.told["second"] == [(4.5, "ann")]
-    assert min(scene.gaps) >= PAUSE
-
-
-def test_who_comes_later_is_told_at_once_what_is_being_watched() -> None:
-    """The last look is some seconds old, but the store would say so if the key had changed."""
-    scene = Scene("watching")
-    scene.go(0, scene.lead("ann", 50))
-    scene.watch("first", since=1, until=4.5)
-    scene.watch("second", since=4, until=4.5)
-    scene.play()
-    assert scene.told["second"] == [(4, "ann")]
-    assert len(scene.looks) == 1
+    assert len(scene.looks) == looks
 
 
 def test_what_nobody_has_watched_for_a_while_is_not_told() -> None:

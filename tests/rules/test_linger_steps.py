@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
 
 import pytest
 
-from caslock import Lock
+from caslock import Entry, Hold, Lock
 from caslock.local import linger
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
 from caslock.protocol.life import HELD, LEAVING, LINGERING, OVER
+from caslock.protocol.record import Observed
 from tests.rules.test_multilock_steps import Background, Timed, background, store
 from tests.support.locations import held, present
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from caslock import Entry, Hold
 
 __all__ = ["background", "store"]  # fixtures
 
@@ -25,8 +21,6 @@ LINGER, TTL = 20.0, 90.0
 
 
 class Scene:
-    """A lock that lingers, and its hold."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, timed: Timed) -> None:
         def put_when_absent(key: str, value: bytes, ttl: float, _timeout: float) -> Entry | None:
             return timed.put_if_version(key, value, 0, ttl)
@@ -67,7 +61,9 @@ def test_a_release_that_lingers_leaves_nobody_who_holds_it(scene: Scene) -> None
     assert linger.is_kept(scene.attempt)
 
 
-@pytest.mark.parametrize("what", ["inherited", "leaving", "too late", "at that moment", "lost", "wanted"])
+@pytest.mark.parametrize(
+    "what", ["inherited", "leaving", "too late", "at that moment", "lost", "met", "extended", "wanted"]
+)
 def test_what_does_not_linger(scene: Scene, what: str) -> None:
     """Its release is one."""
     if what == "inherited":
@@ -80,6 +76,10 @@ def test_what_does_not_linger(scene: Scene, what: str) -> None:
         scene.attempt.kept_until = scene.state.runtime.now()
     elif what == "lost":
         scene.attempt.lease.lost = "as the test says"
+    elif what == "met":
+        scene.attempt.contend().meet(Observed(9, scene.attempt.lease.record), scene.state.runtime.now())
+    elif what == "extended":
+        scene.attempt.lease.ttl += 1
     else:
         scene.state._queue._others_until = scene.state.runtime.now() + 1
     assert not scene.state.linger(scene.hold)

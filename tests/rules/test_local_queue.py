@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Generator
+from typing import cast
 
 import pytest
 
@@ -14,34 +15,23 @@ from caslock.protocol.contention import LONGEST_PAUSE, Contention
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import State
 from caslock.protocol.record import Observed, Record, opening
-from tests.support.scripted import PATIENCE, STAMP, START, TTL, Mutex
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from caslock.protocol.runtime import Runtime
+from caslock.protocol.runtime import Runtime
+from tests.support.life import force
+from tests.support.scripted import PATIENCE, STAMP, START, TTL, Bell, Mutex
 
 SOON = START + 10
 
 
 @types.coroutine
 def suspended(seconds: float | None) -> Generator[float | None, None, None]:
-    """Stop here, and say for how long at the most."""
     yield seconds
 
 
-class Bell:
-    """An event; it counts how often it was set."""
-
-    def __init__(self) -> None:
-        self.alive = True
-        self.rung = 0
+class Awaited(Bell):
+    """One that somebody waits for: the test says what comes first."""
 
     async def wait(self, timeout: float | None) -> None:
         await suspended(timeout)
-
-    def set(self) -> None:
-        self.rung += 1
 
 
 class Line:
@@ -63,7 +53,7 @@ class Line:
         return self.clock
 
     def event(self) -> Bell:
-        return Bell()
+        return Awaited()
 
     def ended(self, attempt: Attempt) -> bool:
         assert self.queue._guard._is_owned()  # type: ignore[attr-defined] # whoever looks at the attempts is alone
@@ -81,11 +71,10 @@ class Line:
         return self.queue.enter(attempt, self.clock)
 
     def holds(self, name: str, owner: str = "", *, until: float = START + TTL) -> Attempt:
-        """Let one in that holds the key until then."""
         attempt = self.comes(name, owner)
         assert self.enters(attempt)
         attempt.lease.began, attempt.lease.deadline = self.clock, until
-        attempt.go(State.HELD)
+        attempt.state = State.HELD
         return attempt
 
     def leaves(self, attempt: Attempt) -> None:
@@ -107,10 +96,7 @@ class Line:
 
 
 class Turn:
-    """The wait of one attempt."""
-
     def __init__(self, line: Line, attempt: Attempt, limit: float = NEVER) -> None:
-        """Wait until `limit`."""
         self.attempt = attempt
         self._coroutine = line.queue.turn(attempt, cast("Runtime", line), limit)
 
@@ -127,7 +113,6 @@ class Turn:
 
 
 def see(attempt: Attempt) -> None:
-    """Have it meet another process at the store."""
     attempt.contention = Contention(None)
     attempt.contention.meet(Observed(3, Record("them", ("theirs.1",), TTL, "theirs.1.1", None)), START)
 
@@ -139,7 +124,6 @@ def line() -> Line:
 
 
 def waits(line: Line, name: str, owner: str = "", limit: float = NEVER) -> Turn:
-    """Have another one wait."""
     turn = Turn(line, line.comes(name, owner), limit)
     assert isinstance(turn.goes_on(), float)
     return turn
@@ -214,15 +198,6 @@ def test_an_attempt_that_is_over_keeps_nobody_out(line: Line, how: str) -> None:
         assert not line.inside
 
 
-def test_a_lease_counts_only_once_there_is_one(line: Line) -> None:
-    """Whoever has not acquired yet is inside until it leaves."""
-    acquiring = line.comes("acquiring")
-    assert line.enters(acquiring)
-    line.clock += 1000
-    assert not line.enters(line.comes("another"))
-    assert line.inside == [acquiring]
-
-
 def test_a_waiter_looks_again_when_a_lease_may_have_ended(line: Line) -> None:
     """At the end of the first lease of those inside, after the ttl of one that acquires, or when its time is over."""
     line.holds("holder", "we", until=START + 20)
@@ -271,15 +246,6 @@ def test_a_waiter_of_the_same_owner_joins_one_that_came_without_waiting(line: Li
     assert ours.goes_on() == "in"
 
 
-def test_of_one_lock_object_one_waiter_joins_its_owner(line: Line) -> None:
-    """Threads that share a Lock object exclude each other, though another Lock object lets its owner in."""
-    stranger = line.holds("stranger")
-    others, ours, same = (waits(line, name, "we") for name in ("a", "b", "b"))
-    line.leaves(stranger)
-    assert line.inside == [others.attempt, ours.attempt]
-    assert line.queue.waiting == [same.attempt]
-
-
 def test_the_first_in_line_is_the_successor(line: Line) -> None:
     """One at a time; both are inside until both have left, and the successor waits for its predecessor."""
     first = line.holds("first")
@@ -320,7 +286,8 @@ def test_nobody_succeeds_one_of_several_holders(line: Line) -> None:
     line.queue.name_successor(first, START)
     assert first.turn.outgoing is not None
     waiting.attempt.lease.deadline = NEVER
-    waiting.attempt.state = first.state = State.LEAVING
+    force(waiting.attempt, State.LEAVING)
+    first.state = State.LEAVING
     last = waits(line, "last")
     line.queue.name_successor(waiting.attempt, START)
     assert waiting.attempt.turn.outgoing is None  # a shared owner's record has other holds
@@ -442,11 +409,11 @@ def passes_on(
             line.leaves(holder)
             return number, next_one.attempt.turn.yields
         holder.turn.outgoing.settle()
-        holder.state = State.LEAVING
+        force(holder, State.LEAVING)
         line.leaves(holder)
         holder = next_one.attempt
         assert next_one.goes_on() == "in"
-        holder.go(State.HELD)
+        holder.state = State.HELD
         holder.lease.deadline = NEVER
         line.clock += each
     return times, -1.0
@@ -499,20 +466,6 @@ def test_a_pause_grows_with_the_tenure_while_others_want_the_key(line: Line) -> 
     assert line.has_key(0.1) == 0
 
 
-def test_one_that_waits_here_pauses_as_one_that_comes(line: Line) -> None:
-    """It lets others go first if it follows a tenure at once, and not if that one was lost long ago."""
-    line.has_key(0.0, seen=True)
-    holder = line.holds("holder", until=START + 3)
-    second, third = waits(line, "second"), waits(line, "third")
-    line.clock += 2
-    line.leaves(holder)
-    assert second.attempt.turn.yields == pytest.approx(0.4)
-    second.attempt.go(State.HELD)
-    second.attempt.lease.deadline = line.clock = line.clock + 1
-    assert line.inside == [third.attempt]
-    assert third.attempt.turn.yields == 0
-
-
 def test_one_that_saw_the_key_free_has_seen_nobody(line: Line) -> None:
     """It has asked the store, and nobody had the key: no process is let go first."""
     holder = line.holds("holder")
@@ -539,18 +492,6 @@ def test_a_process_that_sees_nobody_pauses_now_and_then(line: Line) -> None:
     assert line.has_key(0.125, after=0.125) == 0
     pauses = [line.has_key(0.125, after=0.0625) for _ in range(3)]
     assert pauses == [0, 0, some]
-
-
-def test_a_process_that_has_not_had_the_key_pauses_for_nobody(line: Line) -> None:
-    """A try changes nothing of what comes after the last tenure."""
-    line.has_key(1.0, seen=True)
-    tried = line.comes("tries")
-    assert line.enters(tried)
-    assert tried.turn.yields == pytest.approx(0.2)
-    see(tried)
-    line.clock += 0.05
-    line.leaves(tried)
-    assert line.has_key(0.1) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("queues_there", [True, False])

@@ -7,20 +7,19 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock import (
     Hold,
     Lock,
-    LockEvent,
     LockLost,
     NotAcquired,
     NotHeld,
-    Observer,
     QuorumLock,
     StoreError,
     StoreUnavailable,
@@ -37,6 +36,7 @@ from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
 from caslock.process import fork
 from caslock.process.fork import generation
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.contention import Contention
 from caslock.protocol.exchange import Sent
 from caslock.protocol.lease import NEVER
@@ -45,19 +45,14 @@ from caslock.protocol.record import NOTHING, Observed, Record
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import FaultyStore
 from tests.rules.test_multilock_steps import Background, Timed, background, store
+from tests.support.life import force
 from tests.support.locations import held, present, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from caslock.protocol.attempt import Attempt
+from tests.support.recorder import Recorder
 
 __all__ = ["background", "store"]  # fixtures
 
 
 def begun(lock: Lock) -> tuple[LockState, Hold]:
-    """Begin an acquire that asks for nothing."""
     return lock._state, lock._state.begin(Hold)
 
 
@@ -72,7 +67,7 @@ def test_a_hold_says_what_has_become_of_it(store: Timed) -> None:
     assert hold.remaining() == 0
     with pytest.raises(NotHeld, match="this hold of 'k' is being released"):
         hold.extend()
-    hold._attempt.state = State.HELD
+    force(hold._attempt, State.HELD)
     hold.release()
     assert (hold.remaining(), repr(hold).endswith("released>")) == (0, True)
     with pytest.raises(NotHeld, match="this hold of 'k' has already been released"):
@@ -525,15 +520,8 @@ def test_what_is_released_in_the_background_is_not_renewed(store: Timed) -> None
 
 def test_an_acquire_that_is_refused_is_told_to_nobody_as_busy(store: Timed) -> None:
     """Nobody has the key."""
-    told: list[str] = []
-
-    class Teller(Observer):
-        """Notes each acquire that was busy."""
-
-        def busy(self, event: LockEvent) -> None:
-            told.append(event.key)
-
-    forget = observe(Teller())
+    recorder = Recorder()
+    forget = observe(recorder)
     key = f"refused:{store.traits.location}"
     store.refused = lambda verb, _key: verb == "put"
     with pytest.raises(StoreError, match="refused"):
@@ -542,7 +530,7 @@ def test_an_acquire_that_is_refused_is_told_to_nobody_as_busy(store: Timed) -> N
     held(Lock(store, key))
     assert Lock(FaultyStore(store), key).acquire(timeout=0) is None
     forget()
-    assert [each for each in told if each == key] == [key]
+    assert [name for name, event in recorder.events if event.key == key].count("busy") == 1
 
 
 @pytest.mark.parametrize(("error", "notes"), [(NotHeld("over"), []), (StoreError("read-only"), ["read-only"])], ids=str)

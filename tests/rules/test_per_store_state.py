@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable
+
+import pytest
 
 from caslock.local import shared as module
 from caslock.local.queue import LocalQueue
 from caslock.local.shared import Shared, shared_of
 from caslock.local.with_blocks import WithBlocks
 
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-
-    import pytest
-
 
 def is_taken(guard: threading.RLock) -> bool:
-    """Whether this thread has the guard."""
     taken: bool = guard._is_owned()  # type: ignore[attr-defined] # of the class in C
     return taken
 
@@ -30,7 +26,6 @@ class Racing(dict[object, object]):
         self._make = make
 
     def get(self, key: object, default: object = None) -> object:
-        """Miss what the other thread is about to make."""
         make, self._make = self._make, None
         if make is None:
             return super().get(key, default)
@@ -39,8 +34,6 @@ class Racing(dict[object, object]):
 
 
 class Kind:
-    """A runtime."""
-
     def __init__(self, shared: Shared) -> None:
         assert is_taken(shared._guard)
 

@@ -4,50 +4,35 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import cast
 
 import pytest
 
-from caslock import (
-    Hold,
-    Lock,
-    LockEvent,
-    LockLost,
-    Observer,
-    OutcomeUnknown,
-    QuorumLock,
-    StoreError,
-    StoreUnavailable,
-    observe,
-)
+from caslock import Hold, Lock, LockLost, OutcomeUnknown, QuorumLock, StoreError, StoreUnavailable, observe
 from caslock.local import clock
 from caslock.local.quorum import GRACE, QuorumState, place_of
 from caslock.local.several import check_stores
 from caslock.local.threads import ThreadRuntime, thread_runtime
 from caslock.local.workers import run
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.life import State
-from caslock.protocol.quorum import Ballot
-from tests.rules.test_multilock_steps import TIMEOUT, Timed
+from caslock.protocol.quorum import Ballot, Vote
+from caslock.protocol.runtime import Runtime
+from tests.rules.test_multilock_steps import TIMEOUT, Clock, Timed
 from tests.support.locations import present
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from functools import partial
-
-    from caslock.protocol.attempt import Attempt
-    from caslock.protocol.quorum import Vote
-    from caslock.protocol.runtime import Runtime
+from tests.support.recorder import Recorder
 
 
 class Enough(Exception):  # noqa: N818 - ends a test
     """So many pauses are enough."""
 
 
-class Scene:
+class Scene(Clock):
     """Three stores whose requests are made at once, in the thread of the test, and take time on its clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.passed = 0.0
         self.pauses: list[float] = []
         self.most = 1000
         self.waits: list[float] = []
@@ -62,7 +47,7 @@ class Scene:
         self.ended: list[Attempt] = []  # whose event loop has ended
         self.meanwhile: Callable[[], object] = lambda: None  # as time passes
         self.later: list[float] = []
-        self.stores = [Member(self, f"memory://{number}") for number in range(3)]
+        self.stores = [Member(f"memory://{number}", self) for number in range(3)]
         began = clock.now()
         monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: began + self.passed))
         test, really = threading.current_thread(), ThreadRuntime.sleep
@@ -86,8 +71,11 @@ class Scene:
         monkeypatch.setattr(random, "uniform", lambda low, high: high + 1000 * low)  # the longest pause
 
     def lock(self, **settings: object) -> QuorumLock:
-        """Make a lock of the three."""
         return QuorumLock(self.stores, "k", **settings)  # type: ignore[arg-type] # of several types
+
+    def send(self) -> None:
+        while self.unsent:
+            run(self.unsent.pop(0)())
 
     def _start(self, runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
         if runtime.home in self.silent:
@@ -108,43 +96,23 @@ class Scene:
 
 
 class Member(Timed):
-    """One of the stores."""
-
-    def __init__(self, scene: Scene, location: str) -> None:
-        self._scene = scene
-        super().__init__(location)
-
-    @property
-    def passed(self) -> float:
-        """The clock is that of all."""
-        return self._scene.passed
-
-    @passed.setter
-    def passed(self, value: float) -> None:
-        self._scene.passed = value
-
     def other(self, key: str = "k") -> None:
-        """Have another process hold the key here."""
         assert Lock(self.memory, key, ttl=10_000).acquire(timeout=0) is not None
 
 
 class Pause:
-    """An event for which time passes, as nothing else happens."""
-
     alive = True
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
     async def wait(self, timeout: float | None) -> None:
-        """Wait in vain."""
         assert timeout is not None
         self._scene.waits.append(timeout)
         self._scene.passed += min(timeout, self._scene.step)
         self._scene.meanwhile()
 
     def set(self) -> None:
-        """Count."""
         self._scene.rung += 1
 
 
@@ -201,8 +169,7 @@ def test_stores_that_no_thread_is_free_for_are_given_up(scene: Scene) -> None:
     assert not isinstance(caught.value, OutcomeUnknown)
     assert scene.waits[0] == pytest.approx(TIMEOUT, abs=0.5)
     assert scene.stores[2].memory.get("k") is None
-    for work in scene.unsent:
-        run(work())
+    scene.send()
     assert [store.requests for store in scene.stores[:2]] == [[], []]
 
 
@@ -264,7 +231,7 @@ def test_a_quorum_is_a_place_that_keeps_nothing(scene: Scene) -> None:
 
 def test_stores_at_one_location_are_not_independent(scene: Scene) -> None:
     """Though they are several objects."""
-    again = Member(scene, "memory://0")
+    again = Member("memory://0", scene)
     stores = [*scene.stores, again]
     with pytest.raises(ValueError, match="must be independent, but two of them are memory://0"):
         check_stores(stores, cast("Callable[[object], Runtime]", thread_runtime))
@@ -323,7 +290,7 @@ def test_a_store_that_has_not_released_is_asked_again_once_it_has(scene: Scene) 
     scene.stores[0].requests.clear()
     second = present(lock.acquire())
     assert scene.stores[0].requests == []
-    run(scene.unsent.pop()())
+    scene.send()
     assert [verb for verb, _ in scene.stores[0].requests] == ["invalidate", "put"]
     second.release()
     assert free(scene) == [True] * 3
@@ -384,24 +351,16 @@ def test_the_record_of_a_hold_is_one_of_its_own(scene: Scene) -> None:
 
 def test_a_quorum_that_does_not_answer_is_not_busy(scene: Scene) -> None:
     """Observers are told that somebody has the key only where somebody has it."""
-    told: list[str] = []
-
-    class Teller(Observer):
-        """Notes each acquire that was busy."""
-
-        def busy(self, event: LockEvent) -> None:
-            told.append(event.location)
-
-    forget = observe(Teller())
+    recorder = Recorder()
+    forget = observe(recorder)
     scene.silent = set(scene.stores)
     with pytest.raises(StoreUnavailable):
         scene.lock().acquire(timeout=0)
     forget()
-    assert [location for location in told if "quorum" in location] == []
+    assert "busy" not in [name for name, event in recorder.events if "quorum" in event.location]
 
 
 def acquired(scene: Scene, **settings: object) -> Hold:
-    """Hold all three, and forget what was asked for that."""
     hold = present(scene.lock(**settings).acquire())
     for store in scene.stores:
         store.requests.clear()
@@ -410,7 +369,6 @@ def acquired(scene: Scene, **settings: object) -> Hold:
 
 
 def free(scene: Scene) -> list[bool]:
-    """Tell of each store whether nobody has the key there."""
     return [store.memory.get("k") is None for store in scene.stores]
 
 
@@ -421,7 +379,7 @@ def test_a_release_waits_a_moment_for_a_minority_and_three_timeouts_for_a_majori
     hold.release()
     assert scene.waits == pytest.approx([GRACE], abs=0.01)
     assert free(scene) == [False, True, True]
-    run(scene.unsent.pop()())
+    scene.send()
     assert free(scene) == [True] * 3
     scene.silent = set()
     hold = acquired(scene, ttl=50)
@@ -433,8 +391,7 @@ def test_a_release_waits_a_moment_for_a_minority_and_three_timeouts_for_a_majori
         "memory://1: no answer in time. Call release() again; otherwise its leases expire within 50 s"
     )
     assert scene.waits == pytest.approx([GRACE, 3 * TIMEOUT - GRACE], abs=0.1)
-    for work in scene.unsent:
-        run(work())
+    scene.send()
     hold.release()
     assert free(scene) == [True] * 3
 
@@ -457,25 +414,6 @@ def test_an_extension_waits_a_moment_for_a_minority_and_three_timeouts_for_a_maj
     scene.passed += 1000
     with pytest.raises(LockLost):
         hold.extend(300)
-
-
-def test_a_store_without_a_lease_is_asked_again_after_each_renewal_of_another(scene: Scene) -> None:
-    """While the lock is held, and `max_hold` is not over."""
-    scene.stores[0].lose = lambda _verb, _key: True
-    hold = acquired(scene, ttl=100, max_hold=500)
-    scene.stores[0].lose = lambda _verb, _key: False
-    renewed = present(scene.watched[-1].after_renewal)
-    scene.later.clear()
-    assert len(scene.watched) == 2
-    renewed()
-    assert [verb for verb, _ in scene.stores[0].requests] == ["put"]
-    assert len(scene.watched) == 3
-    renewed()
-    assert len(scene.stores[0].requests) == 1
-    hold.release()
-    renewed()
-    assert [verb for verb, _ in scene.stores[0].requests] == ["put", "invalidate"]
-    assert free(scene) == [True] * 3
 
 
 @pytest.mark.parametrize("how", ["lost", "over", "max_hold"])
@@ -521,7 +459,6 @@ def test_one_lost_lease_is_won_back_and_two_are_a_loss(scene: Scene, *, auto_ren
 
 
 def forget(store: Member) -> None:
-    """Remove the entry of the key."""
     entry = present(store.memory.get("k"))
     store.memory.invalidate("k", entry.version)
 
@@ -557,8 +494,7 @@ def test_a_release_after_the_end_is_a_loss(scene: Scene) -> None:
         hold.release()
     assert hold._attempt.state is State.OVER
     scene.silent.clear()
-    for work in scene.unsent:
-        run(work())
+    scene.send()
     for silent in (False, True):  # or if none answers
         hold = acquired(scene, ttl=100, auto_renew=False)
         scene.passed += 101
@@ -568,22 +504,6 @@ def test_a_release_after_the_end_is_a_loss(scene: Scene) -> None:
             hold.release()
         assert hold._attempt.state is State.OVER
         assert not hold._is_open
-
-
-def test_an_acquire_is_woken_by_each_answer(scene: Scene) -> None:
-    """It does not go on looking until its patience is over."""
-    scene.silent = set(scene.stores[:2])
-    scene.step = TIMEOUT / 4
-
-    def answer() -> None:
-        scene.rung = 0
-        while scene.unsent:
-            run(scene.unsent.pop()())
-
-    scene.meanwhile = answer
-    assert scene.lock().acquire() is not None
-    assert scene.waits == [TIMEOUT]
-    assert scene.rung == 2
 
 
 def test_lost_is_lost(scene: Scene) -> None:
@@ -627,8 +547,7 @@ def test_an_extension_ends_with_the_last_answer(scene: Scene) -> None:
     def answer() -> None:
         if len(scene.waits) > 1:
             scene.rung = 0
-            while scene.unsent:
-                run(scene.unsent.pop()())
+            scene.send()
 
     scene.meanwhile = answer
     with pytest.raises(StoreError, match=r"could not extend lock 'k', because 2 of 3 stores refused: .*too long"):
@@ -648,8 +567,6 @@ def test_an_earlier_request_may_end_at_any_moment(scene: Scene, ends: str) -> No
     first.release()
 
     class Then(list["Callable[[], object]"]):
-        """Its vote ends as soon as somebody waits for it."""
-
         def __setitem__(self, place: object, value: object) -> None:
             super().__setitem__(place, value)  # type: ignore[call-overload] # a slice
             ballot.end(vote, None)
@@ -713,8 +630,7 @@ def test_a_release_that_was_begun_twice_is_made_once(scene: Scene) -> None:
     for store in scene.stores:
         store.lose = lambda _verb, _key: True
     assert len(scene.unsent) == 6
-    for work in scene.unsent:
-        run(work())
+    scene.send()
     assert len(scene.later) == 3
 
 
@@ -753,7 +669,6 @@ def test_a_loss_before_there_is_a_hold_is_told_when_there_is_one(scene: Scene, m
 
 
 def lose(*parts: Attempt) -> None:
-    """Tell of leases what a renewal would."""
     for part in parts:
         part.lease.lost = "it was taken away"
         part.lease.on_loss[0]()

@@ -4,39 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from caslock.errors import LockLost, NotAcquired, StoreError, StoreUnavailable
-from caslock.protocol.attempt import Retry
+from caslock.protocol.attempt import Attempt, Retry
 from caslock.protocol.batch import put_together, remove_together
 from caslock.protocol.exchange import Sent, note_write, send
 from caslock.protocol.hand_over import HandOver, hand_over
-from caslock.protocol.lease import NEVER
+from caslock.protocol.lease import NEVER, Lease
 from caslock.protocol.life import State
 from caslock.protocol.limits import PASSES
 from caslock.protocol.record import NOTHING, Observed, Record, decode, encode, observed_in
 from caslock.protocol.release import force_release, release, release_quietly
+from caslock.protocol.runtime import Event, Runtime
 from caslock.protocol.withdraw import give_up, step_back, withdraw
 from caslock.protocol.writes import FREE_TTL, InFlight
 from caslock.store import ABSENT, WOKEN, Entry
+from tests.support.life import force
 from tests.support.locations import present
-from tests.support.scripted import OURS, PATIENCE, START, TTL, Mutex, Scripted, an_attempt, held, lost, run
-
-if TYPE_CHECKING:
-    from caslock.protocol.attempt import Attempt
-    from caslock.protocol.lease import Lease
-    from caslock.protocol.runtime import Event, Runtime
+from tests.support.scripted import (
+    OURS,
+    PATIENCE,
+    START,
+    TTL,
+    Bell,
+    Mutex,
+    Scripted,
+    an_attempt,
+    held,
+    lost,
+    refused,
+    run,
+)
 
 OTHER = Record("host:other", ("other.1",), TTL, "other.1.1", 4, host="host", pid=8)
 THEIRS = Entry(encode(OTHER), 9)
+REFUSALS = (StoreError("refused"), StoreUnavailable("", sent=False))
 FREED = Entry(encode(OTHER._replace(holds=())), 9)
 
 
-def released(script: Scripted, attempt: Attempt, limit: float = float("inf")) -> Lease:
-    """Release it."""
-    run(release(cast("Runtime", script), attempt, limit))
+def released(attempt: Attempt, limit: float = float("inf")) -> Lease:
+    run(release(attempt.runtime, attempt, limit))
     return attempt.lease
 
 
@@ -44,55 +54,40 @@ def test_a_release_is_one_removal() -> None:
     """A second one makes no request, and no renewal begins after it."""
     script = Scripted(None)
     attempt = held(script)
-    released(script, attempt)
+    released(attempt)
     assert attempt.state is State.OVER
     script.clock = attempt.lease.deadline
-    released(script, attempt)
+    released(attempt)
     assert script.verbs == ["invalidate"]
     assert not attempt.woken
 
 
 def test_a_removal_that_woke_another_process_is_noted() -> None:
     """The store says so by a version of its own."""
-    script = Scripted(WOKEN)
-    attempt = held(script)
-    released(script, attempt)
+    attempt = held(Scripted(WOKEN))
+    released(attempt)
     assert attempt.woken
     assert observed_in(WOKEN) == NOTHING
 
 
-def refused() -> StoreUnavailable:
-    """Refuse the connection."""
-    return StoreUnavailable("connection refused", sent=False)
-
-
-def test_a_release_that_was_never_sent_says_so() -> None:
-    """Its record is still there for certain."""
-    script = Scripted(refused(), refused(), refused())
-    with pytest.raises(StoreUnavailable) as caught:
-        released(script, held(script))
-    assert not caught.value.sent
-
-
-def test_a_release_that_may_have_been_applied_does_not_say_that_it_was_never_sent() -> None:
-    """Its first request gets no answer, and then no connection can be opened: in that call, nor in the next one."""
-    script = Scripted(lost(), *[refused() for _ in range(5)])
-    attempt = held(script)
+@pytest.mark.parametrize(("first", "sent"), [([refused()], False), ([lost(), refused(), refused()], True)])
+def test_a_release_says_whether_it_may_have_been_applied(first: list[BaseException], *, sent: bool) -> None:
+    """One whose first request got no answer does, in that call and in the next, though no connection can be opened."""
+    attempt = held(Scripted(*first, *[refused() for _ in range(5)]))
     for _ in range(2):
         with pytest.raises(StoreUnavailable) as caught:
-            released(script, attempt)
-        assert caught.value.sent
+            released(attempt)
+        assert caught.value.sent is sent
 
 
 def test_a_release_that_was_sent_after_the_lease_may_have_been_applied() -> None:
     """It began in time, but then no connection could be opened at first."""
     script = Scripted(refused(), Entry(OURS, 5), lost(), Entry(OURS, 5))
     attempt = held(script)
-    assert attempt.lease.record is not None
-    script.written.append(encode(attempt.lease.record))
+    script.written.append(encode(present(attempt.lease.record)))
     script.clock = attempt.lease.deadline - 1.0
     with pytest.raises(StoreUnavailable) as caught:
-        released(script, attempt)
+        released(attempt)
     assert script.verbs == ["invalidate", "get", "invalidate", "get"]
     assert not attempt.writes.releases
     assert caught.value.sent
@@ -106,7 +101,7 @@ def test_a_release_waits_for_the_renewal_under_way(*, gone: bool) -> None:
     attempt = held(script)
     mutex = cast("Mutex", attempt.mutex)
     mutex.taken = True
-    released(script, attempt)
+    released(attempt)
     assert mutex.waits == (not gone)
     assert not mutex.taken
 
@@ -125,51 +120,53 @@ def test_the_time_of_a_release_counts_from_its_removal(*, late: bool) -> None:
     script.clock = sent + script.takes
     theirs = lease.record._replace(holds=("another.1", attempt.hold_id), write="another.1.2")
     with pytest.raises(StoreUnavailable, match="no answer"):
-        run(release(cast("Runtime", script), attempt, removed=Sent(removal, Observed(9, theirs))))
+        run(release(attempt.runtime, attempt, removed=Sent(removal, Observed(9, theirs))))
     assert script.verbs == ["put", "get"]
     assert script.clock <= sent + 3 * PATIENCE
 
 
-def test_a_release_after_the_lease_is_a_loss() -> None:
-    """Another owner may have held the key, though our record was still there."""
-    script = Scripted(None)
+@pytest.mark.parametrize("answer", [None, lost()])
+def test_a_release_after_the_lease_is_a_loss(answer: StoreUnavailable | None) -> None:
+    """Another owner may have held the key, whatever the store answers; it is asked once."""
+    script = Scripted(answer)
     attempt = held(script)
     script.clock = attempt.lease.deadline
     with pytest.raises(LockLost, match="its lease ended before it was released"):
-        released(script, attempt)
-    assert attempt.state is State.OVER
+        released(attempt)
+    assert script.verbs == ["invalidate"]
     assert script.losses == 1
+    assert attempt.lease.record is not None
+    assert (attempt.state is State.OVER) is (answer is None)  # else its record remains to be released
 
 
-def test_a_release_says_who_has_the_key() -> None:
-    """While the lease lasts, that is news."""
-    script = Scripted(THEIRS)
+def test_a_release_that_is_interrupted_at_a_loss_finds_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else the caller would never hear of it."""
+    attempt = held(Scripted(THEIRS, THEIRS))
+
+    def interrupted(_attempt: Attempt, _why: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Attempt, "lose", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            released(attempt)
     with pytest.raises(LockLost, match="it is held by host:other"):
-        released(script, held(script))
+        released(attempt)
 
 
 def test_a_release_without_an_answer_can_be_called_again() -> None:
-    """It was sent in time, so whatever is there later, it is released."""
-    script = Scripted(lost(), lost(), lost(), THEIRS)
-    attempt = held(script)
-    with pytest.raises(StoreUnavailable) as raised:
-        released(script, attempt)
-    assert len(raised.value.__notes__) == 1
-    assert attempt.state.name == "UNSETTLED"
-    assert attempt.writes.releases
-    script.clock = attempt.lease.deadline
-    released(script, attempt)
-    assert attempt.state is State.OVER
-
-
-def test_a_release_that_gets_no_answer_again_is_still_no_loss() -> None:
-    """It may have been applied in time: a loss is not known before the store answers."""
-    script = Scripted(lost(), lost(), lost(), lost())
+    """It was sent in time, so whatever is there later, or if there is no answer again, it is no loss."""
+    script = Scripted(lost(), lost(), lost(), lost(), THEIRS)
     attempt = held(script)
     for _ in range(2):
-        with pytest.raises(StoreUnavailable):
-            released(script, attempt)
+        with pytest.raises(StoreUnavailable) as raised:
+            released(attempt)
+        assert len(raised.value.__notes__) == 1
+        assert attempt.state is State.UNSETTLED
+        assert attempt.writes.releases
         script.clock = attempt.lease.deadline
+    released(attempt)
+    assert attempt.state is State.OVER
     assert script.losses == 0
 
 
@@ -179,22 +176,9 @@ def test_a_first_put_that_may_be_late_is_kept_out_wherever_the_key_is_free() -> 
     attempt = held(script)
     attempt.writes.in_flight["mine.1.9"] = InFlight(ABSENT, START, TTL)
     attempt.turn.outgoing = HandOver(an_attempt(script))
-    released(script, attempt)
+    released(attempt)
     assert script.verbs == ["put", "get", "put"]
     assert decode(script.written[-1]).free
-
-
-def test_a_removal_that_finds_another_hold_beside_ours_leaves_that() -> None:
-    """A co-holder has entered meanwhile: its record is written without our hold."""
-    script = Scripted()
-    attempt = held(script)
-    record = present(attempt.lease.record)
-    both = record._replace(holds=("other.1", *record.holds), write="other.1.1", fence=5)
-    script.answers = [Entry(encode(both), 7), Entry(OURS, 8)]
-    observed = withdrawn(script, attempt, START + 100)
-    assert observed.record is not None
-    assert observed.record.holds == ("other.1",)
-    assert script.verbs == ["invalidate", "put"]
 
 
 def test_a_record_that_keeps_changing_is_written_until_the_limit() -> None:
@@ -205,14 +189,13 @@ def test_a_record_that_keeps_changing_is_written_until_the_limit() -> None:
     both = encode(record._replace(holds=("other.1", *record.holds), write="other.1.1", fence=5))
     script.answers = [Entry(both, 7 + number) for number in range(99)]
     with pytest.raises(StoreUnavailable, match="its record kept changing until the deadline"):
-        withdrawn(script, attempt, START + 40)
+        withdrawn(attempt, START + 40)
     assert len(script.asked) == 20
 
 
-def withdrawn(script: Scripted, attempt: Attempt, limit: float) -> Observed:
-    """Withdraw what is held."""
+def withdrawn(attempt: Attempt, limit: float) -> Observed:
     start = Observed(attempt.lease.version, attempt.lease.record)
-    return cast("Observed", run(withdraw(cast("Runtime", script), attempt, start, limit)))
+    return run(withdraw(attempt.runtime, attempt, start, limit))
 
 
 def test_a_refused_release_was_not_made_in_time() -> None:
@@ -220,39 +203,31 @@ def test_a_refused_release_was_not_made_in_time() -> None:
     script = Scripted(StoreError("refused"), None)
     attempt = held(script)
     with pytest.raises(StoreError, match="refused"):
-        released(script, attempt)
+        released(attempt)
     script.clock = attempt.lease.deadline
     with pytest.raises(LockLost):
-        released(script, attempt)
+        released(attempt)
 
 
 def test_a_lost_removal_may_be_the_reason_why_somebody_else_is_there() -> None:
     """It was applied in time, and then another owner took the key."""
     script = Scripted(lost(), THEIRS)
-    released(script, held(script))
+    released(held(script))
     assert script.verbs == ["invalidate", "get"]
 
 
-def test_an_interrupted_release_may_have_been_made_in_time() -> None:
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("answer", [None, THEIRS])
+def test_an_interrupted_release_was_made_if_it_was_sent_in_time(answer: Entry | None, *, late: bool) -> None:
     """It is finished by another call, which finds nothing, or somebody else."""
-    for answer in (None, THEIRS):
-        script = Scripted(KeyboardInterrupt(), answer)
-        attempt = held(script)
-        with pytest.raises(KeyboardInterrupt):
-            released(script, attempt)
-        script.clock = attempt.lease.deadline
-        released(script, attempt)
-
-
-def test_an_interrupt_after_the_lease_makes_no_release() -> None:
-    """It was too late when it was sent."""
-    script = Scripted(KeyboardInterrupt(), None)
+    script = Scripted(KeyboardInterrupt(), answer)
     attempt = held(script)
-    script.clock = attempt.lease.deadline
+    script.clock += TTL * late
     with pytest.raises(KeyboardInterrupt):
-        released(script, attempt)
-    with pytest.raises(LockLost):
-        released(script, attempt)
+        released(attempt)
+    script.clock = attempt.lease.deadline
+    with pytest.raises(LockLost) if late else contextlib.nullcontext():
+        released(attempt)
 
 
 def test_the_release_of_what_was_lost_is_tried_once() -> None:
@@ -261,34 +236,27 @@ def test_the_release_of_what_was_lost_is_tried_once() -> None:
     attempt = held(script)
     attempt.lose("it was taken away")
     with pytest.raises(LockLost, match="it was taken away"):
-        released(script, attempt)
+        released(attempt)
     assert script.verbs == ["invalidate"]
 
 
-def test_a_release_says_why_it_was_lost() -> None:
-    """By what was there, or by its end, if nothing was there then."""
-    for late, removed, why in (
+@pytest.mark.parametrize(
+    ("late", "there", "why"),
+    [
         (False, NOTHING, "its record is no longer at scripted"),
+        (False, Observed(9, OTHER), "it is held by host:other"),
         (True, NOTHING, "its lease ended before it was released"),
         (True, Observed(9, OTHER), "it is held by host:other"),
-    ):
-        script = Scripted()
-        attempt = held(script)
-        if late:
-            script.clock = attempt.lease.deadline
-        with pytest.raises(LockLost, match=why):
-            run(release(cast("Runtime", script), attempt, removed=removed))
-
-
-def test_a_release_after_the_lease_is_tried_once() -> None:
-    """It is lost, whatever the store would have answered, and its record remains to be released."""
-    script = Scripted(lost())
+    ],
+)
+def test_a_release_says_why_it_was_lost(there: Observed, why: str, *, late: bool) -> None:
+    """By what was there, or by its end, if nothing was there then."""
+    script = Scripted()
     attempt = held(script)
-    script.clock = attempt.lease.deadline
-    with pytest.raises(LockLost, match="ended before it was released"):
-        released(script, attempt)
-    assert attempt.lease.record is not None
-    assert script.verbs == ["invalidate"]
+    if late:
+        script.clock = attempt.lease.deadline
+    with pytest.raises(LockLost, match=why):
+        run(release(attempt.runtime, attempt, removed=there))
 
 
 @pytest.mark.parametrize(("limit", "asked"), [(float("inf"), 2), (1.0, 1), (100.0, 2)])
@@ -297,7 +265,7 @@ def test_a_release_lasts_two_request_timeouts_longer_than_its_first_request(limi
     script = Scripted(lost(), lost(), lost(), lost())
     script.takes = PATIENCE
     with pytest.raises(StoreUnavailable):
-        released(script, held(script), START + limit)
+        released(held(script), START + limit)
     assert len(script.asked) == asked
 
 
@@ -309,12 +277,11 @@ def test_a_release_in_the_background_tells_what_is_left() -> None:
     attempt = held(script)
     script.clock = attempt.lease.deadline
     with pytest.raises(StoreUnavailable, match="scripted://"):
-        run(release_quietly(cast("Runtime", script), attempt, START + 100))
+        run(release_quietly(attempt.runtime, attempt, START + 100))
 
 
 def forced(script: Scripted) -> Record | None:
-    """Take the key away."""
-    return cast("Record | None", run(force_release(cast("Runtime", script), an_attempt(script))))
+    return run(force_release(cast("Runtime", script), an_attempt(script)))
 
 
 @pytest.mark.parametrize("there", [None, FREED])
@@ -332,8 +299,7 @@ def test_a_free_record_takes_the_place_of_what_is_released_by_force() -> None:
     written = decode(script.written[0])
     assert written.free
     assert written.ttl == FREE_TTL
-    script = Scripted(Entry(encode(OTHER._replace(fence=None)), 9), Entry(OURS, 10))
-    assert forced(script) == OTHER._replace(fence=9)
+    assert forced(Scripted(Entry(encode(OTHER._replace(fence=None)), 9), Entry(OURS, 10))) == OTHER._replace(fence=9)
 
 
 def test_a_refused_removal_by_force_says_who_holds_the_key() -> None:
@@ -356,8 +322,7 @@ def test_force_is_not_used_twice() -> None:
     script = Scripted(THEIRS, lost(), next_one)
     assert forced(script) == OTHER
     assert len(script.written) == 1
-    script = Scripted(THEIRS, lost(), None)
-    assert forced(script) == OTHER
+    assert forced(Scripted(THEIRS, lost(), None)) == OTHER
     script = Scripted(THEIRS, Entry(THEIRS.value, 10), Entry(OURS, 11))
     assert forced(script) == OTHER
     assert len(script.written) == 2
@@ -385,31 +350,18 @@ def test_what_caslock_did_not_write_is_not_released() -> None:
         forced(Scripted(Entry(b"what is this?", 9)))
 
 
-class Woken:
-    """An event that counts."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def set(self) -> None:
-        self.times += 1
-
-
 class Handing:
-    """A holder, its successor, and the hand-over."""
-
     def __init__(self, *answers: Entry | BaseException | None) -> None:
         self.script = Scripted(*answers)
         self.holder = held(self.script)
         self.successor = an_attempt(self.script, ttl=20.0)
-        self.event = Woken()
+        self.event = Bell()
         self.successor.turn.event = cast("Event", self.event)
         self.outgoing = HandOver(self.successor)
 
     def go(self, limit: float = 100.0) -> Observed:
-        """Hand over."""
-        coroutine = hand_over(cast("Runtime", self.script), self.holder, self.outgoing, START + limit)
-        return cast("Observed", run(coroutine))
+        coroutine = hand_over(self.holder.runtime, self.holder, self.outgoing, START + limit)
+        return run(coroutine)
 
     def kept(self) -> bool:
         """Whether what it returns is the holder's own record, and no request is in flight."""
@@ -421,10 +373,9 @@ def test_a_hand_over_is_one_put() -> None:
     """The answer shows the successor's record, whose put is in flight until the successor has seen it."""
     handing = Handing(Entry(OURS, 6))
     observed = handing.go()
-    assert observed.version == 6
-    assert observed.record is not None
-    assert handing.successor.is_in(observed.record)
-    assert observed.record.ttl == 20.0  # its own
+    record = present(observed.record)
+    assert handing.successor.is_in(record)
+    assert (observed.version, record.ttl) == (6, 20.0)  # its own
     assert handing.script.verbs == ["put"]
     assert handing.successor.writes.may_land(5)
     assert handing.outgoing.pending
@@ -435,19 +386,26 @@ def test_a_release_hands_over_once() -> None:
     handing = Handing(Entry(OURS, 6))
     handing.holder.turn.outgoing = handing.outgoing
     handing.successor.hold_id = "mine.2"
-    released(handing.script, handing.holder)
+    released(handing.holder)
     assert handing.script.verbs == ["put"]
-    assert handing.outgoing.outcome is not None
-    assert handing.outgoing.outcome.version == 6
+    assert present(handing.outgoing.outcome).version == 6
     assert handing.holder.turn.outgoing is None
+
+
+def test_a_hand_over_after_the_lease_is_no_release_in_time() -> None:
+    """Whatever has become of it."""
+    for answer in (Entry(OURS, 6), THEIRS, None, StoreError("refused"), lost()):
+        handing = Handing(answer, THEIRS)
+        handing.script.clock = handing.holder.lease.deadline
+        handing.go()
+        assert not handing.holder.writes.releases
 
 
 def test_a_hand_over_that_leaves_a_quarantine_goes_on_with_it() -> None:
     """The successor takes over the free record that a release would have left."""
     handing = Handing(Entry(OURS, 6))
     lease = handing.holder.lease
-    assert lease.record is not None
-    lease.record = lease.record._replace(quarantine=50.0, quarantine_id="other.1.1")
+    lease.record = present(lease.record)._replace(quarantine=50.0, quarantine_id="other.1.1")
     record = present(handing.go().record)
     assert (record.quarantine, record.ttl, record.fence) == (50.0, 20.0, None)
     assert handing.successor.writes.may_land(5)
@@ -465,12 +423,11 @@ def test_a_hand_over_that_nobody_waits_for_is_not_sent() -> None:
     assert handing.kept()
     handing = Handing()
     lease = handing.holder.lease
-    assert lease.record is not None
-    lease.record = lease.record._replace(holds=("other.1", *lease.record.holds))
+    lease.record = present(lease.record)._replace(holds=("other.1", "mine.1"))
     assert handing.kept()
     assert handing.outgoing.take(), "nothing was taken"
     handing = Handing()
-    handing.successor.state = State.LEAVING
+    force(handing.successor, State.LEAVING)
     assert handing.kept()
 
 
@@ -497,7 +454,7 @@ def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
     assert handing.successor.writes.may_land(5)
     assert handing.holder.writes.releases
     assert not handing.outgoing.pending
-    assert handing.event.times == 1
+    assert handing.event.rung == 1
 
 
 def test_a_hand_over_that_was_not_sent_lets_the_successor_withdraw() -> None:
@@ -508,7 +465,7 @@ def test_a_hand_over_that_was_not_sent_lets_the_successor_withdraw() -> None:
     assert not handing.holder.writes.releases
     assert handing.outgoing.pending
     assert handing.outgoing.take()
-    assert handing.event.times == 1
+    assert handing.event.rung == 1
 
 
 def test_a_hand_over_without_an_answer_ends_in_time() -> None:
@@ -528,15 +485,6 @@ def test_a_hand_over_that_is_refused_leaves_the_key_to_be_released() -> None:
         assert handing.outgoing.pending
 
 
-def test_a_hand_over_after_the_lease_is_no_release_in_time() -> None:
-    """Whatever has become of it."""
-    for answer in (Entry(OURS, 6), THEIRS, None, StoreError("refused"), lost()):
-        handing = Handing(answer, THEIRS)
-        handing.script.clock = handing.holder.lease.deadline
-        handing.go()
-        assert not handing.holder.writes.releases
-
-
 def test_an_interrupted_hand_over_may_land() -> None:
     """Both have a request without an answer."""
     handing = Handing(KeyboardInterrupt())
@@ -552,7 +500,7 @@ def test_a_hand_over_is_settled_once() -> None:
     shown = Observed(6, OTHER)
     handing.outgoing.settle(shown)
     handing.outgoing.settle(NOTHING)
-    assert (handing.outgoing.outcome, handing.outgoing.pending, handing.event.times) == (shown, False, 2)
+    assert (handing.outgoing.outcome, handing.outgoing.pending, handing.event.rung) == (shown, False, 2)
     handing = Handing()
     handing.outgoing.outcome = shown
     handing.outgoing.settle()
@@ -562,64 +510,53 @@ def test_a_hand_over_is_settled_once() -> None:
 
 
 def a_batch(*answers: Entry | BaseException | None) -> tuple[Scripted, list[Attempt]]:
-    """Hold two keys, whose store takes several requests as one."""
     script = Scripted(*answers)
     script.batching = script
     return script, [held(script), held(script)]
 
 
-def removed(script: Scripted, attempts: list[Attempt]) -> dict[Attempt, Observed]:
-    """Release them."""
-    return cast("dict[Attempt, Observed]", run(remove_together(cast("Runtime", script), attempts)))
+def removed(attempts: list[Attempt]) -> dict[Attempt, Observed]:
+    return run(remove_together(attempts[0].runtime, attempts))
 
 
-@pytest.mark.parametrize("record", [None, OTHER._replace(holds=())], ids=["removal", "free"])
 @pytest.mark.parametrize(
-    ("answer", "left"),
+    ("record", "answer", "left"),
     [
-        (lost(), 1),
-        (KeyboardInterrupt(), 1),
-        (StoreError("refused"), 0),
-        (StoreUnavailable("", sent=False), 0),
-        (THEIRS, 0),
+        *((record, answer, 1) for record in ("none", "free") for answer in (lost(), KeyboardInterrupt())),
+        *((record, answer, 0) for record in ("none", "free") for answer in (*REFUSALS, THEIRS)),
+        ("free", Entry(OURS, 6), 1),
+        *(("own", answer, 0) for answer in (lost(), *REFUSALS, THEIRS, Entry(OURS, 6))),
     ],
     ids=repr,
 )
-def test_what_may_have_left(record: Record | None, answer: Entry | BaseException, left: int) -> None:
+def test_what_may_have_left(record: str, answer: Entry | BaseException, left: int) -> None:
     """A write without our hold id counts unless it was certainly refused; one with it is no release."""
     script = Scripted(answer)
     attempt = held(script)
+    written = {"none": None, "free": attempt.free_record(START), "own": attempt.lease.record}[record]
     with contextlib.suppress(StoreError, KeyboardInterrupt):
-        run(send(cast("Runtime", script), attempt, note_write(attempt, 5, record, script.now())))
+        run(send(attempt.runtime, attempt, note_write(attempt, 5, written, script.now())))
     assert len(attempt.writes.releases) == left
-    for own in (lost(), StoreError("refused"), THEIRS, Entry(OURS, 6)):
-        script = Scripted(own)
-        attempt = held(script)
-        with contextlib.suppress(StoreError):
-            run(send(cast("Runtime", script), attempt, note_write(attempt, 5, attempt.lease.record, script.now())))
-        assert not attempt.writes.releases
-    script = Scripted(Entry(OURS, 6))
-    attempt = held(script)
-    run(send(cast("Runtime", script), attempt, note_write(attempt, 5, attempt.free_record(START), script.now())))
-    assert attempt.writes.releases
 
 
 GONE = Entry(b"", ABSENT)
 
 
-def test_a_batch_of_releases_is_one_request() -> None:
-    """Each has left in time, after its renewal."""
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_batch_of_releases_is_one_request(*, gone: bool) -> None:
+    """Each has left in time, after its renewal; unless the event loop of that has ended."""
     script, attempts = a_batch(GONE)
+    script.gone = gone
     for attempt in attempts:
         cast("Mutex", attempt.mutex).taken = True
-    assert removed(script, attempts) == dict.fromkeys(attempts, NOTHING)
+    assert removed(attempts) == dict.fromkeys(attempts, NOTHING)
     assert all(attempt.ending and attempt.writes.releases for attempt in attempts)
-    assert [cast("Mutex", attempt.mutex).waits for attempt in attempts] == [1, 1]
+    assert [cast("Mutex", attempt.mutex).waits for attempt in attempts] == [not gone] * 2
 
 
 def test_no_renewal_begins_while_a_batch_of_releases_waits_for_another() -> None:
     """All are ending before the first wait, or the waits could add up to one request timeout for each key."""
-    script, attempts = a_batch(GONE)
+    _, attempts = a_batch(GONE)
     seen: list[list[bool]] = []
 
     class Seeing(Mutex):
@@ -628,7 +565,7 @@ def test_no_renewal_begins_while_a_batch_of_releases_waits_for_another() -> None
             await super().__aenter__()
 
     attempts[0].mutex = Seeing()
-    removed(script, attempts)
+    removed(attempts)
     assert seen == [[True, True]]
 
 
@@ -636,11 +573,11 @@ def test_a_batch_of_releases_has_only_removals() -> None:
     """What has to leave a free record is released alone; so is the only one that is left."""
     script, attempts = a_batch(GONE)
     attempts[0].writes.in_flight["mine.1.9"] = InFlight(ABSENT, START, TTL)
-    assert removed(script, attempts) == {}
+    assert removed(attempts) == {}
     assert script.asked == []
     script, attempts = a_batch(GONE)
     script.batching = None
-    assert removed(script, attempts) == {}
+    assert removed(attempts) == {}
 
 
 @pytest.mark.parametrize("late", ["over", "lost", ""])
@@ -655,9 +592,9 @@ def test_what_a_batch_of_releases_has_shown(answer: Entry | BaseException, late:
             attempt.lose("it was lost")
     if isinstance(answer, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
-            removed(script, attempts)
+            removed(attempts)
     else:
-        assert len(removed(script, attempts)) == (0 if isinstance(answer, Exception) else 2)
+        assert len(removed(attempts)) == (0 if isinstance(answer, Exception) else 2)
     applied = not late and answer is not THEIRS and type(answer) is not StoreError
     assert [bool(attempt.writes.releases) for attempt in attempts] == [applied, applied]
 
@@ -666,33 +603,21 @@ def test_a_batch_of_first_puts() -> None:
     """All or none; after no answer each may land, and has to ask by itself."""
     script = Scripted(Entry(OURS, 6))
     attempts = [an_attempt(script)]
-    assert run(put_together(cast("Runtime", script), attempts, {})) is None
+    assert run(put_together(attempts[0].runtime, attempts, {})) is None
     assert script.asked == []
     for answer, in_flight, known in ((lost(), 1, 0), (StoreError("refused"), 0, 0), (None, 0, None), (THEIRS, 0, 1)):
         script = Scripted(answer)
         script.batching = script
         attempts = [an_attempt(script)]
-        answers = cast("dict[Attempt, Observed] | None", run(put_together(cast("Runtime", script), attempts, {})))
+        answers = run(put_together(attempts[0].runtime, attempts, {}))
         assert (None if answers is None else len(answers)) == known
         assert len(attempts[0].writes.in_flight) == in_flight
     script = Scripted(ValueError("a ttl that is too long"))
     script.batching = script
     attempts = [an_attempt(script)]
     with pytest.raises(ValueError, match="too long"):
-        run(put_together(cast("Runtime", script), attempts, {}))
+        run(put_together(attempts[0].runtime, attempts, {}))
     assert not attempts[0].writes.in_flight
-
-
-def test_a_second_batch_is_put_where_the_first_has_seen_free_records() -> None:
-    """Each put expects the version that was seen, and goes on with the quarantine there."""
-    script = Scripted(Entry(OURS, 7))
-    script.batching = script
-    attempt = an_attempt(script)
-    free = Record("other", (), 50.0, "other.1.1", quarantine=50.0, quarantine_id="other.1.1")
-    run(put_together(cast("Runtime", script), [attempt], {attempt: Observed(6, free)}))
-    written = decode(script.written[-1])
-    assert (written.holds, written.quarantine, written.quarantine_id) == (("mine.1",), 50.0, "other.1.1")
-    assert next(iter(attempt.writes.in_flight.values())).expected == 6
 
 
 def given_up(script: Scripted, error: BaseException, *, in_flight: int | None = ABSENT) -> tuple[Attempt, str]:
@@ -701,7 +626,7 @@ def given_up(script: Scripted, error: BaseException, *, in_flight: int | None = 
     if in_flight is not None:
         attempt.first(START, in_flight)
     try:
-        run(give_up(cast("Runtime", script), attempt, error))
+        run(give_up(attempt.runtime, attempt, error))
     except StoreError as raised:
         return attempt, f"{type(raised).__name__}: {raised}"
     return attempt, " ".join(getattr(error, "__notes__", []))
@@ -774,11 +699,10 @@ def test_a_clean_up_names_the_place_once_and_what_was_said() -> None:
     ):
         assert wording in given_up(Scripted(*answers), error)[1]
     for interrupt, said in ((KeyboardInterrupt(), "no answer in time"), (KeyboardInterrupt("Ctrl-C"), "Ctrl-C")):
-        script = Scripted()
-        attempt = an_attempt(script)
+        attempt = an_attempt(Scripted())
         attempt.first(START)
         attempt.limit = START - 10 * PATIENCE
-        run(give_up(cast("Runtime", script), attempt, interrupt))
+        run(give_up(attempt.runtime, attempt, interrupt))
         assert f"{at}({said}); caslock keeps trying" in interrupt.__notes__[0]
 
 
@@ -786,8 +710,9 @@ def test_a_failed_acquire_keeps_no_key() -> None:
     """Nobody has relied on its `min_hold`; what is known of it need not be read."""
     script = Scripted(None)
     attempt = held(script)
-    attempt.state, attempt.min_hold = State.ASKING, 60.0  # it was about to be held
-    run(give_up(cast("Runtime", script), attempt, KeyboardInterrupt()))
+    force(attempt, State.ASKING)  # it was about to be held
+    attempt.min_hold = 60.0
+    run(give_up(attempt.runtime, attempt, KeyboardInterrupt()))
     assert script.verbs == ["invalidate"]
     assert attempt.state is State.OVER
 
@@ -832,7 +757,7 @@ def test_a_clean_up_begins_no_request_too_late(error: BaseException, limit: floa
     attempt.first(START)
     attempt.limit = limit
     with contextlib.suppress(StoreError):
-        run(give_up(cast("Runtime", script), attempt, error))
+        run(give_up(attempt.runtime, attempt, error))
     assert len(script.asked) == asked
     assert script.background == [FREE_TTL]
 
@@ -844,12 +769,12 @@ def test_an_attempt_that_steps_back_can_try_again() -> None:
     turn = attempt.turn
     turn.incoming, turn.yields = HandOver(attempt), 1.0
     attempt.lease.deadline = START
-    run(step_back(cast("Runtime", script), attempt))
+    run(step_back(attempt.runtime, attempt))
     assert script.asked == []
     assert [turn.incoming, turn.yields] == [None, 0.0]
     attempt.first(START)
     attempt.lease.deadline = START + TTL
-    run(step_back(cast("Runtime", script), attempt))
+    run(step_back(attempt.runtime, attempt))
     assert script.verbs == ["get", "put"]
     assert attempt.lease.deadline == -NEVER
     assert not attempt.writes.releases  # which would tell that a later tenure was released in time

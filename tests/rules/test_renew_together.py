@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.protocol.attempt import Retry
+from caslock.protocol.attempt import Attempt, Retry
 from caslock.protocol.lease import margin
 from caslock.protocol.life import State
 from caslock.protocol.record import Record, decode, encode
 from caslock.protocol.renew import renew, renew_due
 from caslock.protocol.writes import FREE_TTL, InFlight
 from caslock.store import Entry
+from tests.support.life import force
 from tests.support.scripted import OURS, PATIENCE, START, TTL, Mutex, Scripted, held, lost, run
-
-if TYPE_CHECKING:
-    from caslock.protocol.attempt import Attempt
-    from caslock.protocol.runtime import Runtime
 
 THEIRS = Entry(encode(Record("host:other", ("other.1",), TTL, "other.1.1", 9)), 9)
 DUE = START + 10
 
 
 def holders(script: Scripted, count: int = 2, retry: Retry = Retry()) -> list[Attempt]:
-    """Hold as many keys, and let them be due."""
     script.batching = script
     attempts = [held(script, retry, key=f"key{number}") for number in range(count)]
     script.clock = DUE
     return attempts
 
 
-def kept(script: Scripted, attempts: list[Attempt]) -> list[Attempt]:
-    """Renew them; returns those that have to be renewed alone."""
-    alone = cast("list[Attempt]", run(renew_due(cast("Runtime", script), attempts)))
+def kept(attempts: list[Attempt]) -> list[Attempt]:
+    alone = run(renew_due(attempts[0].runtime, attempts))
     assert not any(cast("Mutex", attempt.mutex).taken for attempt in attempts)
     return alone
 
 
 def renewed(attempt: Attempt, when: float = DUE) -> bool:
-    """Whether its lease counts from that moment."""
     return attempt.lease.version == 6 and attempt.lease.deadline == when + TTL - margin(TTL)
 
 
@@ -50,7 +44,7 @@ def test_several_renewals_are_one_request() -> None:
         script = Scripted(Entry(OURS, 6), Entry(OURS, 6))
         attempts = holders(script, count)
         script.batching = script if batches else None
-        assert kept(script, attempts) == []
+        assert kept(attempts) == []
         assert script.verbs == verbs
         assert renewed(attempts[0])
         assert attempts[-1].lease.version == 6
@@ -61,7 +55,7 @@ def test_a_batch_without_an_answer_is_written_once_more(puts: int, asked: int) -
     """Unless nothing is to be written again; then only the deadline ends a lease."""
     script = Scripted(*[lost()] * asked)
     attempts = holders(script, retry=Retry(1, puts))
-    assert kept(script, attempts) == []
+    assert kept(attempts) == []
     assert script.verbs == ["put_many"] * asked
     for attempt in attempts:
         assert not attempt.lease.lost
@@ -70,9 +64,8 @@ def test_a_batch_without_an_answer_is_written_once_more(puts: int, asked: int) -
 
 def test_the_second_answer_renews_from_its_own_request() -> None:
     """The lease counts from when the write was sent that is there."""
-    script = Scripted(lost(), Entry(OURS, 6))
-    attempts = holders(script)
-    kept(script, attempts)
+    attempts = holders(Scripted(lost(), Entry(OURS, 6)))
+    kept(attempts)
     assert all(renewed(attempt, DUE + 2.0) for attempt in attempts)
 
 
@@ -81,14 +74,14 @@ def test_a_store_that_hangs_is_not_asked_again_at_once() -> None:
     script = Scripted(lost(), Entry(OURS, 6))
     script.takes = PATIENCE
     attempts = holders(script)
-    kept(script, attempts)
+    kept(attempts)
     assert script.verbs == ["put_many"]
     assert [each.lease.failure for each in attempts] == [str(lost())] * 2
     script = Scripted(lost(), lost())
     script.takes = PATIENCE
     attempt = held(script)
     with pytest.raises(StoreUnavailable):
-        run(renew(cast("Runtime", script), attempt, None))
+        run(renew(attempt.runtime, attempt, None))
     assert script.verbs == ["put"]
 
 
@@ -97,26 +90,24 @@ def test_a_batch_that_is_refused_is_renewed_one_by_one(answer: Exception | None)
     """One of them is the reason: each alone shows which."""
     script = Scripted(answer)
     attempts = holders(script)
-    assert kept(script, attempts) == attempts
+    assert kept(attempts) == attempts
     assert script.verbs == ["put_many"]
     assert not any(attempt.writes.in_flight for attempt in attempts)
 
 
 def test_a_renewal_that_is_refused_alone_is_no_loss() -> None:
     """It is due again soon, and says why if the lease ends before."""
-    script = Scripted(StoreError("refused"))
-    (attempt,) = holders(script, 1)
-    assert kept(script, [attempt]) == []
+    (attempt,) = holders(Scripted(StoreError("refused")), 1)
+    assert kept([attempt]) == []
     assert (attempt.lease.lost, attempt.lease.failure) == ("", "refused")
     assert attempt.lease.due == DUE + TTL / 12
 
 
 def test_an_interrupted_batch_may_land() -> None:
     """The interrupt is passed on, and nobody keeps a mutex."""
-    script = Scripted(KeyboardInterrupt())
-    attempts = holders(script)
+    attempts = holders(Scripted(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        run(renew_due(cast("Runtime", script), attempts))
+        run(renew_due(attempts[0].runtime, attempts))
     assert all(attempt.writes.in_flight and not cast("Mutex", attempt.mutex).taken for attempt in attempts)
 
 
@@ -125,9 +116,9 @@ def test_an_extension_counts_once_it_was_accepted() -> None:
     script = Scripted(ValueError("too long"), Entry(OURS, 6), Entry(OURS, 7), Entry(OURS, 8))
     attempt = held(script)
     with pytest.raises(ValueError, match="too long"):
-        run(renew(cast("Runtime", script), attempt, 3600.0))
+        run(renew(attempt.runtime, attempt, 3600.0))
     for ttl, after in ((None, TTL), (60.0, 60.0), (None, 60.0)):
-        run(renew(cast("Runtime", script), attempt, ttl))
+        run(renew(attempt.runtime, attempt, ttl))
         assert attempt.lease.ttl == after
         assert decode(script.written[-1]).ttl == after
 
@@ -139,7 +130,7 @@ def test_one_loss_is_that_one_alone() -> None:
     record = attempts[1].lease.record
     assert record is not None
     script.mixed = [THEIRS, Entry(encode(record), 5)]
-    assert kept(script, attempts) == []
+    assert kept(attempts) == []
     assert script.verbs == ["put_many", "put_many"]
     assert attempts[0].lease.lost.startswith("it is held by host:other")
     assert renewed(attempts[1], DUE + 2.0)
@@ -151,7 +142,7 @@ def test_a_lease_that_is_over_is_left_out() -> None:
     script = Scripted(Entry(OURS, 6))
     attempts = holders(script)
     attempts[0].lease.deadline = DUE
-    kept(script, attempts)
+    kept(attempts)
     assert attempts[0].lease.lost == "its lease ended before it was renewed"
     assert renewed(attempts[1])
     assert len(script.written) == 1
@@ -165,10 +156,11 @@ def test_what_is_being_released_is_not_renewed() -> None:
         for attempt in attempts:
             attempt.state = State.LEAVING
             attempt.lease.deadline = DUE
-        kept(script, attempts)
+        kept(attempts)
         for attempt in attempts:
-            attempt.state, attempt.lease.record = State.HELD, None
-        kept(script, attempts)
+            force(attempt, State.HELD)
+            attempt.lease.record = None
+        kept(attempts)
         assert script.asked == []
         assert script.losses == 0
 
@@ -179,25 +171,15 @@ def test_what_is_being_extended_is_not_renewed() -> None:
     attempts = holders(script)
     for attempt in attempts:
         cast("Mutex", attempt.mutex).taken = True
-    assert run(renew_due(cast("Runtime", script), attempts)) == []
-    assert script.asked == []
-
-
-def test_a_lease_that_is_over_is_not_renewed() -> None:
-    """A loss is final, even if the record is still there."""
-    script = Scripted()
-    attempts = holders(script, 1)
-    attempts[0].lease.lost = "it was lost"
-    kept(script, attempts)
+    assert run(renew_due(attempts[0].runtime, attempts)) == []
     assert script.asked == []
 
 
 def test_a_renewal_forgets_what_can_land_no_more() -> None:
     """A hold may live longer than its first put."""
-    script = Scripted(Entry(OURS, 6))
-    (attempt,) = holders(script, 1)
+    (attempt,) = holders(Scripted(Entry(OURS, 6)), 1)
     attempt.writes.in_flight["mine.1.99"] = InFlight(3, DUE - FREE_TTL, TTL)
-    kept(script, [attempt])
+    kept([attempt])
     assert attempt.writes.in_flight == {}
 
 
@@ -206,5 +188,5 @@ def test_a_record_without_our_hold_is_lost() -> None:
     theirs = Entry(encode(Record("me", ("other.1",), TTL, "other.1.1", 5)), 9)
     script = Scripted(theirs)
     (attempt,) = holders(script, 1)
-    kept(script, [attempt])
+    kept([attempt])
     assert attempt.lease.lost

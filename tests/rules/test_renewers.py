@@ -7,50 +7,33 @@ import gc
 import sys
 import threading
 import weakref
-from types import SimpleNamespace
+from collections import deque
+from collections.abc import Callable, Coroutine
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from caslock.local import task_renewer, thread_renewer
 from caslock.local.schedule import MOST_BATCHES, MOST_RENEWING, Due
+from caslock.local.shared import Shared
 from caslock.local.task_renewer import LoopRenewer
 from caslock.local.thread_renewer import ThreadRenewer
 from caslock.local.workers import LINGER
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import State
+from caslock.protocol.runtime import Runtime
 from tests.support.locations import present
 from tests.support.scripted import START, Scripted, held
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable, Coroutine
-    from types import FrameType
-
     from _typeshed import TraceFunction
-
-    from caslock.protocol.attempt import Attempt
-    from caslock.protocol.runtime import Runtime
 
 TTL = 120.0
 
 
-class Parts:
-    """What is shared at one store."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, object] = {}
-
-    def part(self, name: str, make: Callable[[], object]) -> object:
-        """Make it once."""
-        if name not in self.parts:
-            self.parts[name] = make()
-        return self.parts[name]
-
-
 class Renewing:
-    """Renewals that only note what they are asked for."""
-
     made: list[Renewing]
 
     def __init__(self, start: object, watch: object, *, batches: bool) -> None:
@@ -59,7 +42,6 @@ class Renewing:
         self.made.append(self)
 
     def add(self, attempts: list[Attempt]) -> None:
-        """Note them."""
         self.added.append(attempts)
 
 
@@ -77,7 +59,7 @@ def leased(due: float, shared: object = None, *, batches: bool = False) -> Attem
     """Return an attempt whose lease is due so many seconds after the start."""
     script = Scripted()
     attempt = held(script)
-    script.shared = shared or Parts()  # type: ignore[attr-defined] # of a runtime
+    script.shared = shared or Shared(script)  # type: ignore[attr-defined] # of a runtime
     script.batching = script if batches else None
     lease = attempt.lease
     lease.ttl, lease.due, lease.deadline = TTL, START + due, START + due + 80
@@ -85,24 +67,18 @@ def leased(due: float, shared: object = None, *, batches: bool = False) -> Attem
 
 
 def losses(attempt: Attempt) -> int:
-    """Count the reports of its loss."""
     return cast("Scripted", attempt.runtime).losses
 
 
 class Timer:
-    """A call in the future."""
-
     def __init__(self, seconds: float, act: Callable[[], None]) -> None:
         self.seconds, self.act, self.alive = seconds, act, True
 
     def cancel(self) -> None:
-        """Forget it."""
         self.alive = False
 
 
 class Loop:
-    """An event loop that does nothing by itself."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = START
         self.timers: list[Timer] = []
@@ -119,21 +95,17 @@ class Loop:
         return self
 
     def call_later(self, seconds: float, act: Callable[[], None]) -> Timer:
-        """Note it."""
         self.timers.append(Timer(seconds, act))
         return self.timers[-1]
 
     def is_closed(self) -> bool:
-        """Whether it is."""
         return self.closed
 
     @property
     def waits(self) -> list[float]:
-        """The seconds of all timers."""
         return [timer.seconds for timer in self.timers if timer.alive]
 
     def ring(self) -> None:
-        """Let the time of the newest timer come."""
         timer = self.timers.pop()
         self.clock += timer.seconds
         timer.act()
@@ -180,7 +152,7 @@ def test_a_loop_without_leases_has_no_timer(loop: Loop) -> None:
 
 def test_what_is_due_is_renewed_by_store(loop: Loop, made: list[Renewing]) -> None:
     """Each store has one object for that as long as it lives; late renewals are told, and losses reported."""
-    batching, single = Parts(), Parts()
+    batching, single = Shared(object()), Shared(object())
     attempts = [leased(20, batching, batches=True), leased(20, single), leased(20, batching, batches=True)]
     for attempt in attempts:
         loop.renewer.watch(attempt)
@@ -288,11 +260,9 @@ class Alarm:
         self.meanwhile: list[Callable[[], object]] = []
 
     def notify(self) -> None:
-        """Count it."""
         self.notified += 1
 
     def wait(self, seconds: float) -> None:
-        """Note for how long."""
         self.waits.append(seconds)
         if self.meanwhile:
             self.meanwhile.pop(0)()
@@ -307,12 +277,17 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return now
 
 
-def test_the_thread_sleeps_until_something_is_due(now: SimpleNamespace) -> None:
-    """It is woken only by a lease that is due before, and ends some time after the last one."""
-    renewer = ThreadRenewer()
+def running() -> tuple[ThreadRenewer, Alarm]:
+    """Make a renewer for all leases from now on, whose thread seems to run."""
+    thread_renewer._renewer = renewer = ThreadRenewer()
     renewer._alarm = alarm = Alarm()  # type: ignore[assignment] # of a test
     renewer.is_running = True
-    thread_renewer._renewer = renewer
+    return renewer, alarm
+
+
+def test_the_thread_sleeps_until_something_is_due(now: SimpleNamespace) -> None:
+    """It is woken only by a lease that is due before, and ends some time after the last one."""
+    renewer, alarm = running()
     first = leased(20)
     thread_renewer.watch(first)
     assert alarm.notified == 1  # the thread has not looked yet
@@ -350,10 +325,7 @@ def test_the_thread_sleeps_until_something_is_due(now: SimpleNamespace) -> None:
 
 def test_short_holds_wake_the_thread_once_in_the_time_of_a_renewal(now: SimpleNamespace) -> None:
     """They are gone when it looks, but it looks again when the first of them would have been due."""
-    renewer = ThreadRenewer()
-    renewer._alarm = alarm = Alarm()  # type: ignore[assignment] # of a test
-    renewer.is_running = True
-    thread_renewer._renewer = renewer
+    renewer, alarm = running()
 
     def hold_shortly() -> None:
         for _ in range(10):
@@ -371,10 +343,7 @@ def test_short_holds_wake_the_thread_once_in_the_time_of_a_renewal(now: SimpleNa
 
 def test_what_is_added_while_the_thread_looks_is_seen_by_it_or_wakes_it(now: SimpleNamespace) -> None:
     """Nobody relies on a look that may have missed it."""
-    renewer = ThreadRenewer()
-    renewer._alarm = alarm = Alarm()  # type: ignore[assignment] # of a test
-    renewer.is_running = True
-    thread_renewer._renewer = renewer
+    renewer, alarm = running()
     schedule, added = renewer._schedule, leased(20)
 
     class Looking:
@@ -406,7 +375,6 @@ def test_the_thread_may_end_at_any_step_of_a_watch(now: SimpleNamespace, monkeyp
     assert now.at == START
 
     def watch_while_it_ends(step: int) -> bool:
-        """End it before the step; whether there was one."""
         thread_renewer._renewer = ThreadRenewer()
         left = step
 
@@ -505,14 +473,11 @@ def test_the_thread_keeps_no_hold_alive_while_it_sleeps(monkeypatch: pytest.Monk
 
 
 class Doing:
-    """Workers that only note their jobs."""
-
     def __init__(self, name: str, most: int) -> None:
         self.name, self.most = name, most
         self.jobs: list[Callable[[], object]] = []
 
     def do(self, job: Callable[[], object]) -> None:
-        """Note one."""
         self.jobs.append(job)
 
 
@@ -523,13 +488,13 @@ def test_requests_and_callbacks_have_threads_of_each_store(
     monkeypatch.setattr(thread_renewer, "Workers", Doing)
     warned: list[list[Attempt]] = []
     monkeypatch.setattr(thread_renewer, "warn_of_late_renewals", warned.append)
-    here, there = Parts(), Parts()
+    here, there = Shared(object()), Shared(object())
     attempts = [leased(20, here, batches=True), leased(20, here, batches=True), leased(20, there)]
     attempts[0].lease.deadline = START
     thread_renewer._act(Due(attempts[:1], attempts, attempts))
     assert [losses(attempt) for attempt in attempts] == [1, 0, 0]
     assert [(each.batches, each.added) for each in made] == [(True, [attempts[:2]]), (False, [attempts[2:]])]
-    tellers = [cast("Doing", parts.parts["on_lost"]) for parts in (here, there)]
+    tellers = [cast("Doing", parts._parts["on_lost"]) for parts in (here, there)]
     assert warned == []
     for workers in tellers:
         (job,) = workers.jobs
@@ -556,23 +521,28 @@ def _cells(function: object) -> list[object]:
 
 
 def test_a_loss_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one job, whoever notices it; two that tell it at one time call nobody twice."""
+    """By one job, whoever notices it, also after an interrupt; two that tell it at one time call nobody twice."""
+
+    def interrupted(_threads: Doing, _job: object) -> None:
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(thread_renewer, "Workers", Doing)
     warned: list[Attempt] = []
     monkeypatch.setattr(thread_renewer, "warn_of_loss", warned.append)
-    parts, called = Parts(), list[str]()
+    parts, called = Shared(object()), list[str]()
     attempt = leased(20, parts)
     attempt.lease.on_loss[:] = [lambda: called.append("user"), lambda: called.append("block")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Doing, "do", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            thread_renewer.report_loss(attempt)
     for _ in range(2):
         thread_renewer.report_loss(attempt)
-    (job,) = cast("Doing", parts.parts["on_lost"]).jobs
+    (job,) = cast("Doing", parts._parts["on_lost"]).jobs
     tell = attempt.lease.tell
 
     class Guarded:
-        """The lease, which only one asks at a time."""
-
         def tell(self) -> object:
-            """Ask."""
             assert thread_renewer._guard._is_owned()  # type: ignore[attr-defined] # of the class in C
             return tell()
 

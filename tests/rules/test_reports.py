@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.local import reports
+from caslock.observer import LockEvent
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.life import State
+from tests.support.life import force
 from tests.support.scripted import START, TTL, Scripted, held
-
-if TYPE_CHECKING:
-    from caslock.observer import LockEvent
-    from caslock.protocol.attempt import Attempt
 
 
 class Said(NamedTuple):
-    """What was logged, and told."""
-
     warnings: list[str]
     told: list[tuple[str, LockEvent]]
 
@@ -164,6 +161,7 @@ def test_a_renewal_that_has_failed_is_told_and_logged(said: Said) -> None:
     attempt.after_renewal = None
     attempt.state = State.LEAVING
     renewed.report()
-    attempt.state, attempt.lease.lost = State.HELD, "as the test says"
+    force(attempt, State.HELD)
+    attempt.lease.lost = "as the test says"
     renewed.report()
     assert (len(said.warnings), len(said.told)) == (2, 2)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
@@ -17,7 +18,8 @@ from caslock.local.in_threads import QUEUE_SHARE, InThreads
 from caslock.local.shared import Shared
 from caslock.local.tasks import MOST_ASKING, TaskEvent, TaskMutex, TaskRuntime
 from caslock.local.threads import ThreadEvent, ThreadMutex, ThreadRuntime
-from caslock.local.workers import Workers, run
+from caslock.local.workers import run
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.observation import ObservingStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import FaultyStore
@@ -27,11 +29,6 @@ from tests.support.loops import in_a_loop
 from tests.support.scripted import Mutex, Scripted, an_attempt
 from tests.support.watching import WatchingMemory
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from caslock.protocol.attempt import Attempt
-
 TIMEOUT = 8.0
 """Seconds of a request, by the traits of the stores here."""
 
@@ -39,8 +36,6 @@ ENOUGH = 20.0
 
 
 class Everything(WatchingMemory):
-    """A blocking store with each optional verb."""
-
     def __init__(self) -> None:
         super().__init__()
         self.traits = self.traits._replace(request_timeout=TIMEOUT)
@@ -49,8 +44,6 @@ class Everything(WatchingMemory):
 
 
 class AsyncEverything(AsyncMemoryStore):
-    """The same for asyncio."""
-
     def __init__(self) -> None:
         super().__init__(memory_store())
 
@@ -66,12 +59,10 @@ def memory_store(*, expires: bool = True) -> MemoryStore:
 
 
 def same(first: object, *others: object) -> bool:
-    """Whether all are one object."""
     return all(each is first for each in others)
 
 
 def plain() -> FaultyStore:
-    """Return a blocking store without any optional verb."""
     return FaultyStore(MemoryStore(), plain=True)
 
 
@@ -131,8 +122,6 @@ def test_what_is_no_store_is_refused() -> None:
 
 
 class Answers:
-    """A blocking store that answers with what it was asked."""
-
     traits = MemoryStore().traits
 
     def __init__(self) -> None:
@@ -167,32 +156,25 @@ async def test_each_verb_is_passed_on() -> None:
         assert run(getattr(immediate, verb)(*asked)) == (verb, *asked)
     elsewhere = InThreads(Shared(store), "requests", 1)
     for verb, asked in CALLS:
-        answer = await getattr(elsewhere, verb)(*asked)
-        assert answer == ((verb, *asked) if verb != "wait_while" else None)
-        assert store.asked[-1] == (verb, *asked)
+        assert await getattr(elsewhere, verb)(*asked) == (verb, *asked)
 
 
 class Jobs:
-    """Workers whose jobs run when the test says so."""
-
     def __init__(self) -> None:
         self.jobs: list[Callable[[], object]] = []
 
-    def do(self, job: Callable[[], object]) -> None:
-        """Note one."""
+    def do(self, job: Callable[[], object], *, here: bool = False) -> None:
+        assert not here, "nobody is held up by it"
         self.jobs.append(job)
 
 
 class Unhurried:
-    """A store that says what becomes of its requests."""
-
     def __init__(self) -> None:
         self.traits = MemoryStore().traits._replace(request_timeout=0.2)
         self.asked = 0
         self.error: BaseException | None = None
 
     def get(self, key: str) -> str:
-        """Count it."""
         self.asked += 1
         if self.error is not None:
             raise self.error
@@ -250,7 +232,6 @@ async def test_a_request_that_a_thread_has_taken_is_not_dropped() -> None:
 
 
 def a_hold() -> Holding:
-    """Return one that nothing holds yet."""
     state = Lock(MemoryStore(), "k")._state
     return state.begin(Holding)
 
@@ -475,65 +456,45 @@ def test_a_mutex_that_an_interrupt_has_left_locked_is_given_back() -> None:
 
 def test_clean_ups_of_a_store_have_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """They last for so many seconds; at the end of the interpreter none begins."""
-    made: list[tuple[str, int]] = []
-    jobs: list[tuple[Callable[[], object], bool]] = []
+    jobs, made, settled = Jobs(), list[tuple[str, int]](), list[list[float]]()
 
     def workers(name: str, most: int) -> object:
         made.append((name, most))
-        return SimpleNamespace(do=lambda job, *, here: jobs.append((job, here)))
-
-    settled: list[list[float]] = []
+        return jobs
 
     async def run_clean_ups(_runtime: object, unsettled: list[SimpleNamespace]) -> None:
         settled.append([each.ends for each in unsettled])
+
+    async def work(_limit: float) -> None:
+        """Never called here."""
 
     monkeypatch.setattr(threads, "Workers", workers)
     monkeypatch.setattr(threads, "run_clean_ups", run_clean_ups)
     monkeypatch.setattr(ThreadRuntime, "now", staticmethod(lambda: 100.0))
     runtime = ThreadRuntime(Shared(MemoryStore()))
-
-    async def work(_limit: float) -> None:
-        """Never called here."""
-
     runtime.in_background(work, 7.0)
     runtime.in_background(work, 9.0)
-    assert made == [("caslock-clean-up", 1)]
-    assert [here for _, here in jobs] == [False, False]
-    jobs[0][0]()
-    assert settled == [[107.0, 109.0]]
+    jobs.jobs[0]()
+    assert (made, settled) == ([("caslock-clean-up", 1)], [[107.0, 109.0]])
     monkeypatch.setattr(sys, "is_finalizing", lambda: True)
     runtime.in_background(work, 7.0)
-    assert len(jobs) == 2
+    assert len(jobs.jobs) == 2
 
 
-def test_a_thread_sleeps_and_starts_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In itself."""
-    did: list[object] = []
-    main = threading.current_thread()
-
-    def sleep(seconds: float) -> None:
-        if threading.current_thread() is main:  # not a clean-up of an earlier test
-            did.append(seconds)
-
-    monkeypatch.setattr(threads, "time", SimpleNamespace(sleep=sleep))
+def test_a_thread_sleeps_by_itself_and_starts_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs beside it has a thread of its own."""
+    slept, did = list[float](), list[object]()
+    monkeypatch.setattr(threads, "time", SimpleNamespace(sleep=slept.append))
     runtime = ThreadRuntime(Shared(MemoryStore()))
 
     async def work() -> None:
         did.append(threading.current_thread())
 
     run(runtime.sleep(3.0))
+    assert 3.0 in slept  # a clean-up of an earlier test may sleep as well
     runtime.start(work)
-    assert isinstance(runtime.shared.part("beside", lambda: None), Workers)
-    assert until(lambda: len(did) == 2)
-    assert did[0] == 3.0
-    assert did[1] is not main
-    here, elsewhere = runtime.me(), list[object]()
-    assert here is runtime.me()
-    other = threading.Thread(target=lambda: elsewhere.append(runtime.me()))
-    other.start()
-    other.join()
-    assert elsewhere != [here]
-    assert None not in (here, *elsewhere)
+    assert until(lambda: did)
+    assert did != [threading.current_thread()]
 
 
 def test_a_thread_with_the_number_of_one_that_has_ended_is_another() -> None:

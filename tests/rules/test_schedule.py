@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
 
 import pytest
 
 from caslock.local import linger
 from caslock.local import schedule as scheduling
-from caslock.local.schedule import MOST_RENEWING, Due, Renewals, Schedule, by_store, end
+from caslock.local.schedule import MOST_RENEWING, Due, Renewals, Schedule, end
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import State
 from caslock.store import Entry
 from tests.support.scripted import OURS, START, Scripted, held, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from caslock.protocol.attempt import Attempt
 
 TTL = 120.0
 """Seconds: what is due within one second is renewed together."""
@@ -34,7 +30,6 @@ def leased(due: float = DUE, end: float = END, runtime: Scripted | None = None) 
 
 
 def nothing() -> Due:
-    """Return what a look shows when nothing is due."""
     return Due([], [], [])
 
 
@@ -190,14 +185,6 @@ def test_longer_holds_do_not_pile_up_either(monkeypatch: pytest.MonkeyPatch) -> 
     assert looks == [[alive[1]], [alive[2]], [alive[0]], [fifth]]
 
 
-def test_attempts_are_grouped_by_store() -> None:
-    """Each store has its renewals, in the order in which they are due."""
-    first, second, third = leased(), leased(), leased()
-    for attempt, store in ((first, "one"), (second, "another"), (third, "one")):
-        attempt.runtime.shared = store  # type: ignore[misc] # of a script
-    assert list(by_store([first, second, third])) == [[first, third], [second]]
-
-
 class Guarded(Renewals):
     """Renewals whose threads touch nothing that they share without the guard."""
 
@@ -222,8 +209,6 @@ class Guarded(Renewals):
 
 
 class Scene:
-    """Renewals whose threads run when the test says so."""
-
     def __init__(self, *answers: Entry | BaseException | None, count: int, batches: bool = False) -> None:
         self.script = Scripted(*answers)
         self.script.takes = 0.0
@@ -236,7 +221,6 @@ class Scene:
         self.script.clock = START + 1
 
     def run(self) -> None:
-        """Have the oldest thread run to its end."""
         work, done = self.started.pop(0)
         try:
             run(work)
@@ -244,7 +228,6 @@ class Scene:
             done()
 
     def run_all(self) -> None:
-        """Have all run."""
         while self.started:
             self.run()
 

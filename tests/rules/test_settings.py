@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from caslock import AsyncMultiLock, Lock, MultiLock, ReadWriteLock, Semaphore
 from caslock.local import settings
 from caslock.local.settings import Own
-from caslock.protocol.attempt import Retry
-
-if TYPE_CHECKING:
-    from caslock.stores.memory import MemoryStore
+from caslock.stores.memory import MemoryStore
 
 
 def test_a_timeout_of_zero_is_a_number() -> None:
@@ -37,14 +32,6 @@ WAITS: list[tuple[float | Own, bool, float | None]] = [
     (-1, True, None),
     (2, True, 2.0),
 ]
-
-
-def test_what_is_right_is_returned() -> None:
-    """Each check returns what it was given."""
-    assert settings.check_switch("auto_renew", True) is True  # noqa: FBT003 - what is checked
-    assert settings.check_callback("on_lost", print) is print
-    assert settings.check_callback("on_lost", None) is None
-    assert settings.check_retry((2, 3)) == settings.check_retry(Retry(2, 3)) == Retry(2, 3)
 
 
 def test_what_is_wrong_is_refused() -> None:

@@ -17,7 +17,6 @@ OURS, THEIRS = Share("a.1", 0, 3, 7, 10.0), Share("b.1", 1, 4, 8, 10.0)
 
 
 def record(*shares: Share) -> Record:
-    """Return a record that these are in."""
     return Record("", tuple(each.hold for each in shares), 10.0, form=SHARED, permits=2, shares=shares)
 
 

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
-from caslock.errors import LockLost, OutcomeUnknown, StoreError, StoreUnavailable
-from caslock.protocol.attempt import FirstRecord, LockSettings, Retry, Terms
+from caslock.errors import LockLost, StoreError, StoreUnavailable
+from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Retry, Terms
 from caslock.protocol.lease import NEVER, margin
 from caslock.protocol.life import State
 from caslock.protocol.limits import PASSES
 from caslock.protocol.record import KEPT, Record, Stamp, decode, encode, opening
 from caslock.protocol.release import release
 from caslock.protocol.renew import renew
+from caslock.protocol.runtime import Runtime
 from caslock.protocol.shares import HANDED
 from caslock.protocol.transfer import MAX_TICKET, Adoption, Ticket, adopt, hand_over, read_ticket
 from caslock.protocol.withdraw import give_up
 from caslock.protocol.writes import FREE_TTL, InFlight
 from caslock.store import ABSENT, Entry
+from tests.support.locations import present
 from tests.support.scripted import OURS, PATIENCE, START, TAKES, TTL, Mutex, Scripted, held, lost, run
-
-if TYPE_CHECKING:
-    from caslock.protocol.attempt import Attempt
-    from caslock.protocol.runtime import Runtime
 
 TICKET = Ticket("key", f"{HANDED}first.1", 5, TTL, NEVER, 0.0)
 AWAITING = Record("host:first", (TICKET.hold,), TTL, "first.1.2", 5, host="host", pid=8, note="why")
@@ -33,25 +31,13 @@ STAMP = Stamp("", "other host", 9, "")
 LATE_TTL = 7.0
 
 
-def handed(script: Scripted, attempt: Attempt) -> Ticket:
-    """Hand it over."""
-    return cast("Ticket", run(hand_over(cast("Runtime", script), attempt)))
-
-
-class Watches(Scripted):
-    """Counts the attempts that are to be looked at sooner."""
-
-    watched = 0
-
-    def watch(self, attempt: Attempt) -> None:
-        del attempt
-        self.watched += 1
+def handed(attempt: Attempt) -> Ticket:
+    return run(hand_over(attempt.runtime, attempt))
 
 
 def an_adoption(
     script: Scripted, ticket: Ticket = TICKET, *, ttl: float = TTL, note: str = "", retry: Retry = Retry()
 ) -> Adoption:
-    """Begin one."""
     settings = LockSettings(ttl, retry=retry, note=note)
     terms, stamp = Terms(cast("Runtime", script), "key", "own", settings), STAMP._replace(note=note)
     attempt = Adoption(terms, "new.1", lambda: FirstRecord(stamp, opening("own", ttl, stamp)), Mutex(), caller=None)
@@ -59,14 +45,12 @@ def an_adoption(
     return attempt
 
 
-def adopted(script: Scripted, attempt: Adoption) -> Adoption:
-    """Take the hold over."""
-    run(adopt(cast("Runtime", script), attempt))
+def adopted(attempt: Adoption) -> Adoption:
+    run(adopt(attempt.runtime, attempt))
     return attempt
 
 
 def last(script: Scripted) -> Record:
-    """Read what was written last."""
     return decode(script.written[-1])
 
 
@@ -86,7 +70,6 @@ def test_a_ticket_is_a_short_text_for_a_url(key: str) -> None:
 
 
 def forged(text: str) -> str:
-    """Give a text the form of a ticket."""
     import zlib  # noqa: PLC0415 - for this alone
 
     data = text.encode()
@@ -137,7 +120,7 @@ def test_a_hand_over_is_one_put_with_a_whole_lease() -> None:
     script = Scripted(Entry(OURS, 7))
     attempt = held(script)
     script.clock = START + 8
-    ticket = handed(script, attempt)
+    ticket = handed(attempt)
     assert script.verbs == ["put"]
     assert ticket == Ticket("key", f"{HANDED}mine.1", 5, TTL, NEVER, 0.0)
     record = last(script)
@@ -146,20 +129,16 @@ def test_a_hand_over_is_one_put_with_a_whole_lease() -> None:
     assert attempt.lease.deadline == START + 8 + TTL - margin(TTL)
 
 
-def test_the_reply_is_lost_and_the_record_shows_that_it_was_handed_over() -> None:
-    """As after any write without an answer, it is read before it is repeated."""
-    script = Scripted(lost(), Entry(OURS, 7))
-    assert handed(script, held(script)).hold == f"{HANDED}mine.1"
-    assert script.verbs == ["put", "get"]
-
-
-def test_the_request_is_lost_and_sent_again() -> None:
-    """What was there is still there."""
-    script = Scripted(lost(), Entry(OURS, 5), Entry(OURS, 7))
+@pytest.mark.parametrize("landed", [True, False])
+def test_a_hand_over_without_an_answer_is_read_before_it_is_repeated(*, landed: bool) -> None:
+    """As any write: the record shows whether it was handed over, and what was there is still there otherwise."""
+    script = Scripted()
     attempt = held(script)
-    script.written.append(b"")
-    assert handed(script, attempt).fence == 5
-    assert script.verbs == ["put", "get", "put"]
+    before = Entry(encode(present(attempt.lease.record)), 5)
+    script.answers = [lost(), *([] if landed else [before]), Entry(OURS, 7)]
+    ticket = handed(attempt)
+    assert (ticket.hold, ticket.fence) == (f"{HANDED}mine.1", 5)
+    assert script.verbs == ["put", "get"] if landed else ["put", "get", "put"]
 
 
 @pytest.mark.parametrize("landed", [False, True])
@@ -169,18 +148,18 @@ def test_a_hand_over_without_an_answer_is_taken_back(then: str, *, landed: bool)
     script = Scripted(lost(), lost(), lost())
     attempt = held(script)
     with pytest.raises(StoreUnavailable):
-        handed(script, attempt)
+        handed(attempt)
     assert not attempt.ending
     there = Entry(script.written[-1], 7)
     answers: list[Entry | BaseException | None] = [there] if landed else []
     if then == "renew":
         script.answers = [*answers, Entry(OURS, 8)]
-        run(renew(cast("Runtime", script), attempt, None))
+        run(renew(attempt.runtime, attempt, None))
         assert last(script).holds == (attempt.hold_id,)
         assert (last(script).fence, attempt.lease.version) == (5, 8)
     else:
         script.answers = [*answers, None]
-        run(release(cast("Runtime", script), attempt))
+        run(release(attempt.runtime, attempt))
         assert script.verbs[-1] == "invalidate"
         assert attempt.ending
     assert not attempt.lease.lost
@@ -192,7 +171,7 @@ def test_a_hand_over_that_is_refused_changes_nothing() -> None:
     script = Scripted(StoreError("out of memory"))
     attempt = held(script)
     with pytest.raises(StoreError, match="out of memory"):
-        handed(script, attempt)
+        handed(attempt)
     assert attempt.lease.lost == ""
     assert not attempt.ending
 
@@ -206,7 +185,7 @@ def test_what_was_lost_is_not_handed_over(what: str) -> None:
     if what == "the deadline":
         script.clock = attempt.lease.deadline - TAKES / 2
     with pytest.raises(LockLost):
-        handed(script, attempt)
+        handed(attempt)
     assert script.losses == 1
 
 
@@ -214,10 +193,11 @@ def test_other_holds_of_a_named_owner_stay() -> None:
     """A co-holder has renewed meanwhile: once more, at its version; its lease is not made shorter."""
     script = Scripted()
     attempt = held(script)
-    assert attempt.lease.record is not None
-    both = attempt.lease.record._replace(holds=("theirs.1", attempt.hold_id), ttl=90.0, write="theirs.1.1", fence=5)
+    both = present(attempt.lease.record)._replace(
+        holds=("theirs.1", attempt.hold_id), ttl=90.0, write="theirs.1.1", fence=5
+    )
     script.answers = [Entry(encode(both), 6), Entry(OURS, 7)]
-    ticket = handed(script, attempt)
+    ticket = handed(attempt)
     assert (last(script).holds, last(script).ttl) == (("theirs.1", ticket.hold), 90.0)
     assert ticket.ttl == TTL
 
@@ -226,12 +206,11 @@ def test_a_record_that_keeps_changing_is_not_handed_over() -> None:
     """It gives up after so many tries, and the hold goes on."""
     script = Scripted()
     attempt = held(script)
-    assert attempt.lease.record is not None
-    theirs = attempt.lease.record._replace(holds=("theirs.1", attempt.hold_id), fence=5)
+    theirs = present(attempt.lease.record)._replace(holds=("theirs.1", attempt.hold_id), fence=5)
     script.takes = 0.0
     script.answers = [Entry(encode(theirs._replace(write=f"theirs.1.{n}")), 10 + n) for n in range(PASSES)]
     with pytest.raises(StoreUnavailable, match="kept changing"):
-        handed(script, attempt)
+        handed(attempt)
     assert attempt.state is State.HELD
 
 
@@ -240,14 +219,14 @@ def test_a_lost_create_is_kept_out_by_who_adopts() -> None:
     script = Scripted(Entry(OURS, 7))
     attempt = held(script)
     attempt.writes.in_flight["mine.1.0"] = InFlight(ABSENT, START - 1, TTL)
-    handed(script, attempt)
+    handed(attempt)
     assert last(script).quarantine == FREE_TTL - 1
     there = Entry(script.written[-1], 7)
     script.answers = [there, Entry(OURS, 8), Entry(OURS, 9)]
-    adopter = adopted(script, an_adoption(script, TICKET._replace(hold=attempt.handed)))
-    adopter.go(State.HELD)
+    adopter = adopted(an_adoption(script, TICKET._replace(hold=attempt.handed)))
+    adopter.state = State.HELD
     adopter.adopted = True
-    run(release(cast("Runtime", script), adopter))
+    run(release(adopter.runtime, adopter))
     assert last(script).free
     assert last(script).quarantine > FREE_TTL / 2
 
@@ -255,15 +234,15 @@ def test_a_lost_create_is_kept_out_by_who_adopts() -> None:
 @pytest.mark.parametrize(("max_hold", "ttl"), [(100.0, TTL), (40.0, 16.0)])
 def test_max_hold_goes_on(max_hold: float, ttl: float) -> None:
     """The time under way counts as the whole lease of the ticket; that is shorter if little is left."""
-    script = Watches(Entry(OURS, 7))
+    script = Scripted(Entry(OURS, 7))
     attempt = held(script)
     attempt.lease.max_hold = max_hold
     script.clock = START + 8
-    ticket = handed(script, attempt)
+    ticket = handed(attempt)
     assert last(script).ttl == ttl
     assert ticket.max_hold == max_hold - 8 - TAKES - ttl
     assert ticket.ttl == TTL
-    assert script.watched == (ttl < TTL)  # the hold ends sooner, should this get no answer
+    assert len(script.watched) == (ttl < TTL)  # the hold ends sooner, should this get no answer
 
 
 def test_min_hold_goes_on() -> None:
@@ -271,10 +250,10 @@ def test_min_hold_goes_on() -> None:
     script = Scripted(Entry(OURS, 7))
     attempt = held(script)
     attempt.min_hold = 60.0
-    assert handed(script, attempt).min_hold == 60.0 - TAKES
+    assert handed(attempt).min_hold == 60.0 - TAKES
     attempt.min_hold = 1.0
     script.answers = [Entry(OURS, 8)]
-    assert handed(script, attempt).min_hold == 0.0
+    assert handed(attempt).min_hold == 0.0
 
 
 # The adoption
@@ -283,7 +262,7 @@ def test_min_hold_goes_on() -> None:
 def test_an_adoption_is_a_read_and_a_put_at_the_version_that_was_seen() -> None:
     """Our hold id is in place of the ticket's; owner, fence, beginning and note stay; host and process are ours."""
     script = Scripted(THERE, Entry(OURS, 8))
-    attempt = adopted(script, an_adoption(script))
+    attempt = adopted(an_adoption(script))
     assert script.verbs == ["get", "put"]
     assert last(script) == AWAITING._replace(holds=("new.1",), write="new.1.1", host="other host", pid=9)
     assert (attempt.owner, attempt.lease.fence, attempt.lease.version) == ("host:first", 5, 8)
@@ -293,7 +272,7 @@ def test_an_adoption_is_a_read_and_a_put_at_the_version_that_was_seen() -> None:
 def test_an_adopter_has_settings_of_its_own() -> None:
     """Its ttl and its note."""
     script = Scripted(THERE, Entry(OURS, 8))
-    adopted(script, an_adoption(script, ttl=LATE_TTL, note="mine"))
+    adopted(an_adoption(script, ttl=LATE_TTL, note="mine"))
     assert (last(script).ttl, last(script).note) == (LATE_TTL, "mine")
 
 
@@ -301,37 +280,32 @@ def test_an_adopter_leaves_the_other_holds_of_the_owner() -> None:
     """And makes their leases no shorter."""
     both = AWAITING._replace(holds=("theirs.1", TICKET.hold))
     script = Scripted(Entry(encode(both), 7), Entry(OURS, 8))
-    adopted(script, an_adoption(script, ttl=LATE_TTL))
+    adopted(an_adoption(script, ttl=LATE_TTL))
     assert (last(script).holds, last(script).ttl) == (("theirs.1", "new.1"), TTL)
 
 
-def test_an_adoption_without_an_answer_is_settled_by_reading() -> None:
-    """The reply is lost: our record is there, and old enough to be renewed at once."""
-    script = Scripted(THERE, lost(), Entry(OURS, 8))
-    attempt = adopted(script, an_adoption(script))
-    assert script.verbs == ["get", "put", "get"]
-    assert attempt.lease.deadline == START + TAKES + TTL - margin(TTL)
-
-
-def test_an_adoption_that_is_half_over_is_renewed_first() -> None:
-    """A lease of which less than half is left is no good."""
+@pytest.mark.parametrize(("ttl", "renewals"), [(TTL, 0), (3.9, 1)])
+def test_an_adoption_without_an_answer_is_settled_by_reading(ttl: float, renewals: int) -> None:
+    """A lease of which less than half is left then is renewed first."""
     script = Scripted(THERE, lost(), Entry(OURS, 8), Entry(OURS, 9))
     script.takes = 1.0
-    attempt = adopted(script, an_adoption(script, ttl=3.9))
-    assert script.verbs == ["get", "put", "get", "put"]
-    assert (last(script).holds, attempt.lease.version, attempt.lease.fence) == (("new.1",), 9, 5)
+    attempt = adopted(an_adoption(script, ttl=ttl))
+    assert script.verbs == ["get", "put", "get"] + ["put"] * renewals
+    assert last(script).holds == ("new.1",)
+    assert (attempt.lease.version, attempt.lease.fence) == (8 + renewals, 5)
+    assert attempt.lease.deadline == START + 1 + 2 * renewals + ttl - margin(ttl)
 
 
 def test_an_adoption_whose_answers_are_too_slow_is_no_loss() -> None:
     """There is no time to renew it: the ticket is given back."""
-    script = Scripted(THERE, lost(), Entry(OURS, 8))
-    attempt = an_adoption(script, ttl=3 * TAKES)
+    attempt = an_adoption(Scripted(THERE, lost(), Entry(OURS, 8)), ttl=3 * TAKES)
     with pytest.raises(StoreUnavailable, match="answers too slowly for a ttl of 6 s"):
-        adopted(script, attempt)
+        adopted(attempt)
 
 
 NOT_THERE = {
     "nothing": (None, "nobody holds it at .*: the ticket has expired, was used before, or belongs to another store"),
+    "foreign": (b"something else", "belongs to another store .* is held by an unknown owner"),
     "free": (AWAITING._replace(holds=()), "nobody holds it"),
     "adopted": (
         AWAITING._replace(holds=("other.1",)),
@@ -352,22 +326,15 @@ NOT_THERE = {
 def test_a_ticket_that_is_no_good_says_what_has_become_of_it(what: str, when: str) -> None:
     """Used, too late, or of another store: LockLost, and nothing is changed at the store."""
     record, why = NOT_THERE[what]
-    there = None if record is None else Entry(encode(record), 9)
+    there = None if record is None else Entry(encode(record) if isinstance(record, Record) else record, 9)
     script = Scripted(*([THERE] if when == "meanwhile" else []), there)
     attempt = an_adoption(script)
     with pytest.raises(LockLost, match=why) as caught:
-        adopted(script, attempt)
+        adopted(attempt)
     assert str(caught.value) == f"could not adopt lock 'key': {caught.value.reason}"
-    run(give_up(cast("Runtime", script), attempt, caught.value))
+    run(give_up(attempt.runtime, attempt, caught.value))
     assert script.verbs == (["get", "put"] if when == "meanwhile" else ["get"])
     assert attempt.state is State.OVER
-
-
-def test_what_caslock_did_not_write_is_not_adopted() -> None:
-    """It is somebody's, at another store."""
-    script = Scripted(Entry(b"something else", 7))
-    with pytest.raises(LockLost, match=r"another store .* held by an unknown owner"):
-        adopted(script, an_adoption(script))
 
 
 def test_a_record_that_keeps_changing_is_not_adopted() -> None:
@@ -376,7 +343,7 @@ def test_a_record_that_keeps_changing_is_not_adopted() -> None:
     script.takes = 0.0
     script.answers += [Entry(encode(AWAITING._replace(write=f"theirs.1.{n}")), 10 + n) for n in range(PASSES)]
     with pytest.raises(StoreUnavailable, match="kept changing"):
-        adopted(script, an_adoption(script))
+        adopted(an_adoption(script))
 
 
 @pytest.mark.parametrize("landed", [False, True])
@@ -385,29 +352,17 @@ def test_an_adoption_that_fails_gives_the_ticket_back(*, landed: bool) -> None:
     script = Scripted(THERE, lost(), lost(), lost())
     attempt = an_adoption(script, ttl=LATE_TTL, note="mine", retry=Retry(1, 0))
     with pytest.raises(StoreUnavailable) as caught:
-        adopted(script, attempt)
+        adopted(attempt)
     assert script.clock <= START + 2 * PATIENCE
     script.clock = START
     script.answers = [Entry(script.written[-1], 8) if landed else THERE, Entry(OURS, 9)]
     with pytest.raises(StoreUnavailable, match="could not adopt lock 'key': no answer; nothing was left behind"):
-        run(give_up(cast("Runtime", script), attempt, caught.value))
+        run(give_up(attempt.runtime, attempt, caught.value))
     assert script.verbs[-2:] == ["get", "put"]
     assert last(script)._replace(write="") == AWAITING._replace(write="")
     again = an_adoption(script)
     script.answers = [Entry(script.written[-1], 9), Entry(OURS, 10)]
-    assert adopted(script, again).lease.fence == 5
-
-
-def test_an_adoption_that_can_not_be_undone_in_time_says_so() -> None:
-    """It goes on in the background."""
-    script = Scripted(THERE, lost(), lost(), lost())
-    attempt = an_adoption(script)
-    with pytest.raises(StoreUnavailable) as caught:
-        adopted(script, attempt)
-    script.answers = [lost(), lost()]
-    with pytest.raises(OutcomeUnknown, match="could not adopt lock 'key', and a request may still be applied"):
-        run(give_up(cast("Runtime", script), attempt, caught.value))
-    assert script.background == [FREE_TTL]
+    assert adopted(again).lease.fence == 5
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -415,37 +370,28 @@ def test_an_interrupt_before_the_caller_has_the_hold_gives_the_ticket_back(*, ot
     """A release then leaves the record of the ticket; once the caller has the hold, it is a removal."""
     there = AWAITING._replace(holds=("theirs.1", TICKET.hold)) if others else AWAITING
     script = Scripted(Entry(encode(there), 7), Entry(OURS, 8), Entry(OURS, 9))
-    attempt = adopted(script, an_adoption(script, ttl=LATE_TTL))
-    attempt.go(State.HELD)
+    attempt = adopted(an_adoption(script, ttl=LATE_TTL))
+    attempt.state = State.HELD
     assert not attempt.releases_by_removal(script.clock)
-    run(release(cast("Runtime", script), attempt))
+    run(release(attempt.runtime, attempt))
     assert last(script)._replace(write="") == there._replace(write="")
     assert not attempt.lease.lost
 
 
-def test_an_adopted_hold_is_released_as_any_other() -> None:
-    """By one removal; or into a record that is kept, if a `min_hold` goes on."""
-    script = Scripted(THERE, Entry(OURS, 8), None)
-    attempt = adopted(script, an_adoption(script))
-    attempt.adopted = True
-    attempt.go(State.HELD)
-    assert attempt.releases_by_removal(script.clock)
-    run(release(cast("Runtime", script), attempt))
-    assert script.verbs[-1] == "invalidate"
+def test_an_adopted_hold_is_released_into_a_record_that_is_kept() -> None:
+    """Where a `min_hold` goes on."""
     script = Scripted(THERE, Entry(OURS, 8), Entry(OURS, 9))
-    attempt = adopted(script, an_adoption(script, TICKET._replace(min_hold=50.0)))
-    attempt.adopted = True
-    attempt.go(State.HELD)
+    attempt = adopted(an_adoption(script, TICKET._replace(min_hold=50.0)))
+    attempt.adopted, attempt.state = True, State.HELD
     assert not attempt.releases_by_removal(script.clock)
-    run(release(cast("Runtime", script), attempt))
+    run(release(attempt.runtime, attempt))
     assert last(script).kept
     assert last(script).ttl == pytest.approx(50.0, abs=1)
 
 
 def test_a_private_owner_does_not_enter_what_was_handed_over() -> None:
     """Its record has the same owner as before, but another process has the hold, or will have."""
-    script = Scripted()
-    attempt = held(script)
+    attempt = held(Scripted())
     record = AWAITING._replace(owner="me")
     assert not attempt.may_take(record)
     assert not attempt.may_take(record._replace(holds=("new.1",)))

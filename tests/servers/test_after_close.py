@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.locations import fresh
-
-if TYPE_CHECKING:
-    from caslock.stores.memcached import MemcachedStore
-    from caslock.stores.redis import RedisStore
-    from tests.support.locations import Place
+from caslock import connect
+from tests.support.locations import Place, fresh
 
 
 @pytest.mark.parametrize("location", ["redis", "memcached"], indirect=True)
 def test_a_closed_store_answers_and_leaves_no_connection_open(location: Place) -> None:
     """As a clean-up in the background asks it.  A socket that is left open is a ResourceWarning, which is an error."""
-    store: RedisStore | MemcachedStore = location.address.open()  # type: ignore[assignment]
-    with store:
+    with connect(location.address.url) as store:
         store.get(fresh())
     assert store.get(fresh()) is None
     assert store.put_if_version(fresh(), b"value", 0, 10) is not None
@@ -33,8 +27,7 @@ def test_a_closed_store_answers_and_leaves_no_connection_open(location: Place) -
 @pytest.mark.parametrize("location", ["redis", "memcached"], indirect=True)
 def test_a_child_that_closes_the_store_closes_no_connection_of_its_parent(location: Place) -> None:
     """The connection that the parent has used just now is used again."""
-    store: RedisStore | MemcachedStore = location.address.open()  # type: ignore[assignment]
-    with store:
+    with connect(location.address.url) as store:
         entry = store.put_if_version(key := fresh(), b"value", 0, 60)
         child = os.fork()
         if not child:

@@ -10,42 +10,36 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from concurrent.futures import Future, wait
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import pytest
-import redis
-import redis.asyncio
-from pymemcache.client.base import Client
 
 from caslock import (
     AsyncHold,
     AsyncLock,
     AsyncMultiLock,
+    AsyncStore,
     CaslockError,
     Hold,
     Lock,
     MultiLock,
     NotHeld,
+    Store,
     StoreUnavailable,
 )
-from caslock.stores.memcached import MemcachedStore
+from caslock.connect import connect, connect_async
 from caslock.stores.memory import MemoryStore
-from caslock.stores.redis import AsyncRedisStore, RedisStore
-from caslock.stores.sqlite import SQLiteStore
+from caslock.stores.redis import AsyncRedisStore
 from caslock.testing.faults import FaultyStore
 from caslock.testing.steps import again
 from caslock.testing.stopwatch import Stopwatch
 from tests.support.locations import close_when_clean, fresh, observed, present, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from concurrent.futures import ThreadPoolExecutor
-    from pathlib import Path
-
-    from caslock import AsyncStore, Entry, Store
-    from tests.support.servers import Server
+from tests.support.loops import in_a_loop
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.long
 
@@ -57,8 +51,6 @@ TTL: Final = 120.0
 
 
 class Hanging(NamedTuple):
-    """A location whose server can be made to hang."""
-
     store: Callable[[], Store]
     async_store: Callable[[], AsyncStore | Store]
     hang: Callable[[], object]
@@ -70,31 +62,30 @@ def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hanging]
     """Return each location in turn."""
     with contextlib.ExitStack() as stack:
 
-        def opened(store: Store) -> Store:
+        def opened() -> Store:
+            store = connect(url)
             stack.callback(close_when_clean, store)
             return store
 
-        native: Callable[[], AsyncStore | Store]
+        native: Callable[[], AsyncStore | Store] = opened
         hang: Callable[[], object]
         if request.param == "sqlite":
             path = tmp_path / "locks.db"
             blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            end: Callable[[], object] = blocker.close
-            new = native = lambda: opened(SQLiteStore(path, timeout=REQUEST))
+            stack.callback(blocker.close)
+            url = f"sqlite:///{path}?timeout={REQUEST}"
             hang, go_on = partial(blocker.execute, "BEGIN IMMEDIATE"), blocker.rollback
         else:
             server: Server = request.getfixturevalue(f"spare_{request.param}")
-            hang, go_on, end = server.pause, server.resume, server.resume
-            if request.param == "memcached":
-                new = native = lambda: opened(MemcachedStore(Client((server.host, server.port), timeout=REQUEST)))
-            else:
-                settings: Any = {"port": server.port, "socket_timeout": REQUEST, "socket_connect_timeout": REQUEST}
-                new = lambda: opened(RedisStore(redis.Redis(**settings)))  # noqa: E731 - one of three
-                native = lambda: AsyncRedisStore(redis.asyncio.Redis(**settings))  # noqa: E731 - as above
+            hang, go_on = server.pause, server.resume
+            url = f"{server.url}?timeout={REQUEST}"
+            if request.param == "redis":
+                url = f"{server.url}?socket_timeout={REQUEST}"
+                native = partial(connect_async, url)
         try:
-            yield Hanging(new, native, hang, go_on)
+            yield Hanging(opened, native, hang, go_on)
         finally:
-            end()
+            go_on()
 
 
 class Ended(NamedTuple):
@@ -105,7 +96,6 @@ class Ended(NamedTuple):
 
 
 def timed(call: Callable[[], object]) -> Ended:
-    """Run a call that may raise an error of caslock."""
     with Stopwatch() as watch:
         try:
             outcome = call()
@@ -115,7 +105,6 @@ def timed(call: Callable[[], object]) -> Ended:
 
 
 async def timed_await(call: Callable[[], Awaitable[object]]) -> Ended:
-    """Await a call that may raise an error of caslock."""
     with Stopwatch() as watch:
         try:
             outcome = await call()
@@ -142,12 +131,10 @@ async def going_on(go_on: Callable[[], object], *stores: AsyncStore | Store) -> 
 
 
 def held(lock: Lock) -> Hold:
-    """Acquire what is free, however slow this machine is."""
     return present(again(lock.acquire))
 
 
 async def had(lock: AsyncLock) -> AsyncHold:
-    """Do the same."""
     while True:
         with contextlib.suppress(StoreUnavailable):
             return present(await lock.acquire())
@@ -214,21 +201,18 @@ def test_a_forced_release_is_bounded_when_the_server_hangs(hanging: Hanging) -> 
         hold.release()
 
 
-def test_a_cancelled_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
+@in_a_loop
+async def test_a_cancelled_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
     """Given a server that hangs, an acquire that is cancelled cleans up within two request timeouts."""
-
-    async def scene() -> float:
-        store = hanging.async_store()
-        hanging.hang()
-        async with going_on(hanging.go_on, store):
-            acquiring = asyncio.create_task(AsyncLock(store, fresh(), ttl=TTL, retry=(100, 100)).acquire())
-            await asyncio.sleep(REQUEST / 4)
-            acquiring.cancel()
-            with Stopwatch() as watch, pytest.raises(asyncio.CancelledError):
-                await acquiring
-            return watch.seconds
-
-    assert asyncio.run(scene()) <= 2 * REQUEST
+    store = hanging.async_store()
+    hanging.hang()
+    async with going_on(hanging.go_on, store):
+        acquiring = asyncio.create_task(AsyncLock(store, fresh(), ttl=TTL, retry=(100, 100)).acquire())
+        await asyncio.sleep(REQUEST / 4)
+        acquiring.cancel()
+        with Stopwatch() as watch, pytest.raises(asyncio.CancelledError):
+            await acquiring
+        assert watch.seconds <= 2 * REQUEST
 
 
 def test_a_cancelled_multi_lock_is_bounded_when_the_server_hangs(hanging: Hanging) -> None:
@@ -277,40 +261,24 @@ def test_an_async_acquire_is_bounded_when_the_server_hangs(hanging: Hanging) -> 
         assert ended.seconds <= timeout + 2 * REQUEST
 
 
-class Stuck(MemoryStore):
-    """A blocking store that can hang: each request then takes all of its time."""
-
-    def __init__(self) -> None:
-        """Answer at first."""
-        super().__init__()
-        self.traits = self.traits._replace(request_timeout=1.0)
-        self.answers = threading.Event()
-
-    def get(self, key: str) -> Entry | None:
-        """Read."""
-        self._wait()
-        return super().get(key)
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """Write."""
-        self._wait()
-        return super().put_if_version(key, value, version, ttl)
-
-    def _wait(self) -> None:
-        if not self.answers.wait(self.traits.request_timeout):
-            raise StoreUnavailable("no answer")
-
-
 def test_many_tasks_at_a_blocking_store_that_hangs_are_bounded() -> None:
     """Given so many that they wait for threads, each is as late as one alone."""
-    store = Stuck()
+    memory, answers = MemoryStore(), threading.Event()
+    memory.traits = memory.traits._replace(request_timeout=1.0)
+    store = FaultyStore(memory, plain=True)
+    store.down()
+    store.before("any", range(1, 1_000_000), lambda: answers.wait(1.0))
+
+    def go_on() -> None:
+        store.heal()
+        answers.set()
 
     async def acquired(delay: float) -> Ended:
         await asyncio.sleep(delay)
         return await timed_await(partial(AsyncLock(store, fresh(), ttl=TTL).acquire, timeout=0.5))
 
     async def scene() -> list[Ended]:
-        async with going_on(store.answers.set):
+        async with going_on(go_on):
             return await asyncio.gather(*(acquired(number / 50) for number in range(100)))
 
     ends = asyncio.run(scene())

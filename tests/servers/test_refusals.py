@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import redis
 
-from caslock import Lock, LockEvent, LockLost, Observer, StoreError, connect, observe
+from caslock import Lock, LockLost, StoreError, connect, observe
 from caslock.errors import with_notes
 from caslock.testing.store_for_tests import _end_lease
+from tests.conftest import NewServer
 from tests.support.locations import held, make_due, until
-
-if TYPE_CHECKING:
-    from tests.conftest import NewServer
+from tests.support.recorder import Recorder
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["alone", "together"])
@@ -21,29 +18,21 @@ def test_why_a_lease_was_not_renewed_is_told(
     new_redis: NewServer, caplog: pytest.LogCaptureFixture, *, several: bool
 ) -> None:
     """What the server has refused is in the warning, in what observers get, and in the loss."""
-    server, told = new_redis(), list[LockEvent]()
-
-    class Notes(Observer):
-        """Notes each failure."""
-
-        def renewal_failed(self, event: LockEvent) -> None:
-            told.append(event)
-
-    stop = observe(Notes())
+    server, recorder = new_redis(), Recorder()
+    stop = observe(recorder)
     with redis.Redis.from_url(server.url) as admin, connect(server.url) as store:
         keys = ["k", "l"] if several else ["k"]
         holds = [held(Lock(store, key, ttl=60)) for key in keys]
         admin.config_set("maxmemory", "1")
         make_due(*(hold._attempt for hold in holds))
-        assert until(lambda: len(told) >= len(holds))
+        assert until(lambda: recorder.names.count("renewal_failed") >= len(holds))
         for hold in holds:
             _end_lease(hold._attempt)
         stop()
         admin.config_set("maxmemory", "0")
         with pytest.raises(LockLost, match="OutOfMemory"):
             holds[0].ensure_held()
-    assert told
-    assert all("OutOfMemory" in event.reason for event in told)
+    assert all("OutOfMemory" in event.reason for name, event in recorder.events if name == "renewal_failed")
     (failed,) = [text for text in caplog.messages if "could not be renewed" in text]
     assert "OutOfMemory" in failed
     assert failed.count(server.url) == 1

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 import pytest
+import redis
 
 from caslock import Lock, StoreError, StoreUnavailable
-from caslock.store import ABSENT, Entry
+from caslock.store import ABSENT, ClosableStore, Entry, ListingStore, Store, WatchingStore
 from caslock.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore
 from caslock.stores.etcd import AsyncEtcdStore, EtcdStore
 from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
@@ -22,18 +26,8 @@ from caslock.stores.zookeeper import ZooKeeperStore
 from caslock.testing.drive import driven, on_loop
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
+from tests.support.clusters import Cluster
 from tests.support.locations import fresh, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import redis
-
-    from caslock import Store
-    from caslock.store import WatchingStore
-    from tests.support.clusters import Cluster
-    from tests.support.servers import Server
 
 T = TypeVar("T")
 
@@ -59,17 +53,15 @@ KINDS: Final[dict[str, tuple[Any, Any]]] = {
 """The stores of each kind of server, for blocking code and for asyncio."""
 
 
-@pytest.fixture(name="redis_server")
-def private_redis(_spare_redis: Server) -> Server:
-    """A server in place of the shared one, for files whose tests remove all that is there."""
-    return _spare_redis
+class Opened(ClosableStore, WatchingStore, ListingStore, Protocol):
+    """A store as these tests use it, of either API; one of MySQL or DynamoDB has no `wait_while`."""
 
 
 class Opening(NamedTuple):
     """How to make stores of one API; they are closed with the test."""
 
     blocking: bool
-    open: Callable[..., Store]
+    open: Callable[..., Opened]
 
 
 def made(kind: Any, target: Any, **options: Any) -> Any:  # noqa: ANN401 - of any class
@@ -94,10 +86,10 @@ def opening(kind: Callable[..., Any], *, blocking: bool) -> Iterator[Opening]:
     """Make stores of a class; `blocking`: it is one for blocking code."""
     with contextlib.ExitStack() as stack:
 
-        def make(target: Any, **settings: Any) -> Store:  # noqa: ANN401 - as the stores take it
+        def make(target: Any, **settings: Any) -> Opened:  # noqa: ANN401 - as the stores take it
             store = kind(target, **settings)
             stack.callback(store.close if blocking else lambda: on_loop(store.aclose()))
-            return driven(store)
+            return cast("Opened", driven(store))
 
         yield Opening(blocking, make)
 
@@ -108,7 +100,6 @@ def beneath(store: Store) -> Any:  # noqa: ANN401 - of any class
 
 
 def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
-    """Write, and expect success."""
     entry = store.put_if_version(key, value, version, ttl)
     assert entry is not None
     assert entry.value == value
@@ -130,6 +121,23 @@ def refusal(act: Callable[[], object], match: str, place: str = "://127.0.0.1") 
     assert str(caught.value).count(place) == 1, caught.value
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     return caught.value
+
+
+def each_verb(store: Store, key: str, version: int) -> tuple[Callable[[], object], ...]:
+    """Give a read, a put where nothing is, one over a version, and a removal, all to be called."""
+    return (
+        partial(store.get, key),
+        partial(store.put_if_version, key, b"the value", ABSENT, 30),
+        partial(store.put_if_version, key, b"the value", version, 30),
+        partial(store.invalidate, key, version),
+    )
+
+
+def expect_refused(
+    store: Store, key: str, match: str, *, place: str = "://127.0.0.1", version: int = 5
+) -> list[StoreError]:
+    """Expect of each verb what `refusal` expects."""
+    return [refusal(act, match, place) for act in each_verb(store, key, version)]
 
 
 def unsent(act: Callable[[], object], match: str) -> StoreUnavailable:
@@ -159,10 +167,10 @@ def expect_requests(
     return answer
 
 
-def expect_woken(store: Store, key: str) -> None:
+def expect_woken(store: Opened, key: str) -> None:
     """Put, and expect a wait for that to end with the removal."""
     entry = until_put(store, key)
-    waiting = timed(lambda: cast("WatchingStore", store).wait_while(key, entry.version, 20))
+    waiting = timed(lambda: store.wait_while(key, entry.version, 20))
     assert store.invalidate(key, entry.version) is None
     assert waiting.result(50)[0] < 15
 
@@ -200,7 +208,6 @@ def finds(store: Store, key: str, entry: Entry) -> bool:
 
 
 def answers(store: Store) -> bool:
-    """Whether the server answers."""
     with contextlib.suppress(StoreUnavailable):
         store.get("another")
         return True

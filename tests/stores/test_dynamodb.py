@@ -9,8 +9,9 @@ import traceback
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import boto3
 import pytest
@@ -26,30 +27,25 @@ from caslock.testing.drive import on_loop
 from caslock.testing.proxy import FaultProxy, foreign_port
 from caslock.testing.steps import again
 from tests.stores import opening
-from tests.stores.opening import SECRET, Opening, apis, expect_requests, put
+from tests.stores.opening import SECRET, Opened, Opening, apis, expect_refused, expect_requests, put
 from tests.support.locations import fresh
-from tests.support.servers import HOST
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from caslock import Store
-    from caslock.store import ListingStore
-    from tests.support.servers import Server
+from tests.support.servers import HOST, Server
 
 WEEK = 7 * 24 * 3600
+
+Client = Any  # of boto3, which ships no types
 
 api = apis(DynamoDBStore, AsyncDynamoDBStore)
 
 
 @pytest.fixture
-def store(api: Opening, dynamodb_server: Server) -> Store:
+def store(api: Opening, dynamodb_server: Server) -> Opened:
     """A store on the shared server."""
-    return api.open(dynamodb_server.url, timeout=20)
+    return api.open(dynamodb_server.url)
 
 
 @pytest.fixture(scope="module")
-def dynamodb(dynamodb_server: Server) -> Any:  # noqa: ANN401 - boto3 ships no types
+def dynamodb(dynamodb_server: Server) -> Client:
     """A client of boto3."""
     return boto3.client(
         "dynamodb", region_name="eu-central-1", endpoint_url=f"http://{dynamodb_server.host}:{dynamodb_server.port}"
@@ -61,15 +57,16 @@ def is_request(packet: bytes) -> bool:
     return packet.startswith(b"POST ")
 
 
-refusal = partial(opening.refusal, place="dynamodb://")
+PLACE = "dynamodb://"
+
+refusal = partial(opening.refusal, place=PLACE)
 
 
 def through(proxy: FaultProxy) -> str:
-    """Give the URL of the shared table behind a proxy."""
     return f"dynamodb://eu-central-1?endpoint=http://{HOST}:{proxy.port}"
 
 
-def test_an_item_can_be_read_by_people_and_is_deleted_a_week_after_its_lease(store: Store, dynamodb: Any) -> None:  # noqa: ANN401 - as its client gives it
+def test_an_item_can_be_read_by_people_and_is_deleted_a_week_after_its_lease(store: Opened, dynamodb: Client) -> None:
     """Text is kept as text, other bytes as bytes; a removal leaves a marker with the version and no value."""
     key = fresh()
 
@@ -91,7 +88,7 @@ def test_an_item_can_be_read_by_people_and_is_deleted_a_week_after_its_lease(sto
 
 
 def test_versions_grow_also_by_a_clock_that_is_behind(
-    store: Store, dynamodb_server: Server, monkeypatch: pytest.MonkeyPatch
+    store: Opened, dynamodb_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A marker keeps the version, so an earlier time is refused, and the second request is above it."""
     key = fresh()
@@ -112,7 +109,7 @@ def test_versions_grow_also_by_a_clock_that_is_behind(
         assert refused == found
 
 
-def test_long_keys_have_a_digest_and_are_listed_in_full(store: Store) -> None:
+def test_long_keys_have_a_digest_and_are_listed_in_full(store: Opened) -> None:
     """A partition key has up to 2,048 bytes; a key that reads like a digest is none."""
     salt = fresh()
     long = f"{salt}{'钥' * (1024 - len(salt))}"
@@ -122,10 +119,10 @@ def test_long_keys_have_a_digest_and_are_listed_in_full(store: Store) -> None:
     assert requests.name_of(name) != name
     entries = {each: put(store, each, each[-1].encode()) for each in (long, name, f"{long[:-1]}匙")}
     assert {each: store.get(each) for each in entries} == entries
-    assert dict(cast("ListingStore", store).list(salt)) == {each: entries[each] for each in entries if each != name}
+    assert dict(store.list(salt)) == {each: entries[each] for each in entries if each != name}
 
 
-def test_what_another_program_has_written_is_never_overwritten(store: Store, dynamodb: Any) -> None:  # noqa: ANN401 - as its client gives it
+def test_what_another_program_has_written_is_never_overwritten(store: Opened, dynamodb: Client) -> None:
     """An item of any other form is an error, and stays."""
     other: tuple[dict[str, Any], ...] = (
         {},
@@ -137,25 +134,19 @@ def test_what_another_program_has_written_is_never_overwritten(store: Store, dyn
         key = fresh()
         item = {"key": {"S": key}, **attributes}
         dynamodb.put_item(TableName="caslock", Item=item)
-        for act in (
-            partial(store.get, key),
-            partial(store.put_if_version, key, b"v", ABSENT, 30.0),
-            partial(store.put_if_version, key, b"v", 2, 30.0),
-            partial(store.invalidate, key, 2),
-        ):
-            refusal(act, "that caslock has not written")
+        expect_refused(store, key, "that caslock has not written", place=PLACE)
         assert dynamodb.get_item(TableName="caslock", Key={"key": {"S": key}})["Item"] == item
-        assert not list(cast("ListingStore", store).list(key))
+        assert not list(store.list(key))
         dynamodb.delete_item(TableName="caslock", Key={"key": {"S": key}})
 
 
-def test_a_table_is_made_when_that_is_asked_for(api: Opening, dynamodb_server: Server, dynamodb: Any) -> None:  # noqa: ANN401 - as its client gives it
+def test_a_table_is_made_when_that_is_asked_for(api: Opening, dynamodb_server: Server, dynamodb: Client) -> None:
     """Without a table every verb says how to get one; to make it twice does nothing."""
     name = fresh("table").replace(":", "-")
     url = dynamodb_server.url.replace("/caslock", f"/{name}")
-    store = api.open(url, timeout=20)
-    for act in (lambda: store.get("k"), lambda: put(store, "k"), lambda: store.invalidate("k", 1)):
-        refusal(act, r"ResourceNotFound.*partition key is \"key\" of type S.*create_table\(\)")
+    store = api.open(url)
+    told = r"ResourceNotFound.*partition key is \"key\" of type S.*create_table\(\)"
+    expect_refused(store, "k", told, place=PLACE)
     for _ in range(2):
         if api.blocking:
             cast("DynamoDBStore", store).create_table()
@@ -163,12 +154,12 @@ def test_a_table_is_made_when_that_is_asked_for(api: Opening, dynamodb_server: S
             on_loop(cast("Any", store)._store.create_table())
     entry = put(store, "k")
     assert store.get("k") == entry
-    told = dynamodb.describe_time_to_live(TableName=name)["TimeToLiveDescription"]
-    assert told == {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires"}
+    described = dynamodb.describe_time_to_live(TableName=name)["TimeToLiveDescription"]
+    assert described == {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires"}
     dynamodb.delete_table(TableName=name)
 
 
-def test_a_table_with_another_key_is_refused(api: Opening, dynamodb_server: Server, dynamodb: Any) -> None:  # noqa: ANN401 - as its client gives it
+def test_a_table_with_another_key_is_refused(api: Opening, dynamodb_server: Server, dynamodb: Client) -> None:
     """The error says which key the table needs."""
     name = fresh("table").replace(":", "-")
     dynamodb.create_table(
@@ -177,21 +168,28 @@ def test_a_table_with_another_key_is_refused(api: Opening, dynamodb_server: Serv
         AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
         KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
     )
-    store = api.open(dynamodb_server.url.replace("/caslock", f"/{name}"), timeout=20)
-    for act in (lambda: store.get("k"), lambda: put(store, "k")):
-        refusal(act, 'ValidationException.*partition key is "key" of type S, without a sort key')
+    store = api.open(dynamodb_server.url.replace("/caslock", f"/{name}"))
+    told = 'ValidationException.*partition key is "key" of type S, without a sort key'
+    expect_refused(store, "k", told, place=PLACE)
     dynamodb.delete_table(TableName=name)
+
+
+@pytest.fixture
+def without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Have nothing that names credentials; more may be set by what this gives."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_EC2_METADATA_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return monkeypatch
 
 
 class Metadata(BaseHTTPRequestHandler):
     """The metadata service of a machine in EC2 that has a role."""
 
     def do_PUT(self) -> None:
-        """Give a token."""
         self._say("token")
 
     def do_GET(self) -> None:
-        """Name the role, or give its credentials."""
         keys = {"AccessKeyId": "role", "SecretAccessKey": "secret", "Token": "token"}
         until = (datetime.now(UTC) + timedelta(hours=6)).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._say("role" if self.path.endswith("/") else json.dumps({**keys, "Expiration": until, "Code": "Success"}))
@@ -206,15 +204,12 @@ class Metadata(BaseHTTPRequestHandler):
 
 
 def test_the_credentials_of_a_machines_role_are_found(
-    api: Opening, dynamodb_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: Opening, dynamodb_server: Server, without_credentials: pytest.MonkeyPatch
 ) -> None:
     """A machine in EC2 has them from its metadata service, which is asked with the store's default timeout too."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_EC2_METADATA_DISABLED"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as service:
         Thread(target=service.serve_forever, daemon=True).start()
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{service.server_port}/")
+        without_credentials.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{service.server_port}/")
         try:
             store = api.open(dynamodb_server.url)
             assert again(lambda: store.get(fresh())) is None
@@ -223,18 +218,15 @@ def test_the_credentials_of_a_machines_role_are_found(
 
 
 def test_without_credentials_nothing_is_sent(
-    api: Opening, dynamodb_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: Opening, dynamodb_server: Server, without_credentials: pytest.MonkeyPatch
 ) -> None:
     """The error says where boto3 looks for them."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    without_credentials.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy:
-        store = api.open(through(proxy), timeout=20)
+        store = api.open(through(proxy))
         refusal(lambda: put(store, fresh()), "without AWS credentials.*AWS_PROFILE")
         assert not proxy.accepted
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    without_credentials.setenv("AWS_PROFILE", "nobody")
     refusal(lambda: api.open(dynamodb_server.url).get("k"), r"without AWS credentials.*\(nobody\)")
 
 
@@ -242,27 +234,16 @@ def test_another_server_at_the_endpoint_is_named(api: Opening, monkeypatch: pyte
     """A web server that is no DynamoDB, one without TLS, and one of another protocol are told apart."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "caslock")
-    with ThreadingHTTPServer((HOST, 0), Silent) as web, foreign_port(lambda _: b"INFO {}\r\n") as other:
-        thread = Thread(target=web.serve_forever)
-        thread.start()
-        try:
-            address = f"{HOST}:{web.server_port}"
-            ask = api.open(f"dynamodb://eu-central-1?endpoint=http://{address}", timeout=20).get
-            refusal(lambda: ask("k"), "does not answer as DynamoDB does")
-            secure = api.open(f"dynamodb://eu-central-1?endpoint=https://{address}", timeout=20).get
-            refusal(lambda: secure("k"), "does not speak TLS")
-            with pytest.raises(StoreUnavailable, match="what answers does not speak HTTP; check the endpoint"):
-                api.open(f"dynamodb://eu-central-1?endpoint=http://{HOST}:{other}", timeout=20).get("k")
-        finally:
-            web.shutdown()
-            thread.join()
+    web = b"HTTP/1.1 501 Unsupported method ('POST')\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nno"
+    with foreign_port(lambda _: web) as port, foreign_port(lambda _: b"INFO {}\r\n") as other:
 
+        def ask(endpoint: str) -> object:
+            return api.open(f"dynamodb://eu-central-1?endpoint={endpoint}").get("k")
 
-class Silent(BaseHTTPRequestHandler):
-    """A web server that knows no POST, and keeps no log."""
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
+        refusal(partial(ask, f"http://{HOST}:{port}"), "does not answer as DynamoDB does")
+        refusal(partial(ask, f"https://{HOST}:{port}"), "does not speak TLS")
+        with pytest.raises(StoreUnavailable, match="what answers does not speak HTTP; check the endpoint"):
+            ask(f"http://{HOST}:{other}")
 
 
 @pytest.mark.parametrize(

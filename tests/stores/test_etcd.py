@@ -6,23 +6,28 @@ import base64
 import contextlib
 import json
 import socket
-import sys
 import time
 import urllib.request
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from caslock import StoreError, StoreUnavailable, connect
 from caslock.store import ABSENT
 from caslock.stores.etcd import AsyncEtcdStore, EtcdStore
-from caslock.testing.proxy import FaultProxy
+from caslock.testing.proxy import FaultProxy, foreign_port
 from caslock.testing.steps import timed
 from caslock.testing.stopwatch import Stopwatch
+from tests.conftest import NewServer
 from tests.stores.opening import (
     QUOTED,
     SECRET,
+    Opened,
     Opening,
     apis,
     expect_no_leader_missed,
@@ -36,19 +41,10 @@ from tests.stores.opening import (
 )
 from tests.support.clusters import Cluster
 from tests.support.locations import fresh, until
-from tests.support.servers import ETCD, HOST, Process, Server, free_port, listens, missing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from caslock import Store
-    from caslock.store import ListingStore, WatchingStore
-    from tests.conftest import NewServer
+from tests.support.servers import ETCD, HOST, Server, free_port, private
 
 
 def ask(server: Server, path: str, token: str = "", **body: object) -> Any:  # noqa: ANN401 - JSON
-    """Ask the gateway, as an administrator would by etcdctl."""
     headers = {"Authorization": token} if token else {}
     url = f"http://{server.host}:{server.port}/v3/{path}"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
@@ -57,12 +53,10 @@ def ask(server: Server, path: str, token: str = "", **body: object) -> Any:  # n
 
 
 def text(raw: bytes) -> str:
-    """Write bytes as etcd's JSON has them."""
     return base64.b64encode(raw).decode()
 
 
 def leases(server: Server) -> set[str]:
-    """Name all leases."""
     return {lease["ID"] for lease in ask(server, "lease/leases").get("leases", [])}
 
 
@@ -70,16 +64,16 @@ api = apis(EtcdStore, AsyncEtcdStore)
 
 
 @pytest.fixture
-def store(api: Opening, etcd_server: Server) -> Store:
+def store(api: Opening, etcd_server: Server) -> Opened:
     """A store on the shared server."""
-    return api.open(etcd_server.url, timeout=20)
+    return api.open(etcd_server.url)
 
 
 def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, new_etcd: NewServer) -> None:
     """To acquire is one packet, to release is another, and etcd then knows no lease."""
     server = new_etcd()
     with FaultProxy(server.host, server.port) as proxy:
-        through, key = api.open(f"etcd://127.0.0.1:{proxy.port}", timeout=20), fresh()
+        through, key = api.open(f"etcd://127.0.0.1:{proxy.port}"), fresh()
         assert through.get(key) is None
         entry = expect_requests(1, proxy, lambda: put(through, key))
         assert len(leases(server)) == 1
@@ -90,7 +84,7 @@ def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, new_etcd: NewS
 def test_a_refused_put_leaves_no_lease(api: Opening, new_etcd: NewServer) -> None:
     """Ten puts that find another version there: only the lease of the entry is left."""
     server = new_etcd()
-    mine = api.open(server.url, timeout=20)
+    mine = api.open(server.url)
     key = fresh()
     entry = put(mine, key)
     before = leases(server)
@@ -102,7 +96,7 @@ def test_a_refused_put_leaves_no_lease(api: Opening, new_etcd: NewServer) -> Non
     assert mine.invalidate(key, entry.version) == renewed == mine.get(key)  # although it knows a later lease of the key
 
 
-def test_a_list_of_many_pages_has_each_key_once(store: Store, etcd_server: Server) -> None:
+def test_a_list_of_many_pages_has_each_key_once(store: Opened, etcd_server: Server) -> None:
     """It has all keys of caslock's kind, and no name of another program that is no key."""
     salt = fresh()
     names = [f"{salt}:{number:04}" for number in range(1101)]
@@ -113,9 +107,9 @@ def test_a_list_of_many_pages_has_each_key_once(store: Store, etcd_server: Serve
         ask(etcd_server, "kv/txn", success=writes)
     for odd in (b"\xff", b"k" * 2000):
         ask(etcd_server, "kv/put", key=text(salt.encode() + odd), value=text(b"v"))
-    listed = [key for key, _ in cast("ListingStore", store).list(salt)]
+    listed = [key for key, _ in store.list(salt)]
     assert listed == names
-    assert {key for key, _ in cast("ListingStore", store).list("")} >= set(names)
+    assert {key for key, _ in store.list("")} >= set(names)
 
 
 def test_a_prefix_keeps_two_applications_apart(api: Opening, etcd_server: Server) -> None:
@@ -125,27 +119,26 @@ def test_a_prefix_keeps_two_applications_apart(api: Opening, etcd_server: Server
     key = "k\r\n'ü%2F"  # which reaches etcd as it is, in UTF-8
     first, second = put(one, key), put(two, key)
     assert one.traits.location != two.traits.location
-    assert dict(cast("ListingStore", one).list("")) == {key: first}
-    assert dict(cast("ListingStore", two).list("k")) == {key: second}
+    assert dict(one.list("")) == {key: first}
+    assert dict(two.list("k")) == {key: second}
     assert ask(etcd_server, "kv/range", key=text(f"{salt}/one/{key}".encode()))["count"] == "1"
 
 
 def test_a_wait_outlives_a_compaction(api: Opening, new_etcd: NewServer) -> None:
     """If etcd has forgotten the history since the version, a wait neither fails nor ends before the entry changes."""
     server = new_etcd()
-    store, key = api.open(server.url, timeout=20), fresh()
+    store, key = api.open(server.url), fresh()
     entry = put(store, key)
     latest = put(store, fresh()).version
     ask(server, "kv/compaction", revision=str(latest))
-    watching = cast("WatchingStore", store)
     began = time.monotonic()
-    watching.wait_while(key, entry.version, 0.3)
+    store.wait_while(key, entry.version, 0.3)
     assert time.monotonic() - began >= 0.25
-    waiting = timed(lambda: watching.wait_while(key, entry.version, 20))
+    waiting = timed(lambda: store.wait_while(key, entry.version, 20))
     time.sleep(0.2)  # so that it has most likely begun
     store.invalidate(key, entry.version)
     assert waiting.result(50)[0] < 10
-    assert timed(lambda: watching.wait_while(key, entry.version, 20)).result(50)[0] < 10
+    assert timed(lambda: store.wait_while(key, entry.version, 20)).result(50)[0] < 10
 
 
 # Faults and bad servers
@@ -154,7 +147,7 @@ def test_a_wait_outlives_a_compaction(api: Opening, new_etcd: NewServer) -> None
 def test_a_full_server_refuses_puts_and_still_releases(api: Opening, new_etcd: NewServer) -> None:
     """Over its quota etcd takes no put; the error says what to do, and what is there can be read and removed."""
     server = new_etcd("--quota-backend-bytes=150000")
-    store = api.open(server.url, timeout=20)
+    store = api.open(server.url)
     key = fresh()
     entry = put(store, key)
     for number in range(100):
@@ -171,15 +164,15 @@ def test_a_wrong_password_is_a_refusal_that_shows_none(api: Opening, new_etcd: N
     server = secured(new_etcd)
     where = f"{server.host}:{server.port}"
     for user in (f"locks:{QUOTED}x@", f"nobody:{QUOTED}@"):
-        store = api.open(f"etcd://{user}{where}", timeout=20)
+        store = api.open(f"etcd://{user}{where}")
         for _ in range(2):
             refusal(lambda: store.get("locks/k"), "Check the user and the password")  # noqa: B023 - called at once
         assert "p@ss" not in repr(store)
-    refusal(lambda: api.open(server.url, timeout=20).get("locks/k"), "Name a user")
-    store = api.open(f"etcd://locks:{QUOTED}@{where}", timeout=20)
+    refusal(lambda: api.open(server.url).get("locks/k"), "Name a user")
+    store = api.open(f"etcd://locks:{QUOTED}@{where}")
     refusal(lambda: store.get("other"), "Grant the user readwrite")
     refusal(lambda: store.put_if_version("other", b"v", ABSENT, 1), "Grant the user readwrite")
-    refusal(lambda: cast("WatchingStore", store).wait_while("other", 1, 5), "Grant the user readwrite")
+    refusal(lambda: store.wait_while("other", 1, 5), "Grant the user readwrite")
     expect_woken(store, "locks/k")
 
 
@@ -187,7 +180,7 @@ def test_a_wrong_password_is_a_refusal_that_shows_none(api: Opening, new_etcd: N
 def test_a_forgotten_token_is_renewed(api: Opening, new_etcd: NewServer) -> None:
     """Etcd forgets its tokens when it restarts: the store names its user again, and the put is applied once."""
     server = secured(new_etcd)
-    store = api.open(f"etcd://locks:{QUOTED}@{server.host}:{server.port}", timeout=20)
+    store = api.open(f"etcd://locks:{QUOTED}@{server.host}:{server.port}")
     put(store, "locks/before")
     server.restart()
     entry = until_put(store, "locks/after")
@@ -198,7 +191,7 @@ def test_a_forgotten_token_is_renewed(api: Opening, new_etcd: NewServer) -> None
 
 def test_a_user_where_nobody_is_asked_is_a_refusal(api: Opening, etcd_server: Server) -> None:
     """A server without authentication says so, and the secret stays one."""
-    store = api.open(f"etcd://me:{QUOTED}@{etcd_server.host}:{etcd_server.port}", timeout=20)
+    store = api.open(f"etcd://me:{QUOTED}@{etcd_server.host}:{etcd_server.port}")
     refusal(lambda: store.get("k"), "Leave user and password out")
 
 
@@ -216,27 +209,22 @@ def secured(new_etcd: NewServer) -> Server:
     return server
 
 
-def test_another_server_on_that_port_is_a_refusal(
-    api: Opening, redis_server: Server, memcached_server: Server, tmp_path: Path
-) -> None:
+def test_another_server_on_that_port_is_a_refusal(api: Opening, redis_server: Server, memcached_server: Server) -> None:
     """Redis, memcached, a web server, and an etcd that is too old are named as what they are not."""
     for other in (redis_server, memcached_server):
-        store = api.open(f"etcd://{other.host}:{other.port}", timeout=20)
+        store = api.open(f"etcd://{other.host}:{other.port}")
         with pytest.raises(StoreError, match="Is it an etcd") as caught:
             store.put_if_version("k", b"v", ABSENT, 1)
         assert not getattr(caught.value, "sent", False)
-    port = free_port()
-    web = Process([sys.executable, "-m", "http.server", "--bind", HOST, str(port)], tmp_path)
-    web.start()
-    try:
-        assert until(lambda: listens(port)), web.log()
-        store = api.open(f"etcd://{HOST}:{port}", timeout=20)
-        refusal(lambda: store.get("k"), "Is it an etcd")
-        for version, sentence in (('{"etcdserver": "3.3.9"}', "version 3.3.9"), ("{}", "unknown"), ("[]", "Is it")):
-            (tmp_path / "version").write_text(version)
-            refusal(lambda: store.get("k"), sentence)
-    finally:
-        web.remove()
+    for status, body, sentence in (
+        ("404 Not Found", "no such file", "Is it an etcd"),
+        ("200 OK", '{"etcdserver": "3.3.9"}', "version 3.3.9"),
+        ("200 OK", "{}", "unknown"),
+        ("200 OK", "[]", "Is it"),
+    ):
+        answer = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        with foreign_port(lambda _, answer=answer: answer) as port:  # type: ignore[misc] # mypy infers no type of it
+            refusal(partial(api.open(f"etcd://{HOST}:{port}").get, "k"), sentence)
 
 
 # TLS
@@ -244,26 +232,17 @@ def test_another_server_on_that_port_is_a_refusal(
 
 @pytest.fixture
 def tls_port(certificates: Path, tmp_path: Path) -> Iterator[int]:
-    """Start an etcd that speaks TLS only, and wants a certificate of its clients."""
-    binary = ETCD.binary() or missing(ETCD)
-    port, peer = free_port(), f"http://{HOST}:{free_port()}"
-    here = f"https://{HOST}:{port}"
+    """Start an etcd that speaks TLS on this port, and wants a certificate of its clients there."""
+    port = free_port()
     files = {"cert-file": "server.pem", "key-file": "server.key", "trusted-ca-file": "ca.pem"}
-    body = Process(
-        [
-            *(binary, f"--data-dir={tmp_path / 'data'}", f"--listen-client-urls={here}"),
-            *(f"--advertise-client-urls={here}", f"--listen-peer-urls={peer}", "--client-cert-auth"),
-            *(f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"),
-            *(f"--{name}={certificates / file}" for name, file in files.items()),
-        ],
-        tmp_path,
-    )
-    body.start()
-    try:
-        assert until(lambda: listens(port)), body.log()
+
+    def arguments(plain: int, folder: Path) -> list[str]:
+        urls = f"--listen-client-urls=http://{HOST}:{plain},https://{HOST}:{port}"
+        names = [f"--{name}={certificates / file}" for name, file in files.items()]
+        return [*ETCD.arguments(plain, folder), urls, "--client-cert-auth", *names]
+
+    with private(replace(ETCD, arguments=arguments), tmp_path):
         yield port
-    finally:
-        body.remove()
 
 
 def test_tls_with_certificates_of_both_sides(api: Opening, tls_port: int, certificates: Path) -> None:
@@ -274,7 +253,7 @@ def test_tls_with_certificates_of_both_sides(api: Opening, tls_port: int, certif
 
 def test_tls_to_a_server_without_it_is_a_refusal(api: Opening, etcd_server: Server) -> None:
     """The error says to leave TLS out."""
-    store = api.open(f"etcds://{etcd_server.host}:{etcd_server.port}", timeout=20)
+    store = api.open(f"etcds://{etcd_server.host}:{etcd_server.port}")
     unsent(lambda: store.get("k"), r"Does it speak TLS\?.*etcd://")
 
 
@@ -282,10 +261,7 @@ def test_tls_to_a_server_without_it_is_a_refusal(api: Opening, etcd_server: Serv
 
 
 class Three(Cluster):
-    """Three members."""
-
     def arguments(self, number: int, port: int, peers: Sequence[int], folder: Path) -> list[str]:
-        """See `Cluster.arguments`."""
         here, ours = f"http://{HOST}:{port}", f"http://{HOST}:{peers[number]}"
         cluster = ",".join(f"m{each}=http://{HOST}:{peer}" for each, peer in enumerate(peers))
         return [
@@ -297,11 +273,9 @@ class Three(Cluster):
 
     @property
     def url(self) -> str:
-        """Name all members."""
         return f"etcd://{self.hosts}"
 
     def leader(self) -> int:
-        """Find the leader."""
         for number, member in enumerate(self.members):
             status = ask(member, "maintenance/status")
             if status["leader"] == status["header"]["member_id"]:
@@ -331,7 +305,7 @@ def test_a_member_that_is_away_costs_nothing(api: Opening, cluster: Three) -> No
     others = [member for member in cluster.members if member is not where]
     url = f"etcd://{','.join(f'{member.host}:{member.port}' for member in (where, *others))}"
     cluster.body(follower).kill()
-    store = api.open(url, timeout=20)
+    store = api.open(url)
     for _ in range(20):
         key = fresh()
         entry = put(store, key)

@@ -7,8 +7,9 @@ import contextlib
 import gc
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 from hazelcast.client import HazelcastClient
@@ -21,30 +22,30 @@ from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
 from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port, unreachable_port
 from caslock.testing.steps import timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.stores.opening import PING, QUOTED, Opening, apis, expect_requests, put, refusal, unsent
+from tests.stores.opening import (
+    PING,
+    QUOTED,
+    Opened,
+    Opening,
+    apis,
+    expect_refused,
+    expect_requests,
+    put,
+    refusal,
+    unsent,
+)
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, Member, Server, hazelcast, private
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from caslock import Store
-    from caslock.store import ListingStore
-
 api = apis(HazelcastStore, AsyncHazelcastStore)
 
+Map = Any  # of a client without types
+
 
 @pytest.fixture
-def store(api: Opening, hazelcast_server: Server) -> Store:
+def store(api: Opening, hazelcast_server: Server) -> Opened:
     """A store on the shared server."""
-    return api.open(hazelcast_server.url, timeout=20)
-
-
-@pytest.fixture
-def blocking(hazelcast_server: Server) -> Iterator[HazelcastStore]:
-    """A blocking store, for tests that wait: the other one has the same verbs."""
-    with HazelcastStore(hazelcast_server.url, timeout=20) as store:
-        yield store
+    return api.open(hazelcast_server.url)
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def locks(hazelcast_server: Server) -> Iterator[Any]:
     client.shutdown()
 
 
-def test_an_entry_is_a_text_that_a_person_can_read_and_nothing_stays(store: Store, locks: Any) -> None:  # noqa: ANN401
+def test_an_entry_is_a_text_that_a_person_can_read_and_nothing_stays(store: Opened, locks: Map) -> None:
     """A new entry has a ttl of its own; one that was written over has a lease; a removal leaves neither for long."""
     key = fresh()
     first = put(store, key, b'{"caslock":1}', ttl=7.5)
@@ -69,17 +70,6 @@ def test_an_entry_is_a_text_that_a_person_can_read_and_nothing_stays(store: Stor
     assert locks.get_entry_view(key).ttl == caslock.stores.hazelcast.session.FOREVER
     assert store.invalidate(key, second.version) is None
     assert until(lambda: not any(key in name_and_value for name_and_value in locks.entry_set()))
-
-
-def test_an_entry_that_was_written_over_outlasts_its_first_ttl(hazelcast_server: Server) -> None:
-    """Hazelcast must not end it with the ttl that it was created with."""
-    with HazelcastStore(hazelcast_server.url) as store, HazelcastStore(hazelcast_server.url) as another:
-        key, other, entry = fresh(), fresh(), None
-        while entry is None:  # it was gone already
-            entry = store.put_if_version(key, b"2", put(store, key, ttl=0.1).version, 60)
-        put(store, other, ttl=0.1)
-        assert until(lambda: store.get(other) is None)  # which was created later
-        assert store.get(key) == another.get(key) == entry
 
 
 def test_an_interrupt_as_a_verb_wakes_stays_what_it_is(
@@ -124,52 +114,34 @@ def test_no_lease_ends_early(hazelcast_server: Server) -> None:
 
 
 def test_whoever_finds_a_lease_over_removes_the_entry(
-    blocking: HazelcastStore,
-    hazelcast_server: Server,
-    locks: Any,  # noqa: ANN401 - as its client gives it
+    api: Opening, store: Opened, hazelcast_server: Server, locks: Map
 ) -> None:
     """So no write that was sent before can bring it back, not even its own; a new entry may take its place at once."""
     for finder in ("another", "whoever puts next", "its own"):
         key = fresh()
-        stale = put(blocking, key, b"2", put(blocking, key).version, ttl=0.1)
+        stale = put(store, key, b"2", put(store, key).version, ttl=0.1)
         text = locks.get(key)
         assert until(lambda version=stale.version: not locks.contains_key(version))  # type: ignore[misc]
         assert locks.get(key) == text  # nobody has looked
         if finder == "its own":
-            assert blocking.put_if_version(key, b"late", stale.version, 30) is None
-        with HazelcastStore(hazelcast_server.url) as another:
-            if finder != "whoever puts next":
-                assert another.get(key) is None
-                assert not locks.replace_if_same(key, text, text)
-            later = put(another, key, b"3")
-        assert blocking.put_if_version(key, b"late", stale.version, 30) == later
-        assert blocking.invalidate(key, stale.version) == later
+            assert store.put_if_version(key, b"late", stale.version, 30) is None
+        another = api.open(hazelcast_server.url)
+        if finder != "whoever puts next":
+            assert another.get(key) is None
+            assert not locks.replace_if_same(key, text, text)
+        later = put(another, key, b"3")
+        assert store.put_if_version(key, b"late", stale.version, 30) == later
+        assert store.invalidate(key, stale.version) == later
 
 
-def test_what_another_program_has_written_is_never_overwritten(store: Store, locks: Any) -> None:  # noqa: ANN401
-    """A value of any kind that is not caslock's is an error, and stays; a list leaves it out with an error, too."""
+def test_what_another_program_has_written_is_never_overwritten(store: Opened, locks: Map) -> None:
+    """A value of any kind that is not caslock's is an error, and stays."""
     for value in (1, b"bytes", "text", "caslock 0 ttl\n", "caslock 1 forever\n", ["caslock 1 ttl\n"]):
         key = fresh()
         locks.set(key, value)
-        for act in (
-            lambda: store.get(key),  # noqa: B023 - it is called at once
-            lambda: store.put_if_version(key, b"v", ABSENT, 30),  # noqa: B023 - as above
-            lambda: store.put_if_version(key, b"v", 1, 30),  # noqa: B023 - as above
-            lambda: store.invalidate(key, 1),  # noqa: B023 - as above
-        ):
-            refusal(act, "that caslock has not written")
+        expect_refused(store, key, "that caslock has not written", version=1)
         assert locks.get(key) == value
         locks.delete(key)
-
-
-def test_a_list_has_no_leases(store: Store) -> None:
-    """A lease is an entry of the same map, and no key."""
-    key = fresh()
-    entry = put(store, f"{key}:1", b"2", put(store, f"{key}:1").version)
-    other = put(store, f"{key}:2")
-    listing = cast("ListingStore", store)
-    assert dict(listing.list(key)) == {f"{key}:1": entry, f"{key}:2": other}
-    assert all(name.startswith("") for name, _ in listing.list(f"{key}:1"))
 
 
 @pytest.mark.long
@@ -197,17 +169,8 @@ def test_another_cluster_or_password_is_a_refusal(api: Opening, hazelcast_server
     """The error says what to check, and shows no password."""
     where = f"{hazelcast_server.host}:{hazelcast_server.port}"
     for url in (f"hazelcast://{where}/locks?cluster=other", f"hazelcast://user:{QUOTED}@{where}/locks"):
-        store = api.open(url, timeout=20)
+        store = api.open(url)
         refusal(lambda: store.get("k"), "check the name of the cluster")  # noqa: B023 - it is called at once
-
-
-def test_another_server_on_that_port_is_unreachable(api: Opening, redis_server: Server) -> None:
-    """It is told that nothing was sent, and where."""
-    store = api.open(f"hazelcast://{HOST}:{redis_server.port}", timeout=0.5)
-    with pytest.raises(StoreUnavailable, match="unreachable") as caught:
-        store.put_if_version("k", b"v", ABSENT, 30)
-    assert not caught.value.sent
-    assert str(caught.value).count("://127.0.0.1") == 1
 
 
 @pytest.mark.long

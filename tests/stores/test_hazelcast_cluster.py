@@ -6,7 +6,8 @@ import contextlib
 import re
 import threading
 import urllib.request
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -15,12 +16,11 @@ from caslock.cli.doctor import examined
 from caslock.store import ABSENT, Entry
 from caslock.stores.hazelcast import HazelcastStore
 from caslock.testing.proxy import FaultProxy
+from caslock.testing.steps import again
+from tests.stores.opening import finds, put
 from tests.support.clusters import contenders
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, Member, Server, _prepared, _remove, free_port, hazelcast
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 # The client may leave a connection open whose member was cut off.
 pytestmark = [
@@ -80,7 +80,6 @@ class Cluster:
         assert until(lambda: self.sizes() == [count] * count and self.safe(), PATIENCE)
 
     def sizes(self) -> list[int]:
-        """Ask each member that answers how many it knows."""
         return [int(said) for server in self.servers if (said := _said(server, "cluster-size"))]
 
     def safe(self) -> bool:
@@ -115,23 +114,17 @@ def cluster(_cluster: Cluster) -> Cluster:
     return _cluster
 
 
-def certainly(store: HazelcastStore, key: str, value: bytes, version: int, ttl: float) -> Entry:
-    """Write although a member is away."""
-    while True:
-        with contextlib.suppress(StoreUnavailable):
-            entry = store.put_if_version(key, value, version, ttl)
-            assert entry
-            return entry
+def certainly(store: HazelcastStore, key: str, value: bytes, version: int = ABSENT, ttl: float = 60.0) -> Entry:
+    return again(partial(put, store, key, value, version, ttl))
 
 
 def test_entries_outlive_a_member_with_their_leases(cluster: Cluster) -> None:
     """Whichever member dies: what was written over lasts for as long as its lease, and not for its first ttl."""
     with HazelcastStore(cluster.url, timeout=20) as store:
         keys = [fresh() for _ in range(30)]  # so that each member has some of them, and some of their leases
-        entries = [certainly(store, key, b"2", certainly(store, key, b"1", ABSENT, 2).version, 60) for key in keys]
-        short = [certainly(store, key, b"1", ABSENT, 60) for key in (f"{key}:short" for key in keys)]
-        short = [certainly(store, f"{key}:short", b"2", old.version, 3) for key, old in zip(keys, short, strict=True)]
-        assert len(short) == 30
+        entries = [certainly(store, key, b"2", certainly(store, key, b"1", ttl=2).version) for key in keys]
+        for key in (f"{key}:short" for key in keys):
+            certainly(store, key, b"2", certainly(store, key, b"1").version, 3)
         cluster.kill(0)
         with HazelcastStore(cluster.url, timeout=20) as another:
             assert until(lambda: not any(another.get(f"{key}:short") for key in keys))
@@ -163,7 +156,7 @@ def test_a_cluster_that_is_split_has_two_holders_unless_it_is_protected(cluster:
         stores = [stack.enter_context(HazelcastStore(f"{place}/locks")) for place in places]
         safer = [stack.enter_context(HazelcastStore(f"{place}/protected")) for place in places]
         key = fresh()
-        entry = certainly(safer[0], key, b"v", ABSENT, 60)
+        entry = certainly(safer[0], key, b"v")
         locks = [Lock(store, key, ttl=6, on_lost=lambda _: lost.set()) for store in stores]
         holds = [locks[0].acquire()]
         assert locks[1].acquire(timeout=0) is None
@@ -172,10 +165,9 @@ def test_a_cluster_that_is_split_has_two_holders_unless_it_is_protected(cluster:
             assert all(holds)
             assert not lost.is_set()
             for store in safer:
-                with pytest.raises(StoreUnavailable, match="split-brain protection refuses"):
-                    store.get(key)
-                with pytest.raises(StoreUnavailable, match="split-brain protection refuses"):
-                    store.put_if_version(fresh(), b"v", ABSENT, 60)
+                for act in (partial(store.get, key), partial(put, store, fresh())):
+                    with pytest.raises(StoreUnavailable, match="split-brain protection refuses"):
+                        act()
         assert lost.wait(PATIENCE)
         outcomes = list[bool]()
         for hold in holds:
@@ -188,13 +180,7 @@ def test_a_cluster_that_is_split_has_two_holders_unless_it_is_protected(cluster:
                 outcomes.append(True)
         assert sorted(outcomes) == [False, True]
         assert all(store.get(key) is None for store in stores)
-        assert until(lambda: all(_answer(store, key) == entry for store in safer), PATIENCE)
-
-
-def _answer(store: HazelcastStore, key: str) -> Entry | None:
-    with contextlib.suppress(StoreUnavailable):
-        return store.get(key)
-    return None
+        assert until(lambda: all(finds(store, key, entry) for store in safer), PATIENCE)
 
 
 def test_doctor_counts_the_members(cluster: Cluster) -> None:

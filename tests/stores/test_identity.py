@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
 import caslock
-from caslock import MultiLock, connect, connect_async
+from caslock import MultiLock, Store, connect, connect_async
+from caslock.testing.drive import done
+from tests.conftest import NewServer
 from tests.stores.opening import answers
 from tests.support.locations import fresh, observed, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from caslock import Store
-    from tests.conftest import NewServer
-    from tests.support.servers import Server
-
-NAMES = ("redis", "memcached")
+from tests.support.servers import Server
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=["redis", "memcached"])
 def urls(request: pytest.FixtureRequest) -> tuple[str, str]:
     """One server by two names; the first sorts behind the second."""
     server: Server = request.getfixturevalue(f"{request.param}_server")
@@ -34,13 +28,11 @@ def urls(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def opened(*urls: str, prefix: str = "") -> Iterator[list[caslock.ClosableStore]]:
-    """Open a store for each URL."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(connect(url, prefix=prefix)) for url in urls]
 
 
 def said(store: Store) -> object:
-    """Ask a store what its server is."""
     assert isinstance(store, caslock.IdentifiedStore)
     return store.identify()
 
@@ -53,8 +45,7 @@ def test_one_server_says_the_same_by_all_its_names(urls: tuple[str, str]) -> Non
 
         async def main() -> object:
             async with connect_async(urls[0]) as store:
-                answer = store.identify()  # type: ignore[union-attr] # all of these have it
-                return await answer if hasattr(answer, "__await__") else answer
+                return await done(store.identify())  # type: ignore[union-attr] # all of these have it
 
         assert asyncio.run(main()) == said(two)
 
@@ -125,12 +116,10 @@ def test_a_key_of_two_names_is_taken_once(urls: tuple[str, str]) -> None:
         assert observed(one, key) == observed(two, key) is not None
 
 
-@pytest.mark.parametrize("name", ["redis", "memcached"])
-def test_a_prefix_is_a_part_of_the_name(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_prefix_is_a_part_of_the_name(urls: tuple[str, str]) -> None:
     """A prefix and a key that give another store's key are that key."""
-    server: Server = request.getfixturevalue(f"{name}_server")
-    key = fresh()
-    with opened(server.url) as (plain,), opened(server.url, prefix="locks:") as (prefixed,):
+    url, key = urls[1], fresh()
+    with opened(url) as (plain,), opened(url, prefix="locks:") as (prefixed,):
         locks = [caslock.Lock(plain, f"locks:{key}", ttl=60), caslock.Lock(prefixed, key, ttl=60)]
         with MultiLock(locks, timeout=50) as holds:
             assert len(holds) == 1

@@ -7,27 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from caslock.store import (
-    ABSENT,
-    WOKEN,
-    AsyncBatchingStore,
-    AsyncListingStore,
-    AsyncQueueingStore,
-    AsyncStore,
-    BatchingStore,
-    Entry,
-    ListingStore,
-    QueueingStore,
-    Store,
-)
+from caslock.store import ABSENT, WOKEN, Entry
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from caslock.testing.steps import in_a_thread
 from caslock.testing.stopwatch import Stopwatch
 from tests.support.locations import present, until
 
@@ -35,10 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Clock:
-    """A clock that stops until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
     def __call__(self) -> float:
         return self.now
@@ -57,7 +42,6 @@ def store(clock: Clock) -> MemoryStore:
 
 
 def put(store: MemoryStore, key: str = "k", value: bytes = b"v", version: int = ABSENT, ttl: float = 10.0) -> int:
-    """Write, and return its version."""
     entry = present(store.put_if_version(key, value, version, ttl))
     assert entry.value == value
     return entry.version
@@ -66,18 +50,6 @@ def put(store: MemoryStore, key: str = "k", value: bytes = b"v", version: int = 
 def test_versions_are_as_large_as_those_of_servers() -> None:
     """They are microseconds since 1970, which is more than 32 bits: a column too small for fences fails in a test."""
     assert 2**50 < put(MemoryStore()) < 2**53
-
-
-def test_an_expired_entry_is_gone(store: MemoryStore, clock: Clock) -> None:
-    """At the end of its ttl an entry is gone: it can be neither renewed nor removed, only replaced."""
-    version = put(store, ttl=10)
-    clock.now += 9.999
-    assert store.get("k") is not None
-    clock.now += 0.001
-    assert store.put_if_version("k", b"mine", version, 10) is None
-    assert store.invalidate("k", version) is None
-    assert store.get("k") is None
-    assert put(store) > version
 
 
 def test_what_has_expired_does_not_pile_up(store: MemoryStore, clock: Clock) -> None:
@@ -104,92 +76,57 @@ def test_an_entry_that_lives_is_never_swept(store: MemoryStore, clock: Clock) ->
     assert {key: store.get(key) for key in lasting} == {key: (b"v", version) for key, version in lasting.items()}
 
 
-def test_every_memory_is_a_place_of_its_own() -> None:
-    """Two memory stores never share a location or an entry, and both kinds have the contract's shape."""
-    one, two, three = MemoryStore(), MemoryStore(), AsyncMemoryStore()
-    assert len({one.traits.location, two.traits.location, three.traits.location}) == 3
-    assert one.traits.location.startswith("memory://")
-    assert one.traits.location in repr(one)
-    assert three.traits.location in repr(three)
-    put(one)
-    assert two.get("k") is None
-    assert all(isinstance(one, kind) for kind in (Store, QueueingStore, BatchingStore, ListingStore))
-    assert all(
-        isinstance(three, kind) for kind in (AsyncStore, AsyncQueueingStore, AsyncBatchingStore, AsyncListingStore)
-    )
-
-
 def value_stands(store: MemoryStore, value: bytes) -> int:
-    """Return its version."""
     entry = present(store.get("k"))
     assert entry.value == value
     return entry.version
 
 
-class Waiters:
-    """Threads and tasks that wait for one key, in the order in which they were started."""
+def lined_up(store: MemoryStore) -> int:
+    return sum(map(len, store._lines.values()))
 
-    def __init__(self, store: MemoryStore) -> None:
-        """Begin with none."""
-        self.store = store
-        self.woken: list[str] = []
-        self.threads: list[threading.Thread] = []
 
-    def lined_up(self) -> int:
-        """How many wait in line."""
-        return sum(map(len, self.store._lines.values()))
+def join_line(store: MemoryStore, name: str, woken: list[str], *, task: bool = False) -> Future[None]:
+    """Have a thread, or a task of another loop, wait for the key; return once it is in line."""
 
-    def start(self, name: str, kind: str) -> None:
-        """Start one, and see it wait in line."""
-        lined_up = self.lined_up()
-        self.threads.append(threading.Thread(target=self._thread if kind == "thread" else self._task, args=[name]))
-        self.threads[-1].start()
-        assert until(lambda: self.lined_up() == lined_up + 1)
+    def wait() -> None:
+        if task:
+            assert asyncio.run(AsyncMemoryStore(store).put_when_absent("k", name.encode(), 60, 50))
+        else:
+            assert store.put_when_absent("k", name.encode(), 60, 50)
+        woken.append(name)
 
-    def _thread(self, name: str) -> None:
-        assert self.store.put_when_absent("k", name.encode(), 60, 50) is not None
-        self.woken.append(name)
-
-    def _task(self, name: str) -> None:
-        waiting = AsyncMemoryStore(self.store).put_when_absent("k", name.encode(), 60, 50)
-        assert asyncio.run(waiting) is not None
-        self.woken.append(name)
-
-    def join(self) -> None:
-        """See the end of all."""
-        for thread in self.threads:
-            thread.join(50)
-            assert not thread.is_alive()
+    before = lined_up(store)
+    waiting = in_a_thread(wait)
+    assert until(lambda: lined_up(store) == before + 1)
+    return waiting
 
 
 def test_one_removal_wakes_one_waiter_in_order(store: MemoryStore) -> None:
     """Threads, and tasks of other loops, wait in one line: each removal lets the first of it put, and says so."""
-    waiters = Waiters(store)
-    version = put(store)
-    for number in range(8):
-        waiters.start(str(number), ("thread", "task")[number % 2])
+    version, woken = put(store), list[str]()
+    waits = [join_line(store, str(number), woken, task=number % 2 > 0) for number in range(8)]
     for number in range(8):
         assert store.invalidate("k", version) == WOKEN
-        assert until(lambda: len(waiters.woken) > number)  # noqa: B023 - called at once
-        assert waiters.woken == [str(earlier) for earlier in range(number + 1)]
+        waits[number].result(50)
+        assert woken == [str(earlier) for earlier in range(number + 1)]
         version = put(store, value=b"%d" % number, version=value_stands(store, b"%d" % number))
-    waiters.join()
     assert store.invalidate("k", version) is None
     assert not store._lines
 
 
 def test_only_a_removal_of_that_key_wakes(store: MemoryStore, clock: Clock) -> None:
     """A put, an expiry, a refused removal and another key's removal wake nobody."""
-    waiters, version = Waiters(store), put(store)
-    waiters.start("first", "thread")
+    version = put(store)
+    wait = join_line(store, "first", [])
     version = put(store, version=version)
     assert store.invalidate("k", version + 1) == (b"v", version)
     assert store.invalidate("other", put(store, "other")) is None
     clock.now += 11
     assert store.invalidate("k", version) is None
-    assert waiters.lined_up() == 1
+    assert lined_up(store) == 1
     assert store.invalidate("k", put(store)) == WOKEN
-    waiters.join()
+    wait.result(50)
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["blocking", "asyncio"])
@@ -300,11 +237,10 @@ def test_a_loop_that_has_ended_takes_no_wake_up_with_it(store: MemoryStore) -> N
     task = loop.create_task(AsyncMemoryStore(store).put_when_absent("k", b"lost", 10, 20))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    waiters = Waiters(store)
-    waiters.start("next", "thread")
-    assert waiters.lined_up() == 2
+    wait = join_line(store, "next", [])
+    assert lined_up(store) == 2
     assert store.invalidate("k", version) == WOKEN
-    waiters.join()
+    wait.result(50)
     task._log_destroy_pending = False  # type: ignore[attr-defined] # asyncio would tell of what we did on purpose
 
 

@@ -10,9 +10,12 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any
 
 import nkeys
 import pytest
@@ -27,9 +30,11 @@ from caslock.stores.nats.wire import Ask, Message
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import in_a_thread, timed
+from tests.conftest import NewServer
 from tests.stores.opening import (
     QUOTED,
     SECRET,
+    Opened,
     Opening,
     apis,
     expect_no_leader_missed,
@@ -44,24 +49,14 @@ from tests.stores.opening import (
 )
 from tests.support.clusters import Cluster
 from tests.support.locations import fresh, until
-from tests.support.servers import HOST, NATS, Process, Server, free_port, listens, missing
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from caslock import Store
-    from caslock.store import ListingStore, WatchingStore
-    from tests.conftest import NewServer
+from tests.support.servers import HOST, NATS, Server, private
 
 
 def once(ask: Ask) -> Generator[Ask, Message, Message]:
-    """Send one request."""
     return (yield ask)
 
 
 def ask(url: str, subject: str, body: bytes = b"", headers: Mapping[str, str] = {}) -> Message:
-    """Send a request as another client would."""
     with NatsStore(url, timeout=20) as store:
         asked = store._servers.run(once(Ask(subject, body, headers)))
         try:
@@ -84,9 +79,9 @@ api = apis(NatsStore, AsyncNatsStore)
 
 
 @pytest.fixture
-def store(api: Opening, nats_server: Server) -> Store:
+def store(api: Opening, nats_server: Server) -> Opened:
     """A store on the shared server."""
-    return api.open(nats_server.url, timeout=20)
+    return api.open(nats_server.url)
 
 
 # Requests and markers
@@ -95,7 +90,7 @@ def store(api: Opening, nats_server: Server) -> Store:
 def test_a_cycle_is_two_requests(api: Opening, nats_server: Server) -> None:
     """To acquire is one request, to release another, also at once after a release; a second later nothing is left."""
     with FaultProxy(nats_server.host, nats_server.port) as proxy:
-        mine, theirs = (api.open(f"nats://127.0.0.1:{proxy.port}", timeout=20) for _ in range(2))
+        mine, theirs = (api.open(f"nats://127.0.0.1:{proxy.port}") for _ in range(2))
         for each in (mine, theirs):
             put(each, fresh())
         key = fresh()
@@ -114,7 +109,7 @@ def last(server: Server, subject: str) -> dict[str, Any]:
     return ask(server.url, "$JS.API.STREAM.MSG.GET.KV_caslock", Ask.api("", last_by_subj=subject).body).json()
 
 
-def test_a_marker_is_no_version(api: Opening, store: Store, nats_server: Server) -> None:
+def test_a_marker_is_no_version(api: Opening, store: Opened, nats_server: Server) -> None:
     """Whatever another program has left as a marker, nothing is there; and no put or removal finds its version."""
     key = fresh()
     subject = Verbs("caslock").subject(key)
@@ -126,25 +121,25 @@ def test_a_marker_is_no_version(api: Opening, store: Store, nats_server: Server)
         assert store.put_if_version(key, b"v", marker, 30) is None
         assert store.invalidate(key, marker) is None
         assert last(nats_server, subject)["message"]["seq"] == marker
-        assert dict(cast("ListingStore", store).list(key)) == {}
-        third = put(api.open(nats_server.url, timeout=20), key)
+        assert dict(store.list(key)) == {}
+        third = put(api.open(nats_server.url), key)
         assert third.version > marker
         assert store.invalidate(key, third.version) is None
 
 
-def test_a_value_of_another_program_is_an_entry(store: Store, nats_server: Server) -> None:
+def test_a_value_of_another_program_is_an_entry(store: Opened, nats_server: Server) -> None:
     """What `nats kv put` has written is held by somebody: it is never overwritten."""
     key = fresh()
     version = int(ask(nats_server.url, Verbs("caslock").subject(key), b"theirs").json()["seq"])
     assert store.put_if_version(key, b"mine", ABSENT, 30) == Entry(b"theirs", version)
     assert Lock(store, key).acquire(timeout=0) is None
     ask(nats_server.url, "$KV.caslock.a.name.that.no.key.has", b"theirs")
-    assert dict(cast("ListingStore", store).list(key)) == {key: Entry(b"theirs", version)}
+    assert dict(store.list(key)) == {key: Entry(b"theirs", version)}
 
 
 def test_a_put_and_a_removal_of_one_version_are_never_both_applied(api: Opening, nats_server: Server) -> None:
     """Of a renewal and a removal that expect the same version one succeeds, whichever comes first."""
-    one, two = (api.open(nats_server.url, timeout=20) for _ in range(2))
+    one, two = (api.open(nats_server.url) for _ in range(2))
     with ThreadPoolExecutor(2) as threads:
         for _ in range(100):
             key = fresh()
@@ -156,34 +151,30 @@ def test_a_put_and_a_removal_of_one_version_are_never_both_applied(api: Opening,
             assert one.get(key) == renewal == rest
 
 
-def test_every_key_is_a_name_that_tools_for_buckets_take(store: Store) -> None:
-    """Each name has the characters of keys in buckets, and fits into a line; a list has the keys as they were."""
-    salt = fresh()
+def test_every_key_is_a_name_that_tools_for_buckets_take() -> None:
+    """Each name has the characters of keys in buckets, and fits into a line."""
     names = [Verbs("b").subject(key).removeprefix("$KV.b.") for key in KEYS]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch("[-/_=a-zA-Z0-9]{1,1000}", name) for name in names)
-    keys = [(salt + key)[:1024] for key in KEYS[-12:]]
-    entries = {key: put(store, key) for key in dict.fromkeys(keys)}
-    assert dict(cast("ListingStore", store).list(salt)) == entries
 
 
 # Waiting
 
 
-def test_a_wait_is_not_ended_by_writes_that_are_refused(store: Store, api: Opening, nats_server: Server) -> None:
+def test_a_wait_is_not_ended_by_writes_that_are_refused(store: Opened, api: Opening, nats_server: Server) -> None:
     """Contenders that put and are refused wake nobody; a renewal and a removal do, also one that came before."""
     key = fresh()
     entry = put(store, key)
-    watching, other = cast("WatchingStore", store), api.open(nats_server.url, timeout=20)
-    waiting = in_a_thread(lambda: watching.wait_while(key, entry.version, 300))
+    other = api.open(nats_server.url)
+    waiting = in_a_thread(lambda: store.wait_while(key, entry.version, 300))
     for _ in range(100):
         assert other.put_if_version(key, b"theirs", ABSENT, 30) == entry
         assert other.invalidate(key, entry.version - 1) == entry
     assert not waiting.done()
     renewed = put(other, key, b"renewed", entry.version)
     waiting.result(50)
-    in_a_thread(lambda: watching.wait_while(key, entry.version, 300)).result(50)
-    waiting = in_a_thread(lambda: watching.wait_while(key, renewed.version, 300))
+    in_a_thread(lambda: store.wait_while(key, entry.version, 300)).result(50)
+    waiting = in_a_thread(lambda: store.wait_while(key, renewed.version, 300))
     time.sleep(0.2)  # so that it has most likely begun
     ask(nats_server.url, Verbs("caslock").subject(key), b"by another program")
     waiting.result(50)
@@ -200,9 +191,9 @@ def test_a_waiter_answers_the_server(api: Opening, new_nats: NewServer, tmp_path
         return PASS
 
     with FaultProxy(server.host, server.port, note) as proxy:
-        store = api.open(f"nats://{HOST}:{proxy.port}", timeout=20)
+        store = api.open(f"nats://{HOST}:{proxy.port}")
         entry = put(store, "k")
-        waiting = in_a_thread(lambda: cast("WatchingStore", store).wait_while("k", entry.version, 300))
+        waiting = in_a_thread(lambda: store.wait_while("k", entry.version, 300))
         assert until(lambda: b"".join(sent).count(b"PONG") >= 3)
         assert store.invalidate("k", entry.version) is None
         waiting.result(50)
@@ -211,9 +202,9 @@ def test_a_waiter_answers_the_server(api: Opening, new_nats: NewServer, tmp_path
 def test_a_bucket_that_tells_no_changes_is_polled(api: Opening, nats_server: Server) -> None:
     """Waiters are told to sleep, and a lock waits all the same."""
     name = fresh("mute").replace(":", "-")
-    store = api.open(make_bucket(nats_server, name, republish=None), timeout=20)
+    store = api.open(make_bucket(nats_server, name, republish=None))
     entry = put(store, "k")
-    unsent(lambda: cast("WatchingStore", store).wait_while("k", entry.version, 5), "can't serve another waiter")
+    unsent(lambda: store.wait_while("k", entry.version, 5), "can't serve another waiter")
     assert store.invalidate("k", entry.version) is None
     with connect(f"{nats_server.url}/{name}") as plain, Lock(plain, "k"):
         waiting = timed(lambda: Lock(plain, "k").acquire(timeout=0.2))
@@ -244,16 +235,16 @@ def test_a_bucket_that_loses_entries_is_refused(
 def test_only_a_put_makes_a_bucket(api: Opening, nats_server: Server) -> None:
     """To look makes none; after one was deleted, the next put makes it again."""
     name = fresh("new").replace(":", "-")
-    store = api.open(f"{nats_server.url}/{name}", timeout=20)
-    watching, about = cast("WatchingStore", store), f"$JS.API.STREAM.INFO.KV_{name}"
+    store = api.open(f"{nats_server.url}/{name}")
+    about = f"$JS.API.STREAM.INFO.KV_{name}"
     for _ in range(2):
         assert store.get("k") is None
-        assert list(cast("ListingStore", store).list("")) == []
+        assert list(store.list("")) == []
         with pytest.raises(StoreUnavailable, match="another waiter"):
-            watching.wait_while("k", 1, 5)
+            store.wait_while("k", 1, 5)
         assert "error" in ask(nats_server.url, about).json()
         put(store, "k")
-        assert dict(cast("ListingStore", store).list("")).keys() == {"k"}
+        assert dict(store.list("")).keys() == {"k"}
         assert ask(nats_server.url, about.replace("INFO", "DELETE")).json()["success"]
         unsent(lambda: store.put_if_version("k", b"v", ABSENT, 30), "there is no such stream")
 
@@ -261,7 +252,7 @@ def test_only_a_put_makes_a_bucket(api: Opening, nats_server: Server) -> None:
 def test_one_bucket_is_made_by_many(api: Opening, nats_server: Server) -> None:
     """Of many that find none, one makes it, and one gets the key."""
     url = f"{nats_server.url}/{fresh('new').replace(':', '-')}"
-    stores = [api.open(url, timeout=20) for _ in range(8)]
+    stores = [api.open(url) for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:
         assert len(set(threads.map(lambda store: store.put_if_version("k", fresh().encode(), ABSENT, 30), stores))) == 1
 
@@ -269,7 +260,7 @@ def test_one_bucket_is_made_by_many(api: Opening, nats_server: Server) -> None:
 def test_a_bucket_with_markers_of_its_own_serves(api: Opening, nats_server: Server) -> None:
     """Where the server leaves a marker for what has expired, the key is free all the same, and versions grow."""
     name = fresh("marked").replace(":", "-")
-    store = api.open(make_bucket(nats_server, name, subject_delete_marker_ttl=60 * 10**9), timeout=20)
+    store = api.open(make_bucket(nats_server, name, subject_delete_marker_ttl=60 * 10**9))
     first = put(store, "k", ttl=1)
     assert until(lambda: store.get("k") is None)
     second = put(store, "k")
@@ -279,7 +270,7 @@ def test_a_bucket_with_markers_of_its_own_serves(api: Opening, nats_server: Serv
 def test_a_full_bucket_refuses_puts_and_still_releases(api: Opening, nats_server: Server) -> None:
     """The error says what to do, and what is there can be read and removed."""
     url = make_bucket(nats_server, fresh("full").replace(":", "-"), max_bytes=20_000)
-    store = api.open(url, timeout=20)
+    store = api.open(url)
     entry = put(store, "k", b"v" * 300)
     for number in range(100):
         with contextlib.suppress(StoreError):
@@ -331,23 +322,23 @@ def test_passwords_and_rights(api: Opening, new_nats: NewServer, tmp_path: Path)
     server = new_nats("-c", str(tmp_path / "nats.conf"))
     where = f"{server.host}:{server.port}"
     for user in (f"locks:{QUOTED}x@", f"nobody:{QUOTED}@", f"{QUOTED}@", ""):
-        store = api.open(f"nats://{user}{where}", timeout=20)
+        store = api.open(f"nats://{user}{where}")
         for _ in range(2):
             refusal(lambda: store.get("k"), "Authorization Violation.*Check user and password")  # noqa: B023 - called at once
         assert "p@ss" not in repr(store)
-    store = api.open(f"nats://locks:{QUOTED}@{where}", timeout=20)
+    store = api.open(f"nats://locks:{QUOTED}@{where}")
     expect_woken(store, "k")
-    reader = api.open(f"nats://reader:{QUOTED}@{where}", timeout=20)
+    reader = api.open(f"nats://reader:{QUOTED}@{where}")
     assert reader.get("k") is None
     refusal(lambda: reader.put_if_version("k", b"v", ABSENT, 1), r"Permissions Violation.*publish to \$KV")
-    refusal(lambda: cast("WatchingStore", reader).wait_while("k", 1, 5), "Permissions Violation")
+    refusal(lambda: reader.wait_while("k", 1, 5), "Permissions Violation")
     assert reader.get("k") is None
 
 
 def test_a_token_is_taken(api: Opening, new_nats: NewServer) -> None:
     """Instead of user and password."""
     server = new_nats("--auth", SECRET)
-    store = api.open(f"nats://{QUOTED}@{server.host}:{server.port}", timeout=20)
+    store = api.open(f"nats://{QUOTED}@{server.host}:{server.port}")
     put(store, "k")
     refusal(lambda: api.open(server.url).get("k"), "Authorization Violation")
 
@@ -384,7 +375,7 @@ def test_a_key_signs_for_its_user(api: Opening, new_nats: NewServer, tmp_path: P
     for name, seed in (("ours", user), ("theirs", stranger)):
         (tmp_path / name).write_text(f"{armoured}-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END")
     server = new_nats("-c", str(tmp_path / "nats.conf"))
-    put(api.open(f"{server.url}?creds={tmp_path / 'ours'}", timeout=20), "k")
+    put(api.open(f"{server.url}?creds={tmp_path / 'ours'}"), "k")
     refusal(lambda: api.open(f"{server.url}?creds={tmp_path / 'theirs'}").get("k"), "Authorization Violation")
     (tmp_path / "empty").write_text("")
     for url, sentence in (
@@ -397,7 +388,6 @@ def test_a_key_signs_for_its_user(api: Opening, new_nats: NewServer, tmp_path: P
 
 
 def public(seed: bytes) -> str:
-    """Give the public key of a seed."""
     key: bytes = nkeys.from_seed(bytearray(seed)).public_key
     return key.decode()
 
@@ -411,20 +401,13 @@ def jwt(issuer: bytes, subject: bytes, **claims: object) -> str:
 
 
 def unpadded(raw: bytes) -> str:
-    """Write bytes as JWTs have them."""
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def test_a_server_without_jetstream_is_a_refusal(api: Opening, tmp_path: Path) -> None:
     """The error says how to start it."""
-    port = free_port()
-    body = Process([NATS.binary() or missing(NATS), "-a", HOST, "-p", str(port)], tmp_path)
-    body.start()
-    try:
-        assert until(lambda: listens(port)), body.log()
-        refusal(lambda: api.open(f"nats://{HOST}:{port}").get("k"), "start it with -js")
-    finally:
-        body.remove()
+    with private(replace(NATS, arguments=lambda port, _: ["-a", HOST, "-p", str(port)]), tmp_path) as server:
+        refusal(lambda: api.open(server.url).get("k"), "start it with -js")
 
 
 @pytest.mark.parametrize(
@@ -452,7 +435,7 @@ def test_another_server_on_that_port_is_a_refusal(api: Opening, greeting: bytes,
                             pass
 
         threading.Thread(target=serve, daemon=True).start()
-        store = api.open(f"nats://{HOST}:{listener.getsockname()[1]}", timeout=20)
+        store = api.open(f"nats://{HOST}:{listener.getsockname()[1]}")
         refusal(lambda: store.put_if_version("k", b"v", ABSENT, 1), sentence)
         listener.shutdown(socket.SHUT_RDWR)
 
@@ -468,7 +451,7 @@ def test_tls_with_certificates_of_both_sides(api: Opening, new_nats: NewServer, 
 
 def test_tls_to_a_server_without_it_is_a_refusal(api: Opening, nats_server: Server) -> None:
     """The error says to leave TLS out."""
-    store = api.open(f"natss://{nats_server.host}:{nats_server.port}", timeout=20)
+    store = api.open(f"natss://{nats_server.host}:{nats_server.port}")
     refusal(lambda: store.get("k"), "does not speak TLS. Without TLS, begin the URL with nats://")
 
 
@@ -476,10 +459,7 @@ def test_tls_to_a_server_without_it_is_a_refusal(api: Opening, nats_server: Serv
 
 
 class Three(Cluster):
-    """Three servers, with a bucket on all of them."""
-
     def arguments(self, number: int, port: int, peers: Sequence[int], folder: Path) -> list[str]:
-        """See `Cluster.arguments`."""
         others = ",".join(f"nats://{HOST}:{peer}" for peer in peers)
         return [
             *("-a", HOST, "-p", str(port), "-n", f"n{number}", "-js", "-sd", str(folder / "js")),
@@ -488,7 +468,6 @@ class Three(Cluster):
 
     @property
     def url(self) -> str:
-        """Name all servers."""
         return f"nats://{self.hosts}/caslock?replicas=3&timeout=3"
 
     def leader(self) -> int:

@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
-from caslock import QuorumLock, StoreUnavailable, connect
+from caslock import QuorumLock, Store, StoreUnavailable, connect
+from caslock.testing.steps import at_once
 from caslock.testing.stopwatch import Stopwatch
+from tests.conftest import NewServer
 from tests.support.locations import close_when_clean, fresh, observed, until
-from tests.support.servers import REDIS, Server, private
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from caslock import Store
+from tests.support.servers import Server
 
 PATIENCE: Final = 0.5
 """Seconds of a request timeout."""
 
 
-@pytest.fixture(scope="session")
-def _three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(private(REDIS, tmp_path_factory.mktemp("redis"))) for _ in range(3)]
-
-
 @pytest.fixture
-def three(_three: list[Server]) -> Iterator[list[Server]]:
-    """Return three Redis servers that a test may kill and pause: use keys of your own."""
-    yield _three
-    revive(_three)
-
-
-def revive(servers: list[Server]) -> None:
-    """Start those that were killed, and let those go on that were stopped."""
-    for server in servers:
-        server.resume()
-        if not server._ours().alive():
-            server.start()
+def three(new_redis: NewServer) -> list[Server]:
+    """Return three Redis servers that a test may kill and pause."""
+    return [new_redis() for _ in range(3)]
 
 
 @pytest.fixture
@@ -52,13 +34,11 @@ def stores(three: list[Server]) -> Iterator[list[Store]]:
     """Return stores on three servers, with a short request timeout."""
     stores: list[Store] = [connect(f"{server.url}?socket_timeout={PATIENCE}") for server in three]
     yield stores
-    revive(three)
     for store in stores:
         close_when_clean(store)
 
 
 def held(stores: list[Store], key: str) -> list[bool]:
-    """Tell of each store whether anybody holds the key there."""
     return [_is_held(store, key) for store in stores]
 
 
@@ -131,11 +111,7 @@ def add(urls: list[str], key: str, file: str, rounds: int) -> int:
                 time.sleep(0)
                 path.write_text(str(seen + 1))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda _: work(), 2)
     return 2 * rounds
 
 

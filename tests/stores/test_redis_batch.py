@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -13,19 +13,12 @@ import redis.asyncio
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, WOKEN, Entry, Put, Removal
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
-from tests.stores.opening import (
-    Opening,
-    apis,
-    private_redis,  # noqa: F401 - a fixture
-)
+from caslock.testing.steps import in_a_thread
+from tests.conftest import NewServer
+from tests.stores.opening import Opening, apis
+from tests.support.locations import present, until
 from tests.support.loops import in_a_loop
-from tests.support.servers import HOST, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.conftest import NewServer
-    from tests.support.servers import Server
+from tests.support.servers import HOST, Server, free_port
 
 Opened = Any  # a store of either API, whose verbs block
 
@@ -39,16 +32,7 @@ def store(api: Opening, redis_server: Server) -> Opened:
     return api.open(redis_server.url)
 
 
-@pytest.fixture
-def admin(redis_server: Server) -> Iterator[redis.Redis]:
-    """A plain client of the server, which is emptied."""
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushall()
-        yield client
-
-
 def puts(keys: str, version: int = ABSENT, value: bytes = b"a") -> list[Put]:
-    """Ask for each key of one letter."""
     return [Put(key, value + key.encode(), version, 30.0) for key in keys]
 
 
@@ -74,44 +58,15 @@ def test_many_spare_what_another_program_has_written(store: Opened, admin: redis
     assert admin.keys() == [b"f"]
 
 
-def test_many_follow_the_rules_of_versions(store: Opened, admin: redis.Redis) -> None:
-    """A version that is ahead of the clock leaves its marker, and the next one is larger."""
-    ahead = int(admin.time()[0] + 3600) * 1_000_000
-    admin.set("a", b"%d:a" % ahead, px=60_000)
-    admin.set("b", b"%d!gone" % ahead)
-    assert store.invalidate_many([Removal("a", ahead), Removal("b", ahead)]) == [None, None]
-    assert admin.get("a") == b"%d!gone" % ahead
-    assert [entry.version for entry in store.put_many(puts("ab"))] == [ahead + 1] * 2
-
-
 def test_removing_many_wakes_a_waiter(redis_server: Server, store: Opened, admin: redis.Redis) -> None:
     """WOKEN is in the answer for the key that was waited for."""
     a, b = store.put_many(puts("ab"))
-    packed = [Removal("a", a.version), Removal("b", b.version)]
-
-    async def main() -> Entry | None:
-        waiting = AsyncRedisStore.from_url(redis_server.url)
-        waiter = asyncio.create_task(waiting.put_when_absent("b", b"w", 30, 20))
-        while not admin.exists(b"b\xffwaiters"):  # noqa: ASYNC110 - it is the server that knows
-            await asyncio.sleep(0.001)
-        with contextlib.closing(RedisStore.from_url(redis_server.url)) as other:
-            assert other.invalidate_many(packed) == [None, WOKEN]
-        written = await waiter
-        await waiting.aclose()
-        return written
-
-    written = asyncio.run(main())
-    assert written is not None
-    assert written.value == b"w"
+    with contextlib.closing(RedisStore.from_url(redis_server.url)) as another:
+        waiting = in_a_thread(lambda: another.put_when_absent("b", b"w", 30, 20))
+        assert until(lambda: admin.exists(b"b\xffwaiters"))
+        assert store.invalidate_many([Removal("a", a.version), Removal("b", b.version)]) == [None, WOKEN]
+        assert present(waiting.result(50)).value == b"w"
     assert admin.keys() == [b"b"]
-
-
-def test_a_server_that_forgot_the_scripts_learns_them_again(store: Opened, admin: redis.Redis) -> None:
-    """EVAL after NOSCRIPT."""
-    admin.script_flush()
-    (entry,) = store.put_many(puts("a"))
-    admin.script_flush()
-    assert store.invalidate_many([Removal("a", entry.version)]) == [None]
 
 
 def test_a_key_of_another_type_refuses_all(store: Opened, admin: redis.Redis) -> None:
@@ -139,8 +94,7 @@ def test_bad_arguments_are_refused_and_none_is_nothing(store: Opened) -> None:
     assert store.get("other") is None
 
 
-async def one(store: AsyncRedisStore, key: str) -> None:
-    """Put and remove one key."""
+async def put_and_remove(store: AsyncRedisStore, key: str) -> None:
     entry = await store.put_if_version(key, key.encode(), ABSENT, 30)
     assert entry is not None
     assert entry.value == key.encode()
@@ -154,10 +108,10 @@ async def test_a_thousand_tasks_share_one_connection_and_few_packets(new_redis: 
     server = new_redis()
 
     store = AsyncRedisStore.from_url(server.url + "?client_name=tasks")
-    await one(store, "first")
+    await put_and_remove(store, "first")
     with redis.Redis.from_url(server.url) as admin:
         before = admin.info("stats")["total_reads_processed"]
-        await asyncio.gather(*(one(store, f"k{number}") for number in range(1000)))
+        await asyncio.gather(*(put_and_remove(store, f"k{number}") for number in range(1000)))
         assert admin.info("stats")["total_reads_processed"] - before < 300
         assert [each["name"] for each in admin.client_list()].count("tasks") == 1
         assert admin.dbsize() == 0
@@ -176,7 +130,7 @@ async def test_a_cancelled_caller_disturbs_nobody(new_redis: NewServer, replicas
                 pass
     store = AsyncRedisStore.from_url(server.url, replicas=replicas)
     for steps in range(12):
-        tasks = [asyncio.create_task(one(store, f"c{steps}:{number}")) for number in range(20)]
+        tasks = [asyncio.create_task(put_and_remove(store, f"c{steps}:{number}")) for number in range(20)]
         for _ in range(steps):
             await asyncio.sleep(0)
         for task in tasks[::3]:
@@ -192,9 +146,11 @@ async def test_a_packet_without_an_answer_fails_for_each_of_its_callers(new_redi
     server = new_redis()
 
     store = AsyncRedisStore.from_url(server.url + "?socket_timeout=1")
-    await asyncio.gather(*(one(store, f"k{number}") for number in range(50)))
+    await asyncio.gather(*(put_and_remove(store, f"k{number}") for number in range(50)))
     server.pause()
-    outcomes = await asyncio.gather(*(one(store, f"k{number}") for number in range(50)), return_exceptions=True)
+    outcomes = await asyncio.gather(
+        *(put_and_remove(store, f"k{number}") for number in range(50)), return_exceptions=True
+    )
     server.resume()
     assert len({id(outcome) for outcome in outcomes}) == 50
     for outcome in outcomes:
@@ -202,12 +158,12 @@ async def test_a_packet_without_an_answer_fails_for_each_of_its_callers(new_redi
     first = outcomes[0]  # some of the others may have waited for a further connection
     assert isinstance(first, StoreUnavailable)
     assert first.sent
-    tasks = [asyncio.create_task(one(store, f"n{number}")) for number in range(50)]
+    tasks = [asyncio.create_task(put_and_remove(store, f"n{number}")) for number in range(50)]
     await asyncio.sleep(0)
     server.restart()
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         assert outcome is None or isinstance(outcome, StoreUnavailable)
-    await one(store, "afterwards")
+    await put_and_remove(store, "afterwards")
     await store.aclose()
 
 
@@ -215,10 +171,10 @@ async def test_a_packet_without_an_answer_fails_for_each_of_its_callers(new_redi
 async def test_one_refusal_in_a_packet_is_one_callers(redis_server: Server, admin: redis.Redis) -> None:
     """So is a script that the server has lost: every request of the packet succeeds all the same."""
     store = AsyncRedisStore.from_url(redis_server.url)
-    await one(store, "first")
+    await put_and_remove(store, "first")
     admin.script_flush()
     admin.lpush("list", "x")
-    outcomes = await asyncio.gather(*(one(store, key) for key in ("a", "list", "b")), return_exceptions=True)
+    outcomes = await asyncio.gather(*(put_and_remove(store, key) for key in ("a", "list", "b")), return_exceptions=True)
     assert outcomes[0] is outcomes[2] is None
     assert isinstance(outcomes[1], StoreError)
     assert not isinstance(outcomes[1], StoreUnavailable)
@@ -243,7 +199,9 @@ async def test_replicas_acknowledge_a_packet_as_a_whole(new_redis: NewServer) ->
     server = new_redis()
 
     store = AsyncRedisStore.from_url(server.url + "?socket_timeout=4", replicas=1)
-    outcomes = await asyncio.gather(*(one(store, f"k{number}") for number in range(20)), return_exceptions=True)
+    outcomes = await asyncio.gather(
+        *(put_and_remove(store, f"k{number}") for number in range(20)), return_exceptions=True
+    )
     assert all(isinstance(outcome, StoreUnavailable) and "replicas" in str(outcome) for outcome in outcomes)
     assert len({id(outcome) for outcome in outcomes}) == 20
     await store.aclose()

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -23,16 +23,12 @@ from caslock.errors import StaleFence, StoreError, StoreUnavailable
 from caslock.fencing import write_value, write_value_async
 from caslock.store import ABSENT, WOKEN, Put, Removal
 from caslock.stores.redis import AsyncRedisStore, RedisStore
+from caslock.testing.steps import in_a_thread
 from caslock.testing.stopwatch import Stopwatch
 from tests.stores.opening import Opening, apis, made, put, unsent
 from tests.support.locations import until
 from tests.support.loops import in_a_loop
-from tests.support.servers import HOST, REDIS, absent, free_port, private
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.support.servers import Server
+from tests.support.servers import HOST, REDIS, Server, absent, free_port, private
 
 SLOTS = 16384
 
@@ -41,8 +37,6 @@ TELLS = int(redis.__version__.split(".")[0]) >= 7
 
 
 class Nodes:
-    """Three primaries without replicas."""
-
     def __init__(self, servers: list[Server], buses: list[int]) -> None:
         self.servers = servers
         self.buses = buses
@@ -50,7 +44,6 @@ class Nodes:
         self.ids = [str(admin.cluster("MYID"), "ascii") for admin in self.admins]
 
     def join(self) -> None:
-        """Share the slots out, and return when every node knows."""
         for number in range(3):
             first, after = SLOTS * number // 3, SLOTS * (number + 1) // 3
             self.say(number, "CLUSTER", "ADDSLOTSRANGE", first, after - 1)
@@ -94,7 +87,6 @@ def module_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @contextlib.contextmanager
 def started(folders: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """Run three nodes."""
     if os.environ.get(REDIS.variable) or not any(map(shutil.which, REDIS.binaries)):
         absent("no redis-server on the PATH to run as a Redis Cluster: `make servers` installs one")
     options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
@@ -230,33 +222,12 @@ def test_a_removal_wakes_a_waiter(nodes: Nodes, new: New, key: str) -> None:
     store, other = new(nodes), new(nodes)
     entry = put(store, key)
     admin = nodes.admins[nodes.owner(key)]
-    with ThreadPoolExecutor() as pool:
-        waiter = pool.submit(store.put_when_absent, key, b"w", 30, 20)
-        assert until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in admin.client_list()))
-        assert other.invalidate(key, entry.version) is WOKEN
-        written = waiter.result()
-    assert written is not None
+    waiter = in_a_thread(partial(store.put_when_absent, key, b"w", 30, 20))
+    assert until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in admin.client_list()))
+    assert other.invalidate(key, entry.version) is WOKEN
+    written = waiter.result(50)
     assert written.value == b"w"
     assert other.invalidate(key, written.version) is None
-    assert admin.dbsize() == 0
-
-
-def test_a_node_that_forgot_the_scripts_learns_them_again(nodes: Nodes, new: New) -> None:
-    """A waiter there takes its ticket all the same, and is woken all the same."""
-    store = new(nodes)
-    entry = put(store, "k")
-    admin = nodes.admins[nodes.owner("k")]
-    admin.script_flush()
-    with ThreadPoolExecutor() as pool:
-        waiter = pool.submit(store.put_when_absent, "k", b"w", 30, 20)
-        assert until(lambda: admin.zcard(b"{k}\xffwaiters"))
-        admin.script_flush()
-        assert store.invalidate("k", entry.version) is WOKEN
-        written = waiter.result()
-    assert written is not None
-    assert written.value == b"w"
-    assert store.get("k") == written
-    assert store.invalidate("k", written.version) is None
     assert admin.dbsize() == 0
 
 
@@ -266,16 +237,15 @@ def test_a_waiter_follows_a_slot_that_moves(nodes: Nodes, new: New, request: pyt
     source = nodes.owner(key)
     target = (source + 1) % 3
     entry = put(store, key)
-    with ThreadPoolExecutor() as pool:
-        waiter = pool.submit(store.put_when_absent, key, b"w", 30, 1)
-        blocked = nodes.admins[source].client_list
-        assert until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in blocked()))
-        nodes.begin_move(key, source, target)
-        for name in (key.encode(), b"{%b}\xffwaiters" % key.encode()):
-            nodes.say(source, "MIGRATE", HOST, nodes.servers[target].port, name, 0, 5000)
-        nodes.end_move(key, source, target)
-        assert waiter.result() == entry
-        assert store.get(key) == entry
+    waiter = in_a_thread(partial(store.put_when_absent, key, b"w", 30, 1))
+    blocked = nodes.admins[source].client_list
+    assert until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in blocked()))
+    nodes.begin_move(key, source, target)
+    for name in (key.encode(), b"{%b}\xffwaiters" % key.encode()):
+        nodes.say(source, "MIGRATE", HOST, nodes.servers[target].port, name, 0, 5000)
+    nodes.end_move(key, source, target)
+    assert waiter.result(50) == entry
+    assert store.get(key) == entry
 
 
 def test_a_key_that_can_have_nothing_beside_it_is_not_waited_for(nodes: Nodes, new: New) -> None:

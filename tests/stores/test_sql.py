@@ -12,32 +12,26 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from caslock import StoreUnavailable, connect, connect_async
+from caslock import Store, StoreUnavailable, connect, connect_async
 from caslock.store import ABSENT
 from caslock.stores.sql import AsyncSQLStore, SQLStore, metadata
 from caslock.stores.sql.table import name_of
-from caslock.testing.drive import driven, on_loop
-from caslock.testing.proxy import FaultProxy, refused_port
+from caslock.testing.drive import on_loop
+from caslock.testing.proxy import refused_port
 from caslock.testing.steps import again, at_once, timed
-from tests.stores.opening import SECRET, expect_requests, opening, put, refusal
+from tests.stores.opening import SECRET, opening, put, refusal
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, MYSQL, POSTGRESQL, Server, private
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sqlalchemy import Connection, Engine
-
-    from caslock import Store
 
 
 class Database(NamedTuple):
@@ -52,13 +46,19 @@ class Database(NamedTuple):
     def is_mysql(self) -> bool:
         return self.server.kind is MYSQL
 
+    @contextlib.contextmanager
+    def engine(self, **settings: Any) -> Iterator[Any]:  # noqa: ANN401 - as SQLAlchemy takes them
+        make: Any = create_engine if self.blocking else create_async_engine
+        engine = make(driver_url(self.server, awaits=not self.blocking), **settings)
+        yield engine
+        engine.dispose() if self.blocking else on_loop(engine.dispose())
+
     def run(self, statement: str) -> Any:  # noqa: ANN401 - one value of any kind
         result = self.admin.execute(text(statement))
         return result.scalar() if result.returns_rows else result.rowcount
 
 
 def driver_url(server: Server, *, awaits: bool = False) -> str:
-    """Give the URL as SQLAlchemy wants it."""
     mysql = "mysql+asyncmy:" if awaits else "mysql+pymysql:"
     return server.url.replace("postgresql:", "postgresql+psycopg:").replace("mysql:", mysql)
 
@@ -116,17 +116,6 @@ def test_a_refused_put_writes_nothing(database: Database, store: Store) -> None:
     assert database.run(place) == where
 
 
-def test_an_uncontended_cycle_is_two_statements(database: Database, store: Store) -> None:
-    """To acquire is one statement and to release is another, and nothing is sent around them."""
-    with FaultProxy(database.server.host, database.server.port) as proxy:
-        through = database.open(make_url(database.server.url).set(host="127.0.0.1", port=proxy.port))
-        key = fresh()
-        put(through, key, ttl=0.01)
-        assert until(lambda: store.get(key) is None)
-        entry = expect_requests(1, proxy, lambda: put(through, key))
-        assert expect_requests(1, proxy, lambda: through.invalidate(key, entry.version)) is None
-
-
 def test_no_two_keys_have_one_name() -> None:
     """A long key has a digest behind a byte that no UTF-8 has, and every name fits into an index."""
     keys = ["k" * 255, "k" * 256, "k" * 1024, "k" * 1023 + "l", "ü" * 127, "ü" * 128, "🔑" * 1024, "🔑" * 1023 + "x"]
@@ -134,9 +123,6 @@ def test_no_two_keys_have_one_name() -> None:
     assert len(set(names)) == len(names)
     assert max(map(len, names)) <= 255
     assert [b"\xff" in name for name in names] == [len(key.encode()) > 255 for key in keys]
-    for key in ("", "k" * 1025, "\ud800"):
-        with pytest.raises(ValueError, match=r"1 to 1,024 characters|lone surrogate"):
-            name_of(key)
 
 
 def test_the_table_is_made_once_whoever_comes_first(database: Database) -> None:
@@ -152,7 +138,7 @@ def test_the_table_is_made_once_whoever_comes_first(database: Database) -> None:
         database.run("DROP ROLE IF EXISTS first")
         database.run(f"CREATE ROLE first LOGIN SUPERUSER; ALTER ROLE first SET search_path = {schema}")
         url = url.set(username="first")
-    stores = [database.open(url, timeout=20) for _ in range(4)]
+    stores = [database.open(url) for _ in range(4)]
     entries = at_once(lambda number: put(stores[number % 4], f"k{number}"), 20)
     assert len(entries) == 20
     columns = f"SELECT count(*) FROM information_schema.columns WHERE table_schema = '{schema}'"
@@ -180,7 +166,6 @@ def _name(database: Database, name: str) -> str:
 
 
 def _user(database: Database, name: str) -> Any:  # noqa: ANN401 - a URL of SQLAlchemy
-    """Make a user with a password."""
     if database.is_mysql:
         database.run(f"DROP USER IF EXISTS '{name}'@'%'")
         database.run(f"CREATE USER '{name}'@'%' IDENTIFIED BY '{SECRET}'")
@@ -214,7 +199,6 @@ def test_a_wrong_password_is_a_refusal_that_shows_none(
 
 @contextlib.contextmanager
 def _with_passwords(folders: pytest.TempPathFactory) -> Iterator[Any]:
-    """Start a PostgreSQL that asks for a password."""
     with private(POSTGRESQL, folders.mktemp("passwords")) as server:
         engine = create_engine(driver_url(server), isolation_level="AUTOCOMMIT")
         with engine.connect() as admin:
@@ -235,15 +219,13 @@ READ_ONLY = "-c default_transaction_read_only=on"
 def test_a_read_only_server_is_a_refusal(database: Database) -> None:
     """A put that a replica would refuse is a `StoreError` that says to use the primary; reads work."""
     option = ("init_command", "SET tx_read_only = 1") if database.is_mysql else ("options", READ_ONLY)
-    make: Any = create_engine if database.blocking else create_async_engine
-    engine = make(driver_url(database.server, awaits=not database.blocking), connect_args=dict([option]))
     key = fresh()
     entry = put(database.open(), key)
-    store = database.open(engine)
-    assert store.get(key) == entry
-    refusal(lambda: store.put_if_version(key, b"v", ABSENT, 1), "Connect to the primary")
-    refusal(lambda: store.invalidate(key, entry.version), "Connect to the primary")
-    engine.dispose() if database.blocking else on_loop(engine.dispose())
+    with database.engine(connect_args=dict([option])) as engine:
+        store = database.open(engine)
+        assert store.get(key) == entry
+        refusal(lambda: store.put_if_version(key, b"v", ABSENT, 1), "Connect to the primary")
+        refusal(lambda: store.invalidate(key, entry.version), "Connect to the primary")
 
 
 MYSQL_WAITS = "SELECT COUNT(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%lock'"
@@ -257,13 +239,13 @@ def test_a_statement_that_was_given_up_does_not_land_late(database: Database, st
     That holds for a store of a URL, and for one of an engine.
     """
     put(store, fresh())  # so that there is a table
-    make: Any = create_engine if database.blocking else create_async_engine
-    users = make(driver_url(database.server, awaits=not database.blocking))
-    patient = {fresh(): each for each in (database.open(timeout=1.0), database.open(users, timeout=1.0))}
-    for key, each in patient.items():
-        again(partial(each.get, key))
-    engine = create_engine(driver_url(database.server))
-    with engine.connect() as blocker:
+    with (
+        database.engine() as users,
+        create_engine(driver_url(database.server), poolclass=NullPool).connect() as blocker,
+    ):
+        patient = {fresh(): each for each in (database.open(timeout=1.0), database.open(users, timeout=1.0))}
+        for key, each in patient.items():
+            again(partial(each.get, key))
         lock = "LOCK TABLES caslock WRITE" if database.is_mysql else "LOCK TABLE caslock IN ACCESS EXCLUSIVE MODE"
         blocker.execute(text(lock))
         puts = [timed(partial(each.put_if_version, key, b"late", ABSENT, 60)) for key, each in patient.items()]
@@ -273,37 +255,31 @@ def test_a_statement_that_was_given_up_does_not_land_late(database: Database, st
         assert until(lambda: not database.run(MYSQL_WAITS if database.is_mysql else POSTGRESQL_WAITS))
         if database.is_mysql:
             blocker.execute(text("UNLOCK TABLES"))
-    engine.dispose()
-    time.sleep(0.2)
-    assert [store.get(key) for key in patient] == [None, None]
+        blocker.close()
+        time.sleep(0.2)
+        assert [store.get(key) for key in patient] == [None, None]
 
 
 def test_an_engine_of_the_user_is_not_disturbed(database: Database) -> None:
     """A store takes connections of an engine for itself; the engine's own pool and transactions go on."""
-    engine: Any
-    if database.blocking:
-        engine = create_engine(driver_url(database.server), pool_size=1, max_overflow=0, pool_timeout=50)
-    else:
-        engine = create_async_engine(driver_url(database.server, awaits=True), pool_size=1, max_overflow=0)
-    store = database.open(engine)
-    key = fresh()
-    entry = put(store, key)
-    if database.blocking:
-        with engine.begin() as mine:
-            mine.execute(text("SELECT 1"))
+    more = {"pool_timeout": 50} if database.blocking else {}
+    with database.engine(pool_size=1, max_overflow=0, **more) as engine:
+        store, key = database.open(engine), fresh()
+        entry = put(store, key)
+        if database.blocking:
+            with engine.begin() as mine:
+                mine.execute(text("SELECT 1"))
+                assert store.invalidate(key, entry.version) is None
+                mine.rollback()
+        else:
+
+            async def use() -> None:
+                async with engine.begin() as mine:
+                    await mine.execute(text("SELECT 1"))
+
+            on_loop(use())
             assert store.invalidate(key, entry.version) is None
-            mine.rollback()
-        engine.dispose()
-    else:
-
-        async def use() -> None:
-            async with engine.begin() as mine:
-                await mine.execute(text("SELECT 1"))
-            await engine.dispose()
-
-        on_loop(use())
-        assert store.invalidate(key, entry.version) is None
-    assert store.get(key) is None
+        assert store.get(key) is None
 
 
 def test_what_the_store_has_no_driver_for_is_refused() -> None:
@@ -386,19 +362,14 @@ def test_a_cancellation_while_it_connects_is_not_lost(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("blocking", [True, False])
 def test_it_works_behind_pgbouncer_in_transaction_mode(pgbouncer: str, blocking: bool) -> None:  # noqa: FBT001 - a parameter
     """Many threads share one session of the server, whose state none of them touches."""
-    store = SQLStore(pgbouncer, timeout=20) if blocking else AsyncSQLStore(pgbouncer, timeout=20)
-    shared = driven(store)
-    try:
-        with ThreadPoolExecutor(8) as threads:
-            keys = [fresh() for _ in range(40)]
-            entries = list(threads.map(lambda key: put(shared, key), keys))
-            assert list(threads.map(shared.get, keys)) == entries
-            removed = threads.map(lambda key, entry: shared.invalidate(key, entry.version), keys, entries)
-            assert set(removed) == {None}
-            entries = [put(shared, keys[0]) for _ in range(9) if shared.get(keys[0]) is None]
-            assert len(entries) == 1
-    finally:
-        shared.close()  # type: ignore[attr-defined] # both have it
+    with opening(SQLStore if blocking else AsyncSQLStore, blocking=blocking) as api, ThreadPoolExecutor(8) as threads:
+        shared, keys = api.open(pgbouncer), [fresh() for _ in range(40)]
+        entries = list(threads.map(lambda key: put(shared, key), keys))
+        assert list(threads.map(shared.get, keys)) == entries
+        removed = threads.map(lambda key, entry: shared.invalidate(key, entry.version), keys, entries)
+        assert set(removed) == {None}
+        entries = [put(shared, keys[0]) for _ in range(9) if shared.get(keys[0]) is None]
+        assert len(entries) == 1
 
 
 def test_what_an_exception_of_the_user_has_noted_outlives_a_refused_connection() -> None:

@@ -8,16 +8,18 @@ import multiprocessing
 import signal
 import socket
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from caslock import Lock, StoreUnavailable, WatchingStore
+from caslock import Lock, Store, StoreUnavailable, WatchingStore
 from caslock.store import ABSENT, Entry
 from caslock.stores.sql import AsyncSQLStore, SQLStore
-from caslock.stores.sql.listener import MOST_KEYS
+from caslock.stores.sql.listener import MOST_KEYS, Listener
 from caslock.stores.sql.statements import look_at
 from caslock.stores.sql.table import name_of, place_of
 from caslock.stores.sql.wait import Wait
@@ -27,14 +29,11 @@ from caslock.testing.proxy import FaultProxy, Passage
 from caslock.testing.steps import timed
 from caslock.testing.stopwatch import Stopwatch
 from tests.stores.opening import answers, opening, put, unsent
-from tests.support.locations import fresh, until
-from tests.support.servers import POSTGRESQL, private
+from tests.support.locations import fresh, present, until
+from tests.support.loops import in_a_loop
+from tests.support.servers import POSTGRESQL, Server, private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from caslock import Store
-    from tests.support.servers import Server
 
     class Watching(Store, WatchingStore):
         """A store with `wait_while`."""
@@ -63,7 +62,6 @@ class Postgres:
         return cast("Watching", self._stores.open(target, **settings))
 
     def ask(self, statement: str, **values: object) -> Any:  # noqa: ANN401 - one value of any kind
-        """Give the first value that a statement finds."""
         return self._admin.execute(text(statement), values).scalar()
 
     def listeners(self, key: str) -> int:
@@ -71,7 +69,6 @@ class Postgres:
         return int(self.ask(f"SELECT count(*) {_OF_KEY}", place=place_of(name_of(key)[0])))
 
     def end_listeners(self, key: str) -> bool:
-        """Terminate a session that waits for a key."""
         return bool(self.ask(f"SELECT pg_terminate_backend(pid) {_OF_KEY}", place=place_of(name_of(key)[0])))
 
     def sessions(self) -> int:
@@ -130,7 +127,7 @@ def test_forty_waiters_share_one_connection(postgres: Postgres) -> None:
     assert postgres.sessions() == 1
 
 
-def _wait(store: Watching, key: str, entry: Entry, timeout: float = LONG) -> Callable[[], None]:
+def _wait(store: Watching, key: str, entry: Entry, timeout: float = LONG) -> Callable[[], object]:
     return lambda: store.wait_while(key, entry.version, timeout)
 
 
@@ -138,8 +135,6 @@ def test_nobody_is_notified_of_a_key_that_nobody_waits_for(postgres: Postgres) -
     """A session that listens to a key without having its lock hears nothing."""
     store, key = postgres.open(), fresh()
     entry = put(store, key)
-    import psycopg  # noqa: PLC0415 - an optional package
-
     with psycopg.connect(postgres.server.url, autocommit=True) as plain:
         place = place_of(name_of(key)[0])
         plain.execute(f'LISTEN "caslock{place}"')
@@ -214,7 +209,7 @@ def _listeners(server: Server, key: str) -> int:
         return Postgres(server, stack, blocking=True).listeners(key)
 
 
-def _refused(wait: Callable[[], None]) -> None:
+def _refused(wait: Callable[[], object]) -> None:
     with pytest.raises(StoreUnavailable):
         wait()
 
@@ -255,13 +250,9 @@ def test_behind_pgbouncer_a_lock_polls(postgres: Postgres, pgbouncer: str) -> No
 
 
 def test_a_closed_store_leaves_no_session(postgres: Postgres) -> None:
-    """Neither after a wait, nor with one under way when it is closed, nor with one that is begun afterwards."""
+    """Neither with a wait under way when it is closed, nor with one that is begun afterwards."""
     store, other, key = postgres.open(timeout=20), postgres.open(), fresh()
     entry = put(other, key)
-    store.wait_while(key, entry.version, 0.05)
-    assert postgres.sessions() == 1
-    cast("Any", store).close()
-    assert until(lambda: not postgres.sessions())
     wait = timed(_wait(store, key, entry))
     assert until(lambda: postgres.listeners(key) == 1)
     cast("Any", store).close()
@@ -289,10 +280,6 @@ def test_an_engine_of_the_user_lends_one_connection(postgres: Postgres) -> None:
 @pytest.mark.parametrize("postgres", ["blocking"], indirect=True)
 def test_a_session_that_could_not_have_the_lock_stops_listening(postgres: Postgres) -> None:
     """While somebody writes a key, its lock can't be had: the wait ends, and leaves nothing in the session."""
-    import psycopg  # noqa: PLC0415 - an optional package
-
-    from caslock.stores.sql.listener import Listener  # noqa: PLC0415 - as above
-
     name = fresh().encode()
     with psycopg.connect(postgres.server.url, autocommit=True) as writer, psycopg.connect(postgres.server.url) as ours:
         writer.execute(f"SELECT pg_advisory_lock({place_of(name)})")
@@ -338,65 +325,54 @@ def test_a_signal_handler_may_wait(postgres: Postgres) -> None:
     assert tooks[0] < SOON
 
 
-def test_another_socket_may_have_the_number_of_one_that_was_lost(postgresql_server: Server) -> None:
+@pytest.mark.parametrize("postgres", ["blocking"], indirect=True)
+@in_a_loop
+async def test_another_socket_may_have_the_number_of_one_that_was_lost(postgres: Postgres) -> None:
     """Libpq closes it as it finds it dead; whatever the loop then reads under that number is none of ours."""
-
-    async def scenario(server: Postgres) -> None:
-        store, key = AsyncSQLStore(postgresql_server.url, timeout=20), fresh()
-        entry = await store.put_if_version(key, b"v", ABSENT, 60)
-        assert entry is not None
-        loop, heard = asyncio.get_running_loop(), asyncio.Event()
-        wait = asyncio.ensure_future(store.wait_while(key, entry.version, LONG))
-        assert await asyncio.to_thread(until, lambda: server.listeners(key))
-        listener = store._waits.here()._listener
-        assert listener is not None
-        assert server.end_listeners(key)
-        while not listener.problem:  # noqa: ASYNC110 - so that nobody else has run since it was found dead
-            await asyncio.sleep(0)
-        sockets = list[socket.socket]()
-        while listener.descriptor not in [each.fileno() for each in sockets]:
-            sockets += socket.socketpair()
-        (same,) = (each for each in sockets if each.fileno() == listener.descriptor)
-        loop.add_reader(same, heard.set)
-        with pytest.raises(StoreUnavailable):
-            await wait
-        other = sockets[sockets.index(same) ^ 1]
-        other.send(b"x")
-        await asyncio.wait_for(heard.wait(), SOON)
-        loop.remove_reader(same)
-        for each in sockets:
-            each.close()
-        await store.aclose()
-
-    with contextlib.ExitStack() as stack:
-        asyncio.run(scenario(Postgres(postgresql_server, stack, blocking=True)))
+    store, key = AsyncSQLStore(postgres.server.url, timeout=20), fresh()
+    entry = present(await store.put_if_version(key, b"v", ABSENT, 60))
+    loop, heard = asyncio.get_running_loop(), asyncio.Event()
+    wait = asyncio.ensure_future(store.wait_while(key, entry.version, LONG))
+    assert await asyncio.to_thread(until, lambda: postgres.listeners(key))
+    listener = present(store._waits.here()._listener)
+    assert postgres.end_listeners(key)
+    while not listener.problem:  # noqa: ASYNC110 - so that nobody else has run since it was found dead
+        await asyncio.sleep(0)
+    sockets = list[socket.socket]()
+    while listener.descriptor not in [each.fileno() for each in sockets]:
+        sockets += socket.socketpair()
+    (same,) = (each for each in sockets if each.fileno() == listener.descriptor)
+    loop.add_reader(same, heard.set)
+    with pytest.raises(StoreUnavailable):
+        await wait
+    sockets[sockets.index(same) ^ 1].send(b"x")
+    await asyncio.wait_for(heard.wait(), SOON)
+    loop.remove_reader(same)
+    for each in sockets:
+        each.close()
+    await store.aclose()
 
 
-def test_a_forked_child_waits_on_a_connection_of_its_own(postgresql_server: Server) -> None:
+@pytest.mark.parametrize("postgres", ["blocking"], indirect=True)
+def test_a_forked_child_waits_on_a_connection_of_its_own(postgres: Postgres) -> None:
     """It does not touch that of its parent, on which another thread waits at the fork."""
-    key = fresh()
-    with SQLStore(postgresql_server.url, timeout=20) as store:
-        entry = put(store, key)
-        waiting = cast("Watching", store)
-        wait = timed(_wait(waiting, key, entry))
-        with contextlib.ExitStack() as stack:
-            server = Postgres(postgresql_server, stack, blocking=True)
-            assert until(lambda: server.listeners(key) == 1)
-            child = multiprocessing.get_context("fork").Process(target=_wait(waiting, key, entry))
-            child.start()
-            assert until(lambda: server.listeners(key) == 2)
-        assert not wait.done()
-        store.invalidate(key, entry.version)
-        assert wait.result(LONG)[0] < SOON
-        child.join(LONG)
-        assert child.exitcode == 0
+    store, key = postgres.open(timeout=20), fresh()
+    entry = put(store, key)
+    wait = timed(_wait(store, key, entry))
+    assert until(lambda: postgres.listeners(key) == 1)
+    child = multiprocessing.get_context("fork").Process(target=_wait(store, key, entry))
+    child.start()
+    assert until(lambda: postgres.listeners(key) == 2)
+    assert not wait.done()
+    store.invalidate(key, entry.version)
+    assert wait.result(LONG)[0] < SOON
+    child.join(LONG)
+    assert child.exitcode == 0
 
 
 @pytest.mark.long
 def test_a_server_without_room_for_another_lock_is_asked_again(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A release needs an advisory lock to learn whether anybody waits; that it can't have one now is no refusal."""
-    import psycopg  # noqa: PLC0415 - an optional package
-
     room = ("-c", "max_locks_per_transaction=10", "-c", "max_connections=10")
     with (
         private(POSTGRESQL, tmp_path_factory.mktemp("full"), *room) as server,

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from types import FrameType
+from typing import Any, cast
 
 import pytest
 
+from caslock.store import Entry
 from caslock.testing.steps import in_a_thread
 from caslock.testing.stopwatch import Stopwatch
 from tests.stores.opening import put
 from tests.stores.test_sql_wait import LONG, SOON, Postgres
 from tests.support.locations import fresh, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
-
-    from tests.support.servers import Server
+from tests.support.servers import Server
 
 OURS = "/caslock/stores/sql/"
 
@@ -93,7 +91,7 @@ def test_another_wait_may_come_at_any_moment(postgres: Postgres) -> None:
     version = put(store, lasting).version
 
     def one(moment: int) -> str:
-        others, key = list[Future[None]](), fresh()
+        others, key = list[Future[Entry | None]](), fresh()
         mine = put(store, key).version
 
         def another() -> None:

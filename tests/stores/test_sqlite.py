@@ -10,22 +10,20 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.store import ABSENT, BatchingStore, Entry, ListingStore, Put, Removal, Store
+from caslock.store import ABSENT, Entry, Put, Removal
 from caslock.stores.sqlite import SQLiteStore, table
+from caslock.testing.steps import in_a_thread, pause
 from caslock.testing.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from tests.support.locations import until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -45,16 +43,8 @@ def store(path: Path) -> Iterator[SQLiteStore]:
         yield store
 
 
-@pytest.fixture
-def hasty(path: Path) -> Iterator[SQLiteStore]:
-    """Return one that soon gives up."""
-    with contextlib.closing(SQLiteStore(path, timeout=0.3)) as store:
-        yield store
-
-
 @contextlib.contextmanager
 def sql(path: Path) -> Iterator[Callable[..., list[tuple[object, ...]]]]:
-    """Work on the file by hand, in autocommit mode."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=20)) as connection:
         yield lambda *args: connection.execute(*args).fetchall()
 
@@ -66,21 +56,13 @@ def entries(path: Path) -> list[object]:
 
 
 def put(store: SQLiteStore, key: str = "k", value: bytes = b"v", version: int = ABSENT, ttl: float = 60.0) -> int:
-    """Write, and return its version."""
     entry = store.put_if_version(key, value, version, ttl)
     assert entry is not None
     assert entry.value == value
     return entry.version
 
 
-def expire(store: SQLiteStore, key: str = "k") -> None:
-    """Wait until an entry with a short ttl is gone."""
-    while store.get(key) is not None:
-        time.sleep(0.001)
-
-
 def python(script: str, *args: object) -> subprocess.Popen[str]:
-    """Start a process that the test talks to by lines."""
     command = [sys.executable, "-W", "error", "-c", script, *map(str, args)]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -112,7 +94,7 @@ def test_versions_grow_though_processes_are_killed(path: Path, store: SQLiteStor
             store.invalidate("k", seen[-1])
             store.close()
         else:
-            expire(store)
+            assert until(lambda: store.get("k") is None)
     seen.append(put(store))
     assert seen == sorted(set(seen))
 
@@ -170,20 +152,13 @@ def test_a_file_taken_over_while_it_is_open_is_an_error(
 def test_a_lease_begins_when_the_write_lock_is_ours(path: Path, store: SQLiteStore) -> None:
     """The wait for another process's transaction is not taken off the lease."""
     store.get("k")
-    begun = threading.Event()
-
-    def wait_and_put() -> int:
-        begun.set()
-        return put(store, ttl=60)
-
-    with sql(path) as execute, ThreadPoolExecutor(1) as threads:
+    with sql(path) as execute:
         execute("BEGIN IMMEDIATE")
-        waiting = threads.submit(wait_and_put)
-        begun.wait()
-        time.sleep(0.05)  # Were it too short, the test would prove less but never fail.
+        waiting = in_a_thread(partial(put, store, ttl=60))
+        pause()  # Were it too short, the test would prove less but never fail.
         released = table.now()
         execute("COMMIT")
-        waiting.result()
+        waiting.result(50)
         ((expires,),) = execute("SELECT expires FROM caslock WHERE key = 'k'")
     assert isinstance(expires, float)
     assert expires >= released + 60
@@ -223,9 +198,10 @@ def test_exactly_one_of_8_processes_wins_in_a_brand_new_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_a_file_that_stays_locked_is_unavailable(path: Path, hasty: SQLiteStore, opened: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_a_file_that_stays_locked_is_unavailable(path: Path, opened: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A verb gives up within the timeout, says that nothing was sent, has applied nothing, and works again after."""
-    store = hasty
+    store = SQLiteStore(path, timeout=0.3)
+    assert store.traits.request_timeout == 0.3
     version = put(store)
     if not opened:
         store.close()
@@ -246,6 +222,7 @@ def test_a_file_that_stays_locked_is_unavailable(path: Path, hasty: SQLiteStore,
     assert store.get("other") is None
     assert store.get("k") == (b"v", version)
     put(store, "other")
+    store.close()
 
 
 def test_reading_needs_no_write_lock(path: Path, store: SQLiteStore) -> None:
@@ -590,38 +567,15 @@ def test_nothing_of_sqlite3_escapes(path: Path, store: SQLiteStore) -> None:
     assert put(store) > version
 
 
-def test_the_timeout_is_the_bound_of_a_request(path: Path) -> None:
-    """A verb waits for other threads and other processes within one timeout: that is the request timeout."""
-    assert SQLiteStore(path, timeout=3).traits.request_timeout == 3
-
-
 def test_without_a_timeout_no_verb_waits_for_ever(path: Path) -> None:
     """With a timeout of 0, a verb waits for another thread's verb for as long as the request timeout says."""
-    store = SQLiteStore(path, timeout=0)
-    assert store.get("k") is None
-    inside, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        with store._mutex:
-            inside.set()
-            leave.wait(50)
-
-    def ask() -> float:
-        began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match=r"waited 0\.1 s for requests of other threads"):
-            store.get("k")
-        return time.monotonic() - began
-
-    with ThreadPoolExecutor(2) as threads:
-        staying = threads.submit(stay)
-        inside.wait()
-        asking = threads.submit(ask)
-        try:
-            assert asking.result(50) >= store.traits.request_timeout * 0.9
-        finally:
-            leave.set()
-            staying.result()
-    store.close()
+    with contextlib.closing(SQLiteStore(path, timeout=0)) as store:
+        assert store.get("k") is None
+        with store._mutex, Stopwatch() as watch:
+            asking = in_a_thread(partial(store.get, "k"))
+            with pytest.raises(StoreUnavailable, match=r"waited 0\.1 s for requests of other threads"):
+                asking.result(50)
+        assert watch.elapsed >= store.traits.request_timeout * 0.9
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), 86_401])
@@ -644,7 +598,6 @@ def test_one_file_is_one_place(tmp_path: Path, path: Path, store: SQLiteStore, m
     assert here.get("k") == (b"v", version)
     here.close()
     assert store.traits.location in repr(store)
-    assert all(isinstance(store, kind) for kind in (Store, BatchingStore, ListingStore))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -653,12 +606,7 @@ def test_a_store_keeps_few_handles_and_gives_them_back(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "locks.db", timeout=20)  # so many threads may wait long for each other
 
     def handles() -> int:
-        names = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - names, not paths
-        links = []
-        for name in names:
-            with contextlib.suppress(OSError):
-                links.append(name.readlink())
-        return sum(link.is_relative_to(tmp_path) for link in links)
+        return sum(link.resolve().is_relative_to(tmp_path) for link in Path("/proc/self/fd").iterdir())
 
     with ThreadPoolExecutor(50) as threads:
         list(threads.map(lambda number: put(store, str(number)), range(500)))

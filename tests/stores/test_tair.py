@@ -10,33 +10,36 @@ import asyncio
 import shutil
 import socket
 import time
-import traceback
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 
-import caslock
-from caslock import AsyncLock, Lock, NotAcquired, connect, connect_async
+from caslock import AsyncLock, Lock, NotAcquired
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry, Store
 from caslock.stores.redis import FOREIGN
 from caslock.stores.tair import AsyncTairStore, TairStore
 from caslock.stores.tair.requests import entry as read_entry
 from caslock.testing.proxy import FaultProxy
-from caslock.testing.stopwatch import Stopwatch
+from tests.conftest import NewServer
 from tests.stores import opening
-from tests.stores.opening import QUOTED, SECRET, Opening, apis, microseconds, put, unsent
+from tests.stores.opening import (
+    QUOTED,
+    SECRET,
+    Opening,
+    apis,
+    expect_refused,
+    expect_requests,
+    microseconds,
+    put,
+    unsent,
+)
 from tests.support.locations import fresh, until
-from tests.support.servers import HOST, REDIS, TAIR_EMULATOR, free_port, missing, private, tair_module
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.conftest import NewServer
-    from tests.support.servers import Kind, Server
+from tests.support.servers import HOST, REDIS, TAIR_EMULATOR, Kind, Server, free_port, missing, private, tair_module
 
 api = apis(TairStore.from_url, AsyncTairStore.from_url)
 
@@ -57,12 +60,10 @@ def admin(tair_server: Server) -> Iterator[redis.Redis]:
 
 
 def client_of(server: Server) -> redis.Redis:
-    """Make a plain client."""
     return redis.Redis.from_url(as_redis(server.url))
 
 
 def as_redis(url: str) -> str:
-    """Give the URL of the same server for redis-py."""
     return url.replace("tair", "redis", 1)
 
 
@@ -101,16 +102,6 @@ def test_a_value_is_a_tairstring_with_a_ttl(store: Store, admin: redis.Redis, ke
     assert before < entry.version < microseconds(admin)
     left = admin.pttl(key)
     assert 7498 - 1000 * (time.monotonic() - began) < left <= 7500
-
-
-def test_versions_grow_over_a_restart(api: Opening, new_tair: NewServer, key: str) -> None:
-    """A server that has lost everything goes on with larger versions."""
-    server = new_tair()
-    before = put(api.open(server.url), key, b"a")
-    server.restart()
-    store = api.open(server.url)
-    assert store.get(key) is None
-    assert put(store, key, b"b").version > before.version
 
 
 def test_a_removed_entry_whose_version_is_ahead_of_the_clock_leaves_its_version(
@@ -165,27 +156,14 @@ def test_a_version_that_is_not_ours_is_never_matched(
     admin.delete(key)
 
 
-@pytest.mark.parametrize("kind", ["string", "list", "hash", "set", "zset", "stream"])
+@pytest.mark.parametrize(
+    "kind", ["SET {} 1!gone", "RPUSH {} a", "HSET {} value a", "SADD {} a", "ZADD {} 1 a", "XADD {} * a b"]
+)
 def test_a_key_of_another_type_is_a_refusal(store: Store, admin: redis.Redis, key: str, kind: str) -> None:
     """WRONGTYPE is a StoreError that says what to do; the value stays, and the connection goes on."""
-    filled: dict[str, Callable[[], object]] = {
-        "string": lambda: admin.set(key, "1!gone"),
-        "list": lambda: admin.rpush(key, "a"),
-        "hash": lambda: admin.hset(key, "value", "a"),
-        "set": lambda: admin.sadd(key, "a"),
-        "zset": lambda: admin.zadd(key, {"a": 1}),
-        "stream": lambda: admin.xadd(key, {"a": "b"}),
-    }
-    filled[kind]()
+    command(admin, *kind.format(key).split())
     before = admin.dump(key)
-    calls: list[Callable[[], object]] = [
-        lambda: store.get(key),
-        lambda: store.put_if_version(key, b"", ABSENT, 1),
-        lambda: store.put_if_version(key, b"", 5, 1),
-        lambda: store.invalidate(key, 5),
-    ]
-    for call in calls:
-        refused = refusal(call, "WRONGTYPE.*other than a TairString")
+    for refused in expect_refused(store, key, "WRONGTYPE.*other than a TairString", place="tair://"):
         assert "script" not in str(refused)
         assert isinstance(refused.__cause__, redis.ResponseError)
     assert admin.dump(key) == before
@@ -218,15 +196,9 @@ def test_a_server_without_tairstring_is_a_clear_refusal(api: Opening, new_redis:
     """A plain Redis is a StoreError at the first use of any verb, which says what is missing and where; no secret."""
     server = new_redis(*(["--requirepass", SECRET] if user else []))
     store = api.open(f"tair://{user}{HOST}:{server.port}/3")
-    calls: list[Callable[[], object]] = [
-        lambda: store.put_if_version("the key", b"the value", ABSENT, 1),
-        lambda: store.put_if_version("the key", b"the value", 5, 1),
-        lambda: store.invalidate("the key", 5),
-        lambda: store.get("the key"),
-        lambda: Lock(store, "the key").acquire(timeout=1),
-    ]
-    for call in calls:
-        refused = refusal(call, "the server has no TairString; load the module")
+    told = "the server has no TairString; load the module"
+    acquire = partial(Lock(store, "the key").acquire, timeout=1)
+    for refused in [*expect_refused(store, "the key", told, place="tair://"), refusal(acquire, told)]:
         assert f"tair://{HOST}:{server.port}/3 refused" in str(refused)
         assert "the value" not in f"{refused!r} {refused.__cause__!r} {refused.__cause__.__context__!r}"  # type: ignore[union-attr] # there is one
 
@@ -240,15 +212,6 @@ def test_an_excas_without_px_is_a_clear_refusal(api: Opening, new_tair: NewServe
     assert server.url in str(refused)
     with client_of(server) as admin:
         assert admin.keys() == []
-
-
-def test_a_wrong_password_is_nowhere_to_be_read(api: Opening, new_tair: NewServer) -> None:
-    """It is a refusal that says what to check."""
-    server = new_tair("--requirepass", "right")
-    for user in ("", f":{QUOTED}@"):
-        refused = refusal(partial(api.open(server.url.replace("//", f"//{user}")).get, "k"), "password")
-        assert "w0rd" not in "".join(traceback.format_exception(refused))
-    put(api.open(server.url.replace("//", "//:right@")), "k", b"a")
 
 
 def test_a_user_without_rights_is_told_which(api: Opening, new_tair: NewServer) -> None:
@@ -267,48 +230,15 @@ def test_another_answer_is_a_refusal_and_no_absence(reply: Any) -> None:  # noqa
         read_entry(b"", reply)
 
 
-def test_an_uncontended_lock_takes_two_requests(tair_server: Server, key: str) -> None:
-    """One to acquire and one to release, also with asyncio; a look and a renewal are one each."""
-    url = f"tair://{HOST}:{{}}/0"
-    with FaultProxy(tair_server.host, tair_server.port) as proxy, connect(url.format(proxy.port)) as store:
-        lock = Lock(store, key, ttl=30)
-        with lock:
-            pass
-        before = proxy.requests
-        with lock:
-            assert proxy.requests == before + 1
-        assert proxy.requests == before + 2
-        with lock as hold:
-            hold.extend(20)
-            lock.holder()
-        assert proxy.requests == before + 6
-
-        async def main() -> int:
-            async with connect_async(url.format(proxy.port)) as store:
-                lock = AsyncLock(store, key, ttl=30)
-                async with lock:
-                    pass
-                before = proxy.requests
-                async with lock:
-                    pass
-                return proxy.requests - before
-
-        assert asyncio.run(main()) == 2
-
-
-def test_waiters_poll(tair_server: Server, key: str) -> None:
-    """The store queues nobody, and wakes nobody; a waiter has the key soon after all the same."""
-    with connect(tair_server.url) as store, connect(tair_server.url) as another:
-        for kind in (caslock.QueueingStore, caslock.WatchingStore, caslock.BatchingStore):
-            assert not isinstance(store, kind)
-        assert store.traits == (tair_server.url, True, True, 0.05, 20.0)
-        hold = Lock(store, key, ttl=30).acquire(timeout=0)
-        assert hold is not None
-        assert Lock(another, key, ttl=30).acquire(timeout=0.1) is None
-        hold.release()
-        with Stopwatch() as watch, Lock(another, key, ttl=30, timeout=50) as later:
-            assert watch.seconds < 2
-            assert later.fence > hold.fence
+def test_an_uncontended_cycle_is_two_requests(api: Opening, tair_server: Server, key: str) -> None:
+    """One to acquire and one to release; a look and a renewal are one each."""
+    with FaultProxy(tair_server.host, tair_server.port) as proxy:
+        store = api.open(f"tair://{HOST}:{proxy.port}/0")
+        store.invalidate(key, put(store, key).version)  # the server knows the scripts from here on
+        entry = expect_requests(1, proxy, lambda: put(store, key))
+        assert expect_requests(1, proxy, lambda: store.get(key)) == entry
+        renewed = expect_requests(1, proxy, lambda: put(store, key, b"2", entry.version))
+        assert expect_requests(1, proxy, lambda: store.invalidate(key, renewed.version)) is None
 
 
 def test_replicas_are_waited_for(api: Opening, new_tair: NewServer) -> None:
@@ -341,17 +271,8 @@ def test_a_cluster_serves_too(new_tair: NewServer) -> None:
     asyncio.run(main())
 
 
-def test_an_unreachable_server_is_named_as_a_tair(api: Opening) -> None:
-    """The location and the hints are in the words of the URL."""
-    unsent(
-        lambda: api.open("tair://127.0.0.1:1").get("k"), r"tair://127.0.0.1:1/0 is unreachable \(connection refused\)"
-    )
-
-
 @pytest.mark.long
 def test_tls_hints_are_those_of_a_tair(tair_server: Server, api: Opening) -> None:
     """A port without TLS is said to need tair://."""
-    with pytest.raises(StoreUnavailable, match=r"tair://") as caught:
-        api.open(f"tairs://{tair_server.host}:{tair_server.port}?socket_timeout=2").get("k")
-    assert "redis://" not in str(caught.value)
-    assert not caught.value.sent
+    store = api.open(f"tairs://{tair_server.host}:{tair_server.port}?socket_timeout=2")
+    assert "redis://" not in str(unsent(partial(store.get, "k"), "tair://"))

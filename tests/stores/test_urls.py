@@ -5,21 +5,17 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from caslock import connect, connect_async
 from caslock.store import ABSENT
-from tests.stores.opening import KINDS, QUOTED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.stores.opening import KINDS, QUOTED, each_verb
 
 
 def kind_of(url: str) -> str:
-    """Name the kind of a URL: its scheme without TLS."""
     scheme = url.lower().partition(":")[0].partition("+")[0]
     if scheme in {"unix", "rediss"}:
         return "redis"
@@ -44,6 +40,7 @@ LOCATIONS = {
     "memcached://host": "memcached://host:11211",
     "memcached://host:1/": "memcached://host:1",
     "memcached://[::1]:2?timeout=2": "memcached://[::1]:2",
+    "MEMCACHED://host": "memcached://host:11211",
     "memcached:///tmp/a%20b.sock?timeout=0.5": "memcached:///tmp/a%20b.sock",
     "memcached://host?prefix=locks:&timeout=1": "memcached://host:11211?prefix=locks:",
     "nats://db": "nats://db:4222/caslock",
@@ -59,10 +56,11 @@ LOCATIONS = {
     "redis://": "redis://localhost:6379/0",
     f"redis://user:{QUOTED}@h:1/2": "redis://h:1/2",
     f"rediss://:{QUOTED}@h": "rediss://h:6379/0",
+    "Rediss://h": "rediss://h:6379/0",
     "redis://[::1]:7?db=4": "redis://[::1]:7/4",
-    f"unix://user:{QUOTED}@/run/redis.sock?db=1": "unix:///run/redis.sock?db=1",
+    f"UNIX://user:{QUOTED}@/run/redis.sock?db=1": "unix:///run/redis.sock?db=1",
     f"redis+cluster://user:{QUOTED}@b:1,[::1]:2,a?prefix=p": "redis+cluster://[::1]:2,a:6379,b:1?prefix=p",
-    "rediss+cluster://a": "rediss+cluster://a:6379",
+    "Rediss+Cluster://a": "rediss+cluster://a:6379",
     f"redis+sentinel://user:{QUOTED}@b:1,a/mine/2?sentinel_password=word": "redis+sentinel://a:26379,b:1/mine/2",
     "rediss+sentinel://a:1,[::1]:2/mine": "rediss+sentinel://[::1]:2,a:1/mine/0",
     "tair://": "tair://localhost:6379/0",
@@ -99,11 +97,7 @@ TIMEOUTS = {
     "timeout=1&timeout=2": "given twice|number of seconds",
 }
 
-PLACES = {
-    "dynamodb": "eu-central-1",
-    "postgresql": f"me:{QUOTED}@localhost/app",
-    "memcached": "localhost",
-}
+PLACES = {"dynamodb": "eu-central-1", "postgresql": f"me:{QUOTED}@localhost/app", "memcached": "localhost"}
 """Where a server is, if not at "localhost", and with whose password."""
 
 BAD = {
@@ -117,28 +111,15 @@ BAD = {
     "dynamodb://eu-central-1?endpoint=localhost:8000": "the endpoint of a DynamoDB is",
     f"dynamodb://eu-central-1?endpoint=http://key%3A{QUOTED}%40localhost": "the endpoint of a DynamoDB is",
     "dynamodb://eu-central-1?endpoint=http://localhost:port": "the endpoint of a DynamoDB is",
-    "etcd://": "an etcd URL is",
-    "etcd://localhost:2379,": "an etcd URL is",
     "etcd://localhost/path": "an etcd URL is",
-    "etcd://localhost?unknown=1": "an etcd URL is",
     "etcd://localhost?cacert=/x": "an etcd URL is",
-    "etcd://[::1": "an etcd URL is",
-    "etcd://localhost:0": "the port of",
     "etcd://localhost:99999": "the port of",
-    "etcd://localhost:port": "the port of",
     "etcd://me@localhost": "both a user and a password",
-    "etcds://localhost?key=/x": "needs",
-    "etcds://localhost?cacert=/none": "No such file",
-    "etcds://localhost?cacert=/dev/null": "no certificate",
-    "hazelcast://": "a Hazelcast URL is",
-    "hazelcast://a,,b": "a Hazelcast URL is",
     "hazelcast://a/one/two": "a Hazelcast URL is",
     "hazelcast://a?prefix=p": "a Hazelcast URL is",
     "hazelcast://a?cluster=": "a Hazelcast URL is",
     "hazelcast://root@a": "a Hazelcast URL is",
     f"hazelcast://:{QUOTED}@a": "a Hazelcast URL is",
-    "hazelcast://a:0": "the port of a Hazelcast URL",
-    "hazelcast://a:port": "the port of a Hazelcast URL",
     "memcached://": "a memcached URL is",
     "memcached:///": "a memcached URL is",
     "memcached:host": "must begin with a scheme",
@@ -149,31 +130,18 @@ BAD = {
     "memcached://host?timeout=": "number of seconds",
     "postgresql://host/app?timeout=": "the option timeout of a database URL has no value",
     "mysql://host/app?connect_timeout=&timeout=3": "the option connect_timeout of a database URL has no value",
-    "nats://": "a NATS URL is",
-    "nats://localhost:4222,": "a NATS URL is",
-    "nats://localhost?unknown=1": "a NATS URL is",
     "nats://localhost?cacert=/x": "a NATS URL is",
-    "nats://[::1": "a NATS URL is",
     "nats://localhost/a/b": "names a bucket",
     "nats://localhost/a.b": "names a bucket",
     "nats://localhost?replicas=0": "from 1 to 5",
-    "nats://localhost:0": "the port of",
-    "nats://localhost:port": "the port of",
     "nats://me:@localhost": "both a user and a password",
-    "natss://localhost?key=/x": "needs",
-    "natss://localhost?cacert=/none": "No such file",
-    "natss://localhost?cacert=/dev/null": "no certificate",
     "tair+unix:///hunter2": "unknown scheme",
     f"tair://u:{QUOTED}@h/abc": "number of a database",
     f"tair://u:{QUOTED}@h?sockettimeout=1": "check the option sockettimeout",
     f"tair://u:{QUOTED}@h:99999": "port of a Redis URL",
     "tair://u:p@ss/w0rd?@h": "percent-encode",
-    "zookeeper://": "a ZooKeeper URL is",
     "zookeeper:///path": "a ZooKeeper URL is",
     "zookeeper://nobody@db": "a ZooKeeper URL is",
-    "zookeeper://db:0": "the port of a ZooKeeper URL",
-    "zookeeper://db:port": "the port of a ZooKeeper URL",
-    "zookeeper://db,,db": "a ZooKeeper URL is",
     "zookeeper://db?prefix=x": "a ZooKeeper URL is",
     "zookeeper://db?ca=x": "a ZooKeeper URL is",
     "zookeepers://db?check_hostname=perhaps": "a ZooKeeper URL is",
@@ -184,6 +152,22 @@ BAD = {
 }
 """More of them, of Redis and memcached above all, are in `tests/api/test_connect.py`."""
 
+SERVERS = {
+    "": " URL is",
+    "localhost:1,": " URL is",
+    "localhost,,localhost": " URL is",
+    "[::1": " URL is",
+    "localhost?unknown=1": " URL is",
+    "localhost:0": "the port of",
+    "localhost:port": "the port of",
+}
+FILES = {"key=/x": "needs", "cacert=/none": "No such file", "cacert=/dev/null": "no certificate"}
+
+OF_SERVERS = {
+    f"{kind}://{servers}": sentence
+    for kind, (servers, sentence) in itertools.product(("etcd", "hazelcast", "nats", "zookeeper"), SERVERS.items())
+} | {f"{kind}s://localhost?{file}": FILES[file] for kind, file in itertools.product(("etcd", "nats"), FILES)}
+
 OF_A_TIMEOUT = {
     f"{kind}://{PLACES.get(kind, f'me:{QUOTED}@localhost')}?{option}": sentence
     for kind, (option, sentence) in itertools.product(
@@ -192,11 +176,14 @@ OF_A_TIMEOUT = {
 }
 
 
-@pytest.mark.parametrize("url", BAD | OF_A_TIMEOUT)
+ALL_BAD = BAD | OF_SERVERS | OF_A_TIMEOUT
+
+
+@pytest.mark.parametrize("url", ALL_BAD)
 def test_errors_of_a_url_tell_what_to_write(url: str) -> None:
     """Each is a `ValueError` that says what is wrong, and shows no secret."""
     for make in (connect, connect_async):
-        with pytest.raises(ValueError, match=(BAD | OF_A_TIMEOUT)[url]) as caught:
+        with pytest.raises(ValueError, match=ALL_BAD[url]) as caught:
             make(url)
         assert "w0rd" not in str(caught.value)
 
@@ -249,10 +236,6 @@ def test_bad_input_is_refused_before_any_request(kind: str) -> None:
             with pytest.raises(ValueError, match=sentence):
                 store.put_if_version("key", value, version, ttl)
         for key in ("", "k" * 1025, "\ud800"):
-            for act in (
-                partial(store.get, key),
-                partial(store.put_if_version, key, b"", ABSENT, 1),
-                partial(store.invalidate, key, 1),
-            ):
+            for act in each_verb(store, key, 1):
                 with pytest.raises(ValueError, match=r"1 to 1,024 characters|lone surrogate"):
                     act()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 import socket
 import ssl
-import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo import exceptions
@@ -18,21 +19,16 @@ from kazoo.client import KazooClient
 
 import caslock
 from caslock import Lock, StoreUnavailable, connect
-from caslock.store import ABSENT
 from caslock.stores.zookeeper import ZooKeeperStore
 from caslock.stores.zookeeper.failures import Failures
 from caslock.stores.zookeeper.znodes import key_of, path_of
 from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import FaultProxy
-from caslock.testing.steps import pause
+from caslock.testing.steps import at_once, timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.stores.opening import QUOTED, SECRET, answers, put, refusal, unsent, until_put
-from tests.support.locations import fresh, held, until
+from tests.stores.opening import QUOTED, SECRET, answers, expect_refused, put, refusal, unsent, until_put
+from tests.support.locations import fresh, present, until
 from tests.support.servers import HOST, Server, free_port, private, zookeeper
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -45,24 +41,14 @@ def store(zookeeper_server: Server) -> Iterator[ZooKeeperStore]:
 @pytest.fixture
 def admin(zookeeper_server: Server) -> Iterator[Any]:
     """Give a plain client of the shared server."""
-    with client_of(zookeeper_server) as client:
-        yield client
-
-
-@contextlib.contextmanager
-def client_of(server: Server, **settings: Any) -> Iterator[Any]:  # noqa: ANN401 - kazoo comes without types
-    """Start a plain client."""
-    client = KazooClient(f"{server.host}:{server.port}", **settings)
+    client = KazooClient(f"{zookeeper_server.host}:{zookeeper_server.port}")
     client.start(timeout=20)
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
+    yield client
+    client.stop()
+    client.close()
 
 
 def path(key: str) -> str:
-    """Name the znode of a key on the shared server."""
     return path_of("/locks", key)
 
 
@@ -78,28 +64,6 @@ def test_an_entry_is_a_znode_that_a_person_can_read_and_nothing_stays(
     assert entry.version == stat.mzxid
     assert store.invalidate(key, entry.version) is None
     assert admin.exists(path(key)) is None
-
-
-def test_a_stale_holder_does_nothing_to_a_znode_that_was_made_again(
-    store: ZooKeeperStore, zookeeper_server: Server, admin: KazooClient
-) -> None:
-    """ZooKeeper's own version begins again at 0, and would match; the guard does not."""
-    key = fresh()
-    stale = put(store, key)
-    before = admin.get(path(key))[1].version
-    with ZooKeeperStore(zookeeper_server.url) as another:
-        assert another.invalidate(key, stale.version) is None
-        later = put(another, key)
-    assert admin.get(path(key))[1].version == before
-    with pytest.raises(exceptions.BadVersionError):
-        admin.delete(path(key), before + 1)
-    assert later.version > stale.version
-    assert store.put_if_version(key, b"late", stale.version, 30) == later
-    assert store.invalidate(key, stale.version) == later
-    assert store._known[path(key)].entry == later  # as it has read: from its memory it asks for the stale one
-
-    newest = put(store, key, b"newest", later.version)
-    assert store.get(key) == newest
 
 
 def test_whoever_finds_an_expired_entry_deletes_it(zookeeper_server: Server, admin: KazooClient) -> None:
@@ -142,14 +106,7 @@ def test_a_znode_of_another_program_is_never_overwritten(store: ZooKeeperStore, 
     """It is a `StoreError` that names it, for each verb."""
     key = fresh()
     admin.create(path(key), b"something else", makepath=True)
-    acts: list[Callable[[], object]] = [
-        lambda: store.get(key),
-        lambda: store.put_if_version(key, b"v", ABSENT, 30),
-        lambda: store.put_if_version(key, b"v", 5, 30),
-        lambda: store.invalidate(key, 5),
-    ]
-    for act in acts:
-        refusal(act, "that caslock has not written")
+    expect_refused(store, key, "that caslock has not written")
     assert admin.get(path(key))[0] == b"something else"
     for name in ("%2e", "%zz", "x" * 2000, "%FF"):  # those of no key
         admin.ensure_path(f"/locks/{name}")
@@ -202,11 +159,7 @@ def test_a_user_needs_the_password_and_no_error_shows_it(zookeeper_server: Serve
         for user in ("me:wrong@", f"you:{QUOTED}@", ""):
             with ZooKeeperStore(f"zookeeper://{user}{place}") as theirs:
                 assert theirs.traits.location == mine.traits.location == f"zookeeper://{place}"
-                acts: list[Callable[[], object]] = [
-                    lambda: theirs.get("k"),
-                    lambda: theirs.put_if_version("other", b"v", ABSENT, 30),
-                ]
-                for act in acts:
+                for act in (partial(theirs.get, "k"), partial(put, theirs, "other")):
                     refused = refusal(act, "Check the user and the password", place)
                     told = "".join(traceback.format_exception(refused)) + repr(theirs)
                     assert not any(secret in told for secret in (SECRET, QUOTED, "wrong@"))
@@ -215,17 +168,13 @@ def test_a_user_needs_the_password_and_no_error_shows_it(zookeeper_server: Serve
 
 def test_what_is_not_a_zookeeper_is_said_to_be_none(redis_server: Server, zookeeper_server: Server) -> None:
     """Another protocol, and TLS against plain, are told in time; nothing was sent."""
-    cases = [
-        f"zookeeper://{HOST}:{redis_server.port}",
-        f"zookeepers://{HOST}:{zookeeper_server.port}?check_hostname=no",
-    ]
-    for url in cases:
+    tls = f"zookeepers://{HOST}:{zookeeper_server.port}?check_hostname=no"
+    for url in (f"zookeeper://{HOST}:{redis_server.port}", tls):
         with ZooKeeperStore(url, timeout=0.5) as store:
-            with Stopwatch() as watch, pytest.raises(StoreUnavailable, match=r"is unreachable .*TLS") as caught:
-                store.put_if_version("k", b"v", ABSENT, 30)
+            with Stopwatch() as watch:
+                error = unsent(partial(put, store, "k"), r"is unreachable .*TLS")
             assert watch.seconds <= store.traits.request_timeout
-            assert not caught.value.sent
-            assert str(caught.value).count(HOST) == 1
+            assert str(error).count(HOST) == 1
 
 
 def test_a_silent_address_of_a_host_leaves_time_for_the_next(
@@ -268,64 +217,23 @@ def test_fifty_threads_share_eight_connections(zookeeper_server: Server) -> None
         FaultProxy(zookeeper_server.host, zookeeper_server.port) as proxy,
         ZooKeeperStore(f"zookeeper://{HOST}:{proxy.port}/locks", timeout=20) as store,
     ):
-        start = threading.Barrier(50)
-        outcomes = list[object]()
 
-        def cycle() -> None:
-            start.wait(50)
-            for _ in range(5):
-                with Lock(store, fresh(), timeout=50) as hold:
-                    outcomes.append(hold.fence)
+        def cycle(_: int) -> list[int]:
+            return [present(Lock(store, fresh(), timeout=50).acquire()).fence for _ in range(5)]
 
-        threads = [threading.Thread(target=cycle) for _ in range(50)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(set(outcomes)) == 250
+        fences = at_once(cycle)
+        assert len({fence for each in fences for fence in each}) == 250
         assert proxy.connections <= 8
 
         key = fresh()
         entry = put(store, key)
-        waits = [threading.Thread(target=store.wait_while, args=(key, entry.version, 20)) for _ in range(8)]
-        for wait in waits:
-            wait.start()
+        waits = [timed(partial(store.wait_while, key, entry.version, 20)) for _ in range(8)]
         assert until(lambda: len(store._busy[max(store._busy)]) == 8)
         unsent(lambda: store.wait_while(key, entry.version, 20), "8 waits")
         assert store.get(key) == entry
         assert store.invalidate(key, entry.version) is None
         for wait in waits:
-            wait.join()
-
-
-def _is_quiet(proxy: FaultProxy) -> bool:
-    """Whether nothing is asked for a second."""
-    before = proxy.requests
-    pause(1.0)
-    return proxy.requests == before
-
-
-def test_a_waiter_is_woken_by_a_release(store: ZooKeeperStore, zookeeper_server: Server) -> None:
-    """A lock that waits acquires at once when another process releases, and asks nothing meanwhile."""
-    key = fresh()
-    with (
-        FaultProxy(zookeeper_server.host, zookeeper_server.port) as proxy,
-        ZooKeeperStore(f"zookeeper://{HOST}:{proxy.port}/locks") as waiting,
-    ):
-        hold = held(Lock(store, key, ttl=300))
-
-        def wait() -> None:
-            with Lock(waiting, key, timeout=50):
-                pass
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert until(lambda: any(len(busy) for (_, waits), busy in waiting._busy.items() if waits))
-        assert until(lambda: _is_quiet(proxy))
-        with Stopwatch() as watch:
-            hold.release()
-            thread.join()
-        assert watch.seconds < 1
+            wait.result(50)
 
 
 def test_connect_takes_a_client(zookeeper_server: Server) -> None:
@@ -370,10 +278,7 @@ def test_tls_is_spoken_and_verified(certificates: Path, tmp_path: Path) -> None:
             (f"zookeeper://{HOST}:{port}", "has closed the connection|no answer in time|reset by peer"),
         ):
             with ZooKeeperStore(url, timeout=2) as store:
-                with pytest.raises(StoreUnavailable, match=reason) as caught:
-                    store.put_if_version("k", b"v", ABSENT, 30)
-                assert not caught.value.sent
-                assert isinstance(caught.value.__cause__, ssl.SSLError | OSError)
+                assert isinstance(unsent(partial(put, store, "k"), reason).__cause__, ssl.SSLError | OSError)
 
 
 def test_the_extra_is_named_where_kazoo_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

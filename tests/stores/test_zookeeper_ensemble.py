@@ -5,24 +5,22 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from caslock import Hold, Lock, StoreUnavailable
+from caslock import Lock, StoreUnavailable
 from caslock.cli.doctor import examined
 from caslock.store import ABSENT
 from caslock.stores.zookeeper import ZooKeeperStore
+from caslock.testing.steps import again, in_a_thread
 from caslock.testing.stopwatch import Stopwatch
-from tests.stores.opening import answers
-from tests.support.clusters import contenders
-from tests.support.locations import fresh, until
-from tests.support.servers import HOST, Server, _prepared, _remove, free_port, zookeeper
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+from tests.stores.opening import answers, expect_no_leader_missed, put
+from tests.support.clusters import Cluster, contenders
+from tests.support.locations import fresh, present, until
+from tests.support.servers import HOST, ZOOKEEPER, Server, free_port, zookeeper
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("zookeeper_ensemble")]
 
@@ -30,31 +28,33 @@ PATIENCE = 40.0
 """Seconds in which an ensemble has elected a leader."""
 
 
-class Ensemble:
-    """Three servers."""
+class Ensemble(Cluster):
+    def __init__(self, folder: Path) -> None:
+        self._elections = [free_port() for _ in range(3)]
+        super().__init__(ZOOKEEPER, folder)
 
-    def __init__(self, servers: list[Server]) -> None:
-        self.servers = servers
-        self.url = f"zookeeper://{','.join(f'{HOST}:{server.port}' for server in servers)}/locks"
+    def arguments(self, number: int, port: int, peers: Sequence[int], folder: Path) -> list[str]:
+        (folder / "data").mkdir()
+        (folder / "data" / "myid").write_text(str(number + 1))
+        ports = enumerate(zip(peers, self._elections, strict=True), 1)
+        names = {f"server.{each}": f"{HOST}:{peer}:{election}" for each, (peer, election) in ports}
+        return zookeeper({"tickTime": 500, "initLimit": 20, "syncLimit": 10, **names}).arguments(port, folder)
 
-    def leader(self) -> Server:
-        """Ask each who it is."""
-        return next(server for server in self.servers if b"Mode: leader" in _said(server))
+    @property
+    def url(self) -> str:
+        return f"zookeeper://{self.hosts}/locks"
 
-    def followers(self) -> list[Server]:
-        """Name those that follow."""
-        return [server for server in self.servers if b"Mode: follower" in _said(server)]
+    def leader(self) -> int:
+        return next(number for number in range(3) if b"Mode: leader" in _said(self.members[number]))
 
-    def kill(self, server: Server) -> None:
-        """End a server as a crash would."""
-        assert server.body
-        server.body.kill()
+    def followers(self) -> list[int]:
+        return [number for number in range(3) if b"Mode: follower" in _said(self.members[number])]
 
     def revive(self) -> None:
         """Start again whatever was killed, and wait until each has found the others."""
-        for server in self.servers:
-            if server.body and not server.body.alive():
-                server.body.start()
+        for number in range(3):
+            if not self.body(number).alive():
+                self.body(number).start()
         assert until(lambda: len(self.followers()) == 2, PATIENCE)
 
 
@@ -67,21 +67,8 @@ def _said(server: Server) -> bytes:
 
 @pytest.fixture(scope="module")
 def _ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    names = {f"server.{number}": f"{HOST}:{free_port()}:{free_port()}" for number in (1, 2, 3)}
-    kind = zookeeper({"tickTime": 500, "initLimit": 20, "syncLimit": 10, **names})
-    servers = list[Server]()
-    try:
-        for number in (1, 2, 3):
-            folder = tmp_path_factory.mktemp(f"zookeeper-{number}")
-            (folder / "data").mkdir()
-            (folder / "data" / "myid").write_text(str(number))
-            servers.append(_prepared(kind, folder, free_port(), ()))
-        ensemble = Ensemble(servers)
-        ensemble.revive()
+    with contextlib.closing(Ensemble(tmp_path_factory.mktemp("zookeeper"))) as ensemble:
         yield ensemble
-    finally:
-        for server in servers:
-            _remove(server)
 
 
 @pytest.fixture
@@ -100,37 +87,16 @@ def ensemble(_ensemble: Ensemble) -> Iterator[Ensemble]:
                 with contextlib.suppress(StoreUnavailable):
                     store.put_if_version(fresh(), b"v", ABSENT, 0.01)
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield _ensemble
-    finally:
-        over.set()
-        thread.join()
+    writing = in_a_thread(write)
+    yield _ensemble
+    over.set()
+    writing.result(PATIENCE)
 
 
-def test_a_lock_outlives_the_leader(ensemble: Ensemble) -> None:
-    """The leader is killed while a lock is held: it is renewed, nobody else gets it, and later fences are larger."""
-    lost = list[object]()
-    with ZooKeeperStore(ensemble.url) as store, ZooKeeperStore(ensemble.url) as another:
-        key = fresh()
-        hold = Lock(store, key, ttl=15, on_lost=lost.append).acquire(timeout=PATIENCE)
-        assert hold
-        before = store.get(key)
-        assert before
-        ensemble.kill(ensemble.leader())
-        assert until(lambda: answers(another), PATIENCE)
-        assert Lock(another, key).acquire(timeout=0) is None
-        hold.extend(30)
-        after = another.get(key)
-        assert after
-        assert after.version >> 32 == (before.version >> 32) + 1  # each leader has a number
-        hold.ensure_held()
-        hold.release()
-        with Lock(another, key, timeout=PATIENCE) as later:
-            assert later.fence > after.version > hold.fence
-        assert another.get(key) is None
-    assert lost == []
+def test_the_ensemble_goes_on_without_its_leader(ensemble: Ensemble) -> None:
+    """See `expect_no_leader_missed`."""
+    with ZooKeeperStore(ensemble.url) as store, ZooKeeperStore(ensemble.url) as theirs:
+        expect_no_leader_missed(ensemble, store, store, theirs)
 
 
 def test_locks_are_taken_in_turn_while_leaders_die(ensemble: Ensemble) -> None:
@@ -138,7 +104,7 @@ def test_locks_are_taken_in_turn_while_leaders_die(ensemble: Ensemble) -> None:
     with contenders(lambda: ZooKeeperStore(ensemble.url), ttl=5, timeout=PATIENCE) as turns:
         for _ in range(2):
             assert turns.go_on(3 * PATIENCE)
-            ensemble.kill(ensemble.leader())
+            ensemble.body(ensemble.leader()).kill()
             assert turns.go_on(3 * PATIENCE)
             ensemble.revive()
     fences = [hold.fence for _, hold in turns.holds]
@@ -150,11 +116,8 @@ def test_the_lease_of_a_dead_holder_ends_after_the_leader_has_changed(ensemble: 
     """It was written by the clock of another leader: it ends when it was watched for its whole ttl, and not before."""
     with ZooKeeperStore(ensemble.url) as dead, ZooKeeperStore(ensemble.url) as another:
         key, ttl = fresh(), 1.0
-        entry = None
-        while entry is None:
-            with contextlib.suppress(StoreUnavailable):
-                entry = dead.put_if_version(key, b"v", ABSENT, ttl)
-        ensemble.kill(ensemble.leader())
+        entry = again(partial(put, dead, key, ttl=ttl))
+        ensemble.body(ensemble.leader()).kill()
         assert until(lambda: answers(another), PATIENCE)
         with Stopwatch() as watch:
             assert another.get(key) == entry  # although its ttl is over by any clock
@@ -167,16 +130,9 @@ def test_without_a_quorum_nothing_is_certain_and_leases_go_on(ensemble: Ensemble
     """While two of three are down, each verb fails in time; when one is back, the lock is still held."""
     with ZooKeeperStore(ensemble.url, timeout=1) as store, ZooKeeperStore(ensemble.url, timeout=1) as another:
         key = fresh()
-        holds = list[Hold | None]()
-
-        def acquire() -> bool:
-            with contextlib.suppress(StoreUnavailable):
-                holds.append(Lock(store, key, ttl=120).acquire(timeout=0))
-            return bool(holds)
-
-        assert until(acquire, PATIENCE)
-        for server in ensemble.followers():
-            ensemble.kill(server)
+        hold = present(again(lambda: Lock(store, key, ttl=120).acquire(timeout=0)))
+        for number in ensemble.followers():
+            ensemble.body(number).kill()
         assert until(lambda: not answers(store) and not answers(another))  # a leader may not know for a moment
         for _ in range(2):
             for each in (store, another):
@@ -186,8 +142,6 @@ def test_without_a_quorum_nothing_is_certain_and_leases_go_on(ensemble: Ensemble
         ensemble.revive()
         assert until(lambda: answers(another) and answers(store), PATIENCE)
         assert Lock(another, key).acquire(timeout=0) is None
-        (hold,) = holds
-        assert hold
         hold.ensure_held()
         hold.release()
         assert another.get(key) is None
@@ -195,7 +149,7 @@ def test_without_a_quorum_nothing_is_certain_and_leases_go_on(ensemble: Ensemble
 
 def test_a_missing_or_frozen_server_costs_a_part_of_the_timeout(ensemble: Ensemble) -> None:
     """A store with several hosts connects to those that answer, whichever it tries first."""
-    frozen = ensemble.followers()[0]
+    frozen = ensemble.body(ensemble.followers()[0])
     frozen.pause()
     try:
         for _ in range(6):
@@ -207,27 +161,26 @@ def test_a_missing_or_frozen_server_costs_a_part_of_the_timeout(ensemble: Ensemb
 
 def test_no_server_answers_from_the_past(ensemble: Ensemble) -> None:
     """What was written through one server is read through another at once, although that one may lag behind."""
-    leader, (one, two) = ensemble.leader(), ensemble.followers()
-    urls = [f"zookeeper://{HOST}:{server.port}/locks" for server in (leader, one, two)]
+    order = [ensemble.leader(), *ensemble.followers()]
+    urls = [f"zookeeper://{HOST}:{ensemble.members[number].port}/locks" for number in order]
     with contextlib.ExitStack() as stack:
         writer, *readers = [stack.enter_context(ZooKeeperStore(url)) for url in urls]
         key = fresh()
-        entry = writer.put_if_version(key, b"0", ABSENT, 60)
+        entry = put(writer, key)
         for number in range(500):
-            assert entry
             assert readers[number % 2].get(key) == entry
-            entry = writer.put_if_version(key, b"%d" % number, entry.version, 60)
+            entry = put(writer, key, b"%d" % number, entry.version)
 
 
 def test_doctor_looks_at_each_server(ensemble: Ensemble) -> None:
     """It tells of one that is down, of those that the URL does not name, and of versions that leave requests alone."""
-    old = {f"{HOST}:{server.port} has version 3.8.0" for server in ensemble.servers}
+    old = {f"{HOST}:{server.port} has version 3.8.0" for server in ensemble.members}
     assert found(ensemble.url) in ({}, dict.fromkeys(old, "warning"))  # tests may run on newer ones
-    named = found(ensemble.servers[0].url)
+    named = found(f"zookeeper://{HOST}:{ensemble.members[0].port}/locks")
     assert named["the URL names 1 of 3 servers"] == "note"
     dead = ensemble.followers()[0]
-    ensemble.kill(dead)
-    assert found(ensemble.url)[f"{HOST}:{dead.port} does not answer"] == "warning"
+    ensemble.body(dead).kill()
+    assert found(ensemble.url)[f"{HOST}:{ensemble.members[dead].port} does not answer"] == "warning"
 
 
 def found(url: str) -> dict[str, str]:

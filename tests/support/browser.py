@@ -5,17 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
+from tests.support.recipes import Folder
 from tests.support.servers import absent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.recipes import Folder
 
 _OPTIONS: Final = (
     "--headless",
@@ -33,8 +30,6 @@ _ELEMENT: Final = "element-6066-11e4-a52e-4f735466cecf"  # the name that the sta
 
 
 class Browser:
-    """One session."""
-
     def __init__(self, port: int, profile: Path) -> None:
         """Start it, with a profile in an empty folder."""
         self._driver = HTTPConnection("127.0.0.1", port, timeout=45)
@@ -44,7 +39,6 @@ class Browser:
         self._session = "/" + self._ask("POST", "", {"capabilities": wanted})["sessionId"]
 
     def open(self, url: str) -> None:
-        """Go to a page."""
         self._ask("POST", "/url", {"url": url})
 
     def text(self, selector: str) -> str:
@@ -66,7 +60,6 @@ class Browser:
         file.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
 
     def quit(self) -> None:
-        """End it."""
         self._ask("DELETE", "")
         self._driver.close()
 

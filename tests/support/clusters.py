@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
-from caslock import CaslockError, Hold, Lock
+from caslock import CaslockError, ClosableStore, Hold, Lock
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, Kind, Process, Server, free_port, missing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from caslock import ClosableStore
 
 
 class Cluster:
@@ -40,7 +35,6 @@ class Cluster:
 
     @property
     def hosts(self) -> str:
-        """The addresses of all members."""
         return ",".join(f"{member.host}:{member.port}" for member in self.members)
 
     def body(self, number: int) -> Process:
@@ -50,13 +44,11 @@ class Cluster:
         return body
 
     def close(self) -> None:
-        """End all."""
         for number in range(len(self.members)):
             self.body(number).resume()
             self.body(number).remove()
 
     def leader(self) -> int:
-        """Find the member that leads."""
         raise NotImplementedError
 
 
@@ -64,7 +56,6 @@ class Turns:
     """What has become of a lock that several contend for."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self.holds = list[tuple[int, Hold]]()
         """Who had it, in order."""
         self.overlaps = list[object]()

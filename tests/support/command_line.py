@@ -1,4 +1,4 @@
-"""Starts ``caslock`` as its users do: as a process, also at a terminal."""
+"""Starts ``caslock`` as its users do: as a process, also at a terminal; and other programs in Python."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Self
 
 ROOT = Path(__file__).parents[2]
 CASLOCK = [sys.executable, "-m", "caslock"]
@@ -22,9 +20,15 @@ CASLOCK = [sys.executable, "-m", "caslock"]
 def environment(store: str = "", **more: str) -> dict[str, str]:
     """Return that of a command, with the store of its locks."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("CASLOCK_")}
-    return (
-        plain | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::ResourceWarning"} | {"CASLOCK_STORE": store} | more
-    )
+    ours = {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::ResourceWarning", "PYTHONFAULTHANDLER": "1"}
+    return plain | ours | {"CASLOCK_STORE": store} | more
+
+
+def python(*arguments: str, cwd: Path = ROOT, **more: str) -> tuple[int, str, str]:
+    """Run a Python program to its end: exit status, output and errors; `more` is in its environment."""
+    command, env = [sys.executable, *arguments], environment(**more)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=50, check=False)
+    return done.returncode, done.stdout, done.stderr
 
 
 def start(
@@ -56,9 +60,13 @@ def _hear_all() -> None:
 
 
 def finished(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
-    """Wait for its end: exit status, output and errors."""
+    """Wait for its end: exit status, output and errors; one that has not ended by then says what its threads do."""
     with process:
-        output, errors = process.communicate(timeout=seconds)
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            raise AssertionError("\n".join(("it has not ended", *process.communicate()))) from None
     assert "Traceback" not in errors, errors
     return process.returncode, output, errors
 
@@ -92,9 +100,10 @@ class AtTerminal:
         if self.pid:
             os.waitpid(self.pid, 0)
 
-    def type(self, text: str) -> None:
-        """Type at the terminal; 0x03 is Ctrl-C, and 0x1a is Ctrl-Z."""
+    def type(self, text: str, shows: str = "") -> str:
+        """Type at the terminal, and wait for what it shows then, if any; 0x03 is Ctrl-C, and 0x1a is Ctrl-Z."""
         os.write(self._file, text.encode())
+        return self.read_until(shows) if shows else ""
 
     def read_until(self, text: str, seconds: float = 120) -> str:
         """Wait until `text` is shown, and give all that was, since the last time and up to it."""

@@ -5,15 +5,11 @@ Its versions are those of the store below, multiplied by an odd number modulo 2*
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self, cast
+from collections.abc import Callable, Sequence
+from typing import Final, Self, cast
 
-from caslock.store import Entry
+from caslock.store import BatchingStore, Entry, Put, QueueingStore, Removal, Store
 from caslock.stores.sqlite import SQLiteStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from caslock.store import BatchingStore, Put, QueueingStore, Removal, Store
 
 FACTOR: Final = 0x5851F42D4C957F2D
 MODULUS: Final = 2**63

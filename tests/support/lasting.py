@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from caslock.store import AsyncStore, Entry, Store
+from caslock.store import AsyncStore, Entry, Store
 
 YEAR = 365 * 86_400.0
 
@@ -30,8 +28,6 @@ class Lasting:
 
 
 class AsyncLasting:
-    """The same for asyncio."""
-
     def __init__(self, below: AsyncStore) -> None:
         assert inspect.iscoroutinefunction(below.get)
         self.traits = below.traits._replace(expires=False)

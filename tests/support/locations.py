@@ -8,31 +8,26 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar, cast
 
+import pytest
 import redis
 import redis.asyncio
 from pymemcache.client.base import Client
 
-from caslock import StoreUnavailable
+from caslock import AsyncStore, Entry, Hold, Lock, Record, Semaphore, Store, StoreUnavailable
 from caslock.local import clock, thread_renewer
 from caslock.local.shared import shared_of
+from caslock.local.workers import Workers
 from caslock.protocol import record
+from caslock.protocol.attempt import Attempt
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.stores.redis import AsyncRedisStore, RedisStore
 from caslock.stores.sqlite import SQLiteStore
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
-
-    import pytest
-
-    from caslock import AsyncStore, Entry, Hold, Lock, Record, Semaphore, Store
-    from caslock.local.workers import Workers
-    from caslock.protocol.attempt import Attempt
-    from tests.support.servers import Server
+from tests.support.servers import Server
 
 T = TypeVar("T")
 
@@ -69,7 +64,6 @@ class Place:
 
     @property
     def kind(self) -> str:
-        """Which store it is."""
         return self.address.kind
 
     def store(self) -> Store:
@@ -93,7 +87,6 @@ class Place:
             yield self.store()
 
     def close(self) -> None:
-        """Close what was opened."""
         for store in self._opened:
             close_when_clean(store)
 

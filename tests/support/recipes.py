@@ -8,12 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -50,8 +48,8 @@ class Folder:
         file.write_text(content, encoding="utf-8")
         return file
 
-    def run(self, *command: str) -> str:
-        """Run a command to its end; return what it printed."""
+    def run(self, *command: str, status: int = 0) -> str:
+        """Run a command to its end; return what it printed, with its errors if it is to fail."""
         done = subprocess.run(
             command,
             cwd=self.path,
@@ -62,8 +60,9 @@ class Folder:
             timeout=LIMIT,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout + done.stderr if status else done.stdout
 
     @contextmanager
     def started(self, *command: str) -> Iterator[Program]:
@@ -97,7 +96,6 @@ class Program:
 
     @property
     def output(self) -> str:
-        """What it has printed."""
         return self._output.read_text(encoding="utf-8")
 
     def waits_for(self, pattern: str, count: int = 1) -> list[str]:
@@ -118,7 +116,6 @@ class Program:
 
 
 def until(happened: Callable[[], bool], told: Callable[[], str] = str) -> None:
-    """Wait until something has happened."""
     deadline = time.monotonic() + LIMIT
     while not happened():
         assert time.monotonic() < deadline, told()

@@ -6,13 +6,10 @@ from caslock import LockEvent, Observer
 
 
 class Recorder(Observer):
-    """Notes all events."""
-
     def __init__(self) -> None:
         self.events: list[tuple[str, LockEvent]] = []
 
     def note(self, name: str, event: LockEvent) -> None:
-        """Keep it."""
         self.events.append((name, event))
 
     def __getattribute__(self, name: str) -> object:
@@ -22,5 +19,4 @@ class Recorder(Observer):
 
     @property
     def names(self) -> list[str]:
-        """What has happened."""
         return [name for name, _ in self.events]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Final, TypeVar, cast
 
 from caslock.errors import StoreUnavailable
 from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Retry, Terms
 from caslock.protocol.life import State
 from caslock.protocol.record import Stamp, encode, opening
+from caslock.protocol.runtime import Runtime
 from caslock.protocol.sightings import Sightings
-from caslock.store import Entry, Traits
+from caslock.store import Entry, Put, Removal, Traits
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from caslock.protocol.runtime import Runtime
-    from caslock.store import Put, Removal
+T = TypeVar("T")
 
 OURS: Final = b"ours"
 """As the value of an answer: what was written last."""
@@ -49,12 +47,18 @@ class Scripted:
         self.gone = False
         self.written: list[bytes] = []
         self.background: list[float] = []
+        self.slept: list[float] = []
+        self.watched: list[Attempt] = []
 
     def now(self) -> float:
         return self.clock
 
     async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
         self.clock += seconds
+
+    def watch(self, attempt: Attempt) -> None:
+        self.watched.append(attempt)
 
     def report_loss(self, attempt: Attempt) -> None:
         del attempt
@@ -91,10 +95,10 @@ class Scripted:
         self.waited.append(timeout)
         return self._answer("wait")
 
-    async def wait_while(self, key: str, version: int, timeout: float) -> None:
+    async def wait_while(self, key: str, version: int, timeout: float) -> Entry | None:
         del key, version
         self.waited.append(timeout)
-        self._answer("watch")
+        return self._answer("watch")
 
     async def invalidate_many(self, removals: Sequence[Removal]) -> list[Entry | None] | None:
         answer = self._answer("invalidate_many")
@@ -123,6 +127,17 @@ class Scripted:
         return [verb for verb, _ in self.asked]
 
 
+class Bell:
+    """An event; it counts how often it was set."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.rung = 0
+
+    def set(self) -> None:
+        self.rung += 1
+
+
 class Mutex:
     """A mutex; it notes who waits for it, and lets them in."""
 
@@ -147,19 +162,21 @@ class Mutex:
 
 
 def an_attempt(script: Scripted, retry: Retry = Retry(), *, key: str = "key", ttl: float = TTL) -> Attempt:
-    """Begin one."""
     terms = Terms(cast("Runtime", script), key, "me", LockSettings(ttl, retry=retry))
     return Attempt(terms, "mine.1", lambda: FirstRecord(STAMP, opening("me", ttl, STAMP)), Mutex(), caller=None)
 
 
-def run(coroutine: Coroutine[object, object, object]) -> object:
+def run(coroutine: Coroutine[object, object, T]) -> T:
     """Run a coroutine, which never suspends."""
     return asyncio.run(coroutine)
 
 
 def lost() -> StoreUnavailable:
-    """Give no answer."""
     return StoreUnavailable("no answer")
+
+
+def refused() -> StoreUnavailable:
+    return StoreUnavailable("connection refused", sent=False)
 
 
 def held(script: Scripted, retry: Retry = Retry(), *, key: str = "key") -> Attempt:
@@ -169,5 +186,5 @@ def held(script: Scripted, retry: Retry = Retry(), *, key: str = "key") -> Attem
     assert write.record is not None
     assert write.value == encode(write.record)
     attempt.holds_with(write.record, 5, START)
-    attempt.go(State.HELD)
+    attempt.state = State.HELD
     return attempt

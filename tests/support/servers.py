@@ -21,23 +21,21 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from docker import DockerClient
+from testcontainers.core.container import DockerContainer
 
 if sys.platform != "win32":
     import fcntl
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from docker import DockerClient
-    from testcontainers.core.container import DockerContainer
 
 HOST: Final = "127.0.0.1"
 
@@ -74,7 +72,6 @@ class Kind:
         return f"CASLOCK_TEST_{self.name.upper()}"
 
     def binary(self) -> str | None:
-        """Find its program."""
         if self.needs and not Path(self.needs).exists():
             return None
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_folders(self.folders)])
@@ -381,8 +378,6 @@ HOSTED: Final = {kind.name: kind for kind in (ZOOKEEPER, ETCD, NATS, HAZELCAST, 
 
 @dataclass(frozen=True)
 class Server:
-    """A server for tests."""
-
     kind: Kind
     url: str
     host: str
@@ -406,11 +401,9 @@ class Server:
         self._ours().pause()
 
     def resume(self) -> None:
-        """End the pause."""
         self._ours().resume()
 
     def wait(self) -> None:
-        """Return when the server answers."""
         end = time.monotonic() + START
         while not self._answers():
             if time.monotonic() > end or self._ended():
@@ -456,7 +449,6 @@ class Host:
     """Has servers for all workers of one run, each from when the first worker asks for it until the run ends."""
 
     def __init__(self) -> None:
-        """Begin to listen."""
         self._listener = Listener(backlog=64)
         self._servers = dict[str, Server]()
         self.address = str(self._listener.address)
@@ -621,11 +613,11 @@ class Process:
     def kill(self) -> None:
         """End it at once, as a crash would."""
         if self.child:
-            _signal(_family(self.child.pid), signal.SIGSTOP)  # so that it starts nobody else
-            family = _family(self.child.pid)
-            _signal(family, signal.SIGKILL)
+            _signal(family(self.child.pid), signal.SIGSTOP)  # so that it starts nobody else
+            members = family(self.child.pid)
+            _signal(members, signal.SIGKILL)
             self.child.wait()
-            while any(map(_goes_on, family)):  # a PostgreSQL does not start while another one's process has its memory
+            while any(map(goes_on, members)):  # a PostgreSQL does not start while another one's process has its memory
                 time.sleep(0.002)
 
     remove = kill
@@ -635,11 +627,11 @@ class Process:
         if self.child:
             self.child.send_signal(signal.SIGSTOP)
             os.waitpid(self.child.pid, os.WUNTRACED)
-            _signal(_family(self.child.pid)[1:], signal.SIGSTOP)
+            _signal(family(self.child.pid)[1:], signal.SIGSTOP)
 
     def resume(self) -> None:
         if self.child:
-            _signal(_family(self.child.pid), signal.SIGCONT)
+            _signal(family(self.child.pid), signal.SIGCONT)
 
     def alive(self) -> bool:
         """Tell whether there is still something to wait for."""
@@ -649,16 +641,16 @@ class Process:
         return (self.folder / "log").read_text(errors="replace")
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
     """Name a process and its descendants: PostgreSQL has one for each connection, our emulator of Tair has a Redis."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:  # it is gone, or this is not Linux
         children = ""
-    return [pid, *(member for child in children.split() for member in _family(int(child)))]
+    return [pid, *(member for child in children.split() for member in family(int(child)))]
 
 
-def _goes_on(pid: int) -> bool:
+def goes_on(pid: int) -> bool:
     """Whether a process has not ended, on Linux."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}

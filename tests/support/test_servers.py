@@ -7,20 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import NewServer
 from tests.support import servers
 from tests.support.locations import until
 from tests.support.servers import MEMCACHED, REDIS, Container, Host, docker_reaps, listens, shared
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.conftest import NewServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +47,6 @@ def run_pytest(tmp_path: Path, test: str, **environment: str) -> tuple[int, str]
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """Drop what would decide where servers come from."""
     return {k: v for k, v in environment.items() if k != "CI" and not k.startswith("CASLOCK_TEST_")}
 
 

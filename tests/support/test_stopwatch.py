@@ -6,16 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from caslock.testing import stopwatch
 from caslock.testing.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAP = 0.2
 

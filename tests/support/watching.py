@@ -5,19 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
 
+from caslock.store import Entry
 from caslock.stores.memory import MemoryStore
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from caslock.store import Entry
 
 
 class WatchingMemory:
-    """A store for blocking code."""
-
     def __init__(self) -> None:
         self._memory = MemoryStore()
         self._changed = threading.Condition()

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import Final
 
 import pytest
 import tenacity
 
 from caslock.errors import LockLost, NotHeld, StoreError, StoreUnavailable
 from caslock.protocol.record import Record, encode
-from caslock.store import ABSENT
+from caslock.store import ABSENT, AsyncStore, Store
 from caslock.testing.drive import done
 from caslock.testing.faults import lose_reply, read_again
-from tests.proof.laws.scene import TTL, Scene, attempt, each, inside, scenario, take
+from tests.proof.laws.scene import TTL, AnyHold, AnyLock, Scene, attempt, each, inside, scenario, take
 from tests.support.locations import make_due
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from caslock.store import AsyncStore, Store
-    from tests.proof.laws.scene import AnyHold, AnyLock
 
 SHORT: Final = 0.3
 """Seconds of a lease that a test waits for."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from collections.abc import Iterator
+from typing import ClassVar, Final
 from uuid import uuid4
 
 import pytest
 
+from caslock.store import AsyncStore, Store
 from caslock.testing.drive import is_async
 from tests.proof.laws.holders import Holders
 from tests.proof.laws.owners import Owners
@@ -14,11 +16,6 @@ from tests.proof.laws.scene import Asyncio, Blocking, Scene
 from tests.proof.laws.several import SeveralKeys
 from tests.proof.laws.trials import Trials
 from tests.proof.laws.waiters import Waiters
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from caslock.store import AsyncStore, Store
 
 PLAYS: Final[dict[str, type[Blocking | Asyncio]]] = {"blocking": Blocking, "asyncio": Asyncio}
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from caslock.errors import NotHeld
 from caslock.testing.drive import done
-from tests.proof.laws.scene import TTL, Scene, attempt, scenario, take
-
-if TYPE_CHECKING:
-    from tests.proof.laws.scene import AnyHold, AnyLock
+from tests.proof.laws.scene import TTL, AnyHold, AnyLock, Scene, attempt, scenario, take
 
 
 class Owners:
-    """The laws of re-entry."""
-
     @scenario
     async def test_a_name_that_is_used_again_is_nobody(self, scene: Scene) -> None:
         """A new thread or task with the name, or number, of one that is gone does not hold what that one holds."""

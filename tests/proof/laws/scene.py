@@ -6,24 +6,20 @@ import asyncio
 import functools
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
+from typing import Final, TypeAlias, TypeVar, Unpack, cast
 
 from caslock.aio import AsyncHold, AsyncLock, AsyncMultiHold, AsyncMultiLock
 from caslock.blocking import Hold, Lock, MultiHold, MultiLock
+from caslock.local.lock import Settings
 from caslock.local.workers import run
 from caslock.protocol.record import Record, decode
+from caslock.store import AsyncStore, Store, Traits
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.drive import done, is_async, on_loop
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-    from typing import Unpack
-
-    from caslock.local.lock import Settings
-    from caslock.store import AsyncStore, Store, Traits
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -63,7 +59,6 @@ class Blocking:
     """What interrupts a call."""
 
     def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """Play a whole scenario."""
         run(scenario)
 
     def lock(self, store: Store | AsyncStore, key: str, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
@@ -196,7 +191,6 @@ class Scene:
         return self.play.lock(self.faulty() if store is None else store, self.key if key is None else key, **settings)
 
     def rival(self, key: str | None = None, **settings: Unpack[Settings[AnyHold]]) -> AnyLock:
-        """Another client's lock."""
         return self.lock(self._wrap(self.another), key, **settings)
 
     async def holder(self, key: str | None = None) -> Record | None:
@@ -232,14 +226,12 @@ class Scene:
 
 
 async def attempt(lock: AnyLock, timeout: float | None = 0) -> AnyHold | None:
-    """Acquire."""
     if isinstance(lock, Lock):
         return lock.acquire(timeout=timeout)
     return await lock.acquire(timeout=timeout)
 
 
 async def attempt_all(lock: AnyMultiLock, timeout: float | None = 0) -> AnyMultiHold | None:
-    """Acquire several keys."""
     if isinstance(lock, MultiLock):
         return lock.acquire(timeout=timeout)
     return await lock.acquire(timeout=timeout)

@@ -13,8 +13,6 @@ from tests.proof.laws.scene import TTL, Scene, attempt_all, each, scenario, take
 
 
 class SeveralKeys:
-    """The laws of a `MultiLock`."""
-
     @scenario
     async def test_several_keys_are_all_or_nothing(self, scene: Scene) -> None:
         """When one of several keys can't be had, those before it are released in reverse, and none is held."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from caslock.errors import LockLost, NotHeld, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.testing.drive import done
 from caslock.testing.faults import Fault, Verb, late, lose_reply, lose_request, raising
-from tests.proof.laws.scene import TTL, Scene, attempt, each, scenario, take
+from tests.proof.laws.scene import TTL, AnyFaultyStore, AnyHold, AnyLock, Scene, attempt, each, scenario, take
 from tests.proof.laws.trouble import KINDS, RETRY, Trouble, troubles
-
-if TYPE_CHECKING:
-    from tests.proof.laws.scene import AnyFaultyStore, AnyHold, AnyLock
 
 
 class Trials:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
 
 from caslock.protocol.attempt import Retry
 from caslock.testing.drive import done
 from caslock.testing.faults import Fault, duplicate, echo, late, lose_reply, lose_request, unsent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.proof.laws.scene import AnyFaultyStore
+from tests.proof.laws.scene import AnyFaultyStore
 
 Point = Literal["done", "left", "taken", "end"]
 
@@ -45,7 +42,6 @@ class Trouble(NamedTuple):
     point: Point | None = None
 
     def __str__(self) -> str:
-        """Say what happens when."""
         return f"{self.verb} {self.nth} is {self.fault}" + (f", at the point {self.point!r}" if self.point else "")
 
     @property

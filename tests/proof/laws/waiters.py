@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from caslock.testing.drive import done
 from caslock.testing.faults import raising
 from caslock.testing.stopwatch import Stopwatch
-from tests.proof.laws.scene import TTL, attempt, each, scenario, take
+from tests.proof.laws.scene import TTL, AnyFaultyStore, AnyHold, Scene, attempt, each, scenario, take
 from tests.support import protocol_functions as protocol
-
-if TYPE_CHECKING:
-    from tests.proof.laws.scene import AnyFaultyStore, AnyHold, Scene
 
 SOON: Final = 0.1
 """Seconds."""

@@ -11,9 +11,10 @@ import builtins
 import contextlib
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import pytest
 
@@ -33,9 +34,6 @@ from tests.proof.test_contract_bites import meets
 from tests.proof.test_faults_bite import hurried, play
 from tests.support.locations import opened
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 Patches: TypeAlias = tuple[tuple[object, str, object], ...]
 """What is replaced: owner, name, value."""
 
@@ -52,8 +50,6 @@ _CULPRITS: Final = frozenset({"planted.py", "test_contract_bites.py", "test_faul
 
 
 class Mutant(NamedTuple):
-    """One bug."""
-
     name: str
     wrong: str
     """What is wrong, in a sentence."""
@@ -74,7 +70,6 @@ class Contract(NamedTuple):
     layer: str = "contract"
 
     def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> bool:
-        """Whether it goes red."""
         for sentence in in_order(StoreContract):
             meet = partial(self._meet, sentence, request)
             green(self, sentence, run=partial(meet, MemoryStore))
@@ -102,7 +97,6 @@ class Law(NamedTuple):
     layer: str = "laws"
 
     def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> bool:
-        """Whether it goes red."""
         del request
         for api in ("blocking", "asyncio"):
             with patched(mutant.control):
@@ -124,7 +118,6 @@ class Seeds(NamedTuple):
     layer: str = "simulator"
 
     def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> bool:
-        """Whether one does."""
         del request
         return any(breaks_a_law(mutant, self.word, partial(simulate, seed)) for seed in range(SEEDS))
 
@@ -138,7 +131,6 @@ class Search(NamedTuple):
     layer: str = "simulator"
 
     def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> bool:
-        """Whether one is."""
         del request
         search = partial(explore, SCENES[self.scene], Bounds(self.faults, states=30_000))
         return breaks_a_law(mutant, self.word, search)
@@ -163,7 +155,6 @@ class Directed(NamedTuple):
     layer: str = "directed"
 
     def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> bool:
-        """Whether it goes red."""
         scene = partial(self.scene, request)
         with patched(mutant.control):
             green(self, mutant.control, run=scene)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
+import threading
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pytest
 from pymemcache.client.base import Client
 
-from caslock import Lock, MultiLock, aio
+from caslock import Lock, aio
 from caslock.local import multi
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
@@ -29,29 +32,23 @@ from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memcached import requests as memcached_requests
 from caslock.stores.memory import MemoryStore
 from caslock.stores.redis.sockets import Sockets
-from caslock.testing.faults import FaultyStore, lose_request
 from tests.api import test_fork_and_signals as forks
 from tests.api import test_hand_over as hand_overs
 from tests.api import test_multilock as multilocks
 from tests.api import test_queue as queues
+from tests.conftest import NewServer
 from tests.proof import test_contract_bites as bad_stores
 from tests.proof import test_faults_bite as faults_bite
 from tests.proof import test_simulate_bites as simulate_bites
 from tests.proof import test_torture as tortures
+from tests.proof.altered import rewritten, wrong
 from tests.proof.mutants import planted
 from tests.proof.mutants.layers import Contract, Directed, Law, Mutant, Search, Seeds
-from tests.rules import test_interleavings as interleavings
+from tests.rules import test_waiting as waits
 from tests.stores import test_memcached as memcacheds
 from tests.support import protocol_functions as protocol
-from tests.support.locations import fresh, observed, opened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pytest
-
-    from tests.conftest import NewServer
-    from tests.support.servers import Server
+from tests.support.locations import fresh, opened
+from tests.support.servers import Server
 
 
 def an_entry_lives_its_ttl(request: pytest.FixtureRequest) -> None:
@@ -70,36 +67,6 @@ def a_restart(request: pytest.FixtureRequest) -> None:
         return Client((server.host, server.port), timeout=5, default_noreply=False)
 
     memcacheds.test_a_restart_never_repeats_a_version(new, client, MemcachedStore.from_url)
-
-
-def a_reply_is_slow(request: pytest.FixtureRequest) -> None:
-    """Answer a put when a quarter of its lease is over."""
-    del request
-    store = FaultyStore(MemoryStore())
-    store.after("put_if_version", 1, lambda: time.sleep(0.5))
-    hold = Lock(store, fresh(), ttl=2.0, auto_renew=False).acquire(timeout=0)
-    assert hold is not None
-    assert hold.remaining() < 1.5, "a lease is counted from its reply"
-    hold.release()
-
-
-def a_batch_is_lost(request: pytest.FixtureRequest) -> None:
-    """Lose the one request that releases several keys, whose acquire was clean."""
-    del request
-    store, keys = FaultyStore(MemoryStore()), [fresh(), fresh()]
-    holds = MultiLock(store, keys, auto_renew=False).acquire(timeout=0)
-    assert holds is not None
-    store.on("invalidate_many", 1, lose_request)
-    holds.release()
-    assert store.calls["invalidate_many"] == 1
-    assert not any(observed(store, key) for key in keys), "a release that was lost is reported as done"
-
-
-def a_lease_ends(request: pytest.FixtureRequest) -> None:
-    """Wait with long pauses for the end of a dead holder's lease."""
-    del request
-    for queueing in (False, True):
-        interleavings.test_a_wait_ends_with_the_lease_it_saw(queueing=queueing)
 
 
 def nobody_is_stuck(request: pytest.FixtureRequest) -> None:
@@ -126,6 +93,8 @@ def law(scenario: str, **arguments: object) -> Law:
 CONTRACT: Final = Contract()
 SEEDS: Final = Seeds()
 
+NO_SECOND_LOOK: Final = "if successor.ending or not outgoing.pending:", "if False:"
+
 MUTANTS: Final = (
     Mutant(
         "unconditional invalidate",
@@ -149,39 +118,46 @@ MUTANTS: Final = (
         "a miss taken as a win",
         "After a write that got no answer, nothing there is read as ours.",
         (law("test_a_miss_after_a_refusal_is_not_a_win", answer="lost", then="it stays free"), SEEDS),
-        ((protocol, "write_surely", faults_bite.miss_after_no_answer_is_ours),),
+        (
+            rewritten(
+                request,
+                "_again",
+                "limit)\n    if",
+                "limit)\n    if observed.record is None:\n        return Observed(1, record)\n    if",
+            ),
+        ),
         control=faults_bite.LONG_WAY,
     ),
     Mutant(
         "hold id shared over attempts",
         "All acquires of a Lock object have one hold id, so a late request of an earlier one is taken for the new one.",
         (Seeds("has a record"),),
-        ((LockState, "_attempt", planted.share_the_id),),
+        (rewritten(LockState, "_attempt", "next(self._numbers)", "0"),),
     ),
     Mutant(
         "owner name as identity",
         "A record with our owner's name is taken as proof that this attempt holds.",
         (SEEDS,),
-        ((Attempt, "is_in", simulate_bites.is_in_any),),
+        (rewritten(Attempt, "is_in", "self.hold_id in record.holds", "record.owner == self.owner"),),
     ),
     Mutant(
         "deadline from the reply",
         "A lease is counted from when the answer came, not from before the request.",
-        (Seeds("believes"), Directed("a reply is slow", a_reply_is_slow)),
-        ((Lease, "believe", planted.count_from_the_reply),),
+        (Seeds("believes"),),
+        (rewritten(Lease, "believe", "end = landed.at", "end = now"),),
         control=faults_bite.LONG_WAY,
     ),
     Mutant(
         "extend that shortens late",
         "A shorter lease is believed once it is answered, not from when it is sent.",
         (law("test_a_shorter_lease_is_believed_when_it_is_sent"), Search("two processes, extending", 2, "believes")),
-        ((protocol, "renew", faults_bite.believe_the_old_lease),),
+        (rewritten(Lease, "ask", "min(self.deadline, now + self.asked - margin(self.asked))", "self.deadline"),),
     ),
     Mutant(
         "extend that ends the renewals",
         "A shorter lease that was asked for, and got no answer, is not renewed any more.",
         (Seeds("nothing kept it from being renewed"),),
-        ((Lease, "ask", planted.ask_for_the_last),),
+        (rewritten(Lease, "ask", "self.due = min(", "self.due = self.deadline if ttl is not None else min("),),
     ),
     Mutant(
         "extend that re-creates",
@@ -211,26 +187,26 @@ MUTANTS: Final = (
         "ttl missing on renewal",
         "What is written over an entry never ends.",
         (CONTRACT,),
-        make=planted.RenewsForEver,
+        make=wrong(MemoryStore, "renews for ever", put_if_version=("value, ttl)", "value, 1e9 if version else ttl)")),
     ),
     Mutant(
         "ttl missing on renewal in the protocol",
         "A renewal is written without a ttl.",
         (law("test_extend_is_right", kind="lost reply"), Seeds("without a ttl")),
-        ((Attempt, "next_record", planted.renew_for_ever),),
+        (rewritten(Attempt, "next_record", "max(asked, observed.ttl) if others else asked", "NEVER"),),
     ),
     Mutant(
         "retry that counts twice",
         "A retry that finds its own record re-enters it, so one release is not enough.",
         (law("test_acquire_is_right", kind="lost reply"), SEEDS),
-        ((protocol, "write_surely", planted.enter_again), (Attempt, "others", faults_bite.every_hold_lives)),
+        ((protocol, "write_surely", planted.enter_again), faults_bite.EVERY_HOLD_LIVES),
         control=faults_bite.LONG_WAY,
     ),
     Mutant(
         "retry beyond its bound",
         "What got no answer is sent once more than asked.",
         (law("test_reads_and_writes_are_repeated_a_bounded_number_of_times"),),
-        ((request, "_retry", faults_bite.once_more),),
+        (rewritten(request, "_retry", ">= times", "> times"),),
     ),
     Mutant(
         "timeout taken as 'not acquired'",
@@ -243,22 +219,26 @@ MUTANTS: Final = (
         "timeout taken as 'released'",
         "No answer to a release is reported as released.",
         (law("test_release_is_right", kind="lost request", clean=True), Seeds("has released")),
-        ((protocol, "settle", planted.silence_is_release),),
+        (
+            rewritten(
+                protocol,
+                "settle",
+                "    try:",
+                "    if write.record is None:\n        return Observed(ABSENT, None)\n    try:",
+            ),
+        ),
     ),
     Mutant(
         "hold forgotten before the answer",
         "A release that got no answer can't be called again.",
         (law("test_release_is_right", kind="lost request", clean=True), SEEDS),
-        ((protocol, "release", planted.forget_at_release),),
+        (rewritten(protocol, "release", "in_time=in_time)\n", "in_time=in_time)\n            lease.record = None\n"),),
     ),
     Mutant(
         "fork keeps ownership",
         "A forked child believes in the holds of its parent, and releases them.",
         (of_the_suite(forks.test_a_child_that_leaves_the_block_frees_nothing, "sqlite", "the end"),),
-        (
-            (Holding, "_inherited", property(planted.nothing_is_inherited)),
-            (LockState, "_begin", planted.never_forked),
-        ),
+        ((Holding, "_inherited", property(lambda _: False)), (LockState, "_begin", planted.never_forked)),
     ),
     Mutant(
         "connection kept after BaseException",
@@ -276,7 +256,16 @@ MUTANTS: Final = (
         "hand-over without a new fence",
         "A key that is handed over in a process keeps the fence of the last tenure.",
         (law("test_one_process_serves_all_its_waiters"), Seeds("fence")),
-        ((protocol, "hand_over", faults_bite.hand_over_the_fence),),
+        (
+            rewritten(
+                protocol,
+                "_first_put",
+                "if rest is None",
+                "if False",
+                "version), now)",
+                "version)._replace(fence=attempt.lease.fence), now)",
+            ),
+        ),
     ),
     Mutant(
         "MultiLock unsorted",
@@ -304,13 +293,13 @@ MUTANTS: Final = (
         "MultiLock that leaks on the k-th failure",
         "When a later one of several keys can't be had, the first is not given back.",
         (law("test_several_keys_are_all_or_nothing"), Seeds("told to have failed")),
-        ((MultiAcquire, "_roll_back", planted.roll_back_but_one),),
+        (rewritten(MultiAcquire, "_roll_back", "in self.taken", "in self.taken[1:]"),),
     ),
     Mutant(
         "MultiLock that stops at the first failed release",
         "The release of several keys ends where one fails.",
         (law("test_several_keys_are_released_though_one_fails"), SEEDS),
-        ((Holds, "_released", faults_bite.until_one_fails),),
+        (rewritten(Holds, "_released", "failure = _worse(failure, error)", "raise"),),
     ),
     Mutant(
         "random fence",
@@ -322,7 +311,7 @@ MUTANTS: Final = (
         "new fence at each renewal",
         "Renewals and re-entries leave the fence out, so it grows within a tenure.",
         (law("test_an_owner_enters_from_anywhere", order=(0, 1, 2)), Seeds("fence")),
-        ((Attempt, "next_record", faults_bite.new_fence_at_each_write),),
+        (rewritten(Attempt, "next_record", "fence=fence", "fence=None"),),
     ),
     Mutant(
         "memcached ttl without margin",
@@ -334,7 +323,7 @@ MUTANTS: Final = (
         "free record treated as held",
         "An attempt that finds a record without holds waits for its end.",
         (law("test_force_release_is_right", kind="lost reply"), Seeds("although all is well")),
-        ((Attempt, "may_take", planted.free_is_held),),
+        (rewritten(Attempt, "may_take", "return True", "return record is None"),),
     ),
     Mutant(
         "held record treated as free",
@@ -353,16 +342,16 @@ MUTANTS: Final = (
         "A thread or task is known by its name, which is used again.",
         (law("test_a_name_that_is_used_again_is_nobody"),),
         (
-            (ThreadRuntime, "me", faults_bite.thread_name),
-            (TaskRuntime, "me", faults_bite.task_name),
-            (aio, "calling_task", faults_bite.nobody),
+            (ThreadRuntime, "me", lambda _: threading.current_thread().name),
+            (TaskRuntime, "me", lambda _: (task := asyncio.current_task()) and task.get_name()),
+            (aio, "calling_task", lambda: None),
         ),
     ),
     Mutant(
         "no drift margin",
         "A lease is believed for longer than the store keeps it.",
         (law("test_extend_is_right", kind="lost request"), Seeds("believes")),
-        ((lease_module, "margin", simulate_bites.no_margin),),
+        ((lease_module, "margin", lambda ttl: -0.5 * ttl),),
     ),
     Mutant(
         "failed acquire not made definite",
@@ -374,7 +363,7 @@ MUTANTS: Final = (
         "removal while a lost put may land",
         "A hold whose acquire left a request unanswered is released into nothing.",
         (law("test_acquire_is_right", kind="late request"), SEEDS),
-        ((Attempt, "remainder", faults_bite.leave_nothing),),
+        (faults_bite.LEAVE_NOTHING,),
         control=faults_bite.LONG_WAY,
     ),
     Mutant(
@@ -394,43 +383,50 @@ MUTANTS: Final = (
         "renewal that revives",
         "A renewal whose answer comes after the deadline makes a lost hold held again.",
         (Seeds("believes"),),
-        ((protocol, "renew", simulate_bites.check_before_only),),
+        ((protocol, "renew", planted.check_before_only),),
     ),
     Mutant(
         "renewal accepted under another fence",
         "A renewal that finds its own hold id in a later tenure goes on as if nothing had happened.",
         (law("test_a_late_request_does_not_revive_a_lost_hold"),),
-        ((protocol, "_renewed", planted.altered(protocol._renewed, " or observed.fence != attempt.lease.fence", "")),),
+        (rewritten(protocol, "_renewed", " or observed.fence != attempt.lease.fence", ""),),
     ),
     Mutant(
         "wait past the end of a lease",
         "A waiter sleeps on when the lease that it saw is over.",
-        (Directed("test_a_wait_ends_with_the_lease_it_saw", a_lease_ends),),
-        ((protocol, "_wait", planted.altered(protocol._wait, "limit if over else min(limit, ends)", "limit")),),
+        (of_the_suite(waits.test_a_wait_ends_with_the_lease_and_not_before),),
+        (rewritten(protocol, "_wait", "limit if over else min(limit, ends)", "limit"),),
     ),
     Mutant(
         "loss not reported",
         "A loss that is noticed is not reported.",
         (law("test_loss_is_reported_to_the_block"), Seeds("was not told")),
-        ((Lease, "tell", planted.tell_nobody),),
+        ((Lease, "tell", lambda _: None),),
     ),
     Mutant(
         "successor promised and forgotten",
         "A waiter of the process is promised the key, and never learns the outcome.",
         (Seeds("promised"),),
-        ((LocalQueue, "name_successor", simulate_bites.forget_the_successor),),
+        (rewritten(LocalQueue, "name_successor", "attempt.turn.outgoing = HandOver", "HandOver"),),
     ),
     Mutant(
         "successor told too early",
         "A hand-over that got no answer is reported to the successor as done.",
         (SEEDS,),
-        ((protocol, "hand_over", simulate_bites.hand_over_at_no_answer),),
+        (rewritten(protocol, "hand_over", "settle()", "settle(Observed(lease.version + 1, write.record))"),),
     ),
     Mutant(
         "releaser told too early",
         "A hand-over that was refused is reported to the releaser as done.",
         (SEEDS,),
-        ((protocol, "hand_over", simulate_bites.hand_over_and_believe),),
+        (
+            rewritten(
+                protocol,
+                "hand_over",
+                "return there",
+                "return there if successor.is_in(there.record) else Observed(0, None)",
+            ),
+        ),
     ),
     Mutant(
         "key handed to a waiter that has gone",
@@ -439,31 +435,39 @@ MUTANTS: Final = (
             Search("two tasks, extending aside", word="told to have failed"),
             of_the_suite(queues.test_nothing_is_handed_over_to_one_that_has_gone_before),
         ),
-        ((protocol, "_first_put", simulate_bites.hand_over_unseen),),
+        (
+            rewritten(
+                protocol,
+                "_first_put",
+                *NO_SECOND_LOOK,
+                "outgoing.pending and fits and (taken or outgoing.take())",
+                "fits",
+            ),
+        ),
     ),
     Mutant(
         "no second look as the key is handed over",
         "The releaser checks its successor before it notes what it sends, and not after.",
         (Search("two threads, racing", faults=2, word="told to have failed"),),
-        ((protocol, "_first_put", simulate_bites.write_and_not_look),),
+        (rewritten(protocol, "_first_put", *NO_SECOND_LOOK),),
     ),
     Mutant(
         "next one let in before the last has left",
         "The attempt after a successor that has gone is let in before the releaser has left.",
         (Search("three tasks of two Locks", word="which it had not"),),
-        ((LocalQueue, "name_successor", simulate_bites.let_follow_at_once),),
+        (rewritten(LocalQueue, "name_successor", "*self._inside, weakref", "weakref"),),
     ),
     Mutant(
         "successor named beside others that leave",
         "The hold of another Lock object of the same owner that is being released is not waited for.",
         (Search("three tasks of one owner", 0, "which it had not"),),
-        ((LocalQueue, "name_successor", simulate_bites.name_successor_beside_others),),
+        (rewritten(LocalQueue, "name_successor", " or other.shared", ""),),
     ),
     Mutant(
         "hold id read after another thread has drawn one",
         "Two threads of one Lock object acquire at the same moment, and get one hold id.",
         (Search("two threads of one Lock, racing"),),
-        ((LockState, "_attempt", simulate_bites.read_the_id_again),),
+        (rewritten(LockState, "_attempt", "self._terms, hold", "self._terms, self.newest"),),
     ),
     Mutant(
         "extension by a loop that is gone",
@@ -493,28 +497,24 @@ MUTANTS: Final = (
         "batch of puts without an answer forgotten",
         "The puts of a MultiLock that travelled together and got no answer are taken for lost.",
         (Search("two processes, two keys", word="has released"),),
-        ((protocol, "put_together", simulate_bites.put_at_no_answer),),
+        (rewritten(protocol, "put_together", "unanswered(attempt, write.id, error)", "attempt.writes.drop(write.id)"),),
     ),
     Mutant(
         "batch of puts repeated key by key",
         "A MultiLock that meets free records writes them one by one, as if nothing were known of the others.",
         (Seeds("keys that nobody holds"),),
-        ((protocol, "put_together", simulate_bites.put_at_absence_only),),
+        (rewritten(protocol, "put_together", "known.get(attempt, NOTHING)", "NOTHING"),),
     ),
     Mutant(
         "quarantine that begins anew",
         "A quarantine is counted from the last record with it, so it never ends on a key in use.",
         (Seeds("made longer"),),
-        ((Sightings, "see", simulate_bites.begin_quarantines_anew),),
+        (rewritten(Sightings, "see", "seen.over <= over", "False"),),
     ),
     Mutant(
         "batch of releases without an answer taken as released",
         "The releases of a MultiLock that travelled together and got no answer are taken for done.",
-        (
-            law("test_one_request_for_several_keys_without_an_answer"),
-            SEEDS,
-            Directed("a batch is lost", a_batch_is_lost),
-        ),
+        (law("test_one_request_for_several_keys_without_an_answer"), SEEDS),
         ((protocol, "remove_together", planted.leave_at_no_answer),),
     ),
     Mutant(
@@ -527,13 +527,13 @@ MUTANTS: Final = (
         "min_hold forgotten",
         "A release within `min_hold` removes the record.",
         (Seeds("min_hold"),),
-        ((Attempt, "remainder", simulate_bites.keep_nothing),),
+        (rewritten(Attempt, "remainder", "if kept > 0", "if False"),),
     ),
     Mutant(
         "kept key taken by who has released it",
         "A record that is kept after its release is re-entered by its owner.",
         (Seeds("min_hold"),),
-        ((Attempt, "may_take", simulate_bites.take_what_is_kept),),
+        (rewritten(Attempt, "may_take", "return ours", "return record.kept and record.owner == self.owner or ours"),),
     ),
     Mutant(
         "adoption that does not check the version",
@@ -542,7 +542,7 @@ MUTANTS: Final = (
             Search("three processes, one ticket", 0, "have used one ticket"),
             of_the_suite(hand_overs.test_who_has_read_too_early_does_not_adopt, "memory", Lock),
         ),
-        ((Adoption, "may_take", planted.adopt_any_version),),
+        (rewritten(Adoption, "may_take", "is_in(record)", "is_in(record) or (self.before and record.holds)"),),
     ),
     Mutant(
         "hand-over that goes on renewing",
@@ -556,11 +556,8 @@ MUTANTS: Final = (
     Mutant(
         "ticket that can be used twice",
         "The fence of a ticket is enough, so it takes the hold from who has adopted it.",
-        (
-            Seeds("have used one ticket"),
-            of_the_suite(hand_overs.test_a_ticket_is_used_once, "memory", Lock),
-        ),
-        ((Adoption, "may_take", planted.adopt_by_fence),),
+        (Seeds("have used one ticket"), of_the_suite(hand_overs.test_a_ticket_is_used_once, "memory", Lock)),
+        (rewritten(Adoption, "may_take", "self.ticket.hold in record.holds and ", ""),),
     ),
     Mutant(
         "loser not told",

@@ -8,19 +8,15 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from tests.proof.mutation.changes import changes
-from tests.proof.mutation.known import Survivors
-from tests.proof.mutation.runner import SURVIVED, Runner
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.proof.mutation.runner import Outcome
+from tests.proof.mutation.known import known_survivors
+from tests.proof.mutation.runner import SURVIVED, Outcome, Runner
 
 ROOT: Final = Path(__file__).parents[3]
 
@@ -34,7 +30,7 @@ TESTS: Final = (
     *(f"tests/api/test_{name}.py" for name in ("lock_order", "bad_input", "ends", "quorum", "background", "observer")),
     *(f"tests/api/test_{name}.py" for name in ("min_hold", "locked", "fork_and_signals", "key", "linger", "election")),
     *(f"tests/api/test_{name}.py" for name in ("hand_over", "semaphore", "read_write")),
-    *(f"tests/proof/test_{name}.py" for name in ("faults", "simulate_quorum", "simulate_semaphore")),
+    *(f"tests/proof/test_{name}.py" for name in ("faults", "simulate_kinds")),
     *("tests/api/test_regressions.py", "tests/servers/test_bounds.py"),
 )
 """What concerns the rules and needs no server: of tests for every store those with memory."""
@@ -84,20 +80,20 @@ def _modules(names: Sequence[str]) -> list[Path]:
 
 def report(outcomes: Sequence[Outcome]) -> int:
     """Print the result of each file, and what has survived; returns how many survivors are not listed."""
-    listed = Survivors.read()
+    listed = known_survivors()
     tried = Counter(outcome.change.file for outcome in outcomes)
     survivors = [outcome.change for outcome in outcomes if not outcome.killer]
     alive = Counter(change.file for change in survivors)
     for file, number in tried.items():
         _say(f"{file}: {number} changes, {number - alive[file]} killed, {alive[file]} survived")
-    new = [change for change in survivors if not listed.reason(change)]
+    new = [change for change in survivors if change.name not in listed]
     killed = len(outcomes) - len(survivors)
     share = 100 * killed / max(1, len(outcomes))
     _say(f"{len(outcomes)} changes, {killed} killed ({share:.1f} %), {len(survivors)} survived, {len(new)} not listed")
     for change in new:
         _say(f"survived, and not listed: {change}")
     for outcome in outcomes:
-        if outcome.killer and listed.reason(outcome.change):
+        if outcome.killer and outcome.change.name in listed:
             _say(f"listed as a survivor, and killed: {outcome.change}")
     return len(new)
 

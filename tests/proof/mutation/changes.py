@@ -10,12 +10,10 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from types import CodeType
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Final, NamedTuple, TypeVar
 
 T = TypeVar("T", bound=ast.AST)
 
@@ -33,19 +31,22 @@ _OPPOSITES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 class Change(NamedTuple):
-    """One change of one function."""
-
     file: str
     function: str
     """The name of the outermost function, with its class."""
     before: str
     """The statement (of a compound one the head) as it is."""
     after: str
-    """The statement with the change; these four texts name the change, also as lines move."""
+    """The statement with the change."""
     lines: range
     """A test may notice the change if it runs one of these."""
     tree: ast.Module
     nodes: tuple[ast.AST, ast.AST]
+
+    @property
+    def name(self) -> tuple[str, str, str, str]:
+        """What names it, also as lines move."""
+        return self[:4]
 
     def __str__(self) -> str:
         """Say in which function what is replaced by what."""
@@ -81,7 +82,6 @@ class _Place(NamedTuple):
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, AnyFunction]]:
-    """Find the outermost functions."""
     for node in tree.body:
         if isinstance(node, AnyFunction):
             yield node.name, node

@@ -14,23 +14,20 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import pytest
 
+from tests.proof.mutation.changes import Change
 from tests.proof.mutation.child import Child, first_word
 from tests.proof.mutation.swap import Functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-    from types import FrameType, TracebackType
-    from typing import Self
-
     from _typeshed import TraceFunction
-
-    from tests.proof.mutation.changes import Change
 
 SURVIVED: Final = "SURVIVED"
 
@@ -136,8 +133,6 @@ class Runner:
         return chosen
 
     def _child(self, change: Change, chosen: Sequence[tuple[pytest.Item, float]], functions: Functions) -> Child:
-        """Begin to try a change."""
-
         def work(tell: int) -> None:
             functions.apply(change, self._files[change.file])
             for number, (item, _) in enumerate(chosen):
@@ -156,10 +151,10 @@ class Runner:
     def _note(self, change: Change, items: Sequence[pytest.Item], heard: bytes) -> None:
         """Note what has become of a change: a dot was heard for each test that began, and "!" at the end of all."""
         begun = heard.count(b".")
-        killer = "" if heard.endswith(b"!") else items[begun - 1].nodeid if begun else "it can't be put in"
+        killer = "" if heard.endswith(b"!") or not begun else items[begun - 1].nodeid
         self._kills[killer] += 1
         self.outcomes.append(Outcome(change, killer, len(items)))
-        verdict = killer or f"{SURVIVED} {len(items)} tests"
+        verdict = killer or f"{SURVIVED} {len(items)} tests{'' if heard else ': it could not be put in'}"
         number = f"{len(self.outcomes)}/{len(self._changes)}"
         self._say(f"{number}, line {change.lines.start} of {change}   {verdict}")
 

@@ -46,7 +46,6 @@ def seeds_from(first: int, count: int) -> tuple[int, Failure | None]:
 
 
 def scene(name: str, bounds: Bounds) -> tuple[str, Explored | Failure]:
-    """Search one scene."""
     try:
         return name, explore(SCENES[name], bounds)
     except Violation as violation:

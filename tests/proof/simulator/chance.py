@@ -23,7 +23,11 @@ _FULL = ("0.5", "4", "15")  # seconds
 
 def simulate(seed: int) -> int:
     """Run one seed; returns the number of steps, raises `Violation` with the story."""
-    run = Run(drawn(seed))
+    return played(Run(drawn(seed)), seed)
+
+
+def played(run: Run, seed: int) -> int:
+    """Take the steps that a seed draws, and come to an end; returns their number, raises `Violation`."""
     try:
         by_chance(run, random.Random(~seed))
     finally:

@@ -44,24 +44,31 @@ AGAIN = 0.5
 """Seconds for which a client waits to enter once more what it has entered."""
 
 
+def settings_of(plan: ClientPlan, poll: WaitBaseT | None) -> LockSettings:
+    """Return the settings of a client's lock."""
+    return LockSettings(
+        ttl=plan.ttl,
+        owner=plan.owner,
+        auto_renew=plan.auto_renew,
+        max_hold=NEVER if plan.max_hold is None else plan.max_hold,
+        min_hold=plan.min_hold or 0.0,
+        linger=plan.linger or 0.0,
+        retry=Retry(*plan.retry),
+        poll=poll,
+    )
+
+
 class NamedLockState(LockState):
     """The real one, but for its name, which chance would make."""
 
-    def __init__(self, name: str, runtime: Runtime, key: str, plan: ClientPlan, poll: WaitBaseT | None) -> None:
-        self.name = name
-        self.process = runtime
-        self._breaking = False
-        settings = LockSettings(
-            ttl=plan.ttl,
-            owner=plan.owner,
-            auto_renew=plan.auto_renew,
-            max_hold=NEVER if plan.max_hold is None else plan.max_hold,
-            min_hold=plan.min_hold or 0.0,
-            linger=plan.linger or 0.0,
-            retry=Retry(*plan.retry),
-            poll=poll,
-        )
-        super().__init__(runtime, key, settings)
+    _breaking = False
+
+    def __init__(
+        self, name: str, runtime: Runtime, key: str, plan: ClientPlan, poll: WaitBaseT | None, *more: object
+    ) -> None:
+        """Make one with the settings of `plan`; what the state of another kind of lock needs `more` comes last."""
+        self.name, self.process = name, runtime
+        super().__init__(runtime, key, settings_of(plan, poll), *more)
         self.begun()
 
     def _begin(self) -> None:
@@ -168,8 +175,6 @@ class NamedLockState(LockState):
 
 
 class Client:
-    """A thread or task."""
-
     def __init__(
         self,
         run: Run,
@@ -205,7 +210,6 @@ class Client:
         return next(name for number in count(1) if (name := f"{self.name}'{number}") not in self.run.flows)
 
     async def program(self) -> None:
-        """Go through the rounds."""
         for _number, round_ in enumerate(
             self.plan.rounds
         ):  # two may be equal, but the fingerprint must tell them apart

@@ -45,7 +45,6 @@ def deadlocked(run: Run) -> dict[Client, set[Client]]:
 
 
 def _ends(attempt: Attempt) -> bool:
-    """Whether it ends by itself."""
     return linger.is_kept(attempt) or _is_lost(attempt)
 
 

@@ -29,15 +29,11 @@ if TYPE_CHECKING:
 
 
 class Bounds(NamedTuple):
-    """How far a search goes."""
-
     faults: int = 2
     states: int = 100_000
 
 
 class Explored(NamedTuple):
-    """What a search has done."""
-
     states: int
     steps: int
     runs: int

@@ -41,7 +41,6 @@ def faults(flow: Flow) -> tuple[str, ...]:
 
 
 def befall(run: Run, flow: Flow, what: str) -> None:
-    """Let it happen."""
     if what == "cancel":
         _cancel(run, flow)
     elif what == "abandon":
@@ -72,48 +71,36 @@ def _go(run: Run, flow: Flow, asking: Asking, what: str = "go") -> None:
     _answer(run, flow, answer)
 
 
-def _slow(run: Run, flow: Flow, asking: Asking) -> None:
+def _reply_fails(run: Run, flow: Flow, asking: Asking, what: str) -> None:
+    """The request is applied, and its reply is lost, or slow."""
     answer = run.apply(asking.request, flow.client)
-    run.note(flow, "the reply is slow", asking)
-    flow.waits = Answered(asking, answer)
+    run.note(flow, f"the reply is {what}", asking)
+    if what == "slow":
+        flow.waits = Answered(asking, answer)
+    else:
+        _unanswered(run, flow)
 
 
-def _lose_reply(run: Run, flow: Flow, asking: Asking) -> None:
-    run.apply(asking.request, flow.client)
-    run.note(flow, "the reply is lost", asking)
-    _unanswered(run, flow)
-
-
-def _late(run: Run, flow: Flow, asking: Asking) -> None:
-    run.note(flow, "no answer", asking)
-    run.delay(flow)
-    _unanswered(run, flow)
-
-
-def _lose(run: Run, flow: Flow, asking: Asking) -> None:
-    run.note(flow, "lost", asking)
-    _unanswered(run, flow)
-
-
-def _refuse(run: Run, flow: Flow, asking: Asking) -> None:
-    run.note(flow, "refused", asking)
-    run.resume(flow, None, StoreError("refused"))
-
-
-def _unsent(run: Run, flow: Flow, asking: Asking) -> None:
-    run.note(flow, "not sent", asking)
-    run.resume(flow, None, StoreUnavailable("not sent", sent=False))
+def _fails(run: Run, flow: Flow, asking: Asking, what: str, error: Callable[[], StoreError] | None = None) -> None:
+    """The request is not applied, or (without an answer) later."""
+    run.note(flow, what, asking)
+    if what == "no answer":
+        run.delay(flow)
+    if error is None:
+        _unanswered(run, flow)
+    else:
+        run.resume(flow, None, error())
 
 
 _REQUEST: Final[dict[str, Callable[[Run, Flow, Asking], None]]] = {
     "go": _go,
     "twice": partial(_go, what="twice"),
-    "slow": _slow,
-    "lose reply": _lose_reply,
-    "late": _late,
-    "lose": _lose,
-    "refuse": _refuse,
-    "unsent": _unsent,
+    "slow": partial(_reply_fails, what="slow"),
+    "lose reply": partial(_reply_fails, what="lost"),
+    "late": partial(_fails, what="no answer"),
+    "lose": partial(_fails, what="lost"),
+    "refuse": partial(_fails, what="refused", error=lambda: StoreError("refused")),
+    "unsent": partial(_fails, what="not sent", error=lambda: StoreUnavailable("not sent", sent=False)),
 }
 
 

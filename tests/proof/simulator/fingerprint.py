@@ -76,13 +76,11 @@ class _Print:
         self._attempts: dict[Attempt, None] = {}
 
     def number_versions(self) -> None:
-        """Number versions by their order."""
         order = {version: -1 - n for n, version in enumerate(sorted({version for _, version in self._versions}))}
         for place, version in self._versions:
             self._out[place] = order[version]
 
     def run(self, run: Run) -> None:
-        """Add everything."""
         self.stored(run)
         self.queued(run)
         for process in run.processes:
@@ -134,7 +132,6 @@ class _Print:
             self.of(known)
 
     def of(self, value: object) -> None:
-        """Add a value."""
         kind = type(value)
         if kind in _PLAIN:
             self._out.append(value)

@@ -64,8 +64,6 @@ SOON: Final = 0.02
 
 
 class Judge:
-    """Watches one run."""
-
     def __init__(self, run: Run) -> None:
         self._run = run
         self._trusts = run.plan.trusts_clocks
@@ -191,7 +189,6 @@ class Judge:
                     run.violate(f"{client.name} believes that it holds {hold.key!r}, but {instead}")
 
     def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
-        """Check a success."""
         run = self._run
         self.holders.add(client)
         for hold in holds:
@@ -251,7 +248,6 @@ class Judge:
         self.least = {key: kept for key, kept in self.least.items() if kept[0]._attempt.caller is not client}
 
     def failed(self, client: Client, error: BaseException) -> None:
-        """Check a failure."""
         run = self._run
         flow = run.current
         self.unsure.update(attempt.hold_id for attempt in client.attempts if _tells(error, attempt))
@@ -382,7 +378,6 @@ class Judge:
                 self._run.violate(f"a renewal has undone the extension of {hold}")
 
     def releasing(self, state: NamedLockState) -> None:
-        """Note a release that begins."""
         self.releases[state.local_queue] = self.releases.get(state.local_queue, 0) + 1
 
     def released(self, state: NamedLockState, *, over: bool = True) -> None:

@@ -191,7 +191,6 @@ def _handed(round_: Round, client: ClientPlan, chance: random.Random) -> Round:
 
 
 def _drawn(seed: int) -> Plan:
-    """Draw all but `min_hold`."""
     chance = random.Random(seed)
     if seed % CROWDED == CROWDED - 1:
         return _crowd(chance, seed)
@@ -290,6 +289,26 @@ def _client(chance: random.Random, name: str, process: int, does: Sequence[Deed]
         auto_renew=chance.random() < 0.7,
         max_hold=chance.choice((None, None, None, 4.0)),
     )
+
+
+def steady(
+    client: ClientPlan, chance: random.Random, does: Sequence[Deed], timeouts: Sequence[float | None]
+) -> ClientPlan:
+    """Draw 2 to 4 rounds for a client, which may stay for longer than a lease, and how it renews and tries."""
+    return client._replace(
+        rounds=tuple(_steady_round(chance, does, timeouts) for _ in range(chance.randint(2, 4))),
+        retry=chance.choice(((1, 1), (0, 0))),
+        auto_renew=chance.random() < 0.7,
+        max_hold=chance.choice((None, None, 4.0)),
+    )
+
+
+def _steady_round(chance: random.Random, does: Sequence[Deed], timeouts: Sequence[float | None]) -> Round:
+    body = tuple(
+        Stay(chance.choice((0.0, 0.3, 1.0, 5.0)), chance.choice(does), chance.choice((None, 0.5, 2.0, 20.0)))
+        for _ in range(chance.choice((0, 1, 2)))
+    )
+    return Round(chance.choice((0.0, 0.1, 1.0)), chance.choice(timeouts), body)
 
 
 def _round(chance: random.Random, ttl: float, does: Sequence[Deed]) -> Round:

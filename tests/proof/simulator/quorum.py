@@ -18,20 +18,17 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.errors import LockLost
 from caslock.local.quorum import QuorumState
-from caslock.protocol.attempt import LockSettings, Retry
 from caslock.store import Traits
-from tests.proof.simulator.chance import by_chance
+from tests.proof.simulator.chance import played
 from tests.proof.simulator.client import NamedLockState
 from tests.proof.simulator.laws import Judge
-from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, Round, Stay
+from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, steady
 from tests.proof.simulator.run import Run
 from tests.proof.simulator.runtime import Flow, Runtime
-from tests.proof.simulator.waits import NEVER, Wait
+from tests.proof.simulator.waits import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tenacity.wait import WaitBaseT
 
     from caslock.local.hold import Holding
     from caslock.protocol.attempt import Attempt
@@ -62,16 +59,10 @@ class Node(Runtime):
     async def invalidate(self, key: str, version: int) -> Entry | None:
         return await super().invalidate(self._own(key), version)
 
-    def watch(self, attempt: Attempt) -> None:
-        """Renew the lease when it is due, and report its end."""
+    def keep(self, attempt: Attempt, due: float) -> Flow:
+        """Start the visits of its renewer, in the name of whoever runs."""
         client = self.run.current.client
-        due = min(attempt.lease.due, attempt.lease.deadline)
-        flow = self.renewers.get(attempt)
-        if flow is None or flow.name not in self.run.flows:
-            flow = Flow(client.next_name(), client, self.visits(attempt, due), Wait(), interruptible=False)
-            self.renewers[attempt] = self.run.start(flow)
-        elif type(flow.waits) is Wait:  # else it is visiting, and looks itself
-            flow.waits.until = due
+        return self.run.start(Flow(client.next_name(), client, self.visits(attempt, due), Wait(), interruptible=False))
 
     def _own(self, key: str) -> str:
         return f"{key}@{self._number}"
@@ -80,26 +71,8 @@ class Node(Runtime):
 class NamedQuorumState(NamedLockState, QuorumState):
     """The real one, but for its name, which chance would make."""
 
-    def __init__(
-        self, name: str, process: Runtime, plan: ClientPlan, nodes: Sequence[Node], poll: WaitBaseT | None
-    ) -> None:
-        self.name = name
-        self.process = process
-        self._breaking = False
-        settings = LockSettings(
-            ttl=plan.ttl,
-            auto_renew=plan.auto_renew,
-            max_hold=NEVER if plan.max_hold is None else plan.max_hold,
-            retry=Retry(*plan.retry),
-            poll=poll,
-        )
-        QuorumState.__init__(self, process, KEY, settings, nodes)
-        self.begun()
-
 
 class QuorumJudge(Judge):
-    """Watches a run of QuorumLocks."""
-
     def beliefs(self) -> None:
         """Check that not two owners believe."""
         if not self._trusts:
@@ -122,17 +95,14 @@ class QuorumJudge(Judge):
                 )
 
     def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
-        """Note a success."""
         for hold in holds:
             self._run.tell(client.name, "holds the lock")
             self.succeeded.add(hold._attempt.hold_id)
 
     def failed(self, client: Client, error: BaseException) -> None:
-        """Note a failure."""
         self._run.tell(client.name, type(error).__name__)
 
     def leaves(self, client: Client, holds: Sequence[Holding]) -> None:
-        """Note that a release begins."""
         del holds
         self._run.tell(client.name, "releases")
 
@@ -154,29 +124,22 @@ class QuorumJudge(Judge):
 
 
 class QuorumRun(Run):
-    """One simulated run of QuorumLocks."""
+    judge_type = QuorumJudge
 
     def __init__(self, plan: Plan) -> None:
         self._nodes: dict[Runtime, list[Node]] = {}
         super().__init__(plan)
 
-    def _judge(self) -> Judge:
-        return QuorumJudge(self)
-
-    def _lock(self, plan: ClientPlan, process: Runtime, lock: str, key: str) -> NamedLockState:
-        name = (plan.process, lock, key)
-        if name not in self._locks:
-            if process not in self._nodes:
-                self._nodes[process] = [Node(process, number, self.plan) for number in range(STORES)]
-            self._locks[name] = NamedQuorumState(lock, process, plan, self._nodes[process], self._poll)
-        return self._locks[name]
+    def _new_lock(self, name: str, process: Runtime, key: str, plan: ClientPlan) -> NamedLockState:
+        if process not in self._nodes:
+            self._nodes[process] = [Node(process, number, self.plan) for number in range(STORES)]
+        return NamedQuorumState(name, process, key, plan, self._poll, self._nodes[process])
 
     def _enough(self, keys: tuple[str, ...]) -> int:
         """Return how many requests may be needed: see `Run`."""
         return super()._enough(keys) * STORES
 
     def do(self, who: str, what: str) -> None:
-        """Take one step; raises `Violation`."""
         super().do(who, what)
         for nodes in self._nodes.values():
             for node in nodes:
@@ -189,17 +152,11 @@ def drawn(seed: int) -> Plan:
     count = chance.choice((2, 2, 3, 4))
     processes = chance.choice((1, 2, 2, 3))
     clients = tuple(
-        ClientPlan(
-            name,
-            number % processes,
-            lock=name,
-            keys=(KEY,),
-            ttl=chance.choice((1.0, 3.0, 10.0)),
-            owner=None,
-            rounds=tuple(_round(chance) for _ in range(chance.randint(2, 4))),
-            retry=chance.choice(((1, 1), (0, 0))),
-            auto_renew=chance.random() < 0.7,
-            max_hold=chance.choice((None, None, 4.0)),
+        steady(
+            ClientPlan(name, number % processes, name, (KEY,), chance.choice((1.0, 3.0, 10.0)), None, ()),
+            chance,
+            ("", "", "extend", "enter", "leave"),
+            (0.0, 0.5, 5.0, 40.0),
         )
         for number, name in enumerate("ABCD"[:count])
     )
@@ -218,23 +175,6 @@ def drawn(seed: int) -> Plan:
     )
 
 
-def _round(chance: random.Random) -> Round:
-    body = tuple(
-        Stay(
-            chance.choice((0.0, 0.3, 1.0, 5.0)),
-            chance.choice(("", "", "extend", "enter", "leave")),
-            chance.choice((None, 0.5, 2.0, 20.0)),
-        )
-        for _ in range(chance.choice((0, 1, 2)))
-    )
-    return Round(chance.choice((0.0, 0.1, 1.0)), chance.choice((0.0, 0.5, 5.0, 40.0)), body)
-
-
 def simulate(seed: int) -> int:
     """Run one seed; returns the number of steps, raises `Violation` with the story."""
-    run = QuorumRun(drawn(seed))
-    try:
-        by_chance(run, random.Random(~seed))
-    finally:
-        run.close()
-    return len(run.choices)
+    return played(QuorumRun(drawn(seed)), seed)

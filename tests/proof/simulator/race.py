@@ -91,7 +91,6 @@ class _Race:
         self._act = act
 
     def __enter__(self) -> Self:
-        """Watch the lines."""
         self._before = sys.gettrace()
         sys.settrace(self._enter)
         return self
@@ -99,7 +98,6 @@ class _Race:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop watching them."""
         del kind, error, trace
         sys.settrace(self._before)
 

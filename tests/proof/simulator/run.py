@@ -8,7 +8,7 @@ fault.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, NoReturn
 
 from tenacity import wait_fixed
 
@@ -26,7 +26,7 @@ from tests.proof.simulator.story import Choice, Step, Violation
 from tests.proof.simulator.waits import NEVER, RUNS, START, Answered, Asking, Blocked, Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.transfer import Ticket
@@ -48,7 +48,7 @@ class Late(NamedTuple):
 
 
 class Run:
-    """One simulated run."""
+    judge_type: ClassVar[Callable[..., Judge]] = Judge
 
     def __init__(self, plan: Plan) -> None:
         random.seed(plan.seed)  # tenacity's jitter
@@ -61,7 +61,7 @@ class Run:
         self.flows: dict[str, Flow] = {}
         self.late: list[Late] = []
         self.tickets: list[Ticket] = []  # of all hand-overs, the newest last
-        self.judge = self._judge()
+        self.judge = self.judge_type(self)
         self.raced = 0  # at which line of the last step it has struck, if that was a race
         self.troubled = -NEVER  # when something has gone wrong last
         self._graves: list[Flow] = []
@@ -74,9 +74,6 @@ class Run:
         self.clients: list[Client] = []
         for client in plan.clients:
             self.enter(client)
-
-    def _judge(self) -> Judge:
-        return Judge(self)
 
     def enter(self, plan: ClientPlan) -> None:
         process = self.processes[plan.process]
@@ -96,20 +93,15 @@ class Run:
         self.start(Flow(client.name, client, client.program(), Wait()))
 
     def _lock(self, plan: ClientPlan, process: Runtime, lock: str, key: str) -> NamedLockState:
-        name = (plan.process, lock, key)
-        if name not in self._locks:
-            self._locks[name] = NamedLockState(f"{lock}{key}", process, key, plan, self._poll)
-        return self._locks[name]
+        place = plan.process, lock, key
+        if place not in self._locks:
+            self._locks[place] = self._new_lock(lock, process, key, plan)
+        return self._locks[place]
 
-    def keep(self, attempt: Attempt, due: float) -> Flow:
-        """Start the visits of an attempt's renewer."""
-        client = attempt.caller
-        assert isinstance(client, Client)
-        visits = client.process.visits(attempt, due)
-        return self.start(Flow(client.next_name(), client, visits, Wait(), interruptible=False))
+    def _new_lock(self, name: str, process: Runtime, key: str, plan: ClientPlan) -> NamedLockState:
+        return NamedLockState(f"{name}{key}", process, key, plan, self._poll)
 
     def start(self, flow: Flow) -> Flow:
-        """Start a coroutine."""
         flow.waits = flow.coroutine.send(None)  # every flow waits for a moment first
         self.flows[flow.name] = flow
         return flow
@@ -124,7 +116,6 @@ class Run:
             yield from state.attempts.values()
 
     def tell(self, who: str, what: str) -> None:
-        """Add to the story."""
         self.story.append(Step(self.now - START, who, what))
 
     def note(self, flow: Flow, what: str, asking: Asking, answer: Sequence[Entry | None] | None = None) -> None:
@@ -132,7 +123,6 @@ class Run:
         self.story.append(Step(self.now - START, flow.name, what, asking.request, answer))
 
     def violate(self, law: str) -> NoReturn:
-        """End the run."""
         self.tell("", f"VIOLATION: {law}")
         self.violation = self.violation or Violation(law, self.plan, self.choices, self.story)
         raise self.violation
@@ -190,7 +180,6 @@ class Run:
         )
 
     def do(self, who: str, what: str) -> None:
-        """Take one step; raises `Violation`."""
         self.choices.append((who, what))
         flow = self.flows.get(who)
         self.raced, late = 0, False
@@ -280,7 +269,6 @@ class Run:
         return self.store.apply(request, self.now, client)
 
     def resume(self, flow: Flow, answer: object, error: BaseException | None = None) -> None:
-        """Let a coroutine go on."""
         self.current = flow
         flow.waits = RUNS
         try:

@@ -210,7 +210,6 @@ class Runtime:
         self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False, finishes=finishes))
 
     def me(self) -> object:
-        """Return the client that runs."""
         return self.run.current.client
 
     def mutex(self) -> Mutex:
@@ -231,9 +230,14 @@ class Runtime:
         due = min(lease.due, lease.deadline) if renews or attempt.state is LINGERING else lease.deadline
         flow = self.renewers.get(attempt)
         if flow is None or flow.name not in self.run.flows:
-            self.renewers[attempt] = self.run.keep(attempt, due)
+            self.renewers[attempt] = self.keep(attempt, due)
         elif type(flow.waits) is Wait:  # else it is visiting, and looks itself
             flow.waits.until = due
+
+    def keep(self, attempt: Attempt, due: float) -> Flow:
+        """Start the visits of its renewer."""
+        client = cast("Client", attempt.caller)
+        return self.run.start(Flow(client.next_name(), client, self.visits(attempt, due), Wait(), interruptible=False))
 
     def forget_ending(self) -> None:
         """Stop renewing what is being released, as the renewer of each API does when it looks again."""
@@ -244,7 +248,6 @@ class Runtime:
                     self.run.drop(flow)
 
     def report_loss(self, attempt: Attempt) -> None:
-        """Report a loss, once."""
         if not attempt.lease.reported:
             self.run.judge.lost(attempt)
         for call in attempt.lease.tell() or ():

@@ -44,42 +44,18 @@ _VERY_LONG: Final = (Round(0.0, 5.0, (Stay(6.0),)),)
 
 
 def _client(
-    name: str,
-    process: int,
-    rounds: tuple[Round, ...],
-    *,
-    lock: str = "",
-    owner: str | None = None,
-    keys: tuple[str, ...] = KEYS[:1],
-    ttl: float = TTL,
-    once: bool = False,
-    min_hold: float | None = None,
-    linger: float | None = None,
+    name: str, process: int, rounds: tuple[Round, ...], *, lock: str = "", once: bool = False, **settings: object
 ) -> ClientPlan:
+    """Plan a client of one key; `once`: it repeats and renews nothing."""
     retry = (0, 0) if once else (1, 1)
-    plan = ClientPlan(name, process, lock or name, keys, ttl, owner, rounds, retry, auto_renew=not once)
-    return plan._replace(min_hold=min_hold, linger=linger)
+    plan = ClientPlan(name, process, lock or name, KEYS[:1], TTL, None, rounds, retry, auto_renew=not once)
+    return plan._replace(**settings)  # type: ignore[arg-type] # fields of a plan
 
 
-def _scene(
-    *clients: ClientPlan,
-    threads: bool = False,
-    queueing: bool = False,
-    batching: bool = False,
-    expires: bool = True,
-    faults: frozenset[str] = FAULTS,
-) -> Plan:
+def _scene(*clients: ClientPlan, threads: bool = False, **settings: object) -> Plan:
     processes = 1 + max(client.process for client in clients)
-    return Plan(
-        clients,
-        (threads,) * processes,
-        (1.0,) * processes,
-        queueing=queueing,
-        batching=batching,
-        expires=expires,
-        poll=1.0,
-        faults=faults,
-    )
+    plan = Plan(clients, (threads,) * processes, (1.0,) * processes, queueing=False, batching=False)
+    return plan._replace(**{"poll": 1.0, "faults": FAULTS, **settings})  # type: ignore[arg-type] # as above
 
 
 SCENES: Final = {

@@ -19,23 +19,19 @@ from typing import TYPE_CHECKING, Final, cast
 
 from caslock.local.read_write import ReadWriteState
 from caslock.local.semaphore import SemaphoreState
-from caslock.protocol.attempt import LockSettings, Retry
 from caslock.protocol.shared_attempt import ReadWriteAttempt
 from caslock.protocol.shares import HANDED, READS, WAITS, WRITES, with_fences
 from caslock.store import ABSENT
-from tests.proof.simulator.chance import by_chance
+from tests.proof.simulator.chance import played
 from tests.proof.simulator.client import NamedLockState
 from tests.proof.simulator.deadlock import forgotten
 from tests.proof.simulator.laws import Judge
-from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, Round, Stay, handing
+from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, handing, steady
 from tests.proof.simulator.run import Run
 from tests.proof.simulator.story import short
-from tests.proof.simulator.waits import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tenacity.wait import WaitBaseT
 
     from caslock.local.hold import Holding
     from caslock.protocol.shared_attempt import SharedAttempt
@@ -57,39 +53,12 @@ MIXED: Final = 0.3
 class NamedSemaphoreState(NamedLockState, SemaphoreState):  # type: ignore[misc] # what makes an attempt gives any
     """The real one, but for its name, which chance would make."""
 
-    def __init__(self, name: str, process: Runtime, plan: ClientPlan, permits: int, poll: WaitBaseT | None) -> None:
-        self.name = name
-        self.process = process
-        self._breaking = False
-        SemaphoreState.__init__(self, process, KEY, settings_of(plan, poll), permits)
-        self.begun()
-
 
 class NamedReadWriteState(NamedLockState, ReadWriteState):  # type: ignore[misc] # as above
     """The real one, but for its name, which chance would make."""
 
-    def __init__(self, name: str, process: Runtime, plan: ClientPlan, role: int, poll: WaitBaseT | None) -> None:
-        self.name = name
-        self.process = process
-        self._breaking = False
-        ReadWriteState.__init__(self, process, KEY, settings_of(plan, poll), role)
-        self.begun()
-
-
-def settings_of(plan: ClientPlan, poll: WaitBaseT | None) -> LockSettings:
-    """Return the settings of a client's lock."""
-    return LockSettings(
-        ttl=plan.ttl,
-        auto_renew=plan.auto_renew,
-        max_hold=NEVER if plan.max_hold is None else plan.max_hold,
-        retry=Retry(*plan.retry),
-        poll=poll,
-    )
-
 
 class SemaphoreJudge(Judge):
-    """Watches a run of semaphores."""
-
     def __init__(self, run: SemaphoreRun) -> None:
         super().__init__(run)
         self._permits = run.permits
@@ -180,7 +149,6 @@ class SemaphoreJudge(Judge):
         return bool(self._permits) or share.slot != WAITS
 
     def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
-        """Check a success."""
         run = self._run
         self.changed()
         self.holders.add(client)
@@ -208,29 +176,23 @@ class SemaphoreJudge(Judge):
 
 
 class SemaphoreRun(Run):
-    """One simulated run of semaphores."""
+    judge_type = SemaphoreJudge
 
     def __init__(self, plan: Plan) -> None:
         self.permits = plan.seed % 4  # 0: a read-write lock
         super().__init__(plan)
 
-    def _judge(self) -> Judge:
-        return SemaphoreJudge(self)
-
-    def _lock(self, plan: ClientPlan, process: Runtime, lock: str, key: str) -> NamedLockState:
-        name = (plan.process, lock, key)
+    def _new_lock(self, name: str, process: Runtime, key: str, plan: ClientPlan) -> NamedLockState:
         if key != KEY:
-            return super()._lock(plan, process, lock, key)
-        if name not in self._locks and self.permits:
-            self._locks[name] = NamedSemaphoreState(lock, process, plan, self.permits, self._poll)
-        elif name not in self._locks:
-            role = READS if lock in {"A", "C", "D", "F"} else WRITES
-            state, other = (
-                NamedReadWriteState(f"{lock}{side}", process, plan, role ^ side, self._poll) for side in range(2)
-            )
-            state.other, other.other = other, state
-            self._locks[name] = state
-        return self._locks[name]
+            return super()._new_lock(name, process, key, plan)
+        if self.permits:
+            return NamedSemaphoreState(name, process, key, plan, self._poll, self.permits)
+        role = READS if name in {"A", "C", "D", "F"} else WRITES
+        state, other = (
+            NamedReadWriteState(f"{name}{side}", process, key, plan, self._poll, role ^ side) for side in range(2)
+        )
+        state.other, other.other = other, state
+        return state
 
 
 def drawn(seed: int) -> Plan:
@@ -240,17 +202,11 @@ def drawn(seed: int) -> Plan:
     ttls = [chance.choice((1.0, 3.0, 10.0)) for _ in range(count)]
     locks = ["ABCDEF"[number if chance.random() < 0.6 else number % processes] for number in range(count)]
     clients = tuple(
-        ClientPlan(
-            name,
-            number % processes,
-            lock=locks[number],
-            keys=(KEY,),
-            ttl=ttls["ABCDEF".index(locks[number])],
-            owner=None,
-            rounds=tuple(_round(chance) for _ in range(chance.randint(2, 4))),
-            retry=chance.choice(((1, 1), (0, 0))),
-            auto_renew=chance.random() < 0.7,
-            max_hold=chance.choice((None, None, 4.0)),
+        steady(
+            ClientPlan(name, number % processes, locks[number], (KEY,), ttls["ABCDEF".index(locks[number])], None, ()),
+            chance,
+            ("", "", "extend", "enter", "leave", "downgrade"),
+            (0.0, 0.5, 5.0, 40.0, None),
         )
         for number, name in enumerate("ABCDEF"[:count])
     )
@@ -284,23 +240,6 @@ def _mixed(plan: ClientPlan, chance: random.Random) -> ClientPlan:
     return plan._replace(keys=keys, rounds=rounds)
 
 
-def _round(chance: random.Random) -> Round:
-    body = tuple(
-        Stay(
-            chance.choice((0.0, 0.3, 1.0, 5.0)),
-            chance.choice(("", "", "extend", "enter", "leave", "downgrade")),
-            chance.choice((None, 0.5, 2.0, 20.0)),
-        )
-        for _ in range(chance.choice((0, 1, 2)))
-    )
-    return Round(chance.choice((0.0, 0.1, 1.0)), chance.choice((0.0, 0.5, 5.0, 40.0, None)), body)
-
-
 def simulate(seed: int) -> int:
     """Run one seed; returns the number of steps, raises `Violation` with the story."""
-    run = SemaphoreRun(drawn(seed))
-    try:
-        by_chance(run, random.Random(~seed))
-    finally:
-        run.close()
-    return len(run.choices)
+    return played(SemaphoreRun(drawn(seed)), seed)

@@ -66,7 +66,6 @@ class _Shrinker:
         return len(self.best.choices) < began
 
     def simplify(self) -> bool:
-        """Make the plan smaller."""
         return any(self.try_(plan, self.best.choices) for plan in _simpler(self.best.plan))
 
 

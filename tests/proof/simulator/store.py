@@ -32,8 +32,6 @@ class Request(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """What is under a key."""
-
     entry: Entry
     ends: float
     record: Record
@@ -108,7 +106,6 @@ class SimulatedStore:
         return [lease and lease.entry for lease in (self.entry(part.key, now) for part in parts)]
 
     def entry(self, key: str, now: float) -> Lease | None:
-        """What is under `key`."""
         return self.observed(key, now) or self.remains.get(key)
 
     def observed(self, key: str, now: float) -> Lease | None:
@@ -133,7 +130,6 @@ class SimulatedStore:
         return waiter
 
     def step_out(self, waiter: Waiter) -> None:
-        """Leave the line."""
         for line in self.lines.values():
             if waiter in line:
                 line.remove(waiter)

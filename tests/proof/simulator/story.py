@@ -19,8 +19,6 @@ Choice: TypeAlias = tuple[str, str]
 
 
 class Step(NamedTuple):
-    """One thing that happened."""
-
     time: float
     who: str
     what: str
@@ -41,12 +39,10 @@ class Violation(AssertionError):  # noqa: N818 - named by what it is
 
 
 def text(story: Sequence[Step]) -> str:
-    """Write a story."""
     return "\n".join(f"{step.time:9.4f}  {line(step)}" for step in story)
 
 
 def line(step: Step) -> str:
-    """Describe one step."""
     words = f"{step.who}: " if step.who else ""
     if step.request is None:
         return words + step.what
@@ -57,7 +53,6 @@ def line(step: Step) -> str:
 
 
 def ask(request: Request) -> str:
-    """Name a request."""
     words = f"{request.verb} {' + '.join(_part(request.verb, part) for part in request.parts)}"
     return words + (f" (waits {request.timeout:g} s)" if request.verb == "wait" else "")
 
@@ -72,7 +67,6 @@ def _part(verb: str, part: Put) -> str:
 
 
 def stands(entry: Entry | None) -> str:
-    """Name what is there."""
     if entry is None or entry.version == ABSENT:
         return "nothing" if entry is None else "nothing, and one is woken"
     return f"{short(entry.version)}: {'+'.join(read(entry.value).holds) or 'free'}"

@@ -39,8 +39,6 @@ class Wait:
 
 
 class _Running(Wait):
-    """Stops at nothing."""
-
     def ready(self, now: float) -> bool:
         del now
         return False
@@ -89,8 +87,6 @@ class Lined(Asking):
 
 
 class Listening(Wait):
-    """Waits for an event."""
-
     __slots__ = ("event",)
 
     def __init__(self, event: Event, until: float) -> None:
@@ -102,8 +98,6 @@ class Listening(Wait):
 
 
 class Posted(Wait):
-    """Waits for a ticket."""
-
     __slots__ = ("keys", "tickets")
 
     def __init__(self, tickets: list[Ticket], keys: Sequence[str], until: float) -> None:
@@ -121,8 +115,6 @@ class Posted(Wait):
 
 
 class Blocked(Wait):
-    """Waits for a mutex."""
-
     __slots__ = ("mutex",)
 
     def __init__(self, mutex: Mutex) -> None:

@@ -8,9 +8,10 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -37,21 +38,11 @@ from tests.support.servers import (
     tair_module,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 NOT_TRIED: Final = 2
 """The exit code when it could not even begin."""
 
 KINDS: Final = {
-    "redis": REDIS,
-    "memcached": MEMCACHED,
-    "zookeeper": ZOOKEEPER,
-    "etcd": ETCD,
-    "nats": NATS,
-    "hazelcast": HAZELCAST,
-    "dynamodb": DYNAMODB,
-    "postgresql": POSTGRESQL,
+    **{kind.name: kind for kind in (REDIS, MEMCACHED, ZOOKEEPER, ETCD, NATS, HAZELCAST, DYNAMODB, POSTGRESQL)},
     "mariadb": MYSQL,
     "tair": (not is_url(TAIR_EMULATOR) and tair_module()) or TAIR_EMULATOR,
 }

@@ -8,14 +8,11 @@ same.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from caslock.verify.delays import SLACK
-
-if TYPE_CHECKING:
-    from caslock.verify.delays import Delays
-    from caslock.verify.history import Event
-    from caslock.verify.tenures import Judgement
+from caslock.verify.delays import SLACK, Delays
+from caslock.verify.history import Event
+from caslock.verify.tenures import Judgement
 
 RESTARTED: Final = "restarted"
 """What the stop of a server is noted as that is killed and started again, and forgets nothing."""
@@ -48,7 +45,6 @@ class LeasesBegunAnew:
                 self._excused.add((event.key, event.at))
 
     def end(self) -> None:
-        """Take them back."""
         violations = self._judgement.violations
         violations[:] = [
             each for each in violations if each.law != "orphaned record" or (each.key, each.at) not in self._excused

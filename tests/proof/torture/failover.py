@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import redis
 
-from caslock.verify.run import Action
+from caslock.verify.run import Action, Run
 from tests.support.locations import until
-from tests.support.servers import HOST, REDIS, Process, absent, free_port, private
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from caslock.verify.run import Run
-    from tests.support.servers import Server
+from tests.support.servers import HOST, REDIS, Process, Server, absent, free_port, private
 
 OPTIONS = ("--save", "", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
 SLOTS = 16384

@@ -8,12 +8,11 @@ time, and so does what is written after the timer has run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from caslock.verify.delays import Delays
-    from caslock.verify.history import Event
-    from caslock.verify.tenures import Judgement
+from caslock.verify.delays import Delays
+from caslock.verify.history import Event
+from caslock.verify.tenures import Judgement
 
 CLOCK_STOPS: Final = frozenset({"memcached"})
 """The servers whose clock does not run while they are stopped, by the scheme of their URL."""
@@ -34,7 +33,6 @@ class ShortenedLeases:
         self._stops: list[tuple[float, float]] = []  # from when to when
 
     def read(self, event: Event) -> None:
-        """Take note of a stop."""
         if event.what == "freeze" and event.note in CLOCK_STOPS:
             self._began = event.at
         elif event.what == "thaw" and self._began is not None:
@@ -42,7 +40,6 @@ class ShortenedLeases:
             self._began = None
 
     def end(self) -> None:
-        """Note it."""
         for tenure in self._judgement.tenures:
             for began, ended in self._stops:
                 if tenure.written <= ended + TIMER and tenure.answered >= ended - NOTED:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import redis
 
-from caslock.verify.run import Action
+from caslock.verify.run import Action, Run
 from tests.proof.torture.etcd_leases import RESTARTED
 from tests.proof.torture.ttls import without_ttl
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from caslock.verify.run import Run
 
 FORGETS_NOTHING: Final = ("etcd", "mysql", "nats", "postgresql", "zookeeper")
 

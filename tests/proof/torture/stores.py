@@ -7,26 +7,26 @@ import random
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Final
 
+from caslock import Entry
 from caslock.local.multi import MultiAcquire
 from caslock.protocol.shared_attempt import ReadWriteAttempt
 from caslock.protocol.shares import READS, Seen
+from caslock.store import Put, Removal
 from caslock.stores.sqlite import SQLiteStore
 from caslock.verify.plan import SEVERAL
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from caslock import Entry
-    from caslock.store import Put, Removal
+FILE: Final = "CASLOCK_BROKEN_DB"
+"""The environment variable that names the file of their locks."""
 
 
 class Plain(SQLiteStore):
     """Is right, and keeps its locks in the file that the test names."""
 
     def __init__(self) -> None:
-        super().__init__(os.environ["CASLOCK_BROKEN_DB"])
+        super().__init__(os.environ[FILE])
 
 
 class LooksThenRemoves(Plain):
@@ -42,15 +42,11 @@ class LooksThenRemoves(Plain):
 
 
 class EndsLeasesEarly(Plain):
-    """Rounds a lease down."""
-
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         return super().put_if_version(key, value, version, 0.6 * ttl)
 
 
 class NeverEndsLeases(Plain):
-    """Forgets the ttl."""
-
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         return super().put_if_version(key, value, version, 3600 + ttl)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 from urllib.parse import parse_qs, quote, urlsplit
 
 import redis
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 FOREVER: Final = -1
 

@@ -13,16 +13,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from caslock.protocol.limits import LONGEST_WAIT
-from caslock.verify.delays import SLACK
+from caslock.verify.delays import SLACK, Delays
+from caslock.verify.history import Event
 from caslock.verify.plan import SEVERAL
-
-if TYPE_CHECKING:
-    from caslock.verify.delays import Delays
-    from caslock.verify.history import Event
-    from caslock.verify.tenures import Judgement
+from caslock.verify.tenures import Judgement
 
 MISSED: Final = 2.0
 """Seconds between two looks after which nobody knows what was there in the meantime."""
@@ -30,8 +27,6 @@ MISSED: Final = 2.0
 
 @dataclass(eq=False)
 class Waiter:
-    """A client that waits."""
-
     who: str
     bound: float = 0.0
     """Seconds within which it notices for certain that a key is free."""
@@ -55,7 +50,6 @@ class Waits:
         self._server_events = 0
 
     def read(self, event: Event) -> None:
-        """Take note of an event."""
         if event.what in ("freeze", "thaw", "down", "up", "squeeze"):
             self._server_events += 1
         elif event.what in ("kill", "alarm"):
@@ -68,7 +62,6 @@ class Waits:
         """See `Law.end`."""
 
     def _follow(self, event: Event) -> None:
-        """Go on with a key."""
         key = event.key
         if event.what == "try":
             waiter = self._waiters.setdefault(event.who, Waiter(event.who))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
+from caslock.local.semaphore import SemaphoreState
 from caslock.local.stamps import Stamps
 from caslock.protocol.attempt import LockSettings
 from tests.rules.herds.virtual_time import Process, Server, Timeline, pause
@@ -46,7 +47,6 @@ class Herd:
     """The waiters, and what they record."""
 
     def __init__(self, waiters: int, threads: int) -> None:
-        """Begin with nobody."""
         self.timeline = Timeline()
         self.server = Server(self.timeline)
         self.threads = min(waiters, threads)
@@ -58,11 +58,9 @@ class Herd:
         self.ends = 0.0  # when those who go on take the lock no more
 
     def ask(self) -> None:
-        """Begin to wait."""
         self.asked[self.timeline.current] = self.timeline.now
 
     async def hold(self) -> None:
-        """Spend the hold time in the critical section."""
         self.waits.append(self.timeline.now - self.asked.pop(self.timeline.current))
         self.overlaps += self.inside > 0
         self.inside += 1
@@ -87,16 +85,21 @@ class OwnHost(LockState):
         self._stamps = Stamps(self._terms.owner, self.settings.ttl, f"host {id(self.runtime)}", self.settings.note)
 
 
-async def _busy(herd: Herd, process: Process, waits: list[float]) -> None:
+class Permits(OwnHost, SemaphoreState):
+    """The same for a semaphore."""
+
+
+async def _busy(herd: Herd, state: LockState, bodies: Sequence[float], waits: list[float], leaves: list[float]) -> None:
     """Take the lock again and again."""
-    state = OwnHost(process, "key", LockSettings(TTL))
     await pause(herd.timeline, random.uniform(0, ARRIVAL))
     while herd.timeline.now < herd.ends:
         began = herd.timeline.now
         hold = await state.acquire(state.begin(Holding), None)
         waits.append(herd.timeline.now - began)
-        await pause(herd.timeline, random.choice(BODIES))
+        await pause(herd.timeline, random.choice(bodies))
+        began = herd.timeline.now
         await hold._released()
+        leaves.append(herd.timeline.now - began)
 
 
 def unequal(distances: Sequence[float], threads: int, waits: Waits, seconds: float = 300.0) -> list[list[float]]:
@@ -108,9 +111,24 @@ def unequal(distances: Sequence[float], threads: int, waits: Waits, seconds: flo
     for each, distance in zip(waited, distances, strict=True):
         process = Process(run.timeline, run.server, waits, distance)
         for _ in range(threads):
-            run.timeline.start(_busy(run, process, each))
+            run.timeline.start(_busy(run, OwnHost(process, "key", LockSettings(TTL)), BODIES, each, []))
     assert run.run()
     return waited
+
+
+def leaving(processes: int, threads: int, permits: int, waits: Waits) -> list[float]:
+    """Have all take a permit over and over for a second, doing nothing with it: how long each release takes."""
+    random.seed(processes)
+    run = Herd(processes, 1)
+    run.ends = run.timeline.now + 1.0
+    leaves: list[float] = []
+    for _ in range(processes):
+        process = Process(run.timeline, run.server, waits)
+        for _ in range(threads):
+            state = Permits(process, "key", LockSettings(TTL), permits)
+            run.timeline.start(_busy(run, state, [0.0], [], leaves))
+    assert run.run()
+    return leaves
 
 
 async def _waiter(herd: Herd, process: Process) -> None:

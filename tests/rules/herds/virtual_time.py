@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     Resume = Callable[[object], None]
     Park: TypeAlias = Callable[[Resume], None]
-    Waits: TypeAlias = Literal["polled", "queued", "watching"]
+
+Waits: TypeAlias = Literal["polled", "queued", "watching"]
 
 ROUND_TRIP: Final = 0.0002
 SERVICE: Final = 0.00001  # seconds of the store for one request
@@ -33,18 +34,15 @@ class Timeline:
     """Virtual time, and whose turn it is."""
 
     def __init__(self) -> None:
-        """Begin at a time other than 0."""
         self.now = 1000.0
         self.current: object = None
         self._moments: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
 
     def at(self, moment: float, act: Callable[[], None]) -> None:
-        """Have something happen."""
         heapq.heappush(self._moments, (max(moment, self.now), next(self._numbers), act))
 
     def start(self, coroutine: Coroutine[object, object, object]) -> None:
-        """Run a thread of some process, from now on."""
         self.at(self.now, partial(self._step, object(), coroutine, None))
 
     def run(self, most: int) -> bool:
@@ -71,7 +69,6 @@ class Suspend(NamedTuple):
     park: Park
 
     def __await__(self) -> Generator[object, object, object]:
-        """Stop here until it is resumed."""
         return (yield self.park)
 
 
@@ -79,7 +76,6 @@ class Server:
     """One key of one store, with a queue of waiters."""
 
     def __init__(self, timeline: Timeline) -> None:
-        """Begin empty."""
         self.requests = 0
         self._timeline = timeline
         self._entry: Entry | None = None
@@ -90,7 +86,6 @@ class Server:
         self._watchers: list[Callable[[], None]] = []
 
     async def ask(self, apply: Callable[[], object]) -> object:
-        """Send a request, and give its answer."""
         answer = await Suspend(partial(self._travel, apply))
         await pause(self._timeline, ROUND_TRIP / 2)
         return answer
@@ -105,13 +100,11 @@ class Server:
         self._timeline.at(self._busy_until, act)
 
     def observed(self) -> Entry | None:
-        """Give the entry that is there now."""
         if self._entry is not None and self._ends <= self._timeline.now:
             self._entry = None
         return self._entry
 
     def put(self, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `caslock.store.Store.put_if_version`."""
         entry = self.observed()
         if version == (entry.version if entry else ABSENT):
             self._entry, self._ends = Entry(value, next(self._versions)), self._timeline.now + ttl
@@ -132,7 +125,6 @@ class Server:
         return WOKEN
 
     async def wait_while(self, version: int, timeout: float) -> None:
-        """See `caslock.store.WatchingStore.wait_while`."""
         await Suspend(partial(self._watch, version, timeout))
         await pause(self._timeline, ROUND_TRIP / 2)
 
@@ -160,7 +152,6 @@ class Server:
             wake()
 
     async def put_when_absent(self, value: bytes, ttl: float, timeout: float) -> object:
-        """See `caslock.store.QueueingStore.put_when_absent`."""
         answer = await Suspend(partial(self._line_up, partial(self.put, value, ABSENT, ttl), timeout))
         await pause(self._timeline, ROUND_TRIP / 2)
         return answer
@@ -187,7 +178,6 @@ class Server:
 
 
 async def pause(timeline: Timeline, seconds: float) -> None:
-    """Let virtual time pass."""
     moment = timeline.now + seconds
     await Suspend(lambda resume: timeline.at(moment, lambda: resume(None)))
 
@@ -209,17 +199,14 @@ class Process:
         self.traits = Traits("virtual://")
 
     async def get(self, key: str) -> Entry | None:
-        """See `caslock.store.Store`."""
         del key
         return _entry(await self._ask(self._server.observed))
 
     async def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
-        """See `caslock.store.Store`."""
         del key
         return _entry(await self._ask(partial(self._server.put, value, version, ttl)))
 
     async def invalidate(self, key: str, version: int) -> Entry | None:
-        """See `caslock.store.Store`."""
         del key
         return _entry(await self._ask(partial(self._server.invalidate, version)))
 
@@ -230,7 +217,6 @@ class Process:
         return answer
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
-        """See `caslock.store.WatchingStore`."""
         del key
         await pause(self._timeline, self._distance)
         await self._server.wait_while(version, timeout)
@@ -245,25 +231,20 @@ class Process:
         raise AssertionError(work)
 
     async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
-        """See `caslock.store.QueueingStore`."""
         del key
         return _entry(await self._server.put_when_absent(value, ttl, timeout))
 
     @property
     def patience(self) -> float:
-        """See `Runtime`."""
         return self.traits.request_timeout
 
     def now(self) -> float:
-        """Virtual seconds."""
         return self._timeline.now
 
     async def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
         await pause(self._timeline, seconds)
 
     def me(self) -> object:
-        """Which thread runs."""
         return self._timeline.current
 
     def mutex(self) -> Mutex:
@@ -271,11 +252,9 @@ class Process:
         return Mutex()
 
     def event(self) -> Event:
-        """Make an event for one who waits in a local queue."""
         return Event(self._timeline)
 
     def ended(self, attempt: Attempt) -> bool:
-        """Processes stay."""
         del attempt
         return False
 
@@ -290,7 +269,6 @@ class Mutex:
     """A mutex that is always free."""
 
     def acquire(self, *, blocking: Literal[False]) -> bool:
-        """Take it."""
         del blocking
         return True
 
@@ -310,7 +288,6 @@ class Event:
     alive = True
 
     def __init__(self, timeline: Timeline) -> None:
-        """Begin as not set."""
         self._timeline = timeline
         self._is_set = False
         self._resume: Resume | None = None
@@ -332,7 +309,6 @@ class Event:
             resume(None)
 
     def set(self) -> None:
-        """Wake who waits."""
         self._is_set = True
         if self._resume is not None:
             self._wake(self._resume)

@@ -40,8 +40,6 @@ DIRECT: Final = b"return redis.pcall(unpack(ARGV))"
 
 
 class Emulator:
-    """The server."""
-
     def __init__(self, *, without_px: bool) -> None:
         lua = Path(__file__).with_suffix(".lua").read_bytes()
         self.before = b"local EXCAS_WITHOUT_PX = %b\n%b\n" % (b"true" if without_px else b"false", lua)
@@ -110,7 +108,6 @@ def _start(port: int, options: list[str]) -> subprocess.Popen[bytes]:
 
 
 async def main(emulator: Emulator, listener: socket.socket, server: subprocess.Popen[bytes]) -> None:
-    """Serve until Redis ends."""
     async with await asyncio.start_server(emulator.serve, sock=listener, limit=LIMIT):
         while server.poll() is None:  # noqa: ASYNC110 - nothing else happens when it ends
             await asyncio.sleep(0.1)
