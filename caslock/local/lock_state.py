@@ -232,9 +232,9 @@ class LockState:
             if attempt.state is not OVER:
                 self.runtime.in_background(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
         finally:
-            linger.forget(attempt)
             self._held.pop(attempt.hold_id, None)
             self._queue.leave(attempt, self.runtime.now())
+            linger.forget(attempt)  # last: nobody has a key that lingers, so whoever does not wait waits for this
 
     async def acquire(self, hold: H, timeout: float | None) -> H:
         """Win a hold, or re-enter; raises `NotAcquired` after `timeout` seconds."""

@@ -27,6 +27,7 @@ from caslock import (
 )
 from caslock.local import linger
 from caslock.local.threads import _end_what_lingers
+from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import Lease
 from caslock.protocol.life import LEAVING
 from caslock.stores.memory import MemoryStore
@@ -306,7 +307,7 @@ def test_a_multilock_resumes_nothing(memory: MemoryStore) -> None:
     hold = held(Lock(theirs, "a"))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(MultiLock([first, second]).acquire)
-        assert until(lambda: first._state._queue.inside(0.0))
+        assert until(lambda: first._state.begun()._queue.inside(0.0))
         held(Lock(theirs, "b"), LONG).release()
         hold.release()
         assert waiting.result() is not None
@@ -318,6 +319,27 @@ def test_it_is_refused_where_it_could_not_end_in_time(memory: MemoryStore) -> No
         AsyncLock(memory, "k", linger=1)
     with pytest.raises(TypeError, match="unexpected keyword argument 'linger'"):
         locked(memory, "k", linger=1)(print)  # type: ignore[call-overload] # that is the point
+
+
+def test_one_try_is_not_refused_for_a_place_given_up(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was waited for has had the key and released it, while the thread that gave it up has not ended."""
+    forget, forgotten, may_end = linger.forget, threading.Event(), threading.Event()
+
+    def forget_slowly(attempt: Attempt) -> None:
+        forget(attempt)
+        forgotten.set()
+        assert may_end.wait(LONG)
+
+    monkeypatch.setattr(linger, "forget", forget_slowly)
+    store = Noted(memory)
+    lock = lock_of(store)
+    with lock:
+        pass
+    held(Lock(store, "k")).release()
+    assert forgotten.wait(LONG)
+    hold = lock.acquire(timeout=0)
+    may_end.set()
+    assert hold is not None
 
 
 def test_one_try_waits_for_no_other(memory: MemoryStore) -> None:
