@@ -63,7 +63,7 @@ def test_opentelemetry_traces_and_measures() -> None:
             span for span in spans.get_finished_spans() if (span.attributes or {}).get("caslock.location") == location
         ]
 
-    assert until(lambda: len(finished()) == 4, 2)
+    assert until(lambda: len(finished()) == 4)
     forget()
     acquire, held, _, lost = finished()
     assert [span.name for span in (acquire, held, lost)] == ["caslock.acquire", "caslock.hold", "caslock.hold"]

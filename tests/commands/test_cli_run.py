@@ -151,7 +151,7 @@ def test_a_signal_ends_the_wait(number: signal.Signals, url: str, store: Closabl
     """A signal ends the wait; the command does not run, and nothing takes the key later."""
     with Lock(store, "key", note="in the way") as hold:
         process = start("run", "key", "--", "echo", "ran", store=url)
-        assert until(lambda: listens(process), 20)
+        assert until(lambda: listens(process))
         process.send_signal(number)
         code, output, _ = finished(process)
         assert (code, output) == (-number if number == signal.SIGINT else 128 + number, "")
@@ -179,7 +179,7 @@ def test_a_lost_lock_ends_the_command(url: str, store: ClosableStore) -> None:
     assert (code, output) == (123, "asked\n")
     assert "caslock: lock 'key' was lost: " in errors  # the shell may have said that it was terminated
     assert errors.count("was lost") == 1
-    assert until(lambda: gone(inner), 10)
+    assert until(lambda: gone(inner))
 
 
 def test_a_loss_that_the_release_finds_is_told_once(url: str, store: ClosableStore) -> None:
@@ -295,7 +295,7 @@ def test_the_status_is_right_though_nothing_can_be_said(
     """A parent that has closed the standard streams still learns what has happened."""
     closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *CASLOCK, *arguments]
     with Lock(store, "key"):
-        assert subprocess.run(closing, env=environment(url), check=False, timeout=30).returncode == status
+        assert subprocess.run(closing, env=environment(url), check=False, timeout=250).returncode == status
         assert Lock(store, "key").locked()
 
 
@@ -374,7 +374,7 @@ def in_front(terminal: AtTerminal) -> None:
     while not pid.isdigit():  # what was typed is shown, too
         terminal.read_until("pid ")
         pid = terminal.read_until(".")[:-1]
-    assert until(lambda: terminal.foreground() == int(pid), 20)
+    assert until(lambda: terminal.foreground() == int(pid))
 
 
 def test_ctrl_z_stops_and_fg_continues(url: str) -> None:
@@ -403,7 +403,7 @@ def test_the_next_program_of_a_pipeline_has_the_terminal(url: str, tmp_path: Pat
         terminal.type("fg\n", shows="read z")
         assert until(lambda: terminal.foreground() != terminal.pid)
         terminal.type("\x03", shows="prompt$ ")
-        assert until(lambda: gone(int((tmp_path / "pid").read_text())), 10)
+        assert until(lambda: gone(int((tmp_path / "pid").read_text())))
 
 
 def test_a_job_in_the_background_waits_for_the_terminal(url: str) -> None:

@@ -48,11 +48,16 @@ def verify(*arguments: str, cwd: Path, longest: float = 800.0) -> tuple[int, str
     return finished(start("verify", *arguments, cwd=cwd), longest)
 
 
-def verify_for(seconds: int, *arguments: str, cwd: Path) -> tuple[int, str, str]:
-    """The same for so many seconds, or more if it asks for them."""
-    code, output, errors = verify(*arguments, "--seconds", str(seconds), cwd=cwd, longest=800.0 + seconds)
-    assert f"torture: {seconds} s" in errors
-    return verify_for(2 * seconds, *arguments, cwd=cwd) if LATE in errors else (code, output, errors)
+def verify_for(seconds: int, *arguments: str, cwd: Path, ends: int = 0, seen: str = "") -> tuple[str, str]:
+    """Run it so long that its clients come in time and this is `seen`: a busy machine does less in so many seconds."""
+    while True:
+        code, output, errors = verify(*arguments, "--seconds", str(seconds), cwd=cwd, longest=800.0 + seconds)
+        assert f"torture: {seconds} s" in errors
+        if LATE not in errors:
+            assert code == ends, output + errors
+            if re.search(seen, output):
+                return output, errors
+        seconds *= 2
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_pat
         with Lock(store, "somebody else's", ttl=100) as hold:
             seconds = 4
             while True:
-                code, output, errors = verify_for(
+                output, errors = verify_for(
                     seconds, url, "--seed", "3", "--json", "--timeline", "picture.svg", cwd=tmp_path
                 )
                 report = json.loads(output)
@@ -77,7 +82,7 @@ def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_pat
                 seconds *= 4  # a machine that is busy does less in that time
             hold.ensure_held()
             assert report["contract"]["broken"] == []
-            assert (code, report["passed"], report["reason"]) == (0, True, ""), errors
+            assert (report["passed"], report["reason"]) == (True, ""), errors
         assert report["contract"]["passed"] > 30
         assert report["seed"] == 3
         assert report["overlaps"] == report["fence_inversions"] == report["orphans"] == 0
@@ -214,13 +219,11 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
     (package / "entry_points.txt").write_text("[caslock.stores]\nforeign = foreign_store:from_url\n")
     (tmp_path / "foreign_store.py").write_text(FOREIGN.format(name=name))
     url = f"foreign://{redis_server.host}:{redis_server.port}"
-    seconds, output = 1 if said else 10, ""
-    while not re.search("BROKEN contract|(drop|hold|duplicate) (request|reply)", output):  # a fault delays all
-        code, output, errors = verify_for(seconds, url, "--seed", "1", cwd=tmp_path)
-        assert code == (1 if said else 0), output + errors
-        assert said in output
-        assert ("BROKEN contract" in output) == bool(said)
-        seconds *= 2
+    fault = "BROKEN contract|(drop|hold|duplicate) (request|reply)"  # it delays all
+    seconds, ends = (1, 1) if said else (10, 0)
+    output, _ = verify_for(seconds, url, "--seed", "1", cwd=tmp_path, ends=ends, seen=fault)
+    assert said in output
+    assert ("BROKEN contract" in output) == bool(said)
     not_tried = [line for line in output.splitlines() if line.startswith("not tried")]
     assert not any("server" in line for line in not_tried), not_tried
     assert any("wakes one waiter;" in line and "(the store has no put_when_absent" in line for line in not_tried)
@@ -230,12 +233,12 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
 @pytest.mark.long
 def test_a_store_without_fences_passes_and_the_report_says_what_was_skipped(tmp_path: Path) -> None:
     """Where versions do not grow, the laws of fences are skipped, and named as not tried; all others are tried."""
-    code, output, errors = verify_for(5, "--store", "tests.support.fenceless:fenceless_file", cwd=tmp_path)
-    assert (code, output.splitlines()[-1]) == (0, "PASS"), output + errors
+    store = "--store", "tests.support.fenceless:fenceless_file"
+    output, errors = verify_for(5, *store, cwd=tmp_path, seen=r"sections +[1-9]\d")
+    assert output.splitlines()[-1] == "PASS", output + errors
     assert "not tried          the laws of fences" in output
     assert re.search(r"not tried +versions only grow", output)
     assert re.search(r"\ntorture: \d+ s\n", errors)
-    assert re.search(r"sections +[1-9]\d", output)
     assert re.search(r"overlaps +0\n", output)
 
 
@@ -301,10 +304,9 @@ def my_stores(tmp_path: Path) -> Path:
 @pytest.mark.long
 def test_a_broken_store_of_your_own_fails_with_the_reason(my_stores: Path) -> None:
     """``--store module:factory`` tries the user's own store; one that ends leases early gets exit 1, and why."""
-    code, output, _ = verify_for(6, "--store", "my_store:hasty", "--seed", "1", cwd=my_stores)
-    assert code == 1, output
+    law = "BROKEN law +overlap"
+    output, _ = verify_for(6, "--store", "my_store:hasty", "--seed", "1", cwd=my_stores, ends=1, seen=law)
     assert "BROKEN contract    a lease lasts for its ttl and ends" in output
-    assert "BROKEN law         overlap" in output
     assert output.splitlines()[-1].startswith("FAIL: the contract is broken: a lease lasts for its ttl")
 
 
@@ -314,22 +316,26 @@ def test_a_sound_store_of_your_own_passes_and_a_terminal_sees_it_live(my_stores:
 
     On a terminal there is a bar, and the report goes to where standard output goes.
     """
-    ours, theirs = os.openpty()
-    process = start("verify", "--store", "my_store:sound", "--seconds", "6", "--json", cwd=my_stores, stderr=theirs)
-    os.close(theirs)
-    shown = b""
-    with suppress(OSError):  # the end of a terminal
-        while piece := os.read(ours, 10_000):
-            shown += piece
-    os.close(ours)
-    output, _ = process.communicate(timeout=110)
-    assert process.returncode == 0, (output, shown)
+    seconds, shown, report = 6, b"", dict[str, Any]()
+    while not report.get("faults", {}).get("drop reply"):  # a busy machine does less in so many seconds
+        ours, theirs = os.openpty()
+        run = "verify", "--store", "my_store:sound", "--seconds", str(seconds), "--json"
+        process = start(*run, cwd=my_stores, stderr=theirs)
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # the end of a terminal
+            while piece := os.read(ours, 10_000):
+                shown += piece
+        os.close(ours)
+        output, _ = process.communicate(timeout=250)
+        if LATE.encode() not in shown:
+            assert process.returncode == 0, (output, shown)
+            report = json.loads(output)
+        seconds *= 2
     assert b"Traceback" not in shown
     assert b"\x1b[" in shown
     assert b"torture" in shown
-    report = json.loads(output)
     assert report["passed"]
-    assert report["faults"]["drop reply"] > 0
 
 
 @pytest.mark.long
@@ -366,8 +372,7 @@ def test_a_factory_whose_stores_do_not_share_their_entries_is_not_tried(name: st
 @pytest.mark.long
 def test_a_worker_that_dies_is_reported_with_its_last_words(my_stores: Path) -> None:
     """The report has the last line of the worker's traceback, and no key, for a worker has none."""
-    code, output, errors = verify_for(1, "--store", "my_store:dies", cwd=my_stores)
-    assert code == 1, output + errors
+    output, _ = verify_for(1, "--store", "my_store:dies", cwd=my_stores, ends=1)
     deaths = re.findall(r"^BROKEN law +worker died, at [0-9.]+: (.*)$", output, re.MULTILINE)
     assert deaths, output
     assert any(re.match(r"worker\d+ ended with status 1: RuntimeError: no luck", death) for death in deaths), deaths
@@ -422,11 +427,11 @@ def test_an_interrupt_leaves_nothing_behind(
         with process, closing(redis.Redis.from_url(url)) as client:
             assert until(lambda: any(b":contract:" in key for key in client.keys(PREFIX + "*")))  # it has begun
             if phase == "torture":
-                assert until(lambda: len(members(process.pid)) >= 6, 300)
-                assert until(lambda: any(b":contract:" not in key for key in client.keys(PREFIX + "*")), 300)
+                assert until(lambda: len(members(process.pid)) >= 6, 600)
+                assert until(lambda: any(b":contract:" not in key for key in client.keys(PREFIX + "*")), 600)
                 time.sleep(0.5)
             process.send_signal(number)
-            output, errors = process.communicate(timeout=100)
+            output, errors = process.communicate(timeout=250)
             assert (process.returncode, output) == (code, ""), errors
             assert "nothing is left behind" in errors
             assert until(lambda: not members(process.pid))

@@ -99,8 +99,8 @@ def test_a_cycle_is_two_requests(api: Opening, nats_server: Server) -> None:
             assert expect_requests(1, proxy, partial(mine.invalidate, key, entry.version)) is None
         entry = expect_requests(3, proxy, lambda: put(theirs, key))  # which has not seen the marker
         assert theirs.invalidate(key, entry.version) is None
-        subject = Verbs("caslock").subject(key)
-        assert until(lambda: "error" in last(nats_server, subject))
+        subject, known = Verbs("caslock").subject(key), time.monotonic() + 1.0
+        assert until(lambda: time.monotonic() > known and "error" in last(nats_server, subject))
         expect_requests(1, proxy, lambda: put(theirs, key))
 
 

@@ -87,7 +87,7 @@ def test_versions_grow_though_processes_are_killed(path: Path, store: SQLiteStor
     store.invalidate("k", seen[-1])
     for ttl in (60, 0.01):
         process = python(KILLED, path, ttl)
-        seen.append(int(process.communicate(timeout=50)[0]))
+        seen.append(int(process.communicate(timeout=250)[0]))
         assert process.returncode == -signal.SIGKILL
         if ttl == 60:
             assert store.get("k") == (b"of the dead", seen[-1])
@@ -191,7 +191,7 @@ def test_exactly_one_of_8_processes_wins_in_a_brand_new_file(tmp_path: Path) -> 
             process.stdin.flush()
         answers.append([process.stdout.readline().split() for process in processes if process.stdout])
     for process in processes:
-        assert not process.communicate(timeout=50)[0]
+        assert not process.communicate(timeout=250)[0]
         assert process.returncode == 0
     assert [sum(won == "1" for won, _ in answer) for answer in answers] == [1] * 60
     assert [len({version for _, version in answer}) for answer in answers] == [1] * 60
@@ -397,7 +397,7 @@ def test_a_child_that_outlives_its_parent_shares_the_file(path: Path, store: SQL
     assert parent.stdout
     version = int(parent.stdout.readline())
     assert store.get("child") == (b"", version)
-    parent.communicate(timeout=30)
+    parent.communicate(timeout=250)
 
 
 FOREIGN = """
@@ -659,7 +659,7 @@ def test_a_kill_leaves_all_of_several_or_none(path: Path, store: SQLiteStore) ->
         assert process.stdout.readline() == "ready\n"
         time.sleep(random.uniform(0.001, 0.02))
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=250)
         assert len({entry and entry.value for entry in map(store.get, "abcd")}) == 1
 
 

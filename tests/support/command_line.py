@@ -27,7 +27,7 @@ def environment(store: str = "", **more: str) -> dict[str, str]:
 def python(*arguments: str, cwd: Path = ROOT, **more: str) -> tuple[int, str, str]:
     """Run a Python program to its end: exit status, output and errors; `more` is in its environment."""
     command, env = [sys.executable, *arguments], environment(**more)
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=250, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

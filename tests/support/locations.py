@@ -157,7 +157,7 @@ def patient() -> MemoryStore:
     return store
 
 
-def until(happened: Callable[[], object], seconds: float = 50.0) -> bool:
+def until(happened: Callable[[], object], seconds: float = 200.0) -> bool:
     """Poll until something has happened, or the deadline is over; tell which."""
     deadline = time.monotonic() + seconds
     while not happened():
