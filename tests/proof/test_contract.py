@@ -243,6 +243,11 @@ class Hazelcast(OnServer):
 class Nats(OnServer):
     kind, url, options = "nats", "nats://{host}:{port}", "/caslock?timeout=20"
 
+    def make_at(self, host: str, port: int, server: Server) -> AnyStore:
+        """Make one with a bucket of its own: a list is as many requests as the bucket has entries."""
+        del server
+        return type(self).covers(f"nats://{host}:{port}/quick", timeout=self.quick)
+
 
 class DynamoDB(OnServer):
     """A store from a URL, beside another from a client of boto3 with credentials of its own."""
