@@ -69,7 +69,7 @@ class PerLoop(Generic[T]):
         here = mine, _ = generation(), asyncio.get_running_loop()
         found = self._loops.get(here)
         if found is None:
-            for theirs in [each for each in self._loops if each[0] == mine and each[1].is_closed()]:
+            for theirs in [each for each in list(self._loops) if each[0] == mine and each[1].is_closed()]:
                 self._loops.pop(theirs, None)
             found = self._loops[here] = self._make()
         return found

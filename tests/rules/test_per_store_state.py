@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from caslock.local import shared as module
 from caslock.local.queue import LocalQueue
 from caslock.local.shared import Shared, shared_of
 from caslock.local.with_blocks import WithBlocks
+from caslock.process.fork import generation
+from caslock.process.loop_end import PerLoop
 
 
 def is_taken(guard: threading.RLock) -> bool:
@@ -153,3 +157,24 @@ def test_a_block_that_is_left_is_that_of_the_thread_that_leaves_it() -> None:
     assert blocks.newest(lambda: me) == "second"
     assert blocks.newest(lambda: other) == "fourth"
     assert blocks.newest(object) == "fourth"
+
+
+def test_the_loop_of_another_thread_may_come_while_this_one_looks_which_have_ended() -> None:
+    """Each finds what it has of its own."""
+    per_loop = PerLoop[object](object)
+    loops: dict[Any, object] = per_loop._loops
+
+    class Ended:
+        def is_closed(self) -> bool:
+            loops[generation(), object()] = None
+            return True
+
+    ended = generation(), Ended()
+    loops[ended] = None
+
+    async def ask() -> None:
+        assert per_loop.here() is per_loop.here()
+
+    asyncio.run(ask())
+    assert ended not in loops
+    assert len(loops) == 2
