@@ -59,10 +59,7 @@ def text_of(part: Any) -> str:  # noqa: ANN401 - of any type
 
 
 def test_different_texts_make_different_keys_and_the_same_texts_the_same() -> None:
-    """Parts of few signs, of all types, that look like each other, in lists of up to three.
-
-    One caller has a number, another its text: they exclude each other.
-    """
+    """Parts that only look alike make different keys; those of the same text, such as 1 and "1", make the same."""
     aware = datetime(2026, 11, 22, tzinfo=UTC)
     others = [0, 1, -1, 10, True, False, None, NUMBER, date(2026, 11, 22), aware, aware.replace(tzinfo=None)]
     texts = {text_of(other) for other in others}

@@ -358,9 +358,6 @@ async def test_blocking_stores_serve_asyncio() -> None:
     assert until(lambda: not any(holders(three, key)))
 
 
-# Contenders
-
-
 # Settings and surroundings
 
 

@@ -312,10 +312,7 @@ def test_a_broken_store_of_your_own_fails_with_the_reason(my_stores: Path) -> No
 
 @pytest.mark.long
 def test_a_sound_store_of_your_own_passes_and_a_terminal_sees_it_live(my_stores: Path) -> None:
-    """The same with a sound one: its requests are counted and troubled where it is used.
-
-    On a terminal there is a bar, and the report goes to where standard output goes.
-    """
+    """The same with a sound one, whose faults are made where it is used; a terminal has a bar, and no report."""
     seconds, shown, report = 6, b"", dict[str, Any]()
     while not report.get("faults", {}).get("drop reply"):  # a busy machine does less in so many seconds
         ours, theirs = os.openpty()

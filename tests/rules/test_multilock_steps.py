@@ -541,10 +541,7 @@ def test_keys_whose_records_keep_changing_are_acquired_one_by_one(store: Timed) 
 def test_several_puts_without_an_answer_are_given_up_together(
     store: Timed, background: Background, *, interrupted: bool, timeout: float
 ) -> None:
-    """Under one bound: one key is asked for, and of each it is said what may still arrive.
-
-    After an interrupt that bound is that of one request, whatever the timeout was.
-    """
+    """Under one bound (after an interrupt, one request): one key is asked for, and each may still arrive."""
 
     def act(verb: str, _key: str) -> bool:
         if verb == "put_many" and interrupted:

@@ -115,10 +115,7 @@ async def timed_await(call: Callable[[], Awaitable[object]]) -> Ended:
 
 @contextlib.asynccontextmanager
 async def going_on(go_on: Callable[[], object], *stores: AsyncStore | Store) -> AsyncIterator[None]:
-    """Let the server go on afterwards, wait for the clean-ups of this loop, and close the stores.
-
-    Nothing else of the test runs any more then.
-    """
+    """Let the server go on, wait for the clean-ups of this loop and close the stores: the test is over then."""
     try:
         yield
     finally:

@@ -234,10 +234,7 @@ POSTGRESQL_WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
 @pytest.mark.long
 def test_a_statement_that_was_given_up_does_not_land_late(database: Database, store: Store) -> None:
-    """A put that waits for a locked table is given up by the server too: it does not come when the table is free.
-
-    That holds for a store of a URL, and for one of an engine.
-    """
+    """A put that waits for a locked table is given up by the server too, with a store of a URL or of an engine."""
     put(store, fresh())  # so that there is a table
     with (
         database.engine() as users,

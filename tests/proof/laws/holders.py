@@ -80,10 +80,7 @@ class Holders:
 
     @scenario
     async def test_an_expired_lock_is_won_by_one_and_lost_to_its_holder(self, scene: Scene) -> None:
-        """Of two clients that race for a lock whose lease runs out one wins, and every call of its holder shows that.
-
-        So it does when nobody else has come.
-        """
+        """A lease that has run out is lost, as each call of its holder shows; of those that race for it, one wins."""
 
         async def ensure(_: AnyLock, hold: AnyHold) -> None:
             hold.ensure_held()

@@ -30,10 +30,7 @@ class Owners:
     @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
     @scenario
     async def test_an_owner_enters_from_anywhere(self, scene: Scene, order: tuple[int, ...]) -> None:
-        """Locks with one explicit owner share a tenure: one fence, and free after the last release in any order.
-
-        So they do in another thread or task.
-        """
+        """Locks with one explicit owner share a tenure, one fence, until the last release, in any thread or task."""
         locks = [scene.lock(store, owner="the same", ttl=TTL) for store in (scene.store, scene.another, scene.store)]
         holds = [await take(lock) for lock in locks[:2]] + [await scene.play.elsewhere(take(locks[2]), "another")]
         assert len({hold._attempt.lease.fence for hold in holds}) == 1
