@@ -309,10 +309,7 @@ def test_a_writer_waits_for_the_transaction_of_another(served_rows: Rows, fence:
 
 
 def test_new_rows_do_not_wait_for_each_other(served_rows: Rows) -> None:
-    """In READ COMMITTED, two transactions insert different rows at the same time.
-
-    In REPEATABLE READ, MySQL locks the gap where it finds no row: both wait, and one ends in a deadlock.
-    """
+    """Two transactions insert different rows in READ COMMITTED; MySQL's REPEATABLE READ locks the gap: a deadlock."""
     engine = served_rows.engine.execution_options(isolation_level="READ COMMITTED")
     with engine.connect() as first, engine.connect() as second:
         second.execute(sa.text(AT_ONCE[engine.dialect.name]))

@@ -327,10 +327,7 @@ def interrupted(
 def every_moment(
     prepare: Callable[[], Callable[[], object]], *later: int, error: type[BaseException] = KeyboardInterrupt
 ) -> Iterator[str]:
-    """Interrupt what `prepare` makes at its first chance, another one at its second, ..., until one gets through.
-
-    After that it is interrupted `later`, see `interrupted`.
-    """
+    """Interrupt what `prepare` makes at one chance after another until one gets through; `later`: see `interrupted`."""
     for moment in itertools.count():
         act = prepare()
         location = interrupted(moment, act, *later, error=error)

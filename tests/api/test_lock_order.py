@@ -25,10 +25,7 @@ def queued(store: object, key: str) -> int:
 
 
 def waits_at_the_store(store: Faults, key: str) -> bool:
-    """Whether the last request of `store` waits for `key`; where no request can, whether it wants `key` alone.
-
-    A contender that does not wait may be about to give back the keys after it.
-    """
+    """Whether the last request of `store` waits for `key`; where no request can wait, whether it wants `key` alone."""
     waits = {verb for verb in ("wait_while", "put_when_absent") if hasattr(store, verb)} or {"put_if_version"}
     return bool(store.log) and store.log[-1].key == key and store.log[-1].verb in waits
 

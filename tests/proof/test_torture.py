@@ -109,10 +109,7 @@ def test_memcached_withstands_stops_under_short_leases(new_memcached: Callable[.
 
 
 def check(plan: Plan, server: Server | None, pace: float = 0.0) -> None:
-    """Torture, and expect no violation and nothing left; `pace`: of what happens to the server.
-
-    A machine that is busy does less in that time, so we do it again until enough has happened.
-    """
+    """Torture until enough has happened: no violation, and nothing left; `pace`: of what happens to the server."""
     requests = faults = sections = drawn = 0
     plan = replace(plan, patience=HANG)
     while min(requests / 25, faults / 5, sections, drawn) <= plan.seconds:

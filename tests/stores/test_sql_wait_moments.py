@@ -32,10 +32,7 @@ def postgres(postgresql_server: Server) -> Iterator[Postgres]:
 
 
 def at_moment(moment: int, happens: Callable[[], object], act: Callable[[], object], among: str = OURS) -> str:
-    """Let something happen in `act`, as one of our functions begins or has called one of C; give where, "" if nowhere.
-
-    Python looks for signals, and lets other threads run, at these moments.
-    """
+    """Let something happen in `act` at a moment when Python lets other threads run; give where, "" if nowhere."""
     left, location = moment, ""
 
     def profile(frame: FrameType, event: str, called: object) -> None:
