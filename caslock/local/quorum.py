@@ -291,8 +291,9 @@ class QuorumState(LockState):
         if not self._leave_level(hold):
             return
         attempt = hold._attempt
-        if attempt.state is not OVER:  # another thread may have released it meanwhile
-            attempt.state = LEAVING
+        with self._guard:
+            if attempt.state is not OVER:  # another thread may have released it meanwhile
+                attempt.state = LEAVING
         lease = cast("QuorumLease", attempt.lease)
         ballot = cast("Ballot", lease.ballot)
         if ballot.is_open:
@@ -300,7 +301,10 @@ class QuorumState(LockState):
         await self._give_back(ballot)
         lost = not ballot.in_time or ballot.kept < ballot.needed
         loss = attempt.lose(lease.end("released")) if lost else None
-        attempt.state = OVER if ballot.is_released or lost else UNSETTLED
+        with self._guard:
+            if attempt.state is not OVER:
+                attempt.state = LEAVING  # of two threads that release it, the other may have got no answer
+                attempt.state = OVER if ballot.is_released or lost else UNSETTLED
         self._end(hold)
         if loss is not None:
             raise loss
