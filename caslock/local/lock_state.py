@@ -234,7 +234,7 @@ class LockState:
         finally:
             self._held.pop(attempt.hold_id, None)
             self._queue.leave(attempt, self.runtime.now())
-            linger.forget(attempt)  # last: nobody has a key that lingers, so whoever does not wait waits for this
+            linger.forget(attempt)  # last: until then, a try with timeout=0 waits for it and is not refused
 
     async def acquire(self, hold: H, timeout: float | None) -> H:
         """Win a hold, or re-enter; raises `NotAcquired` after `timeout` seconds."""

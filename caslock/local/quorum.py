@@ -303,7 +303,7 @@ class QuorumState(LockState):
         loss = attempt.lose(lease.end("released")) if lost else None
         with self._guard:
             if attempt.state is not OVER:
-                attempt.state = LEAVING  # of two threads that release it, the other may have got no answer
+                attempt.state = LEAVING  # from UNSETTLED, if the release of another thread got no answer
                 attempt.state = OVER if ballot.is_released or lost else UNSETTLED
         self._end(hold)
         if loss is not None:

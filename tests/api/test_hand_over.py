@@ -202,7 +202,7 @@ def test_nobody_renews_what_nobody_adopts(location: Place) -> None:
     store, key = location.store(), fresh()
     hold = held(Lock(store, key, ttl=1))
     hold.hand_over()
-    assert until(lambda: store.get(key) is None, 30)  # or it is still renewed
+    assert until(lambda: store.get(key) is None, 30)  # not if it is still renewed
 
 
 def test_the_adopter_renews(memory: MemoryStore) -> None:

@@ -322,7 +322,7 @@ def test_it_is_refused_where_it_could_not_end_in_time(memory: MemoryStore) -> No
 
 
 def test_one_try_is_not_refused_for_a_place_given_up(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was waited for has had the key and released it, while the thread that gave it up has not ended."""
+    """Another lock has had the key and released it, but the thread that gave up the key has not ended."""
     forget, forgotten, may_end = linger.forget, threading.Event(), threading.Event()
 
     def forget_slowly(attempt: Attempt) -> None:

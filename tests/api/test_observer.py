@@ -234,7 +234,7 @@ def test_the_log(caplog: pytest.LogCaptureFixture) -> None:
     Lock(store, "key").force_release()
     location = store.traits.location  # other tests may have left something that is logged now
     said = [(record.levelname, text) for record in caplog.records if location in (text := record.getMessage())]
-    said = [(level, text) for level, text in said if "was lost" not in text]  # another thread says that, now or later
+    said = [(level, text) for level, text in said if "was lost" not in text]  # another thread logs it, at any time
     assert [level for level, _ in said] == ["DEBUG", "INFO", "DEBUG", "DEBUG", "WARNING"]
     texts = [text for _, text in said]
     assert texts[0].startswith(f"lock 'key' at {store.traits.location} was acquired after ")

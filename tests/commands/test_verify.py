@@ -49,7 +49,7 @@ def verify(*arguments: str, cwd: Path, longest: float = 800.0) -> tuple[int, str
 
 
 def verify_for(seconds: int, *arguments: str, cwd: Path, ends: int = 0, seen: str = "") -> tuple[str, str]:
-    """Run it so long that its clients come in time and this is `seen`: a busy machine does less in so many seconds."""
+    """Run it longer each time until its clients come in time and its output matches `seen`; `ends`: its exit code."""
     while True:
         code, output, errors = verify(*arguments, "--seconds", str(seconds), cwd=cwd, longest=800.0 + seconds)
         assert f"torture: {seconds} s" in errors
@@ -219,7 +219,7 @@ def test_the_proxy_is_put_before_any_server_that_a_url_names(
     (package / "entry_points.txt").write_text("[caslock.stores]\nforeign = foreign_store:from_url\n")
     (tmp_path / "foreign_store.py").write_text(FOREIGN.format(name=name))
     url = f"foreign://{redis_server.host}:{redis_server.port}"
-    fault = "BROKEN contract|(drop|hold|duplicate) (request|reply)"  # it delays all
+    fault = "BROKEN contract|(drop|hold|duplicate) (request|reply)"
     seconds, ends = (1, 1) if said else (10, 0)
     output, _ = verify_for(seconds, url, "--seed", "1", cwd=tmp_path, ends=ends, seen=fault)
     assert said in output
@@ -312,7 +312,7 @@ def test_a_broken_store_of_your_own_fails_with_the_reason(my_stores: Path) -> No
 
 @pytest.mark.long
 def test_a_sound_store_of_your_own_passes_and_a_terminal_sees_it_live(my_stores: Path) -> None:
-    """The same with a sound one, whose faults are made where it is used; a terminal has a bar, and no report."""
+    """The same with a sound store; faults are injected where it is used; a terminal shows a bar, no report."""
     seconds, shown, report = 6, b"", dict[str, Any]()
     while not report.get("faults", {}).get("drop reply"):  # a busy machine does less in so many seconds
         ours, theirs = os.openpty()

@@ -109,7 +109,7 @@ def test_memcached_withstands_stops_under_short_leases(new_memcached: Callable[.
 
 
 def check(plan: Plan, server: Server | None, pace: float = 0.0) -> None:
-    """Torture until enough has happened: no violation, and nothing left; `pace`: of what happens to the server."""
+    """Torture until enough has happened; expect no violation, nothing left; `pace`: seconds per server fault."""
     requests = faults = sections = drawn = 0
     plan = replace(plan, patience=HANG)
     while min(requests / 25, faults / 5, sections, drawn) <= plan.seconds:

@@ -541,7 +541,7 @@ def test_keys_whose_records_keep_changing_are_acquired_one_by_one(store: Timed) 
 def test_several_puts_without_an_answer_are_given_up_together(
     store: Timed, background: Background, *, interrupted: bool, timeout: float
 ) -> None:
-    """Under one bound (after an interrupt, one request): one key is asked for, and each may still arrive."""
+    """Under one bound (one request's, after an interrupt): one key is read, and each put may still land."""
 
     def act(verb: str, _key: str) -> bool:
         if verb == "put_many" and interrupted:

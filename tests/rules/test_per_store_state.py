@@ -159,8 +159,8 @@ def test_a_block_that_is_left_is_that_of_the_thread_that_leaves_it() -> None:
     assert blocks.newest(object) == "fourth"
 
 
-def test_the_loop_of_another_thread_may_come_while_this_one_looks_which_have_ended() -> None:
-    """Each finds what it has of its own."""
+def test_another_threads_loop_may_be_added_while_this_one_looks_for_ended_loops() -> None:
+    """This loop gets its own object."""
     per_loop = PerLoop[object](object)
     loops: dict[Any, object] = per_loop._loops
 

@@ -146,7 +146,7 @@ def test_locks_are_taken_in_turn_while_members_die(cluster: Cluster) -> None:
 
 
 def test_a_cluster_that_is_split_has_two_holders_unless_it_is_protected(cluster: Cluster) -> None:
-    """Each part gives the lock to somebody, unless its map finds it too small; of two, one learns of the loss."""
+    """Each part gives out the lock, unless the map is protected; of two holders, one learns that it lost the lock."""
     lost = threading.Event()
     with contextlib.ExitStack() as stack:
         places = [f"hazelcast://{HOST}:{server.port}" for server in cluster.servers]

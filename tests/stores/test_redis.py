@@ -97,7 +97,7 @@ def test_a_value_in_redis_is_version_colon_value_with_a_ttl(store: Store, admin:
 
 
 def test_versions_grow_over_a_restart(api: Opening, new_redis: NewServer) -> None:
-    """A server that has lost everything goes on with larger versions; an idle connection is looked at first."""
+    """A server that has lost everything goes on with larger versions; an idle connection is checked first."""
     server = new_redis()
     store = api.open(server.url)
     before = put(store, "k", b"a")

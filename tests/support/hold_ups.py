@@ -7,7 +7,7 @@ import threading
 import time
 from types import FrameType
 
-SHARE = float(os.environ.get("HOLD_UPS", "0.003"))  # of calls of caslock and of the tests take up to 0.03 s longer
+SHARE = float(os.environ.get("HOLD_UPS", "0.003"))  # the share of our calls that take up to 0.03 s longer
 _dice, _sleep, _ours = random.Random(), time.sleep, ("/caslock/", "/tests/")
 
 

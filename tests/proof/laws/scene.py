@@ -183,7 +183,7 @@ class Scene:
     def lock(
         self, store: Store | AsyncStore | None = None, key: str | None = None, **settings: Unpack[Settings[AnyHold]]
     ) -> AnyLock:
-        """One client's lock, renewed only if asked for; unless a store is given, it is as in its own process."""
+        """One client's lock, renewed only if asked; without `store`, it acts as in a process of its own."""
         settings.setdefault("auto_renew", False)
         return self.play.lock(self.faulty() if store is None else store, self.key if key is None else key, **settings)
 
