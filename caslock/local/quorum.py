@@ -291,17 +291,17 @@ class QuorumState(LockState):
         if not self._leave_level(hold):
             return
         attempt = hold._attempt
-        with self._guard:
-            if attempt.state is not OVER:  # another thread may have released it meanwhile
-                attempt.state = LEAVING
         lease = cast("QuorumLease", attempt.lease)
         ballot = cast("Ballot", lease.ballot)
-        if ballot.is_open:
-            ballot.in_time = not lease.lost and self.runtime.now() < lease.deadline
+        with ballot.guard:  # another thread may release it as well, or have done so
+            if attempt.state is not OVER:
+                attempt.state = LEAVING
+            if ballot.is_open:
+                ballot.in_time = not lease.lost and self.runtime.now() < lease.deadline
         await self._give_back(ballot)
         lost = not ballot.in_time or ballot.kept < ballot.needed
         loss = attempt.lose(lease.end("released")) if lost else None
-        with self._guard:
+        with ballot.guard:
             if attempt.state is not OVER:
                 attempt.state = LEAVING  # from UNSETTLED, if the release of another thread got no answer
                 attempt.state = OVER if ballot.is_released or lost else UNSETTLED

@@ -115,7 +115,7 @@ async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit
     """Write until no record of the attempt exists and no late put can match; returns what is there then.
 
     While another owner's record exists we cannot block our own late put; the lease bounds it.  After a failure, no
-    request begins at or after `limit`; if the store answers, and the record keeps changing, no more than `PASSES` do.
+    request begins at or after `limit`; while the store answers, and the record keeps changing, at least `PASSES` do.
     """
     for number in count():
         if number >= PASSES and runtime.now() >= limit:  # no pause before then, or it would lose the race again

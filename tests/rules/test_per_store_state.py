@@ -160,7 +160,7 @@ def test_a_block_that_is_left_is_that_of_the_thread_that_leaves_it() -> None:
 
 
 def test_another_threads_loop_may_be_added_while_this_one_looks_for_ended_loops() -> None:
-    """This loop gets its own object."""
+    """The loop that looks gets an object of its own."""
     per_loop = PerLoop[object](object)
     loops: dict[Any, object] = per_loop._loops
 
