@@ -100,7 +100,7 @@ class Report:
         if self.broken:
             laws = ", ".join(f"{law} ({times})" for law, times in self.broken.items())
             return f"{laws}; the first: {self.violations[0]}"
-        return "" if self.sections else "no lock was ever acquired"
+        return "" if self.sections else "no lock was ever acquired: if the machine is busy, give more --seconds"
 
     def to_dict(self) -> dict[str, object]:
         """Give it as plain data."""

@@ -40,7 +40,7 @@ from tests.support.servers import Server, free_port
 pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="it stops processes"), pytest.mark.timeout(1800)]
 
 
-LATE = "give more --seconds"  # if its clients came too late, on a busy machine
+LATE = "give more --seconds"  # if its clients came too late, or acquired nothing, on a busy machine
 
 
 def verify(*arguments: str, cwd: Path, longest: float = 800.0) -> tuple[int, str, str]:
@@ -53,7 +53,7 @@ def verify_for(seconds: int, *arguments: str, cwd: Path, ends: int = 0, seen: st
     while True:
         code, output, errors = verify(*arguments, "--seconds", str(seconds), cwd=cwd, longest=800.0 + seconds)
         assert f"torture: {seconds} s" in errors
-        if LATE not in errors:
+        if LATE not in output + errors:
             assert code == ends, output + errors
             if re.search(seen, output):
                 return output, errors
@@ -98,7 +98,7 @@ def test_a_short_run_ends_when_it_has_said_and_leaves_no_key(new_redis: Callable
     with closing(redis.Redis.from_url(server.url)) as client:
         client.set("foreign", "value")
         seconds, code, output, errors, took = 3, 2, "", LATE, 0.0
-        while LATE in errors:
+        while LATE in output + errors:
             with Stopwatch() as watch:
                 code, output, errors = verify(server.url, "--seconds", str(seconds), cwd=tmp_path)
             took = watch.seconds
@@ -325,7 +325,7 @@ def test_a_sound_store_of_your_own_passes_and_a_terminal_sees_it_live(my_stores:
                 shown += piece
         os.close(ours)
         output, _ = process.communicate(timeout=250)
-        if LATE.encode() not in shown:
+        if LATE.encode() not in shown and LATE not in output:
             assert process.returncode == 0, (output, shown)
             report = json.loads(output)
         seconds *= 2
