@@ -4,16 +4,16 @@ import os
 import random
 import sys
 import threading
-import time
+from time import sleep
 from types import FrameType
 
-SHARE = float(os.environ.get("HOLD_UPS", "0.003"))  # the share of our calls that take up to 0.03 s longer
-_dice, _sleep, _ours = random.Random(), time.sleep, ("/caslock/", "/tests/")
+_OURS, SHARE = ("/caslock/", "/tests/"), float(os.environ.get("HOLD_UPS", "0.003"))  # of our calls take longer
+_dice: random.Random | None = random.Random()  # None as the interpreter ends
 
 
 def _hold_up(frame: FrameType, event: str, _: object) -> None:
-    if event == "call" and _dice.random() < SHARE and any(part in frame.f_code.co_filename for part in _ours):
-        _sleep(_dice.uniform(0.0, 0.03))
+    if event == "call" and _dice and _dice.random() < SHARE and any(map(frame.f_code.co_filename.count, _OURS)):
+        sleep(_dice.uniform(0.0, 0.03))
 
 
 sys.setswitchinterval(0.00001)
