@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TIMES: Final = 50
 """How often parent and child ask at least, and until the other is half through."""
 
-PATIENCE: Final = 40.0
+PATIENCE: Final = 200.0
 """Seconds in which both have done so."""
 
 

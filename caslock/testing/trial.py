@@ -192,6 +192,7 @@ class Trial:
         try:
             answer = self.within_timeout(lambda: self.call(self.store))
         except StoreError:
+            self._clean()
             return
         except AssertionError:
             raise
@@ -212,6 +213,7 @@ class Trial:
                 error = self.must_fail()
             late = error is not None and error.sent and watch.late >= self._timeout / 4
         assert error is None or not error.sent, f"no connection was made, and sent is True: {error!r}"
+        self._clean()
 
     def must_answer_rightly(self) -> None:
         """Check that after a fault the store answers what is true; then remove what was written."""
@@ -244,7 +246,8 @@ class Trial:
             pytest.skip("a signal interrupts only the main thread, and the tests run in another")
 
     def interrupt(self, number: int) -> None:
-        """Interrupt the verb while the reply of that request is under way."""
+        """Interrupt the verb, on a new key, while the reply of that request is under way."""
+        self.prepare()
         late = Passage("hold reply", HELD)
         if is_async(self.raw):
             on_loop(self._cancel(number, late))
@@ -262,9 +265,11 @@ class Trial:
 
         self.strike(number, late, interrupt)
         with _raising(signal.SIGUSR1), contextlib.suppress(_Interrupted):
-            self.call(self.store)
-            with guard:
-                returned.append(True)
+            try:
+                self.call(self.store)
+            finally:
+                with guard:
+                    returned.append(True)
             assert not sent, "the request was interrupted, and that was swallowed"
 
     async def _cancel(self, number: int, late: Passage) -> None:

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from caslock.errors import StoreUnavailable
 from caslock.store import ABSENT
 from caslock.testing.faults import FaultyStore, duplicate, echo, late, lose_reply, lose_request
 from caslock.testing.steps import (
@@ -117,6 +119,7 @@ class VersionContract:
         """Ten that count up together by compare-and-set lose no step."""
         mine, theirs, key = caslock_clients
         put(mine, key, b"0")
+        unsure = list[bytes]()  # puts without an answer, which may have counted all the same
 
         def count(number: int) -> None:
             client = (mine, theirs)[number % 2]
@@ -126,7 +129,11 @@ class VersionContract:
                 while True:
                     assert observed is not None
                     wanted = b"%d %b" % (int(observed.value.split()[0]) + 1, mark)
-                    observed = client.put_if_version(key, wanted, observed.version, LONG)
+                    try:
+                        observed = client.put_if_version(key, wanted, observed.version, LONG)
+                    except StoreUnavailable as error:
+                        unsure.extend([wanted] * error.sent)
+                        observed = again(partial(client.get, key))
                     assert observed is not None
                     if observed.value == wanted:
                         break
@@ -135,7 +142,7 @@ class VersionContract:
 
         observed = mine.get(key)
         assert observed is not None
-        assert observed.value.split()[0] == b"50"
+        assert 0 <= int(observed.value.split()[0]) - 50 <= len(unsure)
 
     def test_a_success_returns_the_written_entry(self, caslock_clients: Clients) -> None:
         """Each verb that succeeds returns the entry as it is now, and both clients read the same."""
