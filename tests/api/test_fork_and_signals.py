@@ -41,7 +41,7 @@ from caslock.local import shared
 from caslock.local.workers import Workers
 from caslock.protocol.lease import Lease
 from caslock.stores.memory import MemoryStore
-from tests.support.locations import Place, Watched, fresh, held, make_due, observed, patient, until
+from tests.support.locations import Place, Watched, fresh, held, make_due, observed, patient, present, until
 
 T = TypeVar("T")
 
@@ -342,7 +342,7 @@ class Witness:
 
     def __init__(self, store: Store) -> None:
         self._store, self._taken, self._free = store, fresh("taken"), fresh("free")
-        assert store.put_if_version(self._taken, b"the witness", ABSENT, 60) is not None
+        assert store.put_if_version(self._taken, b"the witness", ABSENT, 3600) is not None
 
     def testifies(self) -> bool:
         taken = self._store.get(self._taken)
@@ -367,8 +367,7 @@ def test_a_verb_interrupted_at_any_moment_leaves_no_stale_reply(location: Place,
             return lambda: store.get(key)
         if verb == "put_if_version":
             return lambda: store.put_if_version(key, b"value", ABSENT, 1)
-        entry = store.put_if_version(key, b"value", ABSENT, 1)
-        assert entry is not None
+        entry = present(store.put_if_version(key, b"value", ABSENT, 1))
         return lambda: store.invalidate(key, entry.version)
 
     for moment in every_moment(prepare):

@@ -47,7 +47,7 @@ class Losses(caslock.Observer):
 
 caslock.observe(Losses())
 store = Slow()
-lock = caslock.Lock(store, "key", ttl=3)
+lock = caslock.Lock(store, "key", ttl=15)
 lock.acquire()
 assert store.renewing.wait(20)
 lock.release()
@@ -99,7 +99,7 @@ for key in every:
 
 def run(script: str, *arguments: str) -> str:
     command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

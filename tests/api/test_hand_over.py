@@ -200,7 +200,8 @@ def test_bad_arguments_are_refused_before_any_request(
 def test_nobody_renews_what_nobody_adopts(location: Place) -> None:
     """It ends with its lease, also if the hold is kept."""
     store, key = location.store(), fresh()
-    hold = held(Lock(store, key, ttl=1))
+    hold = held(Lock(store, key, ttl=60))
+    hold._attempt.lease.ttl = 1.0  # only from here on, however long that took
     hold.hand_over()
     assert until(lambda: store.get(key) is None, 30)  # not if it is still renewed
 
@@ -402,7 +403,9 @@ def test_a_permit_that_nobody_adopts_is_free_after_its_ttl(memory: MemoryStore) 
     """Whoever else holds goes on, and the place is taken by who waits."""
     pool = Semaphore(memory, key := fresh(), 2, ttl=50)
     with pool as kept:
-        ticket = present(Semaphore(memory, key, 2, ttl=1).acquire()).hand_over()
+        handed = present(Semaphore(memory, key, 2, ttl=60).acquire())
+        handed._attempt.lease.ttl = 1.0  # only from here on, however long that took
+        ticket = handed.hand_over()
         with present(pool.acquire(timeout=50)) as hold:
             assert hold.slot == 1
         kept.ensure_held()

@@ -32,7 +32,7 @@ from caslock.protocol.lease import Lease
 from caslock.protocol.life import LEAVING
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import Fault, FaultyStore, lose_request
-from tests.support.locations import Place, Watched, fresh, held, observed, until
+from tests.support.locations import Place, Watched, fresh, held, observed, patient, until
 from tests.support.recorder import Recorder
 from tests.support.servers import Server
 
@@ -70,9 +70,9 @@ def lock_of(store: Noted, key: str = "k", seconds: float = LONG) -> Lock:
 
 
 @pytest.fixture
-def store(memory: MemoryStore) -> Noted:
-    """Return a store that notes what it is asked."""
-    return Noted(memory)
+def store() -> Noted:
+    """Return a store that notes what it is asked, and has all the time it needs: so has one try at what lingers."""
+    return Noted(patient())
 
 
 def test_the_next_acquire_takes_no_request(location: Place) -> None:
@@ -170,12 +170,12 @@ def test_what_others_want_does_not_linger(memory: MemoryStore) -> None:
 
 def test_it_lingers_no_longer_than_a_third_of_a_lease(store: Noted) -> None:
     """So that whoever resumes it has most of one."""
-    lock = Lock(store, "k", ttl=0.9, linger=60)
+    lock = Lock(store, "k", ttl=3, linger=60)
     with lock as hold:
         pass
-    assert hold._attempt.lingers_until < hold._attempt.lease.deadline - 0.5
+    assert hold._attempt.lingers_until < hold._attempt.lease.deadline - 1.9
+    assert until(lambda: ("invalidate", "k") in store.requests)
     assert until(lambda: observed(store._store, "k") is None)
-    assert ("invalidate", "k") in store.requests
 
 
 def test_it_is_renewed_only_while_it_is_held(store: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,9 +284,9 @@ def test_a_child_neither_resumes_nor_releases_it(memory: MemoryStore) -> None:
         hold.extend()
 
 
-def test_what_is_being_given_up_is_nobodys(memory: MemoryStore) -> None:
+def test_what_is_being_given_up_is_nobodys() -> None:
     """One try waits for that release, by whatever lock."""
-    store = Slow(memory)
+    store = Slow(patient())
     lock = lock_of(store, seconds=0.05)
     with lock:
         pass
@@ -342,9 +342,9 @@ def test_one_try_is_not_refused_for_a_place_given_up(memory: MemoryStore, monkey
     assert hold is not None
 
 
-def test_one_try_waits_for_no_other(memory: MemoryStore) -> None:
+def test_one_try_waits_for_no_other() -> None:
     """It waits for the release of what lingers, if nobody else does; that has the key then."""
-    store = Slow(memory)
+    store = Slow(patient())
     with lock_of(store):
         pass
     with ThreadPoolExecutor(1) as pool:

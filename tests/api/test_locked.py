@@ -299,8 +299,7 @@ def test_settings_are_those_of_a_lock(memory: MemoryStore) -> None:
 
     @locked(memory, "job", min_hold=60, ttl=5, note="nightly", busy="skip")
     def job() -> str:
-        record = observed(memory, "job")
-        assert record is not None
+        record = present(observed(memory, "job"))
         assert (record.ttl, record.note) == (5, "nightly")
         return "done"
 

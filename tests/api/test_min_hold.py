@@ -27,14 +27,15 @@ def is_free(store: Store, key: str) -> bool:
 def test_the_key_is_taken_until_min_hold_is_over(location: Place) -> None:
     """Released at once, the key is had by nobody before its time, and by somebody then; the release does not wait."""
     store, key = location.store(), fresh()
-    lock = Lock(store, key, ttl=30, min_hold=0.7)
+    lock = Lock(store, key, ttl=30, min_hold=1.5)
+    began = time.monotonic()
     with Stopwatch() as watch, lock:
-        began = time.monotonic()
-    assert watch.seconds < 0.5
-    assert not is_free(location.store(), key) or time.monotonic() - began >= 0.7
-    assert not is_free(store, key) or time.monotonic() - began >= 0.7
+        pass
+    assert watch.seconds < 1.3
+    assert not is_free(location.store(), key) or time.monotonic() - began >= 1.5
+    assert not is_free(store, key) or time.monotonic() - began >= 1.5
     with Lock(location.store(), key, timeout=10):
-        assert time.monotonic() - began >= 0.7
+        assert time.monotonic() - began >= 1.5
 
 
 def test_a_hold_that_was_long_enough_is_released_at_once(memory: MemoryStore) -> None:
@@ -111,7 +112,8 @@ def test_who_keeps_the_key_is_told(memory: MemoryStore) -> None:
     assert holder.kept
     assert (holder.owner, holder.note, holder.fence) == (lock.owner, "nightly report", fence)
     assert lock.locked()
-    assert "has released it, and min_hold keeps it from others for 60.6 s after the release" in str(holder)
+    for_so_long = f"{holder.ttl:.3g} s after the release"
+    assert f"has released it, and min_hold keeps it from others for {for_so_long}" in str(holder)
     with (
         pytest.raises(NotAcquired, match=r"is held by nobody: .* has released it, and min_hold keeps it"),
         Lock(memory, key, timeout=0),

@@ -83,14 +83,14 @@ def test_only_who_meets_a_holder_is_told_to_be_busy(recorder: OfOneStore) -> Non
 def test_a_multilock_counts_from_its_first_key(recorder: OfOneStore) -> None:
     """Whether it then has the key or not."""
     state = Lock(recorder.store, "key")._state.begun()
-    since = state.runtime.now() - 7
+    since = state.runtime.now() - 7000
     hold = state.begin(Hold)
     run(state.win(hold, 0.0, since=since))
     other = Lock(FaultyStore(recorder.store), "key")._state.begun()
     with pytest.raises(NotAcquired):
         run(other.win(other.begin(Hold), 0.0, since=since))
-    told = [(name, round(event.seconds)) for name, event in recorder.events]
-    assert told == [("acquired", 7), ("waited", 7), ("busy", 7)]
+    told = [(name, round(event.seconds, -2)) for name, event in recorder.events]
+    assert told == [("acquired", 7000), ("waited", 7000), ("busy", 7000)]
     hold.release()
 
 

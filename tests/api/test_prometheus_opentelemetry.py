@@ -15,7 +15,7 @@ from caslock import Lock, LockLost, observe
 from caslock.observers.otel import OtelObserver
 from caslock.observers.prometheus import PrometheusObserver
 from caslock.stores.memory import MemoryStore
-from tests.support.locations import make_due, until
+from tests.support.locations import make_due, present, until
 
 
 def test_prometheus_counts_and_times() -> None:
@@ -78,7 +78,6 @@ def test_opentelemetry_traces_and_measures() -> None:
         assert span.end_time >= span.start_time
     assert lost.status.status_code is StatusCode.ERROR
     assert lost.status.description == "this process called force_release()"
-    data = reader.get_metrics_data()
-    assert data is not None
+    data = present(reader.get_metrics_data())
     names = [each.name for each in data.resource_metrics[0].scope_metrics[0].metrics]
     assert {"caslock.acquire.duration", "caslock.hold.duration"} <= {*names}

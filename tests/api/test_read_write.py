@@ -88,7 +88,7 @@ def test_a_writer_that_waits_comes_before_later_readers(memory: MemoryStore, poo
 def test_a_writer_that_waits_and_dies_keeps_nobody_out_for_long(memory: MemoryStore) -> None:
     """Its place in the record is over after its ttl."""
     with ReadWriteLock(memory, "key").read:
-        state = ReadWriteLock(memory, "key", ttl=0.3).write._state
+        state = ReadWriteLock(memory, "key", ttl=2).write._state
         attempt = state.begun()._attempt()
         acquiring = state._ask(attempt, 0.001, None)
         with pytest.raises(StopIteration):

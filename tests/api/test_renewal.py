@@ -207,8 +207,9 @@ def test_the_nearest_deadline_comes_first(*, batches: bool) -> None:
     keys = [f"key {number}" for number in range(MOST_TOGETHER + 2)]
     holds = [held(Lock(store, key, auto_renew=False)) for key in keys]
     ends = random.Random(1).sample(range(1, len(keys) + 1), len(keys))
+    now = clock.now()
     for hold, end in zip(holds, ends, strict=True):
-        hold._attempt.lease.deadline = clock.now() + end
+        hold._attempt.lease.deadline = now + end
     renewals = Renewals(lambda coroutine, _: started.append(coroutine), lambda _: None, batches=batches)
     renewals.add([hold._attempt for hold in holds])
     store.together.clear()

@@ -433,7 +433,7 @@ def test_who_waits_reads_where_others_may_hold_beside_it(memory: MemoryStore, pe
     semaphore = Semaphore(watched, "key", permits, poll=wait_fixed(0.001))
     holds = [present(semaphore.acquire()) for _ in range(permits)]
     watched.requests.clear()
-    assert semaphore.acquire(timeout=0.05) is None
+    assert semaphore.acquire(timeout=0.5) is None
     assert ("get" in [verb for verb, _ in watched.requests]) is reads
     for hold in holds:
         hold.release()

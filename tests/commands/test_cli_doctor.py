@@ -27,14 +27,22 @@ from tests.support.servers import ETCD, HOST, TAIR_EMULATOR, Server, free_port, 
 from tests.support.tair.emulator import WITHOUT_PX
 
 
+def doctor(*arguments: str, store: str = "") -> tuple[int, str, str]:
+    """Run it to its end, and again if the machine is so busy that it finds the store slow."""
+    done = caslock("doctor", *arguments, store=store)
+    return doctor(*arguments, store=store) if "it answers in" in done[1] else done
+
+
 def findings(url: str) -> tuple[int, dict[str, str]]:
-    code, output, errors = caslock("doctor", url, "--json")
+    if "timeout=" not in url:  # the 20 s that stores have in these tests, see conftest
+        url += f"{'&' if '?' in url else '?'}{'socket_' * url.startswith(('redis', 'tair'))}timeout=20"
+    code, output, errors = doctor(url, "--json")
     assert errors == ""
     report = json.loads(output)
-    refused = any(each["what"] == "it refuses to be asked" for each in report["findings"])
-    assert report["round_trip"] is None if refused else report["round_trip"] >= 0
+    found = {finding["what"]: finding["severity"] for finding in report["findings"]}
+    assert report["round_trip"] is None if "it refuses to be asked" in found else report["round_trip"] >= 0
     assert all(finding["means"] for finding in report["findings"])
-    return code, {finding["what"]: finding["severity"] for finding in report["findings"]}
+    return code, found
 
 
 def make(url: str) -> None:
@@ -46,9 +54,8 @@ def test_a_good_redis_has_no_finding(new_redis: NewServer) -> None:
     """noeviction, and each write on the disk."""
     server = new_redis("--maxmemory", "100mb", "--appendonly", "yes", "--appendfsync", "always")
     assert findings(server.url) == (0, {})
-    code, output, _ = caslock("doctor", server.url)
-    assert (code, len(output.splitlines())) == (0, 1)
-    assert "answers in" in output
+    code, output, _ = doctor(server.url)
+    assert (code, len(output.splitlines()), "answers in" in output) == (0, 1, True)
 
 
 BAD_REDIS = {
@@ -83,12 +90,10 @@ def test_replicas_that_nobody_waits_for_are_found(new_redis: NewServer) -> None:
     with closing(redis.Redis.from_url(replica.url)) as client:
         while client.info("replication")["master_link_status"] != "up":
             pass
-    assert findings(primary.url) == (
-        1,
-        {"writes do not wait for the 1 replicas": "warning", "min-replicas-to-write is 0": "warning"},
-    )
-    assert findings(f"{primary.url}?replicas=1")[1] == {"min-replicas-to-write is 0": "warning"}
-    code, found = findings(f"{primary.url}?replicas=2")
+    waiting = {"min-replicas-to-write is 0": "warning"}
+    assert findings(primary.url) == (1, {"writes do not wait for the 1 replicas": "warning", **waiting})
+    assert findings(f"{primary.url}?replicas=1")[1] == waiting
+    code, found = findings(f"{primary.url}?replicas=2&socket_timeout=2")  # it waits for half of that
     assert (code, found["2 replicas have to acknowledge a write, and there are 1"]) == (3, "danger")
 
 
@@ -102,25 +107,24 @@ def test_the_primaries_of_a_cluster_and_of_sentinels_are_looked_at(
         servers = kind(stack, tmp_path)
         few = {"the number of its Sentinels is 1": "warning"} if kind is Watched else {}
         all_of_them = {"nothing is written to disk": "warning", "min-replicas-to-write is 0": "warning"} | few
-        assert findings(servers.url) == (1, all_of_them)
-        without = findings(servers.url.replace("replicas=1&", ""))[1]
+        url = servers.url.replace("socket_timeout=1", "socket_timeout=20")
+        assert findings(url) == (1, all_of_them)
+        without = findings(url.replace("replicas=1&", ""))[1]
         assert without == all_of_them | {"writes do not wait for the 1 replicas": "warning"}
         one = servers.primaries()[0]
         said(one, "CONFIG", "SET", "maxmemory", 1)
-        code, found = findings(servers.url)
-        full = [what for what in found if "of maxmemory is used" in what]
-        assert (code, len(full)) == (3, 1)
-        assert full[0].startswith(f"on {one.host}:{one.port}: ") == (kind is SixNodes)
+        code, found = findings(url)
+        (full,) = (what for what in found if "of maxmemory is used" in what)
+        assert (code, full.startswith(f"on {one.host}:{one.port}: ")) == (3, kind is SixNodes)
 
 
 @pytest.mark.long
 def test_what_is_wrong_with_a_memcached_is_found(memcached_server: Server, new_memcached: NewServer) -> None:
     """Eviction is a warning, -M has none, and -C is danger."""
-    code, found = findings(f"{memcached_server.url}?timeout=20")
+    code, found = findings(memcached_server.url)
     assert (code, found["it evicts entries when it is full"]) == (1, "warning")
-    code, found = findings(f"{new_memcached('-M').url}?timeout=20")
-    assert (code, found) == (0, {"memcached keeps nothing": "note"})
-    code, found = findings(f"{new_memcached('-M', '-C').url}?timeout=20")
+    assert findings(new_memcached("-M").url) == (0, {"memcached keeps nothing": "note"})
+    code, found = findings(new_memcached("-M", "-C").url)
     assert (code, found["it refuses to be asked"]) == (3, "danger")
 
 
@@ -224,11 +228,10 @@ def test_the_store_is_named_as_in_the_other_commands(tmp_path: Path) -> None:
     """``--store`` and ``CASLOCK_STORE`` name it, too; the argument goes before the latter, and not with the former."""
     named, other = f"sqlite:///{tmp_path}/named.db", f"sqlite:///{tmp_path}/other.db"
     make(named)
-    for arguments in (["--store", named], [named]):
-        code, output, errors = caslock("doctor", *arguments, store=other)
+    for arguments, store in ((["--store", named], other), ([named], other), ([], named)):
+        code, output, errors = doctor(*arguments, store=store)
         assert (code, errors) == (0, "")
         assert "named.db answers in" in output
-    assert "named.db answers in" in caslock("doctor", store=named)[1]
     code, output, errors = caslock("doctor", named, "--store", other)
     assert (code, output) == (2, "")
     assert "name one store, by URL or by --store" in errors
@@ -255,8 +258,7 @@ def test_what_is_wrong_with_a_zookeeper_is_found(zookeeper_server: Server, tmp_p
         store.put_if_version("k", b"v", ABSENT, 0.1)  # now there is something to look at the clock with
     assert findings(zookeeper_server.url) == (0, {"it has one server": "note"})
     with private(zookeeper({"tickTime": 500}), tmp_path) as other:
-        url = f"zookeeper://{HOST}:{zookeeper_server.port},{HOST}:{other.port}/locks"
-        code, found = findings(url)
-        named = f"{HOST}:{zookeeper_server.port} and {HOST}:{other.port}"
-        assert (code, found[f"the URL names several servers, and {named} are standalone"]) == (3, "danger")
+        two = f"{HOST}:{zookeeper_server.port}", f"{HOST}:{other.port}"
+        code, found = findings(f"zookeeper://{','.join(two)}/locks")
+        assert (code, found[f"the URL names several servers, and {' and '.join(two)} are standalone"]) == (3, "danger")
         assert findings(other.url)[1]["sessions end after 10 s"] == "note"

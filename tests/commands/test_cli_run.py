@@ -170,7 +170,7 @@ def listens(process: subprocess.Popen[str]) -> bool:
 def test_a_lost_lock_ends_the_command(url: str, store: ClosableStore) -> None:
     """SIGTERM first; a group that ignores it is killed after a while, and the status is of its own."""
     script = f"trap 'echo asked' TERM; (trap '' TERM; exec sleep 100) & echo $!; {READY}"
-    arguments = ["run", "key", "--ttl", "3", "--kill-after", "0.5", "--", "sh", "-c", script]
+    arguments = ["run", "key", "--ttl", "3", "--kill-after", "5", "--", "sh", "-c", script]
     with start(*arguments, store=url) as process:
         inner = int(line(process))
         assert line(process) == "ready"

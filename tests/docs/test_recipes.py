@@ -16,7 +16,7 @@ import yaml
 
 import caslock
 from tests.conftest import NewServer
-from tests.support.recipes import FILES, Folder, until
+from tests.support.recipes import FILES, LIMIT, Folder, until
 from tests.support.servers import Server
 
 
@@ -261,7 +261,7 @@ def test_apscheduler(folder: Folder, redis_server: Server) -> None:
 @pytest.mark.parametrize(("name", "stop"), [("leader.py", signal.SIGTERM), ("async_leader.py", signal.SIGINT)])
 def test_leader(folder: Folder, name: str, stop: signal.Signals) -> None:
     """A leader that was paused for longer than its lease stops and queues; one that is told to end hands over."""
-    file = folder.write(name, ttl="ttl=2")
+    file = folder.write(name, ttl="ttl=6")
     with folder.started(sys.executable, str(file)) as one:
         first = int(one.waits_for(r"\d+ (\d+)\n")[0])
         with folder.started(sys.executable, str(file)) as two:
@@ -289,7 +289,7 @@ def container(folder: Folder, name: str, program: str, **changes: str) -> list[s
 def test_kubernetes_deployment(folder: Folder) -> None:
     """One of two pods works; the other begins when it is told to end; after a loss the status is 123."""
     program = "import time\nprint('begins', flush=True)\ntime.sleep(60)\n"
-    command = container(folder, "importer.yaml", program, seconds='"2"')
+    command = container(folder, "importer.yaml", program, seconds='"9"')
     with folder.started(*command) as one:
         one.waits_for("begins")
         with folder.started(*command) as two:
@@ -297,7 +297,7 @@ def test_kubernetes_deployment(folder: Folder) -> None:
             assert one.ends_by(signal.SIGTERM) == 128 + signal.SIGTERM
             two.waits_for("begins")
             folder.run("caslock", "break", "importer", "--yes")
-            assert two.process.wait(30) == 123
+            assert two.process.wait(LIMIT) == 123
 
 
 def test_kubernetes_cron_job(folder: Folder) -> None:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import sqlalchemy as sa
 import caslock
 from tests.conftest import NewServer
 from tests.support.browser import chromium
-from tests.support.recipes import ROOT, Folder, until
+from tests.support.recipes import LIMIT, ROOT, Folder, until
 from tests.support.servers import Server
 
 WEBAPP = ROOT / "examples" / "webapp"
@@ -36,17 +36,14 @@ class Service(NamedTuple):
     def load(self, *options: str) -> str:
         command = (sys.executable, str(WEBAPP / "load.py"), f"--url={self.url}", "--clients=16", *options)
         with self.folder.started(*command) as program:
-            status = program.process.wait(45)
+            status = program.process.wait(LIMIT)
             assert status == (1 if "--without-lock" in options else 0), program.output
             return program.output
 
     def book(self, **booking: object) -> int:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=45)
-        try:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)) as connection:
             connection.request("POST", "/book", json.dumps(booking), {"Content-Type": "application/json"})
             return connection.getresponse().status
-        finally:
-            connection.close()
 
     def rows(self, query: str) -> list[tuple[object, ...]]:
         engine = sa.create_engine(self.database)

@@ -200,7 +200,6 @@ class Database(OnServer):
     """A store from a URL, beside one, which may serve asyncio from threads, from an engine with its defaults."""
 
     kind = "postgresql"
-    timeout = 2.0
     quick = CONNECTING
 
     def make_at(self, host: str, port: int, server: Server) -> AnyStore:

@@ -417,10 +417,11 @@ def sentences_of(contract: type) -> list[str]:
     return [name for name in dir(contract) if name.startswith("test_")]
 
 
-def meets(store: Store, test: str) -> None:
+def meets(make: Callable[[], Store], test: str, times: int = 1) -> None:
     method = getattr(StoreContract(), test)
-    given = {"caslock_clients": Clients(store, store, f"key:{uuid4().hex}"), "store": store}
-    method(**{name: given[name] for name in inspect.signature(method).parameters})
+    for store in (make() for _ in range(times)):
+        given = {"caslock_clients": Clients(store, store, f"key:{uuid4().hex}"), "store": store}
+        method(**{name: given[name] for name in inspect.signature(method).parameters})
 
 
 @pytest.mark.parametrize(
@@ -433,7 +434,7 @@ def test_a_store_that_breaks_the_contract_is_found_out(
     """Each way to break the contract fails the test that is meant for it."""
     monkeypatch.setattr(steps, "PATIENT", 1.0)  # the bad ones wait in vain
     with pytest.raises((AssertionError, pytest.fail.Exception, pytest.skip.Exception)) as found:
-        meets(make(), test)
+        meets(make, test, 5)  # a machine that is late is allowed for, and may hide it
     assert not found.errisinstance(pytest.skip.Exception), "it was not tested"
 
 
@@ -462,7 +463,7 @@ def test_what_a_store_cannot_do_is_not_asked_of_it() -> None:
     for verb, tests in beyond.items():
         for test in tests:
             with pytest.raises(pytest.skip.Exception, match=re.escape(f"the store has no {verb}")):
-                meets(Plain(MemoryStore()), test)
+                meets(lambda: Plain(MemoryStore()), test)
 
 
 def test_what_cannot_travel_together_is_skipped() -> None:
@@ -477,7 +478,7 @@ def test_what_cannot_travel_together_is_skipped() -> None:
 
     for test in sentences_of(BatchingContract):
         with pytest.raises(pytest.skip.Exception, match="answered None"):
-            meets(Apart(), test)
+            meets(Apart, test)
 
 
 def test_without_a_server_its_failures_are_skipped() -> None:

@@ -81,9 +81,9 @@ def test_a_lost_reply_is_of_a_request_that_was_applied(proxied: Proxied, kind: K
     key = fresh()
     proxied.once(Passage(kind))
     unanswered(proxied, key)
-    assert (entry := proxied.direct.get(key)) is not None
-    assert entry.value == b"mine"
-    assert proxied.store.get(key) == entry
+    assert until(lambda: proxied.direct.get(key) is not None)
+    assert (entry := present(proxied.store.get(key))).value == b"mine"
+    assert proxied.direct.get(key) == entry
 
 
 def test_a_held_request_arrives_after_its_sender_has_gone(proxied: Proxied) -> None:
@@ -104,7 +104,7 @@ def test_a_held_reply_comes_late(proxied: Proxied) -> None:
     with Stopwatch() as watch:
         proxied.put(key)
     assert watch.elapsed >= 0.15
-    assert watch.seconds < 0.3
+    assert watch.seconds < 1.5
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2])

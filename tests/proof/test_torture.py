@@ -137,9 +137,10 @@ def torture_who_waits(folder: Path, *, planted: bool) -> None:
             factory=named(stores.queues_for_every_key_first if planted else stores.Plain), seconds=8.5,
             workers=2, threads=1, tasks=1, several=4, pauses=0, kill_every=0, faults=0, quiet=True,
         )  # fmt: skip
-        report = torture(plan, laws=LAWS).report
-    assert not report.broken, report.reason
-    assert report.passed
+        for seed in range(4 if planted else 1):  # a machine that is late is allowed for, and may hide it
+            report = torture(replace(plan, seed=seed), laws=LAWS).report
+            assert not report.broken, report.reason
+            assert report.passed
 
 
 @pytest.fixture
@@ -157,6 +158,7 @@ BROKEN: dict[type[SQLiteStore], tuple[str, float]] = {
 """Which law each breaks, and every how many seconds a worker is killed to show it."""
 
 
+@patient
 @pytest.mark.parametrize("factory", BROKEN, ids=lambda factory: factory.__name__)
 @pytest.mark.usefixtures("_file")
 def test_torture_finds_what_is_broken(factory: type[SQLiteStore]) -> None:
@@ -164,7 +166,7 @@ def test_torture_finds_what_is_broken(factory: type[SQLiteStore]) -> None:
     law, kill_every = BROKEN[factory]
     plan = Plan(factory=named(factory), seconds=4, ttls=(0.25, 0.5), keys=2, workers=4, pauses=4, kill_every=kill_every)
     broken: dict[str, int] = {}
-    for seed in range(12):  # one run in three finds the rarest of them
+    for seed in range(40):  # one run in three finds the rarest of them
         report = torture(replace(plan, seed=seed)).report
         broken |= report.broken
         if law in broken:
@@ -174,6 +176,7 @@ def test_torture_finds_what_is_broken(factory: type[SQLiteStore]) -> None:
     pytest.fail(f"{law} was not found, but {broken}")
 
 
+@patient
 @pytest.mark.parametrize(("factory", "kind"), [(stores.takes_places_early, POOL), (stores.reads_beside_writers, PAGE)])
 @pytest.mark.usefixtures("_file")
 def test_torture_finds_what_is_broken_where_several_hold(
@@ -185,7 +188,7 @@ def test_torture_finds_what_is_broken_where_several_hold(
     plan = Plan(
         factory=named(factory), seconds=3, ttls=(0.25, 0.5), keys=1, workers=2, several=0, pauses=0, kill_every=0
     )
-    for seed in range(12):  # nearly always the first one is enough
+    for seed in range(40):  # nearly always the first one is enough
         found = torture(replace(plan, seed=seed)).judgement.violations
         if any(each.law == "overlap" and kind in each.key for each in found):
             return
@@ -196,7 +199,7 @@ def test_torture_finds_what_is_broken_where_several_hold(
 def test_the_keys_of_multilocks_have_to_be_free_at_the_end() -> None:
     """A key of a MultiLock that is left when all clients have ended is a violation, as any other key is."""
     plan = Plan(
-        factory=named(stores.KeepsSeveral), seconds=2, ttls=(0.25, 0.5), keys=2, workers=1, threads=1,
+        factory=named(stores.KeepsSeveral), seconds=8, ttls=(0.25, 0.5), keys=2, workers=1, threads=1,
         tasks=1, several=2, several_ttl=1.0, pauses=0, kill_every=0, faults=0, quiet=True,
     )  # fmt: skip
     found = torture(plan).judgement.violations
@@ -210,7 +213,7 @@ def test_the_keys_of_multilocks_have_to_be_free_at_the_end() -> None:
 @pytest.mark.usefixtures("_file")
 def test_a_hang_is_found(factory: type[SQLiteStore], threads: int, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that does not end is reported by its worker, and a worker that does not by its parent."""
-    monkeypatch.setattr("caslock.verify.run.LEEWAY", 3.0)
+    monkeypatch.setattr("caslock.verify.run.LEEWAY", 15.0)
     plan = Plan(
         factory=named(factory), seconds=3, ttls=(0.25, 0.5), keys=2, workers=1, threads=threads,
         tasks=1, several=0, pauses=0, kill_every=0, faults=0, quiet=True, patience=1,

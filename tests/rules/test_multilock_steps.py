@@ -290,14 +290,14 @@ def test_whoever_waits_after_a_lost_batch_is_in_the_local_queue(memory: MemorySt
     store.on("put_many", 1, lose_request)
     taken: list[Hold | None] = []
     store.after("put_many", 1, lambda: taken.append(rival.acquire(timeout=0)))
-    waiting = pool.submit(MultiLock(store, ["a", "b"]).acquire, timeout=20)
+    waiting = pool.submit(MultiLock(store, ["a", "b"]).acquire, timeout=200)
     assert until(lambda: store.calls["put_when_absent"])
     (theirs,) = taken
     assert theirs is not None
     assert shared_of(store).queue("a").inside(clock.now())
     assert not shared_of(store).queue("b").inside(clock.now())
     theirs.release()
-    holds = present(waiting.result(20))
+    holds = present(waiting.result(200))
     holds.release()
 
 
@@ -310,14 +310,14 @@ def test_a_late_put_of_an_attempt_that_stepped_back_is_kept_out(memory: MemorySt
     rivals = [Lock(FaultyStore(memory), key) for key in "bc"]
     store.after("put_many", 2, lambda: taken.extend(rival.acquire(timeout=0) for rival in rivals))
     lock = MultiLock(store, keys)
-    waiting = pool.submit(lock.acquire, timeout=20)
+    waiting = pool.submit(lock.acquire, timeout=200)
     assert until(lambda: store.calls["put_when_absent"])
     before.release()
     assert until(lambda: store.calls["put_when_absent"] > 1)
     for theirs in taken:
         assert theirs is not None
         theirs.release()
-    holds = present(waiting.result(20))
+    holds = present(waiting.result(200))
     assert [len(state._held) for state in lock._state.states] == [1, 1, 1]
     holds.release()
     assert [len(state._held) for state in lock._state.states] == [0, 0, 0]
@@ -332,10 +332,10 @@ def test_a_loss_after_a_step_back_is_told(memory: MemoryStore, pool: ThreadPoolE
     store.on("put_many", 1, lose_request)
     theirs = present(rival.acquire())
     lock = MultiLock(store, ["a", "b", "c"])
-    waiting = pool.submit(lock.acquire, timeout=20)
+    waiting = pool.submit(lock.acquire, timeout=200)
     assert until(lambda: store.calls["put_when_absent"])
     theirs.release()
-    holds = present(waiting.result(20))
+    holds = present(waiting.result(200))
     Lock(FaultyStore(memory), "c").force_release()
     with pytest.raises(LockLost):
         holds["c"].release()
@@ -349,12 +349,12 @@ def test_a_key_that_is_yielded_to_others_is_not_queued_for(memory: MemoryStore, 
     shared = shared_of(store)
     queue = shared.queue("b")
     queue._yields, queue._yields_until = 0.001, NEVER
-    waiting = pool.submit(MultiLock(store, ["a", "b"]).acquire, timeout=20)
+    waiting = pool.submit(MultiLock(store, ["a", "b"]).acquire, timeout=200)
     assert until(lambda: store.calls["put_when_absent"])
     assert not queue.inside(clock.now())
     with Lock(store, "b", timeout=0):
         theirs.release()
-    holds = present(waiting.result(20))
+    holds = present(waiting.result(200))
     holds.release()
 
 

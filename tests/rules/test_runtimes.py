@@ -32,7 +32,7 @@ from tests.support.watching import WatchingMemory
 TIMEOUT = 8.0
 """Seconds of a request, by the traits of the stores here."""
 
-ENOUGH = 20.0
+ENOUGH = 200.0
 
 
 class Everything(WatchingMemory):

@@ -219,7 +219,7 @@ def test_a_cancelled_multi_lock_is_bounded_when_the_server_hangs(hanging: Hangin
         store = hanging.async_store()
         other = await had(AsyncLock(store, keys[5], ttl=TTL))
         acquiring = asyncio.create_task(AsyncMultiLock(store, keys, ttl=TTL).acquire())
-        await _happens(lambda: observed(hanging.store(), keys[4]) is not None)
+        await _happens(lambda: again(partial(observed, hanging.store(), keys[4])) is not None)
         hanging.hang()
         async with going_on(hanging.go_on, store):
             acquiring.cancel()

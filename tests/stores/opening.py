@@ -27,7 +27,7 @@ from caslock.testing.drive import driven, on_loop
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
 from tests.support.clusters import Cluster
-from tests.support.locations import fresh, until
+from tests.support.locations import fresh, present, until
 
 T = TypeVar("T")
 
@@ -99,9 +99,8 @@ def beneath(store: Store) -> Any:  # noqa: ANN401 - of any class
     return getattr(store, "_store", store)
 
 
-def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 30.0) -> Entry:
-    entry = store.put_if_version(key, value, version, ttl)
-    assert entry is not None
+def put(store: Store, key: str, value: bytes = b"v", version: int = ABSENT, ttl: float = 300.0) -> Entry:
+    entry = present(store.put_if_version(key, value, version, ttl))
     assert entry.value == value
     assert entry.version > version or not store.traits.fences
     return entry
@@ -191,9 +190,7 @@ def until_put(store: Store, key: str) -> Entry:
 
     def tried() -> bool:
         with contextlib.suppress(StoreUnavailable):
-            entry = store.get(key) or store.put_if_version(key, b"v", ABSENT, 60)
-            assert entry is not None
-            found.append(entry)
+            found.append(present(store.get(key) or store.put_if_version(key, b"v", ABSENT, 60)))
         return bool(found)
 
     assert until(tried)
@@ -224,9 +221,7 @@ def expect_no_leader_missed(cluster: Cluster, store: Store, ours: Store, theirs:
 
         def renewed() -> bool:
             with contextlib.suppress(StoreUnavailable):
-                entry = theirs.get(f"{key}:lock")
-                assert entry is not None
-                versions.add(entry.version)
+                versions.add(present(theirs.get(f"{key}:lock")).version)
             return len(versions) > 1
 
         assert until(renewed)

@@ -326,14 +326,14 @@ def test_an_unreachable_member_leaves_time_for_the_others(api: Opening, etcd_ser
     """A first endpoint that answers nothing takes its share of the timeout, once."""
     with socket.create_server((HOST, 0)) as silent:
         url = f"etcd://{HOST}:{silent.getsockname()[1]},{etcd_server.host}:{etcd_server.port}"
-        store = api.open(url, timeout=3)
+        store = api.open(url, timeout=8)
         with Stopwatch() as watch:
             assert store.get(fresh()) is None
-        assert watch.elapsed > 1.0
+        assert watch.elapsed > 3.0
+        assert watch.seconds < 8.0
+        with Stopwatch() as watch:
+            assert store.get(fresh()) is None
         assert watch.seconds < 3.0
-        with Stopwatch() as watch:
-            assert store.get(fresh()) is None
-        assert watch.seconds < 1.0
 
 
 def test_a_host_with_several_addresses_is_tried_in_each() -> None:

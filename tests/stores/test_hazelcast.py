@@ -20,7 +20,7 @@ from caslock import StoreUnavailable
 from caslock.store import ABSENT
 from caslock.stores.hazelcast import AsyncHazelcastStore, HazelcastStore
 from caslock.testing.proxy import PASS, FaultProxy, Passage, refused_port, unreachable_port
-from caslock.testing.steps import timed
+from caslock.testing.steps import again, timed
 from caslock.testing.stopwatch import Stopwatch
 from tests.stores.opening import (
     PING,
@@ -227,7 +227,7 @@ def test_a_client_that_does_not_shut_down_in_time_leaves_no_connection(
     monkeypatch.setattr("hazelcast.asyncio.HazelcastClient.shutdown", hang)
     with FaultProxy(hazelcast_server.host, hazelcast_server.port) as proxy:
         with HazelcastStore(f"hazelcast://{HOST}:{proxy.port}/locks", timeout=2) as store:
-            store.get("key")
+            again(lambda: store.get("key"))
             assert proxy.connections
         assert until(lambda: proxy.connections == 0)
 

@@ -33,7 +33,7 @@ from caslock.stores.redis.pipeline import Pipeline
 from caslock.stores.redis.sockets import Connection
 from caslock.stores.redis.wire import new_reader
 from caslock.testing.proxy import foreign_port, refused_port
-from caslock.testing.steps import in_a_thread
+from caslock.testing.steps import again, in_a_thread
 from caslock.testing.stopwatch import Stopwatch
 from tests.conftest import NewServer
 from tests.proof.torture.failover import Watched, said
@@ -52,7 +52,7 @@ from tests.stores.opening import (
     unsent,
 )
 from tests.stores.test_redis_batch import put_and_remove
-from tests.support.locations import until
+from tests.support.locations import present, until
 from tests.support.rewriting import RewritingProxy
 from tests.support.servers import HOST, Server, free_port, ringing
 
@@ -307,7 +307,7 @@ def test_no_signal_begins_a_timeout_anew(api: Opening, new_redis: NewServer) -> 
     """A server that is silent costs one timeout, however often a signal comes meanwhile."""
     server = new_redis()
     store = api.open(f"{server.url}?socket_timeout=0.6")
-    put(store, "k", b"a")
+    again(partial(put, store, "k", b"a"))
     server.pause()
     rescue = threading.Timer(10.0, server.resume)  # of a request that would wait for ever
     rescue.start()
@@ -544,7 +544,8 @@ def test_an_acknowledgement_that_nobody_waits_for_fails_in_silence(new_redis: Ne
             await store.get("k")
         server.resume()
 
-    assert complaints(server, "?socket_timeout=2&replicas=1", act) == []
+    options = "?socket_timeout=1&socket_connect_timeout=20&replicas=1"  # WAIT has 0.5 s, who connects 20 s
+    assert complaints(server, options, act) == []
 
 
 REDIS_6 = b"-ERR Error running script (call to f_3f4261b542d2102c96f9b711dba3840fe75aa284): @user_script:36: "
@@ -618,23 +619,23 @@ def test_clients_that_cannot_be_served_are_refused(api: Opening) -> None:
 def test_replicas_must_acknowledge(api: Opening, new_redis: NewServer) -> None:
     """With replicas=1 an answer counts only when a replica has it; the write is on the primary all the same."""
     server = new_redis("--repl-diskless-sync-delay", "0")
-    store, plain = api.open(f"{server.url}?replicas=1&socket_timeout=1"), api.open(server.url)
+    store, plain = api.open(f"{server.url}?replicas=1"), api.open(server.url)
+    beneath(store)._server.acknowledge = b"WAIT 1 500\r\n"  # in place of 10 s
     with pytest.raises(StoreUnavailable, match="replicas") as caught:
         store.put_if_version("k", b"a", ABSENT, 30)
     assert caught.value.sent
-    entry = plain.get("k")
-    assert entry is not None
+    entry = present(plain.get("k"))
     with pytest.raises(StoreUnavailable, match="replicas"):
         store.get("k")  # else the lock would believe in a write that only the primary has
-    with redis.Redis.from_url(server.url) as admin, contextlib.ExitStack() as stack:
-        replica = new_redis("--replicaof", HOST, str(server.port))
+    replica = new_redis("--replicaof", HOST, str(server.port))
+    with redis.Redis.from_url(server.url) as admin, redis.Redis.from_url(replica.url) as copy:
         assert until(lambda: admin.info("replication")["connected_slaves"] == 1)
         assert until(
             lambda: admin.set("written", 1) and admin.wait(1, 100) == 1
         )  # with no write, it would wait for nothing
         admin.script_flush()
+        store = api.open(f"{server.url}?replicas=1")
         second = put(store, "k", b"b", entry.version)
-        copy = stack.enter_context(redis.Redis.from_url(replica.url))
         assert copy.get("k") == b"%d:b" % second.version
         assert store.get("k") == second
         assert store.invalidate("k", second.version) is None

@@ -239,7 +239,7 @@ def test_a_waiter_follows_a_slot_that_moves(nodes: Nodes, new: New, request: pyt
     entry = put(store, key)
     waiter = in_a_thread(partial(store.put_when_absent, key, b"w", 30, 1))
     blocked = nodes.admins[source].client_list
-    assert until(lambda: any(each["cmd"] == "blpop" and "b" in each["flags"] for each in blocked()))
+    assert until(lambda: waiter.done() or any(each["cmd"] == "blpop" and "b" in each["flags"] for each in blocked()))
     nodes.begin_move(key, source, target)
     for name in (key.encode(), b"{%b}\xffwaiters" % key.encode()):
         nodes.say(source, "MIGRATE", HOST, nodes.servers[target].port, name, 0, 5000)

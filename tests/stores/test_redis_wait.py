@@ -174,14 +174,15 @@ def test_only_who_watches_leaves_something_and_not_for_long(here: Waiting) -> No
     assert here.admin.xlen(b"k\xffchanges") == 1
     assert store.invalidate("k", entry.version) is None
     assert here.keys() == {b"k\xffchanges"}
-    assert 59_998 - 1000 * (time.monotonic() - begun) < here.admin.pttl(b"k\xffchanges") <= 60_150
+    assert 60_150 >= here.admin.pttl(b"k\xffchanges") > 59_998 - 1000 * (time.monotonic() - begun)
     with Stopwatch() as watch:
         store.wait_while("k", entry.version, 20)
     assert watch.seconds < 5
 
 
-def test_a_change_is_made_though_it_can_wake_nobody(here: Waiting) -> None:
+def test_a_change_is_made_though_it_can_wake_nobody(here: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something else is where the changes should be: who watches polls, and who queues is woken all the same."""
+    monkeypatch.setattr("caslock.stores.redis.connections._SLEEP", 60.0)
     store = here.open()
     entry = put(store, "k")
     here.admin.set(b"k\xffchanges", "of another program")
@@ -290,7 +291,7 @@ def test_no_helper_lives_for_ever(here: Waiting) -> None:
     store = here.open()
     put(store, "k")
     here.start(store, "k", 1e9)
-    here.start(store, "k", 0.5)
+    here.start(store, "k", 20)
     begun = time.monotonic()
     here.start(store, "k", float("inf"))
     left = here.admin.pttl(b"k\xffwaiters")
@@ -300,17 +301,18 @@ def test_no_helper_lives_for_ever(here: Waiting) -> None:
 
 def test_a_token_of_a_lost_waiter_costs_nothing_but_time(here: Waiting) -> None:
     """It is kept for a second, and the next waiter takes it for no reason.  The put of the lost one never lands."""
-    store = here.open()
+    store, tokens = here.open(), b"k\xfftokens"
+    while not here.admin.persist(tokens):  # that second may be over on a busy machine: then all begins again
+        entry = put(store, "k")
+        waiter = here.start(store, "k")
+        here.admin.client_kill_filter(_type="normal", skipme=True)
+        assert isinstance(waiter.exception(50), StoreUnavailable)
+        assert store.invalidate("k", entry.version) is WOKEN
+        assert store.get("k") is None
+        assert here.admin.pttl(tokens) <= 1000
     entry = put(store, "k")
-    waiter = here.start(store, "k")
-    here.admin.client_kill_filter(_type="normal", skipme=True)
-    assert isinstance(waiter.exception(50), StoreUnavailable)
-    assert store.invalidate("k", entry.version) is WOKEN
-    assert store.get("k") is None
-    entry = put(store, "k")
-    assert 0 < here.admin.pttl(b"k\xfftokens") <= 1000
     assert wait(store, "k") == entry
-    assert not here.admin.exists(b"k\xfftokens")
+    assert not here.admin.exists(tokens)
     assert store.invalidate("k", entry.version) is WOKEN  # the ticket of the wait that found a token lying there
     assert until(lambda: here.keys() == set())
 
@@ -380,13 +382,11 @@ def test_a_waiter_without_a_ticket_waits_its_time(new: New) -> None:
     assert time.monotonic() - begun >= 0.2
 
 
-def test_a_client_that_may_not_wait_sleeps(new: New) -> None:
+def test_a_client_that_may_not_wait_sleeps(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the right to block, it puts at once, and for a second it says that it can't wait."""
+    monkeypatch.setattr("caslock.stores.redis.connections._SLEEP", 60.0)  # in place of that second
     here, server = new()
-    here.admin.execute_command(
-        *("ACL", "SETUSER", "plain", "on", "nopass", "~*", "+get", "+set", "+del", "+time", "+eval", "+evalsha"),
-        *("+client", "+hello"),
-    )
+    here.admin.execute_command("ACL SETUSER plain on nopass ~* +get +set +del +time +eval +evalsha +client +hello")
     here.url = server.url.replace("//", "//plain@")
     store = here.open()
     entry = put(store, "k")

@@ -70,7 +70,7 @@ def python(script: str, *args: object) -> subprocess.Popen[str]:
 def run(script: str, *args: object) -> str:
     """Run a script, which must succeed, and return what it prints."""
     command = [sys.executable, "-W", "error", "-c", script, *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, check=True, timeout=55, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(command, cwd=ROOT, check=True, timeout=250, stdout=subprocess.PIPE, text=True).stdout
 
 
 KILLED = """
@@ -328,7 +328,7 @@ def test_a_signal_handler_inside_a_verb_is_refused(path: Path) -> None:
 STRUCK = """
 import os, sys, threading
 from caslock.stores.sqlite import SQLiteStore
-store = SQLiteStore(sys.argv[1], timeout=2)
+store = SQLiteStore(sys.argv[1], timeout=20)
 store.get("k")
 sys.unraisablehook = lambda _: None  # Python prints what a hook raises, and forks
 left = 0

@@ -194,7 +194,7 @@ def test_a_silent_address_of_a_host_leaves_time_for_the_next(
             return [found for port in ports for found in usual(HOST, port, **settings)]
 
         monkeypatch.setattr(socket, "getaddrinfo", resolved)
-        with ZooKeeperStore("zookeeper://of-two-addresses/locks", timeout=3) as store:
+        with ZooKeeperStore("zookeeper://of-two-addresses/locks", timeout=8) as store:
             assert store.get(fresh()) is None
 
 
@@ -277,7 +277,7 @@ def test_tls_is_spoken_and_verified(certificates: Path, tmp_path: Path) -> None:
             (f"zookeepers://{HOST}:{port}", "certificate verify failed"),
             (f"zookeeper://{HOST}:{port}", "has closed the connection|no answer in time|reset by peer"),
         ):
-            with ZooKeeperStore(url, timeout=2) as store:
+            with ZooKeeperStore(url, timeout=20 if "certificate" in reason else 2) as store:
                 assert isinstance(unsent(partial(put, store, "k"), reason).__cause__, ssl.SSLError | OSError)
 
 

@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.recipes import Folder
+from tests.support.recipes import LIMIT, Folder
 from tests.support.servers import absent
 
 _OPTIONS: Final = (
@@ -32,7 +32,7 @@ _ELEMENT: Final = "element-6066-11e4-a52e-4f735466cecf"  # the name that the sta
 class Browser:
     def __init__(self, port: int, profile: Path) -> None:
         """Start it, with a profile in an empty folder."""
-        self._driver = HTTPConnection("127.0.0.1", port, timeout=45)
+        self._driver = HTTPConnection("127.0.0.1", port, timeout=LIMIT)
         options = {"args": [*_OPTIONS, f"--user-data-dir={profile}"]}
         wanted = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}
         self._session = ""

@@ -19,7 +19,7 @@ _BLOCK: Final = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DO
 FILES: Final = {name: f"# {name}\n{text}" for name, text in _BLOCK.findall(PAGE)}
 """Each file by its name, which is the first line of its block."""
 
-LIMIT: Final = 45.0
+LIMIT: Final = 250.0
 """Seconds for anything to happen: it takes as long only on a machine that is very busy."""
 
 

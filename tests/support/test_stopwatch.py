@@ -82,7 +82,7 @@ def test_stopwatches_that_run_together_do_not_disturb_each_other() -> None:
             time.sleep(NAP)
         with Stopwatch() as second:
             pass
-        assert first.elapsed >= NAP > second.elapsed
+        assert first.elapsed >= NAP
     assert outer.elapsed >= first.elapsed
     assert outer.late >= first.late
-    assert second.late < NAP
+    assert second.late - NAP < second.elapsed <= outer.elapsed - first.elapsed
