@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 TIMES: Final = 50
 """How often parent and child ask at least, and until the other is half through."""
 
-PATIENCE: Final = 200.0
-"""Seconds in which both have done so."""
+PATIENCE: Final = 120.0
+"""Seconds within which both must have done so."""
 
 
 class LifeContract:

@@ -107,8 +107,8 @@ class ServerContract:
 
             trial.proxy.decide = swallow
             error = trial.must_fail()
-            left = any(trial.mark in request or not trial.named for request in sent)
-            assert error is None or error.sent or not left, "the request has left, and sent is False"
+            was_sent = any(trial.mark in request or not trial.named for request in sent)
+            assert error is None or error.sent or not was_sent, "the request has left, and sent is False"
             times = sum(trial.mark in request for request in sent)
             assert times <= 1, f"the client below has sent the request {times} times"
             trial.must_answer_rightly()

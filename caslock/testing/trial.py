@@ -246,7 +246,7 @@ class Trial:
             pytest.skip("a signal interrupts only the main thread, and the tests run in another")
 
     def interrupt(self, number: int) -> None:
-        """Interrupt the verb, on a new key, while the reply of that request is under way."""
+        """Prepare a new key, and interrupt the verb while the reply to its request of this number is under way."""
         self.prepare()
         late = Passage("hold reply", HELD)
         if is_async(self.raw):

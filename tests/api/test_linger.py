@@ -71,7 +71,7 @@ def lock_of(store: Noted, key: str = "k", seconds: float = LONG) -> Lock:
 
 @pytest.fixture
 def store() -> Noted:
-    """Return a store that notes what it is asked, and has all the time it needs: so has one try at what lingers."""
+    """Return a store that notes its requests; its request timeout, for which one try may wait, is long."""
     return Noted(patient())
 
 

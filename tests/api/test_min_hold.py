@@ -112,8 +112,7 @@ def test_who_keeps_the_key_is_told(memory: MemoryStore) -> None:
     assert holder.kept
     assert (holder.owner, holder.note, holder.fence) == (lock.owner, "nightly report", fence)
     assert lock.locked()
-    for_so_long = f"{holder.ttl:.3g} s after the release"
-    assert f"has released it, and min_hold keeps it from others for {for_so_long}" in str(holder)
+    assert f"has released it, and min_hold keeps it from others for {holder.ttl:.3g} s after the release" in str(holder)
     with (
         pytest.raises(NotAcquired, match=r"is held by nobody: .* has released it, and min_hold keeps it"),
         Lock(memory, key, timeout=0),

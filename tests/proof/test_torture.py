@@ -137,7 +137,7 @@ def torture_who_waits(folder: Path, *, planted: bool) -> None:
             factory=named(stores.queues_for_every_key_first if planted else stores.Plain), seconds=8.5,
             workers=2, threads=1, tasks=1, several=4, pauses=0, kill_every=0, faults=0, quiet=True,
         )  # fmt: skip
-        for seed in range(4 if planted else 1):  # a machine that is late is allowed for, and may hide it
+        for seed in range(4 if planted else 1):  # tried again: allowing for a late machine may hide the defect
             report = torture(replace(plan, seed=seed), laws=LAWS).report
             assert not report.broken, report.reason
             assert report.passed

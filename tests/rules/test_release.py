@@ -209,7 +209,7 @@ def test_a_refused_release_was_not_made_in_time() -> None:
         released(attempt)
 
 
-def test_a_lost_removal_may_be_the_reason_why_somebody_else_is_there() -> None:
+def test_a_release_without_an_answer_is_no_loss_though_another_has_the_key_by_then() -> None:
     """It was applied in time, and then another owner took the key."""
     script = Scripted(lost(), THEIRS)
     released(held(script))

@@ -335,7 +335,7 @@ def test_a_server_with_no_connection_left(new_memcached: NewServer, open_store: 
         for _ in range(64):
             crowd.enter_context(socket.create_connection((server.host, server.port)))
         while refused is None:  # its threads are late to count a connection that has begun, and one that has ended
-            refused = outage(open_store(server))  # one that got its connection keeps it until the test ends
+            refused = outage(open_store(server))  # a store that got a connection keeps it until the test ends
     assert "has too many open connections: raise its limit, -c" in str(refused)
     assert not refused.sent
 
@@ -347,7 +347,7 @@ def test_a_server_that_has_just_started(
     """A server is given no request in the second of its start, so that no other start can have the same number."""
     server = new_memcached()
     while "started less than 3 s ago" not in str(refused := outage(open_store(server, timeout=0.2))):
-        server = new_memcached()  # on a busy machine the last one was older, or late to say its age
+        server = new_memcached()  # on a busy machine, the last one was already too old, or too slow to tell its age
     assert refused is not None
     assert not refused.sent
     put(open_store(server), "k")
@@ -377,7 +377,7 @@ def test_a_restart_never_repeats_a_version(
     new_memcached: NewServer, open_client: OpenClient, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version from before a restart neither writes nor removes after it, though the raw cas id is the very same."""
-    monkeypatch.setattr("caslock.stores.memcached.store._SLOW", 60.0)  # a slow put is sent twice
+    monkeypatch.setattr("caslock.stores.memcached.store._SLOW", 60.0)  # else a put that is answered late is sent again
     server = new_memcached()
     long_lived, other = open_store(server.url), open_store(server.url)
     old = put(long_lived, "k", b"old")
@@ -461,7 +461,7 @@ def test_a_socket_that_is_not_the_kernels(
     """Nothing is written past a socket that has a send of its own."""
     store = open_store(memcached_server, socket_module=SimpleNamespace(**(vars(socket) | {"socket": Green})))
     store.get(key)
-    monkeypatch.setattr("caslock.stores.memcached.store._SLOW", 60.0)  # a slow put is sent twice
+    monkeypatch.setattr("caslock.stores.memcached.store._SLOW", 60.0)  # else a put that is answered late is sent again
     before = Green.sent
     assert store.invalidate(key, put(store, key).version) is None
     assert Green.sent == before + 2

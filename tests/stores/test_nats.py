@@ -88,9 +88,9 @@ def test_a_cycle_is_two_requests(api: Opening, nats_server: Server, monkeypatch:
         mine, theirs = (api.open(f"nats://127.0.0.1:{proxy.port}") for _ in range(2))
         for each in (mine, theirs):
             put(each, fresh())
-        # A busy machine may answer a PING of the server, or connect again, in between.
+        # On a busy machine the client may reconnect meanwhile, or answer a PING of the server: neither counts.
         key, counts = fresh(), lambda packet: b"PUB $" in packet and b"CONNECT" not in packet
-        monkeypatch.setattr("caslock.stores.nats.requests._MARKER", 300)
+        monkeypatch.setattr("caslock.stores.nats.requests._MARKER", 300)  # seconds a store remembers it
         for _ in range(3):
             entry = expect_requests(1, proxy, lambda: put(mine, key), counts)
             assert expect_requests(1, proxy, partial(mine.invalidate, key, entry.version), counts) is None
@@ -109,7 +109,7 @@ def last(server: Server, subject: str) -> dict[str, Any]:
 
 def test_a_marker_is_no_version(api: Opening, nats_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever another program has left as a marker, nothing is there; and no put or removal finds its version."""
-    monkeypatch.setattr("caslock.stores.nats.requests._MARKER", 300)  # seconds for which a store knows what it has seen
+    monkeypatch.setattr("caslock.stores.nats.requests._MARKER", 300)  # seconds a store remembers a marker
     store, key = api.open(nats_server.url), fresh()
     subject = Verbs("caslock").subject(key)
     for headers in ({"KV-Operation": "DEL"}, {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}):

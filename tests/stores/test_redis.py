@@ -544,7 +544,7 @@ def test_an_acknowledgement_that_nobody_waits_for_fails_in_silence(new_redis: Ne
             await store.get("k")
         server.resume()
 
-    options = "?socket_timeout=1&socket_connect_timeout=20&replicas=1"  # WAIT has 0.5 s, who connects 20 s
+    options = "?socket_timeout=1&socket_connect_timeout=20&replicas=1"  # 0.5 s for WAIT, 20 s to connect
     assert complaints(server, options, act) == []
 
 
@@ -620,7 +620,7 @@ def test_replicas_must_acknowledge(api: Opening, new_redis: NewServer) -> None:
     """With replicas=1 an answer counts only when a replica has it; the write is on the primary all the same."""
     server = new_redis("--repl-diskless-sync-delay", "0")
     store, plain = api.open(f"{server.url}?replicas=1"), api.open(server.url)
-    beneath(store)._server.acknowledge = b"WAIT 1 500\r\n"  # in place of 10 s
+    beneath(store)._server.acknowledge = b"WAIT 1 500\r\n"  # 0.5 s instead of 10 s
     with pytest.raises(StoreUnavailable, match="replicas") as caught:
         store.put_if_version("k", b"a", ABSENT, 30)
     assert caught.value.sent

@@ -42,7 +42,7 @@ def test_many_are_put_and_removed_by_one_command_each(store: Opened, admin: redi
     admin.config_resetstat()
     begun = time.monotonic()
     entries = store.put_many(puts("abc"))
-    assert all(30_001 >= admin.pttl(key) > 29_998 - 1000 * (time.monotonic() - begun) for key in "abc")
+    assert all(30_001 >= admin.pttl(key) > 29_998 - 1000 * (time.monotonic() - begun) for key in "abc")  # pttl first
     removals = [Removal(key, entry.version) for key, entry in zip("abc", entries, strict=True)]
     assert store.invalidate_many(removals) == [None] * 3
     assert admin.info("commandstats")["cmdstat_evalsha"]["calls"] == 2
@@ -197,8 +197,8 @@ async def test_nobody_waits_for_ever_for_a_server_that_is_not_there() -> None:
 @in_a_loop
 async def test_replicas_acknowledge_a_packet_as_a_whole(new_redis: NewServer) -> None:
     """One WAIT follows it: too few is an error for each."""
-    server, options = new_redis(), "?socket_timeout=1&socket_connect_timeout=20"  # WAIT has 0.5 s, who connects 20 s
-    store = AsyncRedisStore.from_url(server.url + options, replicas=1)
+    url = f"{new_redis().url}?socket_timeout=1&socket_connect_timeout=20"  # 0.5 s for WAIT, 20 s to connect
+    store = AsyncRedisStore.from_url(url, replicas=1)
     outcomes = await asyncio.gather(
         *(put_and_remove(store, f"k{number}") for number in range(20)), return_exceptions=True
     )

@@ -245,7 +245,7 @@ def test_replicas_are_waited_for(api: Opening, new_tair: NewServer) -> None:
     server = new_tair()
     put(api.open(server.url), "k", b"both know the script now", ttl=30)
     store = api.open(server.url, replicas=1)
-    opening.beneath(store)._server.acknowledge = b"WAIT 1 500\r\n"  # in place of 10 s
+    opening.beneath(store)._server.acknowledge = b"WAIT 1 500\r\n"  # 0.5 s instead of 10 s
     with pytest.raises(StoreUnavailable, match="only 0 of 1 replicas acknowledged it"):
         store.put_if_version("k", b"a", ABSENT, 30)
 

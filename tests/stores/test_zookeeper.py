@@ -273,11 +273,11 @@ def test_tls_is_spoken_and_verified(certificates: Path, tmp_path: Path) -> None:
                     assert hold.fence > 0
         with ZooKeeperStore(KazooClient(f"{HOST}:{port}", use_ssl=True, ca=str(pem)), timeout=20) as store:
             assert store.get("k") is None
-        for url, reason in (
-            (f"zookeepers://{HOST}:{port}", "certificate verify failed"),
-            (f"zookeeper://{HOST}:{port}", "has closed the connection|no answer in time|reset by peer"),
+        for url, reason, timeout in (
+            (f"zookeepers://{HOST}:{port}", "certificate verify failed", 20),
+            (f"zookeeper://{HOST}:{port}", "has closed the connection|no answer in time|reset by peer", 2),
         ):
-            with ZooKeeperStore(url, timeout=20 if "certificate" in reason else 2) as store:
+            with ZooKeeperStore(url, timeout=timeout) as store:
                 assert isinstance(unsent(partial(put, store, "k"), reason).__cause__, ssl.SSLError | OSError)
 
 

@@ -20,7 +20,7 @@ FILES: Final = {name: f"# {name}\n{text}" for name, text in _BLOCK.findall(PAGE)
 """Each file by its name, which is the first line of its block."""
 
 LIMIT: Final = 250.0
-"""Seconds for anything to happen: it takes as long only on a machine that is very busy."""
+"""Seconds for anything to happen; only a very busy machine needs as many."""
 
 
 class Folder:

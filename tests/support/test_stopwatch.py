@@ -83,6 +83,6 @@ def test_stopwatches_that_run_together_do_not_disturb_each_other() -> None:
         with Stopwatch() as second:
             pass
         assert first.elapsed >= NAP
-    assert outer.elapsed >= first.elapsed
+    assert outer.elapsed >= first.elapsed + second.elapsed
     assert outer.late >= first.late
-    assert second.late - NAP < second.elapsed <= outer.elapsed - first.elapsed
+    assert second.late < NAP + second.elapsed
