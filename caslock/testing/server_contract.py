@@ -22,7 +22,7 @@ from caslock.errors import StoreError, StoreUnavailable
 from caslock.testing.drive import driven, is_async, on_loop
 from caslock.testing.proxy import PASS, FaultProxy, Passage, foreign_port, refused_port, unreachable_port
 from caslock.testing.steps import again, put
-from caslock.testing.trial import Trial, can, until_answered
+from caslock.testing.trial import TRIES, Trial, can, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,21 +97,24 @@ class ServerContract:
 
         def freeze(trial: Trial) -> None:
             trial.learn()
-            trial.prepare()
-            sent = list[bytes]()
+            sent, error = list[bytes](), cast("StoreUnavailable | None", None)
 
             def swallow(request: bytes) -> Passage:
                 sent.append(request)
                 named = trial.mark in request or not trial.named  # else a greeting, which may be answered
                 return Passage("drop request") if named else PASS
 
-            trial.proxy.decide = swallow
-            error = trial.must_fail()
-            was_sent = any(trial.mark in request or not trial.named for request in sent)
-            assert error is None or error.sent or not was_sent, "the request has left, and sent is False"
-            times = sum(trial.mark in request for request in sent)
-            assert times <= 1, f"the client below has sent the request {times} times"
-            trial.must_answer_rightly()
+            for _ in range(TRIES):  # a machine that is late may leave no time to send it
+                trial.prepare()
+                sent.clear()
+                trial.proxy.decide = swallow
+                error = trial.must_fail()
+                times = sum(trial.mark in request for request in sent)
+                assert times <= 1, f"the client below has sent the request {times} times"
+                trial.must_answer_rightly()
+                if error is None or error.sent or times or (sent and not trial.named):
+                    break
+            assert error is None or error.sent, "the request has left, or never does, and sent is False"
 
         _each_verb(caslock_server, freeze)
 
@@ -144,17 +147,21 @@ class ServerContract:
         def cut(trial: Trial) -> None:
             for kind in kinds:
                 for number in trial.learn():
-                    trial.prepare()
-                    struck = trial.strike(number, Passage(kind))
-                    try:
-                        error = trial.must_fail(unless_right=trial.verb == "put_when_absent")
-                    except AssertionError as failure:
-                        if struck:
-                            failure.add_note(f"{kind}, in request {number} of the verb")
-                            raise
-                        continue  # it has made fewer requests than before
-                    assert error is None or error.sent or not struck, f"{kind}: the request has left, and sent is False"
-                    trial.must_answer_rightly()
+                    error: StoreUnavailable | None = None
+                    for _ in range(TRIES):  # a machine that is late may leave no time to send it
+                        trial.prepare()
+                        struck = trial.strike(number, Passage(kind))
+                        try:
+                            error = trial.must_fail(unless_right=trial.verb == "put_when_absent")
+                        except AssertionError as failure:
+                            if struck:
+                                failure.add_note(f"{kind}, in request {number} of the verb")
+                                raise
+                            error = None  # it has made fewer requests than before
+                        trial.must_answer_rightly()
+                        if struck or error is None or error.sent:
+                            break
+                    assert error is None or error.sent, f"{kind}: the request has left, or never does; sent is False"
 
         _each_verb(caslock_server, cut)
 
@@ -166,7 +173,7 @@ class ServerContract:
             other = f"contract:{uuid4().hex}"
             entry = again(partial(put, trial.direct, other, b"another"))
             for number in trial.learn():
-                again(partial(trial.interrupt, number))
+                trial.interrupt(number)
                 for _ in range(3):
                     assert trial.reconnected(lambda: trial.store.get(other)) == entry
                 trial.must_answer_rightly()
@@ -206,6 +213,7 @@ def _uncollected() -> Iterator[None]:
 def _must_not_be_sent(trial: Trial) -> None:
     trial.prepare()
     trial.must_not_be_sent()
+    trial.clean()
 
 
 def _each_verb(

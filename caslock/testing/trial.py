@@ -134,7 +134,7 @@ class Trial:
         for _ in range(2):  # the first call may have to open a connection, and to load scripts
             again(call)
             self.proxy.decide = _pass_all
-            self._clean()
+            self.clean()
         named = [number for number, request in enumerate(requests) if self.mark in request]
         self.named = bool(named)
         carry = list(range(named[0] if named else 0, len(requests)))
@@ -192,13 +192,14 @@ class Trial:
         try:
             answer = self.within_timeout(lambda: self.call(self.store))
         except StoreError:
-            self._clean()
+            self.clean()
             return
         except AssertionError:
             raise
         except Exception as error:
             raise AssertionError(f"{self.verb} raised {error!r}, which is no StoreError") from error
         assert self.verb == "wait_while", f"{self.verb} answered {answer!r} at a server that speaks another protocol"
+        self.clean()
 
     def must_not_be_sent(self) -> None:
         """Check that the verb fails in time, and says that nothing was sent.
@@ -213,14 +214,13 @@ class Trial:
                 error = self.must_fail()
             late = error is not None and error.sent and watch.late >= self._timeout / 4
         assert error is None or not error.sent, f"no connection was made, and sent is True: {error!r}"
-        self._clean()
 
     def must_answer_rightly(self) -> None:
         """Check that after a fault the store answers what is true; then remove what was written."""
         before = self._truth()
         observed = self.reconnected(lambda: self.store.get(self.key))
         assert observed in (before, self._truth())  # a write whose reply was lost may land in between
-        self._clean()
+        self.clean()
         if self.verb == "wait_while":  # its connection may be another one, and has to be open for the next fault
             self.reconnected(lambda: self.call(self.store))
 
@@ -247,12 +247,21 @@ class Trial:
 
     def interrupt(self, number: int) -> None:
         """Prepare a new key, and interrupt the verb while the reply to its request of this number is under way."""
-        self.prepare()
         late = Passage("hold reply", HELD)
-        if is_async(self.raw):
-            on_loop(self._cancel(number, late))
-        elif sys.platform != "win32":  # `skip_unless_interruptible` was called, so this is the main thread
-            self._signal(number, late)
+        for left in reversed(range(TRIES)):
+            self.prepare()
+            try:
+                if is_async(self.raw):
+                    on_loop(self._cancel(number, late))
+                elif sys.platform != "win32":  # `skip_unless_interruptible` was called, so this is the main thread
+                    self._signal(number, late)
+            except StoreUnavailable:  # the machine is late, and there is no connection any more
+                self.clean()
+                if not left:
+                    raise
+                self.learn()
+            else:
+                return
 
     def _signal(self, number: int, late: Passage) -> None:
         main, guard, returned, sent = threading.get_ident(), threading.Lock(), list[bool](), list[bool]()
@@ -267,6 +276,10 @@ class Trial:
         with _raising(signal.SIGUSR1), contextlib.suppress(_Interrupted):
             try:
                 self.call(self.store)
+            except StoreUnavailable as error:
+                if sent:
+                    raise AssertionError("the request was interrupted, and that became a StoreUnavailable") from error
+                raise
             finally:
                 with guard:
                     returned.append(True)
@@ -291,7 +304,12 @@ class Trial:
         task = loop.create_task(call())
         self.strike(number, late, lambda: loop.call_soon_threadsafe(cancel))
         with contextlib.suppress(asyncio.CancelledError):
-            await task
+            try:
+                await task
+            except StoreUnavailable as error:
+                if cancelled:
+                    raise AssertionError("the request was cancelled, and that became a StoreUnavailable") from error
+                raise
             assert not cancelled, "the request was cancelled, and that was swallowed"
 
     def _written(self) -> bool:
@@ -301,7 +319,8 @@ class Trial:
     def _truth(self) -> Entry | None:
         return again(lambda: self.direct.get(self.key))
 
-    def _clean(self) -> None:
+    def clean(self) -> None:
+        """Remove what was written."""
         for key in self.keys:
             observed = again(partial(self.direct.get, key))
             if observed is not None:
