@@ -201,7 +201,7 @@ def test_nobody_renews_what_nobody_adopts(location: Place) -> None:
     """It ends with its lease, also if the hold is kept."""
     store, key = location.store(), fresh()
     hold = held(Lock(store, key, ttl=60))
-    hold._attempt.lease.ttl = 1.0  # short only from here on: acquiring alone may take longer
+    hold._attempt.lease.ttl = 2.0  # short only from here on: acquiring alone may take longer
     hold.hand_over()
     assert until(lambda: store.get(key) is None, 30)  # not if it is still renewed
 
@@ -404,7 +404,7 @@ def test_a_permit_that_nobody_adopts_is_free_after_its_ttl(memory: MemoryStore) 
     pool = Semaphore(memory, key := fresh(), 2, ttl=50)
     with pool as kept:
         handed = present(Semaphore(memory, key, 2, ttl=60).acquire())
-        handed._attempt.lease.ttl = 1.0  # short only from here on: acquiring alone may take longer
+        handed._attempt.lease.ttl = 2.0  # short only from here on: acquiring alone may take longer
         ticket = handed.hand_over()
         with present(pool.acquire(timeout=50)) as hold:
             assert hold.slot == 1

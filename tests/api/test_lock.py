@@ -203,8 +203,7 @@ def test_a_store_that_cannot_promise_a_fence_gives_none(memory: MemoryStore) -> 
     lock = Lock(memory, fresh())
     with lock as hold:
         hold.extend()
-        record = present(lock.holder())
-        assert record.fence is None
+        assert present(lock.holder()).fence is None
         with pytest.raises(StoreError, match="fence"):
             _ = hold.fence
 

@@ -37,8 +37,7 @@ def test_a_busy_key_is_held_by_another_owner(caslock_store: StoreForTests) -> No
     """Nobody gets it in the block, under any owner of this process, and afterwards everybody may."""
     with caslock_store.make_busy("k") as other:
         assert Lock(caslock_store, "k").acquire(timeout=0) is None
-        record = Lock(caslock_store, "k").holder()
-        assert record is not None
+        assert (record := Lock(caslock_store, "k").holder()) is not None
         assert (record.owner, record.note) == (other.owner, "another holder, as the test has planned")
         assert Lock(caslock_store, "another key").acquire(timeout=0) is not None
     with Lock(caslock_store, "k", timeout=0) as hold:

@@ -65,8 +65,7 @@ def test_the_key_is_held_while_the_command_runs(url: str, store: ClosableStore) 
     """The record has the note and the owner; with the same owner another one holds it, too; else it is busy."""
     with start("run", "key", "--note", "nightly", "--owner", "me", "--", "sh", "-c", READY, store=url) as process:
         assert line(process) == "ready"
-        holder = Lock(store, "key").holder()
-        assert holder is not None
+        assert (holder := Lock(store, "key").holder()) is not None
         assert (holder.owner, holder.note) == ("me", "nightly")
         assert caslock("run", "key", "--owner", "me", "--no-wait", "--", "true", store=url) == (0, "", "")
         for options in (["--no-wait"], ["--timeout", "0.2"]):

@@ -43,8 +43,7 @@ class Proxied:
         self.proxy.decide = decide
 
     def put(self, key: str, version: int = ABSENT, value: bytes = b"mine") -> None:
-        entry = present(self.store.put_if_version(key, value, version, 20))
-        assert entry.value == value
+        assert present(self.store.put_if_version(key, value, version, 20)).value == value
 
 
 @pytest.fixture(params=["redis", "memcached"])
@@ -117,8 +116,7 @@ def test_a_duplicate_is_applied_and_its_reply_is_nobodys(proxied: Proxied, secon
     assert not any(proxied.store.invalidate(key, entry.version) or ())
     for _ in range(20):
         proxied.put(other := fresh())
-        found = present(proxied.store.get(other))
-        assert found.value == b"mine"
+        assert present(proxied.store.get(other)).value == b"mine"
     assert proxied.proxy.settle(50)
 
 
@@ -135,8 +133,7 @@ def test_a_duplicate_does_land(proxied: Proxied) -> None:
         if proxied.direct.get(key) is None and not proxied.proxy.settle(0):
             break
     assert until(lambda: proxied.direct.get(key) is not None)
-    assert (again := proxied.direct.get(key)) is not None
-    assert again.version > version
+    assert present(proxied.direct.get(key)).version > version
 
 
 def test_a_duplicate_introduces_itself_to_redis(new_redis: Callable[..., Server]) -> None:

@@ -25,7 +25,8 @@ from tests.proof.test_simulate_bites import (
 from tests.support import protocol_functions as protocol
 
 # They open nothing: what is collected as garbage meanwhile was left by a test before them.
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+warns = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.long, warns, pytest.mark.timeout(3_000)]  # beside fifteen processes one took more than 300 s
 
 SMALL = ("two tasks, briefly", "two threads of one Lock", "two threads, racing", "two threads of one Lock, racing")
 
@@ -36,7 +37,6 @@ EACH = 4_900
 """States of each of the other 30 scenes: together 147,000."""
 
 
-@pytest.mark.timeout(3_000)  # one took more than 300 s beside fifteen other processes on two processors
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_scene_holds_under_any_two_faults(name: str) -> None:
     """Every state that two faults can lead to is looked at, and no law is broken."""

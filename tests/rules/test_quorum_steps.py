@@ -343,8 +343,7 @@ def test_the_record_of_a_hold_is_one_of_its_own(scene: Scene) -> None:
     """Not of a store that another owner has, which is tried once, and not waited for."""
     scene.stores[0].other()
     hold = present(scene.lock().acquire())
-    record = present(hold._attempt.lease.record)
-    assert record.owner == hold.owner
+    assert present(hold._attempt.lease.record).owner == hold.owner
     assert scene.pauses == []
     hold.release()
 

@@ -96,8 +96,7 @@ def test_bad_arguments_are_refused_and_none_is_nothing(store: Opened) -> None:
 
 
 async def put_and_remove(store: AsyncRedisStore, key: str) -> None:
-    entry = await store.put_if_version(key, key.encode(), ABSENT, 30)
-    assert entry is not None
+    entry = present(await store.put_if_version(key, key.encode(), ABSENT, 30))
     assert entry.value == key.encode()
     assert await store.get(key) == entry
     assert await store.invalidate(key, entry.version) is None

@@ -237,9 +237,10 @@ def test_a_waiter_follows_a_slot_that_moves(nodes: Nodes, new: New, request: pyt
     source = nodes.owner(key)
     target = (source + 1) % 3
     entry = put(store, key)
-    waiter = in_a_thread(partial(store.put_when_absent, key, b"w", 30, 1))
-    blocked = nodes.admins[source].client_list
-    assert until(lambda: waiter.done() or any(each["cmd"] == "blpop" and "b" in each["flags"] for each in blocked()))
+    wait, blocked = partial(store.put_when_absent, key, b"w", 30, 1), nodes.admins[source].client_list
+    waiter = in_a_thread(wait)
+    while not any(each["cmd"] == "blpop" and "b" in each["flags"] for each in blocked()):
+        waiter = in_a_thread(wait) if waiter.done() else waiter
     nodes.begin_move(key, source, target)
     for name in (key.encode(), b"{%b}\xffwaiters" % key.encode()):
         nodes.say(source, "MIGRATE", HOST, nodes.servers[target].port, name, 0, 5000)

@@ -280,8 +280,7 @@ def now(here: Waiting) -> float:
 
 
 def won(waiter: Future[Entry | None]) -> Entry:
-    entry = waiter.result(50)
-    assert entry is not None
+    entry = present(waiter.result(50))
     assert entry.value == b"w"
     return entry
 

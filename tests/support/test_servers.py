@@ -42,7 +42,7 @@ def start_pytest(tmp_path: Path, test: str, **environment: str) -> subprocess.Po
 def run_pytest(tmp_path: Path, test: str, **environment: str) -> tuple[int, str]:
     """Run another pytest to its end: its exit code and its output."""
     with start_pytest(tmp_path, test, **environment) as process:
-        output, _ = process.communicate(timeout=45)
+        output, _ = process.communicate(timeout=250)
     return process.returncode, output
 
 

@@ -14,7 +14,7 @@ from caslock.store import ABSENT, AsyncStore, Store
 from caslock.testing.drive import done
 from caslock.testing.faults import lose_reply, read_again
 from tests.proof.laws.scene import TTL, AnyHold, AnyLock, Scene, attempt, each, inside, scenario, take
-from tests.support.locations import make_due
+from tests.support.locations import make_due, present
 
 SHORT: Final = 0.3
 """Seconds of a lease that a test waits for."""
@@ -194,15 +194,13 @@ class Holders:
         """A value that is no record of ours counts as held by somebody unknown, whatever is tried."""
 
         async def meet(value: bytes, key: str) -> None:
-            observed = await done(scene.another.put_if_version(key, value, ABSENT, TTL))
-            assert observed is not None
+            observed = present(await done(scene.another.put_if_version(key, value, ABSENT, TTL)))
             lock = scene.lock(key=key, ttl=TTL)
 
             assert await attempt(lock) is None
             assert await attempt(lock, timeout=0.02) is None
             assert await done(lock.locked())
-            holder = await done(lock.holder())
-            assert holder is not None
+            holder = present(await done(lock.holder()))
             assert holder.foreign
             with pytest.raises(StoreError) as refusal:
                 await done(lock.force_release())

@@ -12,6 +12,7 @@ from caslock.testing.drive import done
 from caslock.testing.faults import Fault, Verb, late, lose_reply, lose_request, raising
 from tests.proof.laws.scene import TTL, AnyFaultyStore, AnyHold, AnyLock, Scene, attempt, each, scenario, take
 from tests.proof.laws.trouble import KINDS, RETRY, Trouble, troubles
+from tests.support.locations import present
 
 
 class Trials:
@@ -55,8 +56,7 @@ class Trials:
                 assert hold.remaining() <= TTL, "a lease is not believed before it is answered"
             else:
                 assert TTL < hold.remaining() <= 2 * TTL
-                record = await scene.holder(key)
-                assert record is not None
+                record = present(await scene.holder(key))
                 assert record.ttl == 2 * TTL
             assert hold._attempt.lease.fence == fence
             await end_of_story(scene, trouble, faulty, lock, hold)
@@ -186,8 +186,7 @@ class Trials:
         faulty.before("put_if_version", 3, scene.play.hook(leave))
         hold = await take(lock, timeout=TTL)
 
-        record = await scene.holder()
-        assert record is not None
+        record = present(await scene.holder())
         assert record.holds == (hold._attempt.hold_id,)
         hold.ensure_held()
         await done(hold.release())
@@ -203,8 +202,7 @@ class Trials:
         await scene.vanish()
         await done((await take(scene.rival())).release())
         assert await done(faulty.deliver()) == 1
-        record = await scene.holder()
-        assert record is not None
+        record = present(await scene.holder())
         assert record.holds == (hold._attempt.hold_id,)
 
         with pytest.raises(LockLost):
@@ -400,8 +398,7 @@ async def end_of_story(
     if hold is not None and scene.traits.fences:
         assert later._attempt.lease.fence > hold._attempt.lease.fence
     await trouble.reach("taken", faulty)
-    record = await scene.holder(lock.key)
-    assert record is not None
+    record = present(await scene.holder(lock.key))
     assert record.owner == rival.owner, "what came late has touched another's hold"
     later.ensure_held()
     await done(later.extend())

@@ -66,7 +66,8 @@ def a_restart(request: pytest.FixtureRequest) -> None:
     def client(server: Server) -> Client:
         return Client((server.host, server.port), timeout=5, default_noreply=False)
 
-    memcacheds.test_a_restart_never_repeats_a_version(new, client, MemcachedStore.from_url)
+    with pytest.MonkeyPatch.context() as patch:
+        memcacheds.test_a_restart_never_repeats_a_version(new, client, MemcachedStore.from_url, patch)
 
 
 def nobody_is_stuck(request: pytest.FixtureRequest) -> None:
