@@ -334,6 +334,7 @@ WRONG_STORES: list[tuple[Make, set[str]]] = [
         ),
         {INTERRUPTED},
     ),
+    (wrong(Plain, "makes an outage of an interrupt", ask=("raise\n", "raise StoreUnavailable('')\n")), {INTERRUPTED}),
     (wrong(Plain, "leaves its connection open", close=("self._connection.disconnect()", "pass")), {CLOSED}),
     (wrong(Plain, "can be closed, but not by with", __exit__=("self.close()", "pass")), {CLOSED}),
     (HasNoWith, {TWICE}),
