@@ -52,5 +52,5 @@ FULL: Final = Effort(
     100, 100, 5.0, 1000, 15, 1000,
 )  # fmt: skip
 QUICK: Final = Effort("quick", 3, 300, 0.1, 1, 0.3, (THREADS_32, PROCESSES_8), (0.0,), 8, 100, 0.5, 1000, 3, 200)
-SMOKE: Final = Effort("smoke", 2, 20, 0.1, 1, 0.1, (Crew(1, 4), Crew(3, 1)), (0.0,), 2, 5, 0.1, 20, 1, 20)
+SMOKE: Final = Effort("smoke", 2, 20, 0.1, 1, 1.0, (Crew(1, 4), Crew(3, 1)), (0.0,), 2, 5, 0.1, 20, 1, 20)
 EFFORTS: Final = {effort.name: effort for effort in (FULL, QUICK, SMOKE)}
