@@ -228,10 +228,10 @@ class Waiter:
     """One that waits, in a thread, to put a value of its own."""
 
     def __init__(self, store: QueueingStore, key: str, timeout: float | None = None, *, ttl: float = LONG) -> None:
-        """Begin to wait, for three times `PATIENT` seconds if nothing else is said."""
+        """Begin to wait, for `IN_VAIN` seconds if nothing else is said."""
         self.value: bytes = uuid4().bytes
         self._key = key
-        seconds = 3 * steps.PATIENT if timeout is None else timeout
+        seconds = steps.IN_VAIN if timeout is None else timeout
         self._outcome = timed(lambda: store.put_when_absent(key, self.value, ttl, seconds))
 
     @property

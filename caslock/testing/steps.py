@@ -32,7 +32,10 @@ SHORT: Final = 0.2
 """Seconds of a lease that a test waits for."""
 
 PATIENT: Final = 10.0
-"""Timeout, in seconds, of waits that must end early: within half of it."""
+"""Seconds within half of which a wait must end that has a reason to."""
+
+IN_VAIN: Final = 30.0
+"""Timeout, in seconds, of such a wait."""
 
 PAUSE: Final = 0.1
 """Seconds after which a request that was sent has most likely arrived; a shorter pause only lets a test prove less."""

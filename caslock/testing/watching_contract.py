@@ -39,7 +39,7 @@ class WatchingContract:
         for number in range(10):
             name = f"{key}:{number}"
             entry = put(theirs, name, b"value")
-            wait = timed(partial(mine.wait_while, name, entry.version, 3 * steps.PATIENT))
+            wait = timed(partial(mine.wait_while, name, entry.version, steps.IN_VAIN))
             time.sleep(number / 2000)
             remove(theirs, name, entry.version)
             took, _ = wait.result(60)
@@ -60,7 +60,7 @@ class WatchingContract:
         else:
             names.remove(expired)
         for name, version in zip(names, versions, strict=False):
-            took, told = timed(partial(mine.wait_while, name, version, 3 * steps.PATIENT)).result(60)
+            took, told = timed(partial(mine.wait_while, name, version, steps.IN_VAIN)).result(60)
             assert took < steps.PATIENT / 2, f"a wait for {name} took {took:.3f} s"
             _check(told, theirs.get(name))
 
@@ -74,7 +74,7 @@ class WatchingContract:
             name = f"{key}:{change}"
             version = put(theirs, name, b"1").version
             clients = (mine, theirs, mine, theirs, mine)
-            waits = [timed(partial(client.wait_while, name, version, 3 * steps.PATIENT)) for client in clients]
+            waits = [timed(partial(client.wait_while, name, version, steps.IN_VAIN)) for client in clients]
             pause()
             early = [wait for wait in waits if wait.done()]  # without a reason
             if change == "removal":

@@ -57,8 +57,9 @@ class Service(NamedTuple):
 def service(path: Path, database: str, store: str) -> Iterator[Service]:
     folder = Folder(path)
     folder.environment |= {"DATABASE_URL": database, "CASLOCK_STORE": store}
+    (folder.path / "patient.py").write_text("import app\n\napp.TIMEOUT = 100.0\napp = app.app\n")
     uvicorn = (sys.executable, "-m", "uvicorn", "--app-dir", str(WEBAPP), "--workers", "2", "--port", "0")
-    with folder.started(*uvicorn, "--no-access-log", "app:app") as program:
+    with folder.started(*uvicorn, "--no-access-log", "patient:app") as program:
         program.waits_for("Application startup complete", 2)
         (port,) = program.waits_for(r"running on http://127\.0\.0\.1:(\d+)")
         yield Service(folder, int(port), database)

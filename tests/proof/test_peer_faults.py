@@ -110,7 +110,7 @@ def cells(
     store.close()
     folder: Path = tmp_path_factory.mktemp("faults")
     locations = Places(folder, {REDIS_PLACE: redis_server, MEMCACHED_PLACE: memcached_server})
-    play = Play((*CASLOCK, *NAIVE), tuple(SCENES), lease=8.0, short_lease=3.0, side_by_side=16, limit=120.0)
+    play = Play((*CASLOCK, *NAIVE), tuple(SCENES), lease=8.0, short_lease=3.0, side_by_side=16, limit=600.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.faults.pauses.NOTICE", 10.0)
         return {(subject.label, name): cell for subject, name, cell in played(play, locations)}

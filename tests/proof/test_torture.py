@@ -133,12 +133,13 @@ def torture_who_waits(folder: Path, *, planted: bool) -> None:
     """Torture MultiLocks in processes that nobody stops or kills, which would excuse a long wait."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(stores.FILE, str(folder / "locks.db"))
+        patch.setattr("caslock.verify.processes.PATIENCE", HANG)
         plan = Plan(
             factory=named(stores.queues_for_every_key_first if planted else stores.Plain), seconds=8.5,
             workers=2, threads=1, tasks=1, several=4, pauses=0, kill_every=0, faults=0, quiet=True,
         )  # fmt: skip
         for seed in range(4 if planted else 1):  # tried again: allowing for a late machine may hide the defect
-            report = torture(replace(plan, seed=seed), laws=LAWS).report
+            report = torture(replace(plan, seed=seed, seconds=plan.seconds * 2**seed), laws=LAWS).report
             assert not report.broken, report.reason
             assert report.passed
 
@@ -147,6 +148,7 @@ def torture_who_waits(folder: Path, *, planted: bool) -> None:
 def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Name the file of the stores in `stores`, for the workers."""
     monkeypatch.setenv(stores.FILE, str(tmp_path / "locks.db"))
+    monkeypatch.setattr("caslock.verify.processes.PATIENCE", HANG)
 
 
 BROKEN: dict[type[SQLiteStore], tuple[str, float]] = {

@@ -15,6 +15,9 @@ from tests.support import protocol_functions as protocol
 SOON: Final = 0.1
 """Seconds."""
 
+SERVED: Final = protocol.LONGEST_WAIT / 2
+"""Seconds within which a waiter is served that the store wakes."""
+
 
 class Waiters:
     """The laws of waiting: a part of `LockContract`."""
@@ -39,7 +42,7 @@ class Waiters:
 
         with Stopwatch() as watch:
             await scene.play.together([wait(), leave()], 2)
-        assert watch.seconds < protocol.LONGEST_WAIT / 2
+        assert watch.seconds < SERVED
         (hold,) = holds
         assert hold._attempt.lease.fence > theirs._attempt.lease.fence or not scene.traits.fences
         hold.ensure_held()

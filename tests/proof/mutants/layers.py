@@ -21,7 +21,7 @@ import pytest
 from caslock import testing
 from caslock.errors import CaslockError
 from caslock.stores.memory import MemoryStore
-from caslock.testing import StoreContract, steps
+from caslock.testing import StoreContract
 from caslock.testing.life_contract import LifeContract
 from caslock.testing.server_contract import ServerContract
 from tests.proof.laws.scene import LONG
@@ -79,14 +79,10 @@ class Contract(NamedTuple):
         return False
 
     def _meet(self, sentence: str, request: pytest.FixtureRequest, make: Callable[[], MemoryStore]) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(steps, "PATIENT", 1.0)  # with a broken store these waits never succeed
-            with contextlib.ExitStack() as stack:
-                store = (
-                    make() if self.location == "memory" else stack.enter_context(opened(self.location, request)).store()
-                )
-                with contextlib.suppress(pytest.skip.Exception):  # what a store does not have catches no mutant
-                    meets(lambda: store, sentence)
+        with contextlib.ExitStack() as stack:
+            store = make() if self.location == "memory" else stack.enter_context(opened(self.location, request)).store()
+            with contextlib.suppress(pytest.skip.Exception):  # what a store does not have catches no mutant
+                meets(lambda: store, sentence)
 
 
 class Law(NamedTuple):
