@@ -21,12 +21,13 @@ def examine(url: str) -> Iterator[Finding]:
     parts = urlsplit(url)
     server = (parts.hostname, parts.port or 11211) if parts.hostname else unquote(parts.path)
     client = Client(server, timeout=5, connect_timeout=5)
+    asked = time.time()
     try:
         facts: dict[bytes, Any] = client.stats()
         settings: dict[bytes, Any] = client.stats("settings")
     finally:
         client.close()
-    yield from clock(float(facts[b"time"]) - time.time())
+    yield from clock(float(facts[b"time"]), asked)
     yield note("memcached keeps nothing", "a restart frees every lock, while its holder works on")
     evicts = settings[b"evictions"] != b"off"
     if evicts:

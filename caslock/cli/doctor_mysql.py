@@ -35,12 +35,12 @@ _GALERA: Final = text("SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_cluster_s
 def examine(url: str) -> Iterator[Finding]:
     """Ask the server; raises an error of PyMySQL or SQLAlchemy where it does not answer."""
     with connected(url) as connection:
+        asked = time.time()
         facts = dict(connection.execute(_FACTS).mappings().one())
-        now = time.time()
         waits = bool(connection.execute(_WAITS).all())
         galera = connection.execute(_GALERA).all()
         is_replica = _is_replica(connection)
-    yield from clock(float(facts["time"]) - now)
+    yield from clock(float(facts["time"]), asked)
     yield from _version(facts["version"])
     if facts["read_only"]:
         yield danger("it is read-only", "it refuses to write, except for administrators", "Name the primary")

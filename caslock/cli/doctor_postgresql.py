@@ -42,11 +42,11 @@ _STANDBYS: Final = text("""
 def examine(url: str) -> Iterator[Finding]:
     """Ask the server; raises an error of psycopg or SQLAlchemy where it does not answer."""
     with connected(url) as connection:
+        asked = time.time()
         facts = dict(connection.execute(_FACTS).mappings().one())
         direct = is_direct(connection.connection.driver_connection)
-        now = time.time()
         standbys = connection.execute(_STANDBYS).one()
-    yield from clock(facts["time"] - now)
+    yield from clock(facts["time"], asked)
     if facts["release"] < _OLDEST:
         yield danger(f"version {facts['version']}", f"caslock needs {_OLDEST} or newer")
     if facts["standby"]:

@@ -46,8 +46,9 @@ def examine(url: str) -> Iterator[Finding]:
 
 
 def _of_primary(client: Any, info: dict[str, Any], ours: RedisURL) -> Iterator[Finding]:  # noqa: ANN401 - untyped
+    asked = time.time()
     seconds, microseconds = client.time()
-    yield from clock(seconds + microseconds / 1e6 - time.time())
+    yield from clock(seconds + microseconds / 1e6, asked)
     try:
         settings: dict[str, str] = client.config_get("save", "appendfsync", "min-replicas-to-write")
     except redis.ResponseError:  # a hosted Redis may forbid it

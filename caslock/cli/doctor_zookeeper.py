@@ -49,13 +49,12 @@ def examine(url: str) -> Iterator[Finding]:
     connection = Servers(target, Failures(target.location)).take(time.monotonic() + target.timeout)
     try:
         # As each lock does, too, it writes nothing to the znode of the path, because only a write shows the clock.
-        asked = [GetData("/zookeeper/config", watcher=False), SetData(target.root, b"", -1)]
-        config, written = connection.ask(asked, time.monotonic() + target.timeout)
-        now = time.time()
+        requests, asked = [GetData("/zookeeper/config", watcher=False), SetData(target.root, b"", -1)], time.time()
+        config, written = connection.ask(requests, time.monotonic() + target.timeout)
     finally:
         connection.close()
     if written.error is None:
-        yield from clock(written.answer.mtime / 1000 - now)
+        yield from clock(written.answer.mtime / 1000, asked)
     servers = [_Server(f"{host}:{port}", _said(target, host, port)) for host, port in target.hosts]
     for server in servers:
         yield from _one(server)

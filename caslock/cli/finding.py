@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -59,8 +60,9 @@ FULL: Final = 0.9
 """The share of a server's memory from which on it counts as nearly full."""
 
 
-def clock(offset: float) -> list[Finding]:
-    """Judge how many seconds a server's wall clock is ahead of ours, which is measured to about a second."""
+def clock(told: float, asked: float) -> list[Finding]:
+    """Judge the time that a server has told, to about a second, between `asked` and now by our wall clock."""
+    offset = told - min(max(told, asked), time.time())
     if abs(offset) < 2:  # noqa: PLR2004 - memcached tells whole seconds
         return []
     ahead = f"the server's clock is {abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} ours"
