@@ -23,7 +23,7 @@ from tests.proof.torture.failover import SixNodes, Watched, said
 from tests.stores.test_etcd import Three
 from tests.stores.test_nats import make_bucket
 from tests.support.command_line import caslock
-from tests.support.locations import fresh
+from tests.support.locations import fresh, patiently
 from tests.support.servers import ETCD, HOST, TAIR_EMULATOR, Server, free_port, private, zookeeper
 from tests.support.tair.emulator import WITHOUT_PX
 
@@ -35,9 +35,7 @@ def doctor(*arguments: str, store: str = "") -> tuple[int, str, str]:
 
 
 def findings(url: str) -> tuple[int, dict[str, str]]:
-    if "timeout=" not in url:  # doctor runs in another process, which does not get the 20 s of conftest
-        url += f"{'&' if '?' in url else '?'}{'socket_' * url.startswith(('redis', 'tair'))}timeout=20"
-    code, output, errors = caslock("doctor", url, "--json")
+    code, output, errors = caslock("doctor", patiently(url), "--json")
     assert errors == ""
     report = json.loads(output)
     found = {finding["what"]: finding["severity"] for finding in report["findings"]}

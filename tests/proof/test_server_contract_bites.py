@@ -399,7 +399,8 @@ def test_a_store_that_fails_badly_is_found_out(
     for test in ALL:
         WatchesForEver.over = threading.Event()
         try:
-            why[test] = verdict(make, redis_server, test)
+            for _ in range(3 if test in tests else 1):  # it allows for a late machine, which may hide a wait
+                why[test] = why.get(test) or verdict(make, redis_server, test)
         finally:
             WatchesForEver.over.set()
     assert red(why) == tests, why

@@ -175,10 +175,7 @@ def test_another_cluster_or_password_is_a_refusal(api: Opening, hazelcast_server
 
 @pytest.mark.long
 def test_a_member_that_is_away_costs_a_part_of_the_timeout(api: Opening, hazelcast_server: Server) -> None:
-    """The others are asked, whether it refuses connections, does not accept them, or accepts them and says nothing.
-
-    A timeout that the silent member had for itself would leave the other no time at all.
-    """
+    """The others are asked in time, whether it refuses connections, does not accept them, or says nothing."""
     with contextlib.ExitStack() as stack:
         silent = stack.enter_context(FaultProxy(HOST, hazelcast_server.port, lambda _: Passage("drop request")))
         away = [stack.enter_context(refused_port()), silent.port]

@@ -110,7 +110,13 @@ def opened(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
 def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     """Give the URL of a store for one test; skips a test whose server is not installed."""
     urls = {"memory": "memory://", "sqlite": f"sqlite:///{folder / 'locks.db'}"}
-    return urls.get(kind) or str(request.getfixturevalue(f"{kind}_server").url)
+    return urls.get(kind) or patiently(request.getfixturevalue(f"{kind}_server").url)
+
+
+def patiently(url: str) -> str:
+    """Have another process give a request 20 s, as ours does in these tests, if its URL says nothing else."""
+    option = f"{'&' if '?' in url else '?'}{'socket_' * url.startswith(('redis', 'tair'))}timeout=20"
+    return url if "timeout=" in url else url + option
 
 
 def fresh(name: str = "key") -> str:

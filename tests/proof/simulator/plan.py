@@ -74,10 +74,7 @@ class Stay(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One acquire: a pause before it, how long to wait, and what is done with the hold.
-
-    Instead of the acquire it may be a `force_release`, or the adoption of the newest ticket, which is waited for.
-    """
+    """One acquire (or `force_release`, or adoption of the newest ticket): the pause, the wait, what is done with it."""
 
     pause: float
     timeout: float | None

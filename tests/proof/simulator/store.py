@@ -21,10 +21,7 @@ read = lru_cache(maxsize=4096)(decode)
 
 
 class Request(NamedTuple):
-    """One verb on its way: ``get``, ``put``, ``remove`` or ``wait``, with one part or, sent together, several.
-
-    What waits does so while something is there, and then puts.
-    """
+    """One verb on its way, with one part or, sent together, several; ``wait``: while something is there, then put."""
 
     verb: str
     parts: tuple[Put, ...]
