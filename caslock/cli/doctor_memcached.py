@@ -24,10 +24,11 @@ def examine(url: str) -> Iterator[Finding]:
     asked = time.time()
     try:
         facts: dict[bytes, Any] = client.stats()
+        answered = time.time()
         settings: dict[bytes, Any] = client.stats("settings")
     finally:
         client.close()
-    yield from clock(float(facts[b"time"]), asked)
+    yield from clock(float(facts[b"time"]), asked, answered)
     yield note("memcached keeps nothing", "a restart frees every lock, while its holder works on")
     evicts = settings[b"evictions"] != b"off"
     if evicts:

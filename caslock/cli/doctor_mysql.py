@@ -37,10 +37,11 @@ def examine(url: str) -> Iterator[Finding]:
     with connected(url) as connection:
         asked = time.time()
         facts = dict(connection.execute(_FACTS).mappings().one())
+        answered = time.time()
         waits = bool(connection.execute(_WAITS).all())
         galera = connection.execute(_GALERA).all()
         is_replica = _is_replica(connection)
-    yield from clock(float(facts["time"]), asked)
+    yield from clock(float(facts["time"]), asked, answered)
     yield from _version(facts["version"])
     if facts["read_only"]:
         yield danger("it is read-only", "it refuses to write, except for administrators", "Name the primary")

@@ -44,9 +44,10 @@ def examine(url: str) -> Iterator[Finding]:
     with connected(url) as connection:
         asked = time.time()
         facts = dict(connection.execute(_FACTS).mappings().one())
+        answered = time.time()
         direct = is_direct(connection.connection.driver_connection)
         standbys = connection.execute(_STANDBYS).one()
-    yield from clock(facts["time"], asked)
+    yield from clock(facts["time"], asked, answered)
     if facts["release"] < _OLDEST:
         yield danger(f"version {facts['version']}", f"caslock needs {_OLDEST} or newer")
     if facts["standby"]:

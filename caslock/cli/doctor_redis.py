@@ -48,11 +48,12 @@ def examine(url: str) -> Iterator[Finding]:
 def _of_primary(client: Any, info: dict[str, Any], ours: RedisURL) -> Iterator[Finding]:  # noqa: ANN401 - untyped
     asked = time.time()
     seconds, microseconds = client.time()
-    yield from clock(seconds + microseconds / 1e6, asked)
+    yield from clock(seconds + microseconds / 1e6, asked, time.time())
+    settings = dict[str, str]()
     try:
-        settings: dict[str, str] = client.config_get("save", "appendfsync", "min-replicas-to-write")
+        for name in ("save", "appendfsync", "min-replicas-to-write"):  # before 7.0 one at a time
+            settings |= client.config_get(name)
     except redis.ResponseError:  # a hosted Redis may forbid it
-        settings = {}
         yield note("CONFIG is not allowed", "some settings are not known here", "Look at them where it is hosted")
     version = str(info["redis_version"])
     if tuple(map(int, version.split(".")[:2])) < _OLDEST:
@@ -86,7 +87,7 @@ def _of_cluster(stack: ExitStack, ours: RedisURL, single: Any) -> Iterator[Findi
 
 def _of_sentinels(client: Any, ours: RedisURL) -> Iterator[Finding]:  # noqa: ANN401 - untyped
     for sentinel in client.connection_pool.sentinel_manager.sentinels:
-        with suppress(redis.ConnectionError):
+        with suppress(redis.ConnectionError, redis.TimeoutError):
             there = 1 + int(sentinel.sentinel_master(ours.service)["num-other-sentinels"])
             if there < _MAJORITY:
                 means = "no majority is left to fail over when one of them is down"
@@ -134,6 +135,6 @@ def _replicas(info: dict[str, Any], settings: dict[str, str], asked: int) -> Ite
     elif there and not asked:
         means = "a failover to a replica that lags behind forgets the newest locks, and others get them"
         yield warning(f"writes do not wait for the {there} replicas", means, "Connect with ?replicas=1")
-    if there and not least:
+    if there and settings and not least:
         means = "a primary that is cut off goes on to give locks that the next primary does not know"
         yield warning("min-replicas-to-write is 0", means, "Set min-replicas-to-write 1")

@@ -48,13 +48,14 @@ def examine(url: str) -> Iterator[Finding]:
     target = target_of(url, None)
     connection = Servers(target, Failures(target.location)).take(time.monotonic() + target.timeout)
     try:
-        # As each lock does, too, it writes nothing to the znode of the path, because only a write shows the clock.
+        # Like every lock, it writes an empty value to the znode of the path, because only a write shows the clock.
         requests, asked = [GetData("/zookeeper/config", watcher=False), SetData(target.root, b"", -1)], time.time()
         config, written = connection.ask(requests, time.monotonic() + target.timeout)
+        answered = time.time()
     finally:
         connection.close()
     if written.error is None:
-        yield from clock(written.answer.mtime / 1000, asked)
+        yield from clock(written.answer.mtime / 1000, asked, answered)
     servers = [_Server(f"{host}:{port}", _said(target, host, port)) for host, port in target.hosts]
     for server in servers:
         yield from _one(server)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -60,9 +59,9 @@ FULL: Final = 0.9
 """The share of a server's memory from which on it counts as nearly full."""
 
 
-def clock(told: float, asked: float) -> list[Finding]:
-    """Judge the time that a server has told, to about a second, between `asked` and now by our wall clock."""
-    offset = told - min(max(told, asked), time.time())
+def clock(told: float, asked: float, answered: float) -> list[Finding]:
+    """Compare the time a server gave, good to about a second, with ours: it was read between these two."""
+    offset = told - min(max(told, asked), answered)
     if abs(offset) < 2:  # noqa: PLR2004 - memcached tells whole seconds
         return []
     ahead = f"the server's clock is {abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} ours"
