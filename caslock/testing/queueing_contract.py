@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ from caslock.testing.steps import (
     SHORT,
     Clients,
     Lease,
+    again,
     at_once,
     pause,
     put,
@@ -142,18 +144,18 @@ class QueueingContract:
 
         def take_a_turn(number: int) -> None:
             client, value = (mine, theirs)[number % 2], b"%d" % number
-            observed = client.put_if_version(key, value, ABSENT, LONG)
+            observed = again(partial(client.put_if_version, key, value, ABSENT, LONG))
             while observed is None or observed.value != value:
                 try:
-                    observed = client.put_when_absent(key, value, LONG, steps.PATIENT)
+                    observed = client.put_when_absent(key, value, LONG, steps.IN_VAIN)
                 except StoreUnavailable as unavailable:
                     assert not unavailable.sent  # noqa: PT017 - too many wait already
                     time.sleep(PAUSE / 10)
             assert inside.acquire(blocking=False), "two have the entry at once"
             time.sleep(PAUSE / 20)  # so that the others begin to wait
-            assert client.get(key) == observed
+            assert again(partial(client.get, key)) == observed
             inside.release()
-            client.invalidate(key, observed.version)
+            again(partial(client.invalidate, key, observed.version))
 
         with Stopwatch() as watch:
             at_once(take_a_turn, 10)
@@ -228,7 +230,7 @@ class Waiter:
     """One that waits, in a thread, to put a value of its own."""
 
     def __init__(self, store: QueueingStore, key: str, timeout: float | None = None, *, ttl: float = LONG) -> None:
-        """Begin to wait, for `IN_VAIN` seconds if nothing else is said."""
+        """Begin to wait, for `IN_VAIN` seconds unless `timeout` is given."""
         self.value: bytes = uuid4().bytes
         self._key = key
         seconds = steps.IN_VAIN if timeout is None else timeout

@@ -32,10 +32,10 @@ SHORT: Final = 0.2
 """Seconds of a lease that a test waits for."""
 
 PATIENT: Final = 10.0
-"""Seconds within half of which a wait must end that has a reason to."""
+"""A wait that has a reason to end must end within half of these seconds."""
 
 IN_VAIN: Final = 30.0
-"""Timeout, in seconds, of such a wait."""
+"""Timeout of such a wait, in seconds: how long it takes if it misses its reason to end."""
 
 PAUSE: Final = 0.1
 """Seconds after which a request that was sent has most likely arrived; a shorter pause only lets a test prove less."""

@@ -36,7 +36,7 @@ OWN: Final = 0.5
 """Seconds beside its timeouts that a client may need for itself."""
 
 TRIES: Final = 10
-"""How often a verb is called at the most, while the machine is late."""
+"""The most times a verb is called while the machine is late."""
 
 ENDS: Final = 3
 """How many of the first and of the last requests of a call have faults: a list may need thousands."""
@@ -255,7 +255,7 @@ class Trial:
                     on_loop(self._cancel(number, late))
                 elif sys.platform != "win32":  # `skip_unless_interruptible` was called, so this is the main thread
                     self._signal(number, late)
-            except StoreUnavailable:  # the machine is late, and there is no connection any more
+            except StoreUnavailable:  # on a busy machine the connection may have been given up before
                 self.clean()
                 if not left:
                     raise
@@ -278,7 +278,7 @@ class Trial:
                 self.call(self.store)
             except StoreUnavailable as error:
                 if sent:
-                    raise AssertionError("the request was interrupted, and that became a StoreUnavailable") from error
+                    raise AssertionError("the interrupt came out as StoreUnavailable, not as itself") from error
                 raise
             finally:
                 with guard:
@@ -308,7 +308,7 @@ class Trial:
                 await task
             except StoreUnavailable as error:
                 if cancelled:
-                    raise AssertionError("the request was cancelled, and that became a StoreUnavailable") from error
+                    raise AssertionError("the cancellation came out as StoreUnavailable, not as itself") from error
                 raise
             assert not cancelled, "the request was cancelled, and that was swallowed"
 

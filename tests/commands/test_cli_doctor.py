@@ -29,7 +29,7 @@ from tests.support.tair.emulator import WITHOUT_PX
 
 
 def doctor(*arguments: str, store: str = "") -> tuple[int, str, str]:
-    """Run doctor to its end, and up to four times more if the machine is so busy that doctor finds the store slow."""
+    """Run doctor to its end, up to five times while the machine is so busy that doctor finds the store slow."""
     each = (caslock("doctor", *arguments, store=store) for _ in range(5))
     return next((done for done in each if "it answers in" not in done[1]), (0, "it was slow five times", ""))
 
@@ -61,7 +61,7 @@ def test_a_good_redis_has_no_finding(new_redis: NewServer) -> None:
 
 
 def test_a_slow_redis_is_found(redis_server: Server) -> None:
-    """Replies that take so long are what it tells first."""
+    """Slow replies are the first thing it reports."""
     with FaultProxy(redis_server.host, redis_server.port) as proxy:
         proxy.decide = lambda _: Passage("hold reply", 0.2)
         assert "it answers in 0." in caslock("doctor", f"redis://{HOST}:{proxy.port}/0?socket_timeout=20")[1]

@@ -437,7 +437,7 @@ def test_a_store_that_breaks_the_contract_is_found_out(
     """Each way to break the contract fails the test that is meant for it."""
     monkeypatch.setattr(steps, "PATIENT", 1.0)
     with pytest.raises((AssertionError, pytest.fail.Exception, pytest.skip.Exception)) as found:
-        meets(make, test, (3.0, 6.0, 12.0, 24.0, 48.0))  # it allows for a late machine, which may hide a short wait
+        meets(make, test, (3.0, 6.0, 12.0, 24.0, 48.0))  # allowances for a busy machine may hide a short wait
     assert not found.errisinstance(pytest.skip.Exception), "it was not tested"
 
 

@@ -399,7 +399,7 @@ def test_a_store_that_fails_badly_is_found_out(
     for test in ALL:
         WatchesForEver.over = threading.Event()
         try:
-            for _ in range(3 if test in tests else 1):  # it allows for a late machine, which may hide a wait
+            for _ in range(3 if test in tests else 1):  # allowances for a busy machine may hide a wait
                 why[test] = why.get(test) or verdict(make, redis_server, test)
         finally:
             WatchesForEver.over.set()

@@ -26,7 +26,7 @@ from tests.support import protocol_functions as protocol
 
 # They open nothing: what is collected as garbage meanwhile was left by a test before them.
 warns = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-pytestmark = [pytest.mark.long, warns, pytest.mark.timeout(3_000)]  # beside fifteen processes one took more than 300 s
+pytestmark = [pytest.mark.long, warns, pytest.mark.timeout(3_000)]  # one took over 300 s beside 15 other processes
 
 SMALL = ("two tasks, briefly", "two threads of one Lock", "two threads, racing", "two threads of one Lock, racing")
 

@@ -184,7 +184,7 @@ def test_doctor_looks_at_each_server(ensemble: Ensemble) -> None:
 
 
 def found(url: str) -> dict[str, str]:
-    """Give the severity of each of doctor's findings but that sessions are short, or answers slow, in these tests."""
+    """Give the severity of doctor's findings, except of short sessions and slow answers, which these tests cause."""
     with ZooKeeperStore(f"{url}?timeout=20") as store:
         told = {finding.what: finding.severity.name for finding in examined(store, f"{url}?timeout=20")[1]}
     return {what: severity for what, severity in told.items() if "sessions" not in what and "it answers in" not in what}

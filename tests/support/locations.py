@@ -114,7 +114,7 @@ def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 def patiently(url: str) -> str:
-    """Have another process give a request 20 s, as ours does in these tests, if its URL says nothing else."""
+    """Give requests of another process the 20 s that ours have in these tests, unless its URL names a timeout."""
     option = f"{'&' if '?' in url else '?'}{'socket_' * url.startswith(('redis', 'tair'))}timeout=20"
     return url if "timeout=" in url else url + option
 

@@ -16,7 +16,7 @@ SOON: Final = 0.1
 """Seconds."""
 
 SERVED: Final = protocol.LONGEST_WAIT / 2
-"""Seconds within which a waiter is served that the store wakes."""
+"""Seconds within which a waiter that the store wakes is served."""
 
 
 class Waiters:

@@ -21,7 +21,7 @@ read = lru_cache(maxsize=4096)(decode)
 
 
 class Request(NamedTuple):
-    """One verb on its way, with one part or, sent together, several; ``wait``: while something is there, then put."""
+    """One verb in flight, of one part or of several sent together; ``wait`` puts once nothing is there any more."""
 
     verb: str
     parts: tuple[Put, ...]
