@@ -100,10 +100,10 @@ def unanswered(verb: Callable[[], object]) -> None:
         verb()
 
 
-def pause(seconds: float = PAUSE) -> None:
-    """Let so many seconds pass, not counting those that the machine is late by."""
+def pause() -> None:
+    """Let `PAUSE` seconds pass, not counting those that the machine is late by, but ten times as many at the most."""
     with Stopwatch() as watch:
-        while (left := seconds - watch.seconds) > 0:
+        while (left := PAUSE - watch.seconds) > 0 and watch.elapsed < 10 * PAUSE:
             time.sleep(left)
 
 
