@@ -48,7 +48,8 @@ class SharedState(LockState):
 
     def end_removal(self, hold: Holding, entry: Entry | None) -> bool:
         """See `LockState.end_removal`."""
-        cast("SharedAttempt", hold._attempt).see(entry)
+        attempt = cast("SharedAttempt", hold._attempt)
+        attempt.see(entry, 0.0, None, attempt.lease.version)
         return super().end_removal(hold, entry)
 
     def _ask(

@@ -180,12 +180,13 @@ async def _wait(runtime: Runtime, attempt: Attempt, limit: float) -> Observed | 
     seconds = min(longest, min(limit, in_time) - runtime.now())
     may_watch = seconds > 0 and not (queues or over) and attempt.may_watch
     if may_watch and runtime.watching is not None and contention.watches(version):
+        asked = runtime.now()
         with suppress(StoreError):  # a put shows what is wrong
             entry = await runtime.watching.wait_while(attempt.key, version, seconds)
             if attempt.queues:  # else it has let others go first before it asked
                 await _yield(runtime, attempt, limit)
             elif isinstance(entry, Entry):
-                return attempt.see(entry)
+                return attempt.see(entry, asked)
             return None
     pause = contention.pause() if attempt.terms.settings.poll else max(contention.pause(), attempt.least_pause)
     return await attempt.pause(max(0.0, min(pause, limit - runtime.now())))

@@ -231,8 +231,12 @@ class Attempt:
         if not self.lease.lost and now < self.lease.deadline:
             self.writes.releases.add(write_id)
 
-    def see(self, entry: Entry | None, record: Record | None = None) -> Observed:
-        """Read an answer of the store: `record` is what it shows, if that is known."""
+    def see(self, entry: Entry | None, asked: float, record: Record | None = None, gone: int = ABSENT) -> Observed:
+        """Read the answer to a request that was sent at `asked`.
+
+        `record` is what it shows, if that is known; `gone` a version that it has found, or made, to be there no more.
+        """
+        del asked, gone
         return observed_in(entry) if record is None or entry is None else _new(Observed, (entry.version, record))
 
     def catch_up(self, now: float) -> None:

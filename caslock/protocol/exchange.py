@@ -90,8 +90,9 @@ async def read(runtime: Runtime, attempt: Attempt, limit: float) -> Observed:
     """Return what is there; after no answer ask again, `attempt.retry.get` times, but not at or after `limit`."""
 
     async def get() -> Observed:
+        asked = runtime.now()
         try:
-            return attempt.see(await runtime.store.get(attempt.key))
+            return attempt.see(await runtime.store.get(attempt.key), asked)
         except StoreError as error:
             attempt.concerns(error)
             raise
@@ -151,10 +152,10 @@ def answered(attempt: Attempt, write: Write, entry: Entry | None) -> Observed:
     if not write.is_applied(entry):
         attempt.writes.drop(write.id)
     elif write.record is not None and entry is not None:
-        return attempt.see(entry, write.record)
+        return attempt.see(entry, write.at, write.record)
     elif entry is not None:
         attempt.woken = True
-    return attempt.see(entry)
+    return attempt.see(entry, write.at, None, write.expected)
 
 
 def unanswered(attempt: Attempt, write_id: str, error: StoreError | ValueError) -> None:

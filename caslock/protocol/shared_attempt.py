@@ -47,7 +47,7 @@ QUIET: Final = 0.05
 class SharedAttempt(Attempt):
     """One acquire call of a key of `permits` holds."""
 
-    __slots__ = ("_beside", "_tried", "freed", "has_seen", "offer", "permits", "seen")
+    __slots__ = ("_beside", "freed", "has_seen", "offer", "permits", "seen")
 
     queues = False
 
@@ -67,7 +67,6 @@ class SharedAttempt(Attempt):
         self.seen: Seen = seen
         self.permits: int = permits
         self._beside: tuple[Record | None, list[Share]] = None, []  # a record that we may take, and who is in it
-        self._tried: object = None  # what was seen of the key as we went on without a pause
         self.has_seen: bool = False  # another attempt of this process has just got the key: no need to look
         self.freed: Event | None = None  # while we pause: set by who frees a place in this process
         self.offer: HandOver | None = None  # as above: lets a release of this process give us its place
@@ -81,12 +80,12 @@ class SharedAttempt(Attempt):
         assert own is not None  # noqa: S101 - as above
         return own.slot
 
-    def see(self, entry: Entry | None, record: Record | None = None) -> Observed:
+    def see(self, entry: Entry | None, asked: float, record: Record | None = None, gone: int = ABSENT) -> Observed:
         """Read an answer of the store as our own record, and note which beats it shows."""
-        observed = super().see(entry, record)
+        observed = super().see(entry, asked, record)
         if record is None and observed.record is not None and observed.record.shares:
             observed = observed._replace(record=self._as_ours(observed.version, observed.record))
-        self.seen.look(*observed, self.runtime.now(), ordered=self.runtime.store.traits.fences)
+        self.seen.look(*observed, self.runtime.now(), asked, gone, ordered=self.runtime.store.traits.fences)
         return observed
 
     def _as_ours(self, version: int, record: Record) -> Record:
@@ -158,10 +157,8 @@ class SharedAttempt(Attempt):
         self.freed = event = runtime.event()
         self.offer = offer = HandOver(self)
         try:
-            # Only once: that nothing is there may be an old answer that came late.
-            if self.seen.newest is self._tried or not self.has_place():
+            if not self.has_place():
                 await event.wait(seconds)
-            self._tried = self.seen.newest
             patience = runtime.now() + runtime.patience
             while not offer.take() and offer.pending and (left := patience - runtime.now()) > 0:
                 await event.wait(left)  # a release is sending our first put

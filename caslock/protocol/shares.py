@@ -96,20 +96,25 @@ def with_fences(shares: list[Share] | tuple[Share, ...], version: int) -> tuple[
 class Seen:
     """What this process has seen of one key."""
 
-    __slots__ = ("_beats", "_past", "newest")
+    __slots__ = ("_at", "_beats", "_place", "newest")
 
     def __init__(self) -> None:
         """Begin with nothing seen."""
         self.newest: tuple[int, Record | None] = ABSENT, None  # a version, and what is there
-        self._past: int = ABSENT  # the last version after which nothing was there
+        self._at = 0.0  # when that was seen
+        self._place = 0  # in the order of versions; what is there no more is half way to the next one
         # By hold id: a beat, for how long it was known to stand still, and when that was first seen here.
         self._beats: dict[str, tuple[int, float, float]] = {}
 
-    def look(self, version: int, record: Record | None, now: float, *, ordered: bool) -> None:
-        """Note what is there now; an older answer that comes late is left out, where versions are `ordered`."""
-        if version == ABSENT:
-            self._past = max(self._past, self.newest[0])
-        if not ordered or version == ABSENT or (version > self._past and version >= self.newest[0]):
+    def look(self, version: int, record: Record | None, now: float, asked: float, gone: int, *, ordered: bool) -> None:
+        """Note the answer to a request that was sent at `asked`.
+
+        It replaces what was seen before then, also if its version is smaller: a server may have lost its last writes.
+        Where requests overlap, the place in the order of versions decides, if they are `ordered`.
+        """
+        place = 2 * version or 2 * gone + 1
+        if not ordered or asked >= self._at or place > self._place:
+            self._at, self._place = now, place if version else max(place, self._place)
             self._beats = {share.hold: self._seen(share, now) for share in (record.shares if record else ())}
             self.newest = version, record
 

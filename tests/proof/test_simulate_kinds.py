@@ -17,7 +17,7 @@ from caslock.protocol.record import Observed, Record
 from caslock.protocol.shared_attempt import ReadWriteAttempt, SharedAttempt
 from caslock.protocol.shared_transfer import SharedAdoption
 from caslock.protocol.shares import Seen, Share
-from caslock.store import Entry
+from caslock.store import ABSENT, Entry
 from tests.proof.altered import rewritten
 from tests.proof.simulator import Run, Violation
 from tests.proof.simulator import quorum as quorum_locks
@@ -87,9 +87,11 @@ def without_fences(shares: tuple[Share, ...], version: int) -> tuple[Share, ...]
     return tuple(shares)
 
 
-def the_last_write(self: SharedAttempt, entry: Entry | None, record: Record | None = None) -> Observed:
+def the_last_write(
+    self: SharedAttempt, entry: Entry | None, asked: float, record: Record | None = None, gone: int = ABSENT
+) -> Observed:
     """Take the last write for one's own, whoever has sent it."""
-    observed = _see(self, entry, record)
+    observed = _see(self, entry, asked, record, gone)
     if observed.record is None or not self.is_in(observed.record) or not self.writes.in_flight:
         return observed
     return observed._replace(record=observed.record._replace(write=list(self.writes.in_flight)[-1]))

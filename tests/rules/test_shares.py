@@ -97,39 +97,48 @@ def test_the_longest_numbers_have_room() -> None:
 def test_a_share_is_over_a_margin_after_its_lease() -> None:
     """What it has stood still for already counts; the clocks of others may be a little slower."""
     seen, still = Seen(), OURS._replace(still=4.0)
-    seen.look(1, record(still), 100.0, ordered=True)
+    seen.look(1, record(still), 100.0, 100.0, ABSENT, ordered=True)
     assert seen.over(still, 101.0) == 100.0 + 10.0 + margin(10.0) - 4.0
 
 
 def test_a_beat_has_stood_still_for_as_long_as_anybody_has_seen() -> None:
     """What others have seen counts if it is longer; a beat that moves begins anew."""
     seen = Seen()
-    seen.look(1, record(OURS), 10.0, ordered=True)
+    seen.look(1, record(OURS), 10.0, 10.0, ABSENT, ordered=True)
     assert seen.still(OURS, 12.0) == 2.0
     longer = OURS._replace(still=5.0)
-    seen.look(2, record(longer), 13.0, ordered=True)
+    seen.look(2, record(longer), 13.0, 13.0, ABSENT, ordered=True)
     assert seen.still(longer, 14.0) == 6.0
     shorter = OURS._replace(still=1.0)
-    seen.look(3, record(shorter), 15.0, ordered=True)
+    seen.look(3, record(shorter), 15.0, 15.0, ABSENT, ordered=True)
     assert seen.still(shorter, 15.0) == 7.0
     moved = OURS._replace(beat=4)
-    seen.look(4, record(moved), 16.0, ordered=True)
+    seen.look(4, record(moved), 16.0, 16.0, ABSENT, ordered=True)
     assert seen.still(moved, 17.0) == 1.0
 
 
 def test_an_answer_that_comes_late_tells_nothing() -> None:
-    """Where versions are in order: neither one before the newest, nor one before the key was free."""
+    """Where versions are in order: neither one before the newest, nor one before the key was free, nor "it is free"."""
     seen, newest = Seen(), record(OURS, THEIRS)
-    seen.look(5, newest, 1.0, ordered=True)
-    seen.look(4, record(OURS), 2.0, ordered=True)
-    assert seen.newest == (5, newest)
-    seen.look(ABSENT, None, 3.0, ordered=True)
-    seen.look(5, newest, 4.0, ordered=True)
+    seen.look(5, newest, 1.0, 0.0, ABSENT, ordered=True)
+    for version, there, gone in (4, record(OURS), ABSENT), (ABSENT, None, 4):
+        seen.look(version, there, 2.0, 0.5, gone, ordered=True)
+        assert seen.newest == (5, newest)
+    seen.look(ABSENT, None, 3.0, 0.5, 5, ordered=True)
+    seen.look(5, newest, 4.0, 0.5, ABSENT, ordered=True)
     assert seen.newest[1] is None
-    seen.look(6, newest, 5.0, ordered=True)
+    seen.look(6, newest, 5.0, 0.5, ABSENT, ordered=True)
     assert seen.newest == (6, newest)
-    seen.look(2, record(OURS), 6.0, ordered=False)
+    seen.look(2, record(OURS), 6.0, 0.5, ABSENT, ordered=False)
     assert seen.newest == (2, record(OURS))
+
+
+def test_versions_may_go_back() -> None:
+    """A replica that lags has become the primary: what is asked after that counts."""
+    seen = Seen()
+    seen.look(5, record(OURS, THEIRS), 1.0, 0.0, ABSENT, ordered=True)
+    seen.look(4, record(OURS), 2.0, 1.0, ABSENT, ordered=True)
+    assert seen.newest == (4, record(OURS))
 
 
 def test_a_write_that_is_sent_again_moves_its_own_beat_only() -> None:
