@@ -25,6 +25,8 @@ MAX_MIN_HOLD: Final = 7 * 24 * 3600.0
 """Seconds: every store can keep an entry for so long."""
 MIN_LEASE: Final = 0.01
 """Seconds.  The margin (`lease.margin`) of a shorter lease would hardly leave time for one request."""
+MAX_LEASE: Final = 1e9
+"""Seconds, about thirty years: stores count in milliseconds, and some in less."""
 _COROUTINE: Final = 0x80  # inspect.CO_COROUTINE
 
 
@@ -51,6 +53,9 @@ def check_lease(name: str, value: float) -> float:
             f"{name} must be at least {MIN_LEASE} seconds, not {value!r}: "
             "a lease ends 2 ms and 1% early for its owner, because clocks drift"
         )
+        raise ValueError(message)
+    if checked > MAX_LEASE:
+        message = f"{name} must be at most {MAX_LEASE:,.0f} seconds, not {value!r}"
         raise ValueError(message)
     return checked
 

@@ -83,6 +83,7 @@ BAD_SETTINGS: list[tuple[str, object, type[Exception], str]] = [
     # A lease of which the margin for clocks that drift leaves nothing to use.
     *((name, 0.0099, ValueError, rf"{name} must be at least 0\.01 seconds") for name in LEASES),
     *((name, 1e-9, ValueError, rf"{name} must be at least 0\.01 seconds") for name in LEASES),
+    *((name, 1.7e308, ValueError, rf"{name} must be at most 1,000,000,000 seconds") for name in LEASES),
     *((name, value, TypeError, name) for name in TIMES for value in NO_NUMBERS),
     *((name, 10**400, ValueError, name) for name in TIMES),  # no float can hold it
     ("ttl", True, ValueError, "ttl"),  # it was meant for another argument
