@@ -285,8 +285,8 @@ class SingleLock(Adoptable[S, H]):
                 ever.  Not at a store whose ``traits.expires`` is False.  None: the key is free at its release.
             linger: seconds for which this process may keep the key after a release, although nobody holds it.  If this
                 object acquires it again by then, that takes no request, and its fence is the one of before.  After that
-                time, or as soon as another lock of this process wants the key, it is released; other processes have to
-                wait that long.  A process that has seen others want the key within the last minute does not keep it,
+                time, or as soon as another `Lock` of this process wants the key, it is released; other processes have
+                to wait that long.  A process that has seen others want the key within the last minute does not keep it,
                 and none keeps it beyond a third of `ttl`.  Meanwhile `locked()` is true.  Only for `Lock`, at a store
                 that wakes waiters, and not with `owner` or `min_hold`.  None: each release frees the key at once.
             on_lost: called once with the hold when the lease is lost, from a background thread (in asyncio:
