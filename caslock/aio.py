@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import ABC
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeAlias, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, with_notes
-from caslock.local.hold import Holding, slot_of
+from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, no_such_argument, wait_time
@@ -34,35 +34,14 @@ if TYPE_CHECKING:
     Task = asyncio.Task[object]
 
 
-class _Releasable(Protocol):
-    @property
-    def _each(self) -> Sequence[Holding]: ...
-
-    @property
-    def _handed_over(self) -> bool: ...
-
-    async def release(self) -> None: ...
+T = TypeVar("T", bound="_Releasing")
 
 
-T = TypeVar("T", bound=_Releasable)
-R = TypeVar("R")
-
-
-class _Releasing(ABC):
+class _Releasing(Held):
     """Makes a hold an asynchronous context manager that releases it."""
 
     __slots__ = ()
     _blocks: WithBlocks[_Block[Self]]
-
-    @abstractmethod
-    def ensure_held(self) -> None:
-        """See `Holding.ensure_held`."""
-
-    @abstractmethod
-    async def _renewed(self, ttl: float | None) -> None: ...
-
-    @abstractmethod
-    async def _released(self) -> None: ...
 
     async def extend(self, ttl: float | None = None, **unknown: Never) -> None:
         """Replace the lease; see `Hold.extend`."""
@@ -83,14 +62,6 @@ class _Releasing(ABC):
             raise
 
     release.__qualname__ = "release"  # for error texts: users do not know this class
-
-    @property
-    @abstractmethod
-    def _each(self) -> Sequence[Holding]: ...
-
-    @property
-    @abstractmethod
-    def _handed_over(self) -> bool: ...
 
     async def __aenter__(self) -> Self:
         """Return the hold; leaving the block releases it.  If the lease is lost, the block is cancelled.
@@ -126,10 +97,6 @@ class AsyncHold(Holding, _Releasing):
     def __init__(self, state: LockState, attempt: Attempt) -> None:
         super().__init__(state, attempt)
         self._blocks = WithBlocks()
-
-    async def release(self) -> None:
-        """Release the hold, from any task; see `Hold.release`.  If cancelled, it releases first."""
-        await super().release()
 
     async def hand_over(self) -> str:
         """Hand the hold over to another process; see `Hold.hand_over`.  If cancelled, the hold goes on here."""

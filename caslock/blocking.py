@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from abc import ABC, abstractmethod
+from abc import ABC
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
-from caslock.local.hold import Holding, slot_of
+from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, no_such_argument, wait_time
@@ -28,7 +28,7 @@ from caslock.store import ABSENT, Store
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
 
     from caslock.local.lock import Adopting
@@ -47,28 +47,10 @@ if TYPE_CHECKING:
     Task = asyncio.Task[object]
 
 
-class _Held(ABC):
+class _Held(Held):
     """What `Hold` and `MultiHold` have in common: to be released, extended, and a context manager that releases."""
 
     __slots__ = ()
-
-    @abstractmethod
-    def ensure_held(self) -> None:
-        """See `Holding.ensure_held`."""
-
-    @property
-    @abstractmethod
-    def _each(self) -> Sequence[Holding]: ...
-
-    @property
-    @abstractmethod
-    def _handed_over(self) -> bool: ...
-
-    @abstractmethod
-    def _renewed(self, ttl: float | None) -> Coroutine[object, object, None]: ...
-
-    @abstractmethod
-    def _released(self) -> Coroutine[object, object, None]: ...
 
     def extend(self, ttl: float | None = None, **unknown: Never) -> None:
         """Replace the lease with one of `ttl` seconds from now (None: its present ttl), also for later renewals.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NoReturn, Self, cast
 
 from caslock.errors import NotHeld, StoreError
@@ -13,7 +14,7 @@ from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
     from caslock.local.lock_state import LockState
     from caslock.protocol.attempt import Attempt
@@ -22,18 +23,45 @@ if TYPE_CHECKING:
     from caslock.protocol.shared_attempt import SharedAttempt
 
 
-def not_copied_hold(hold: object) -> TypeError:
-    """Say why a hold is neither copied nor pickled, and what to do instead."""
-    kind = type(hold).__name__
-    return TypeError(f"{kind} can't be copied or pickled: pass its fence instead")
-
-
 def slot_of(hold: Holding) -> int:
     """Return the slot of a hold of a semaphore."""
     return cast("SharedAttempt", hold._attempt).slot  # noqa: SLF001 - of a hold
 
 
-class Holding:
+class Held(ABC):
+    """What the holds of both APIs have in common, of one key and of several."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: each hold is released once."""
+        message = f"{type(self).__name__} can't be copied or pickled: pass its fence instead"
+        raise TypeError(message)
+
+    @property
+    @abstractmethod
+    def _each(self) -> Sequence[Holding]:
+        """The hold of each key."""
+
+    @property
+    @abstractmethod
+    def _handed_over(self) -> bool:
+        """Whether it was handed over: there is nothing to release then."""
+
+    @abstractmethod
+    def ensure_held(self) -> None:
+        """See `Holding.ensure_held`."""
+
+    @abstractmethod
+    def _renewed(self, ttl: float | None) -> Coroutine[object, object, None]:
+        """Extend the leases."""
+
+    @abstractmethod
+    def _released(self, limit: float = NEVER) -> Coroutine[object, object, None]:
+        """Release; after a failure, no request begins at or after `limit`."""
+
+
+class Holding(Held):
     """One successful acquire: what the blocking and the asyncio hold have in common."""
 
     __slots__ = ("__weakref__", "_attempt", "_generation", "_state")
@@ -57,10 +85,6 @@ class Holding:
             """Say what to write for what the lock of another library has: its `with` block gives the lock itself."""
             raise no_such_attribute(self, name)
 
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: each hold is released once."""
-        raise not_copied_hold(self)
-
     def __repr__(self) -> str:
         """Say which key, and for how long."""
         state = "released" if not self._is_open else "lost" if self.lost else f"{self.remaining():.3g} s remaining"
@@ -68,7 +92,6 @@ class Holding:
 
     @property
     def _each(self) -> tuple[Self]:
-        """The hold of each key."""
         return (self,)
 
     @property
@@ -83,7 +106,6 @@ class Holding:
 
     @property
     def _handed_over(self) -> bool:
-        """Whether it was handed over: there is nothing to release then."""
         return self._attempt.handed_over
 
     @property

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable, with_notes
-from caslock.local.hold import Holding, not_copied_hold
+from caslock.local.hold import Held, Holding
 from caslock.protocol import batch
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import last_start_of_three
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 H_co = TypeVar("H_co", bound=Holding, covariant=True)
 
 
-class Holds(Generic[H_co]):
+class Holds(Held, Generic[H_co]):
     """The holds of several keys, which are taken, lost and released together."""
 
     __slots__ = ("_holds",)
@@ -27,10 +27,6 @@ class Holds(Generic[H_co]):
     def __init__(self, holds: Sequence[H_co]) -> None:
         """Take them in the order in which they were acquired."""
         self._holds = tuple(holds)
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: each hold is released once."""
-        raise not_copied_hold(self)
 
     def __repr__(self) -> str:
         """Say which keys, and for how long."""
@@ -58,7 +54,6 @@ class Holds(Generic[H_co]):
 
     @property
     def _each(self) -> Sequence[H_co]:
-        """The hold of each key."""
         return self._holds
 
     @property
