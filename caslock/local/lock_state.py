@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from caslock.local.shared import Shared
     from caslock.protocol.record import Observed, Record
     from caslock.protocol.runtime import Runtime
+    from caslock.protocol.shares import Sharing
     from caslock.protocol.transfer import Adoption, Ticket
     from caslock.protocol.writes import Write
     from caslock.store import Entry
@@ -66,6 +67,8 @@ class LockState:
         "settings",
     )
 
+    _attempt_type: ClassVar[type[Attempt]] = Attempt
+    _adoption_type: ClassVar[type[Attempt]] = transfer.Adoption
     _queue_type: ClassVar[type[LocalQueue]] = LocalQueue
     _nonce_bytes: ClassVar[int] = 16
 
@@ -95,7 +98,7 @@ class LockState:
         self._numbers = itertools.count(1)
         settings = self.settings
         owner = settings.owner or f"{hostname()}:{self._nonce}"
-        self._terms = Terms(self.runtime, self.key, owner, settings)
+        self._terms = Terms(self.runtime, self.key, owner, settings, self._sharing())
         self._stamps = Stamps(owner, settings.ttl, hostname(), settings.note)
         self.newest: str = ""  # hold id
         self.generation = generation()  # last, because other threads then rely on the rest
@@ -113,9 +116,13 @@ class LockState:
         """The owner in the record while the lock is held."""
         return self.begun()._terms.owner
 
-    def _attempt(self, kind: type[Attempt] = Attempt) -> Attempt:
+    def _sharing(self) -> Sharing | None:
+        """Return what the attempts have in common for a key that several may hold."""
+        return None
+
+    def _attempt(self, kind: type[Attempt] | None = None) -> Attempt:
         self.newest = hold = f"{self._nonce}.{next(self._numbers)}"  # which another thread may replace at once
-        return kind(self._terms, hold, self._stamps, self.runtime.mutex(), self.runtime.me())
+        return (kind or self._attempt_type)(self._terms, hold, self._stamps, self.runtime.mutex(), self.runtime.me())
 
     def _attempts(self) -> list[Attempt]:
         """Return all that are held, or being released."""
@@ -553,7 +560,7 @@ class LockState:
 
     def begin_adoption(self, make: Callable[[LockState, Attempt], H], ticket: Ticket) -> H:
         """Return a hold for `adopt`, of the type `make`; nothing is sent."""
-        attempt = cast("Adoption", self.begun()._attempt(transfer.Adoption))
+        attempt = cast("Adoption", self.begun()._attempt(self._adoption_type))
         attempt.begin(ticket)
         return make(self, attempt)
 

@@ -80,7 +80,7 @@ class QuorumState(LockState):
         self._events: list[Event] = []  # of those who wait for votes
         super()._begin()
 
-    def _attempt(self, kind: type[Attempt] = Attempt) -> Attempt:
+    def _attempt(self, kind: type[Attempt] | None = None) -> Attempt:
         attempt = super()._attempt(kind)
         lease = attempt.lease
         attempt.lease = QuorumLease(lease.ttl, lease.max_hold, lease.auto_renew)

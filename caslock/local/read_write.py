@@ -23,16 +23,14 @@ H = TypeVar("H", bound=Holding)
 
 
 class ReadWriteState(SharedState):
-    """The state of one side: `role` is `READS` or `WRITES`."""
+    """The state of one side."""
 
-    __slots__ = ("other", "role")
+    __slots__ = ("other",)
+
+    _attempt_type = ReadWriteAttempt
 
     other: ReadWriteState
     """The other side."""
-
-    def __init__(self, runtime: Runtime, key: str, settings: LockSettings, role: int) -> None:
-        super().__init__(runtime, key, settings)
-        self.role: int = role
 
     @property
     def kind(self) -> str:
@@ -71,14 +69,6 @@ class ReadWriteState(SharedState):
         message = f"a hold of a ReadWriteLock can't be handed over, only one of a Lock or a Semaphore: {self.key!r}"
         raise RuntimeError(message)
 
-    def _attempt(self, kind: type[Attempt] = ReadWriteAttempt) -> ReadWriteAttempt:
-        del kind
-        runtime, queue = self.runtime, cast("SharedQueue", self._queue)
-        hold = f"{self._nonce}.{next(self._numbers)}"
-        self.newest: str = hold  # which another thread may replace at once
-        made = self._terms, hold, self._stamps, runtime.mutex(), runtime.me()
-        return ReadWriteAttempt(*made, role=self.role, seen=queue.seen)
-
     async def holders(self) -> tuple[Record, ...]:
         """Who holds this side; or else what has the key in its place."""
         holders = await super().holders()
@@ -87,6 +77,6 @@ class ReadWriteState(SharedState):
 
 def sides(runtime: Runtime, key: str, settings: LockSettings) -> tuple[ReadWriteState, ReadWriteState]:
     """Return the states of both sides: that which reads, and that which writes."""
-    reads, writes = (ReadWriteState(runtime, key, settings, role) for role in (READS, WRITES))
+    reads, writes = (ReadWriteState(runtime, key, settings, 0, role) for role in (READS, WRITES))
     reads.other, writes.other = writes, reads
     return reads, writes

@@ -9,18 +9,17 @@ from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from caslock.local.shared_queue import SharedQueue
 from caslock.protocol import release
-from caslock.protocol.attempt import Attempt
 from caslock.protocol.exchange import read
 from caslock.protocol.life import HELD
 from caslock.protocol.limits import last_start_of_three
 from caslock.protocol.shared_attempt import SharedAttempt
 from caslock.protocol.shared_transfer import SharedAdoption
-from caslock.protocol.shares import kind_of
+from caslock.protocol.shares import READS, Sharing, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from caslock.protocol.attempt import LockSettings
+    from caslock.protocol.attempt import Attempt, LockSettings
     from caslock.protocol.exchange import Sent
     from caslock.protocol.record import Observed, Record
     from caslock.protocol.runtime import Runtime
@@ -33,10 +32,21 @@ H = TypeVar("H", bound=Holding)
 class SharedState(LockState):
     """The state of one object for a key that several may hold."""
 
-    __slots__ = ()
+    __slots__ = ("permits", "role")
 
+    _attempt_type = SharedAttempt
+    _adoption_type = SharedAdoption
     _queue_type = SharedQueue
     _nonce_bytes = 8  # many hold ids are in one record
+
+    def __init__(self, runtime: Runtime, key: str, settings: LockSettings, permits: int, role: int = READS) -> None:
+        """Begin as not held; `permits` and `role`: see `Sharing`."""
+        super().__init__(runtime, key, settings)
+        self.permits: int = permits
+        self.role: int = role
+
+    def _sharing(self) -> Sharing:
+        return Sharing(self.permits, self.role, cast("SharedQueue", self._queue).seen)
 
     def begin_put(self, hold: Holding) -> Write | None:
         """See `LockState.begin_put`: not where others are known to hold."""
@@ -91,11 +101,7 @@ class SharedState(LockState):
 class SemaphoreState(SharedState):
     """The state of one Semaphore object: each acquire is a hold of its own."""
 
-    __slots__ = ("permits",)
-
-    def __init__(self, runtime: Runtime, key: str, settings: LockSettings, permits: int) -> None:
-        super().__init__(runtime, key, settings)
-        self.permits: int = permits
+    __slots__ = ()
 
     @property
     def kind(self) -> str:
@@ -112,11 +118,3 @@ class SemaphoreState(SharedState):
         del caller
         self.begun()
         return make(self, self._attempt())
-
-    def _attempt(self, kind: type[Attempt] = Attempt) -> SharedAttempt:
-        runtime, queue = self.runtime, cast("SharedQueue", self._queue)
-        hold = f"{self._nonce}.{next(self._numbers)}"
-        self.newest: str = hold  # which another thread may replace at once
-        made = self._terms, hold, self._stamps, runtime.mutex(), runtime.me()
-        shared = SharedAttempt if kind is Attempt else SharedAdoption
-        return shared(*made, permits=self.permits, seen=queue.seen)

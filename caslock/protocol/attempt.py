@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from caslock.protocol.hand_over import HandOver
     from caslock.protocol.runtime import Event, Mutex, Runtime
+    from caslock.protocol.shares import Sharing
     from caslock.store import Entry
 
 
@@ -68,6 +69,8 @@ class Terms(NamedTuple):
     key: str
     owner: str
     settings: LockSettings
+    sharing: Sharing | None = None
+    """Only for a key that several may hold."""
 
 
 class FirstRecord(NamedTuple):
@@ -157,7 +160,7 @@ class Attempt:
 
         """
         self.terms = terms
-        _, self.key, self.owner, settings = terms
+        _, self.key, self.owner, settings, _ = terms
         ttl, owner, auto_renew, max_hold, self.min_hold, _, _, _, self.retry, _ = settings
         self.shared = owner is not None
         self.hold_id: str = hold_id

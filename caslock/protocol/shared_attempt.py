@@ -25,7 +25,7 @@ from caslock.protocol.shares import (
     kind_of,
     with_fences,
 )
-from caslock.protocol.writes import FREE_TTL, InFlight, Write
+from caslock.protocol.writes import InFlight, Write
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -45,27 +45,22 @@ QUIET: Final = 0.05
 
 
 class SharedAttempt(Attempt):
-    """One acquire call of a key of `permits` holds."""
+    """One acquire call of a key that several may hold."""
 
-    __slots__ = ("_beside", "freed", "has_seen", "offer", "permits", "seen")
+    __slots__ = ("_beside", "freed", "has_seen", "offer", "permits", "role", "seen")
 
     queues = False
+    permits: int
+    role: int
+    seen: Seen
 
     def __init__(
-        self,
-        terms: Terms,
-        hold_id: str,
-        stamps: Callable[[], FirstRecord],
-        mutex: Mutex,
-        caller: object,
-        *,
-        permits: int,
-        seen: Seen,
+        self, terms: Terms, hold_id: str, stamps: Callable[[], FirstRecord], mutex: Mutex, caller: object
     ) -> None:
-        """See `Attempt`; `seen` is what this process has seen of the key."""
+        """See `Attempt`."""
         super().__init__(terms, hold_id, stamps, mutex, caller)
-        self.seen: Seen = seen
-        self.permits: int = permits
+        assert terms.sharing is not None  # noqa: S101 - as for all such keys
+        self.permits, self.role, self.seen = terms.sharing
         self._beside: tuple[Record | None, list[Share]] = None, []  # a record that we may take, and who is in it
         self.has_seen: bool = False  # another attempt of this process has just got the key: no need to look
         self.freed: Event | None = None  # while we pause: set by who frees a place in this process
@@ -256,9 +251,7 @@ class SharedAttempt(Attempt):
         if observed is None or not (others or self.is_in(observed)):
             return super().remainder(observed, version, now)
         write_id = self.writes.next_id()
-        rest, sent = self._rest(observed, now), self.writes.last_sent(ABSENT)
-        if sent is not None:
-            rest = max(rest, self._quarantine(write_id, sent + FREE_TTL, now))  # the longer one
+        rest = self._longer_rest(self._rest(observed, now), write_id, now)
         if others:
             return self._record(self._written(others, version, now), write_id, rest, None)
         return self._free_record(write_id, rest) if rest.seconds > 0 else None
@@ -296,22 +289,7 @@ class SharedAttempt(Attempt):
 class ReadWriteAttempt(SharedAttempt):
     """One acquire call of a read-write lock, to read or to write."""
 
-    __slots__ = ("role",)
-
-    def __init__(
-        self,
-        terms: Terms,
-        hold_id: str,
-        stamps: Callable[[], FirstRecord],
-        mutex: Mutex,
-        caller: object,
-        *,
-        role: int,
-        seen: Seen,
-    ) -> None:
-        """See `SharedAttempt`; `role` is `READS` or `WRITES`."""
-        super().__init__(terms, hold_id, stamps, mutex, caller, permits=0, seen=seen)
-        self.role: int = role
+    __slots__ = ()
 
     def holds_by(self, record: Record | None) -> bool:
         """Whether we hold the key by `record`, and do not only wait in it."""

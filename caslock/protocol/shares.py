@@ -136,6 +136,17 @@ class Seen:
         return share.beat, share.still, now
 
 
+class Sharing(NamedTuple):
+    """What all attempts of an object have in common for a key that several may hold."""
+
+    permits: int
+    """How many may hold it; 0: it is that of a read-write lock."""
+    role: int
+    """What the object takes of a read-write lock: `READS` or `WRITES`."""
+    seen: Seen
+    """What this process has seen of the key."""
+
+
 def as_json(permits: int, shares: tuple[Share, ...], rest: str) -> bytes:
     """Write a shared record; where there is no room, without notes, and then without all that is for people.
 

@@ -477,7 +477,7 @@ def test_who_may_be_given_a_place_by_this_process_waits_at_the_store_only_after_
     """A release here wakes at once a waiter that pauses; one that waits at the store hears of it from the store."""
     semaphore = Semaphore(memory, "key", 1)
     with semaphore:
-        attempt = semaphore._state._attempt()
+        attempt = cast("SharedAttempt", semaphore._state._attempt())
         version, record = attempt.seen.newest
         share = present(record).shares[0]
         if host == "ours":  # the place of a writer that waits
@@ -514,7 +514,7 @@ def test_who_follows_one_that_gives_up_looks_anew(memory: MemoryStore, *, got: b
     force(before, State.HELD if got else State.OVER)
     state._queue.leave(before, clock.now())
     run(state._queue.turn(after, state.runtime, NEVER))
-    assert after.has_seen is got
+    assert cast("SharedAttempt", after).has_seen is got
 
 
 def test_a_process_alone_yields_now_and_then(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

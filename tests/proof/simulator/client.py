@@ -78,7 +78,7 @@ class NamedLockState(LockState):
         self._terms = terms = self._terms._replace(owner=self.settings.owner or self.name)
         self._stamps = Stamps(terms.owner, self.settings.ttl, "host", self.settings.note)
 
-    def _attempt(self, kind: type[Attempt] = Attempt) -> Attempt:
+    def _attempt(self, kind: type[Attempt] | None = None) -> Attempt:
         attempt = super()._attempt(kind)
         self._known[attempt.hold_id] = attempt
         if self._breaking:

@@ -50,11 +50,11 @@ MIXED: Final = 0.3
 """How many of the plans have such clients."""
 
 
-class NamedSemaphoreState(NamedLockState, SemaphoreState):  # type: ignore[misc] # what makes an attempt gives any
+class NamedSemaphoreState(NamedLockState, SemaphoreState):
     """The real one, but for its name, which chance would make."""
 
 
-class NamedReadWriteState(NamedLockState, ReadWriteState):  # type: ignore[misc] # as above
+class NamedReadWriteState(NamedLockState, ReadWriteState):
     """The real one, but for its name, which chance would make."""
 
 
@@ -189,7 +189,7 @@ class SemaphoreRun(Run):
             return NamedSemaphoreState(name, process, key, plan, self._poll, self.permits)
         role = READS if name in {"A", "C", "D", "F"} else WRITES
         state, other = (
-            NamedReadWriteState(f"{name}{side}", process, key, plan, self._poll, role ^ side) for side in range(2)
+            NamedReadWriteState(f"{name}{side}", process, key, plan, self._poll, 0, role ^ side) for side in range(2)
         )
         state.other, other.other = other, state
         return state
