@@ -615,14 +615,13 @@ class LockState:
         """Take the key away from whoever holds it."""
         self.begun()
         broken = await release.force_release(self.runtime, self._attempt())
-        inside = self._queue.inside(self.runtime.now())
         if broken is None:
             return None
-        for attempt in inside:
+        for attempt in (*self._queue.inside(self.runtime.now()), *self._attempts()):
             # Not one whose acquire is still under way: it may have the key again, and there is nobody to tell yet.
             # Nor one whose release has begun: only its answer shows whether it was in time.
             with self._guard:
-                if attempt.state in {HELD, LINGERING} and attempt.lease.fence == broken.fence:
+                if attempt.state in {HELD, LINGERING} and attempt.is_in(broken):
                     attempt.lose("this process called force_release()")
         self._queue.inside(self.runtime.now())
         location = self.runtime.store.traits.location

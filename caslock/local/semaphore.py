@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from caslock import observer
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from caslock.local.shared_queue import SharedQueue
-from caslock.protocol import release
-from caslock.protocol.exchange import read
-from caslock.protocol.life import HELD
-from caslock.protocol.limits import last_start_of_three
 from caslock.protocol.shared_attempt import SharedAttempt
 from caslock.protocol.shared_transfer import SharedAdoption
 from caslock.protocol.shares import READS, Sharing, kind_of
@@ -73,29 +68,14 @@ class SharedState(LockState):
 
     async def holders(self) -> tuple[Record, ...]:
         """Who holds the key."""
-        self.begun()
-        limit = last_start_of_three(self.runtime, self.runtime.now())
-        observed = await read(self.runtime, self._attempt(), limit)
-        record = observed.record
-        if record is None or record.free:
-            return ()
-        return self._each(record) if record.shares else (self._told(record, observed.fence),)
+        return self._each(await self.holder())
 
     async def force_release_all(self) -> tuple[Record, ...]:
         """Take the key away from all who hold it."""
-        self.begun()
-        broken = await release.force_release(self.runtime, self._attempt())
-        if broken is None:
-            return ()
-        for attempt in self._attempts():
-            if attempt.is_in(broken) and attempt.state is HELD:
-                attempt.lose("this process called force_release()")
-        location = self.runtime.store.traits.location
-        observer.warn(f"{self.key!r} at {location} was released by force; it was held by {broken}")
-        return self._each(broken)
+        return self._each(await self.force_release())
 
-    def _each(self, record: Record) -> tuple[Record, ...]:
-        return tuple([self._told(each, each.fence) for each in record.each])
+    def _each(self, record: Record | None) -> tuple[Record, ...]:
+        return () if record is None else tuple([self._told(each, each.fence) for each in record.each])
 
 
 class SemaphoreState(SharedState):
