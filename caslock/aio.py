@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeAlias, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Generic, Never, Self, TypeAlias, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Held, Holding, slot_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
-    from caslock.local.lock import Adopting
+    from caslock.local.lock import Adopting, State
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
@@ -140,28 +140,12 @@ async def _adopted(state: LockState, ticket: Ticket, make: type[H]) -> H:
 
 B = TypeVar("B", AsyncHold, AsyncSemaphoreHold, AsyncWriteHold, "AsyncMultiHold")
 H = TypeVar("H", bound=AsyncHold)
-B_co = TypeVar("B_co", covariant=True)
-
-
-class _State(Protocol[B_co]):
-    """What `LockState` and `MultiState` have in common."""
-
-    @property
-    def committed(self) -> dict[Any, Any]: ...
-
-    def begin(self, make: type[AsyncHold], caller: Task | None = None) -> Any: ...  # noqa: ANN401 - a hold, or several
-
-    def acquire(self, begun: Any, timeout: float | None) -> Coroutine[object, object, B_co]: ...  # noqa: ANN401 - what `begin` has returned
-
-    def undo(self, begun: Any, error: BaseException) -> Coroutine[object, object, None]: ...  # noqa: ANN401 - what `begin` has returned
-
-    def newest_hold(self, me: Task | None = None) -> object: ...
 
 
 class _Acquired(ABC, Generic[B]):
     """What `AsyncLock` and `AsyncMultiLock` have in common: to be acquired, and an asynchronous context manager."""
 
-    _state: _State[B]
+    _state: State[B]
     _timeout: float | None
     _blocks: WithBlocks[_Block[B]]
     _make: type[AsyncHold] = AsyncHold

@@ -12,7 +12,7 @@ import weakref
 from abc import ABC
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Held, Holding, slot_of
@@ -28,10 +28,10 @@ from caslock.store import ABSENT, Store
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from types import TracebackType
 
-    from caslock.local.lock import Adopting
+    from caslock.local.lock import Adopting, State
     from caslock.local.lock_state import LockState
     from caslock.local.multi import MultiState
     from caslock.local.quorum import QuorumState
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from caslock.local.with_blocks import WithBlocks
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
-    from caslock.protocol.runtime import Runtime
     from caslock.protocol.transfer import Ticket
 
     Task = asyncio.Task[object]
@@ -218,14 +217,6 @@ def _refuse_other_task(attempt: Attempt) -> None:
             raise RuntimeError(message)
 
 
-def _newest(state: LockState) -> Hold:
-    hold = cast("Hold", state.newest_hold())
-    if hold._other_task() is not None:
-        message = f"lock {state.key!r} is not held by this task, but by another one of this thread"
-        raise hold._attempt.concerns(NotHeld(message))
-    return hold
-
-
 def _hold(state: LockState, attempt: Attempt, kind: type[H] = Hold) -> H:  # type: ignore[assignment] # python/mypy#3737
     """Make a hold; raises RuntimeError where another asyncio task of this thread holds the lock."""
     if attempt.levels:
@@ -253,29 +244,12 @@ def _adopted(state: LockState, ticket: Ticket, make: Callable[[LockState, Attemp
 B = TypeVar("B", Hold, SemaphoreHold, WriteHold, "MultiHold")
 K = TypeVar("K", Hold, SemaphoreHold, WriteHold)
 H = TypeVar("H", bound=Hold)
-B_co = TypeVar("B_co", covariant=True)
-
-
-class _State(Protocol[B_co]):
-    """What the states of all locks have in common."""
-
-    @property
-    def runtime(self) -> Runtime: ...
-
-    @property
-    def committed(self) -> dict[Any, Any]: ...
-
-    def begin(self, make: Callable[[LockState, Attempt], Hold]) -> Any: ...  # noqa: ANN401 - a hold, or several
-
-    def acquire(self, begun: Any, timeout: float | None) -> Coroutine[object, object, B_co]: ...  # noqa: ANN401 - what `begin` has returned
-
-    def undo(self, begun: Any, error: BaseException) -> Coroutine[object, object, None]: ...  # noqa: ANN401 - what `begin` has returned
 
 
 class _Acquired(ABC, Generic[B]):
     """What all locks have in common: to be acquired, and a context manager."""
 
-    _state: _State[B]
+    _state: State[B]
     _timeout: float | None
     _blocks: WithBlocks[B]
     _make: Callable[[LockState, Attempt], Hold] = staticmethod(_hold)
@@ -299,6 +273,14 @@ class _Acquired(ABC, Generic[B]):
             return self._acquire(wait_time(self._timeout, timeout, blocking=blocking))
         except NotAcquired:
             return None
+
+    def release(self) -> None:
+        """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
+        hold = cast("Hold", self._state.newest_hold())
+        if hold._other_task() is not None:
+            message = f"lock {hold.key!r} is not held by this task, but by another one of this thread"
+            raise hold._attempt.concerns(NotHeld(message))
+        hold.release()
 
     def __enter__(self) -> B:
         """Acquire within the lock's own timeout, or raise `NotAcquired`."""
@@ -415,10 +397,6 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
         """
         return _adopted(*cls._adoption(store, ticket, settings), _hold)
 
-    def release(self) -> None:
-        """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
-        _newest(self._state).release()
-
     def locked(self) -> bool:
         """Return whether the key is taken: held by any owner, or kept after a release (`min_hold`, `linger`)."""
         return self.holder() is not None
@@ -458,10 +436,6 @@ class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
         """
         return _adopted(*cls._adoption(store, ticket, settings), cls._make)
 
-    def release(self) -> None:
-        """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
-        _newest(self._state).release()
-
     def locked(self) -> bool:
         """Return whether all permits are taken, perhaps by holders that have died and whose places are not free yet."""
         return run(self._state.locked())
@@ -483,10 +457,6 @@ class _Side(OneKey, _OneKey[K]):
     def __init__(self, state: ReadWriteState, timeout: float | None) -> None:
         """See `ReadWriteLock`."""
         self._begin(state, timeout)
-
-    def release(self) -> None:
-        """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
-        _newest(self._state).release()
 
     def locked(self) -> bool:
         """Return whether anybody holds this side, or something else has the key."""
@@ -545,10 +515,6 @@ class QuorumLock(SeveralStores[Store, Hold], _Acquired[Hold]):
 
     _state: QuorumState
     _runtime = staticmethod(thread_runtime)
-
-    def release(self) -> None:
-        """Release the newest hold of this thread; see `Hold.release`.  Raises `NotHeld` when it has none."""
-        _newest(self._state).release()
 
 
 class MultiHold(Holds[Hold], _Held):

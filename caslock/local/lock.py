@@ -11,6 +11,7 @@ from typing import (
     Generic,
     Never,
     NoReturn,
+    Protocol,
     Self,
     TypedDict,
     TypeVar,
@@ -56,7 +57,7 @@ from caslock.protocol.transfer import Ticket, read_ticket
 from caslock.store import check_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
     from inspect import Signature
 
     from tenacity.wait import WaitBaseT
@@ -64,11 +65,32 @@ if TYPE_CHECKING:
     from caslock.local.read_write import ReadWriteState
     from caslock.local.semaphore import SemaphoreState
     from caslock.local.several import Keys
+    from caslock.protocol.attempt import Attempt
     from caslock.protocol.runtime import Runtime
 
 S = TypeVar("S")
 H = TypeVar("H", bound=Holding)
 M = TypeVar("M", bound=Holds[Any])
+B_co = TypeVar("B_co", covariant=True)
+
+
+class State(Protocol[B_co]):
+    """What `LockState` and `MultiState` have in common, of which an acquire returns a `B_co`."""
+
+    runtime: Runtime
+    committed: dict[Any, Any]
+
+    def begin(self, make: Callable[[LockState, Attempt], Any], caller: object = None) -> Any:  # noqa: ANN401 - a hold, or several
+        """Begin an acquire."""
+
+    def acquire(self, begun: Any, timeout: float | None) -> Coroutine[object, object, B_co]:  # noqa: ANN401 - what `begin` has returned
+        """Acquire what was begun."""
+
+    def undo(self, begun: Any, error: BaseException) -> Coroutine[object, object, None]:  # noqa: ANN401 - as above
+        """Leave nothing of it behind."""
+
+    def newest_hold(self, me: object = None) -> object:
+        """Return the newest hold of `me` (None: this thread or task)."""
 
 
 class Settings(TypedDict, Generic[H], total=False):
@@ -157,7 +179,7 @@ class LockObject:
     def __init_subclass__(cls, **given: object) -> None:
         """Let what Python says of a wrong argument name no class that users don't know."""
         super().__init_subclass__(**given)
-        for each in (cls.__init__, getattr(cls, "acquire", None)):
+        for each in (cls.__init__, getattr(cls, "acquire", None), getattr(cls, "release", None)):
             if getattr(each, "__module__", "").startswith("caslock."):
                 each.__qualname__ = each.__name__  # type: ignore[union-attr] # None is in no module
 
