@@ -21,7 +21,8 @@ from caslock.local.queue import LocalQueue
 from caslock.local.refusals import BY_OURSELVES, Waited, busy, in_use
 from caslock.local.reports import call_on_lost, event_of
 from caslock.local.stamps import Stamps, hostname
-from caslock.process.fork import at_fork, generation
+from caslock.process import fork
+from caslock.process.fork import generation
 from caslock.protocol import acquire, release, renew, transfer, withdraw
 from caslock.protocol.attempt import Attempt, LockSettings, Terms
 from caslock.protocol.exchange import Sent, answered, note_write, read
@@ -90,7 +91,7 @@ class LockState:
         self._held: dict[str, weakref.ref[Attempt]] = {}  # by hold id: all that are held, or being released
         # What the Lock object keeps until its release; True: it belongs to a MultiHold.
         self.committed: dict[Holding, bool | None] = {}
-        self._queue = cast("Shared", self.runtime.shared).queue(self.key, self._queue_type)
+        self._queue = cast("Shared", self.runtime.shared).of_key(self.key, self._queue_type)
         # Guards the attempts' levels, as any thread may release a hold; reentrant for signal handlers and `__del__`.
         self._guard = RLock()
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
@@ -106,7 +107,7 @@ class LockState:
     def begun(self) -> Self:
         """Return this state as that of this process; call it before anything else that is used."""
         if self.generation != generation():
-            with _begin_guard:
+            with fork.guard:
                 if self.generation != generation():  # another thread may have been first
                     self._begin()
         return self
@@ -627,14 +628,3 @@ class LockState:
         location = self.runtime.store.traits.location
         observer.warn(f"lock {self.key!r} at {location} was released by force; it was held by {broken}")
         return self._told(broken, broken.fence)
-
-
-_begin_guard = RLock()
-
-
-def _free_begin_guard() -> None:
-    global _begin_guard  # noqa: PLW0603 - the parent may have held it at this moment
-    _begin_guard = RLock()
-
-
-at_fork(after_in_child=_free_begin_guard)

@@ -6,8 +6,8 @@ import weakref
 from threading import RLock
 from typing import TYPE_CHECKING, TypeVar
 
-from caslock.local.queue import LocalQueue
-from caslock.process.fork import at_fork, generation
+from caslock.process import fork
+from caslock.process.fork import generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,19 +25,9 @@ class Shared:
 
     def _begin(self) -> None:
         self._guard = RLock()  # a signal handler may use a lock while its thread is in here
-        self._queues = weakref.WeakValueDictionary[tuple[str, type[LocalQueue]], LocalQueue]()
         self._parts: dict[str, object] = {}
         self._of_keys = weakref.WeakValueDictionary[tuple[object, str], object]()
         self._generation = generation()  # last, because other threads of a child then rely on the rest
-
-    def queue(self, key: str, kind: type[LocalQueue] = LocalQueue) -> LocalQueue:
-        """Return the one local queue of this kind and process for `key`."""
-        self._after_fork()
-        with self._guard:
-            queue = self._queues.get((key, kind))
-            if queue is None:
-                queue = self._queues[key, kind] = kind()
-            return queue
 
     def of_key(self, key: str, kind: Callable[[], T]) -> T:
         """Return the one thing of a kind that this process has for `key`, for as long as something refers to it."""
@@ -71,7 +61,7 @@ class Shared:
 
     def _after_fork(self) -> None:
         if self._generation != generation():
-            with _guard:
+            with fork.guard:
                 if self._generation != generation():  # another thread of the child may have been first
                     self._begin()
 
@@ -96,21 +86,11 @@ def shared_of(store: object) -> Shared:
     same = _Same(store)
     shared = _known.get(same)
     if shared is None:
-        with _guard:
+        with fork.guard:
             shared = _known.get(same)
             if shared is None:
                 shared = _known[same] = Shared(store)
     return shared
 
 
-_guard = RLock()
 _known: weakref.WeakValueDictionary[_Same, Shared] = weakref.WeakValueDictionary()
-
-
-def _free_guard() -> None:
-    """In a forked child: another thread of the parent may have held the guard at this moment."""
-    global _guard  # noqa: PLW0603 - see above
-    _guard = RLock()
-
-
-at_fork(after_in_child=_free_guard)

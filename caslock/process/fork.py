@@ -35,7 +35,11 @@ def _memory() -> tuple[mmap.mmap | bytearray, bool]:
 _known, _wiped = _memory()
 _known[0] = 1
 _generation = 1
-_guard = RLock()  # reentrant: a signal handler may use a lock while its thread is in here
+guard: RLock = RLock()
+"""Held while a process makes what it has once; a forked child has one of its own.
+
+Reentrant: a signal handler may use a lock while its thread is in there.  Look it up as ``fork.guard``, for it changes.
+"""
 
 
 def at_fork(**hooks: Callable[[], object]) -> None:
@@ -53,15 +57,15 @@ def generation() -> int:
 
 def _begin() -> None:
     global _generation  # noqa: PLW0603 - one for each process
-    with _guard:
+    with guard:
         if not _known[0]:  # another thread may have been first
             _generation += 1
             _known[0] = 1
 
 
 def _in_child() -> None:
-    global _guard  # noqa: PLW0603 - another thread of the parent may have held it at the fork
-    _guard = RLock()
+    global guard  # noqa: PLW0603 - another thread of the parent may have held it at the fork
+    guard = RLock()
     if not _wiped:
         _known[0] = 0
 

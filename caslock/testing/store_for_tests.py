@@ -14,6 +14,7 @@ from caslock.blocking import Hold, Lock
 from caslock.errors import CaslockError, NotAcquired, NotHeld
 from caslock.local import clock
 from caslock.local.hold import Holding
+from caslock.local.queue import LocalQueue
 from caslock.local.shared import shared_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore
@@ -90,7 +91,7 @@ class _ForTests:
         return hold._attempt
 
     def _holding(self, key: str) -> list[Attempt]:
-        inside = shared_of(self).queue(key).inside(clock.now())
+        inside = shared_of(self).of_key(key, LocalQueue).inside(clock.now())
         attempts = [attempt for attempt in inside if attempt.levels and not attempt.ending]
         if not attempts:
             raise NotHeld(f"no lock of this store holds {key!r}")

@@ -14,6 +14,7 @@ import pytest
 
 from caslock import AsyncHold, AsyncLock, Entry, Hold, Lock, LockLost, NotHeld, StoreUnavailable, Traits
 from caslock.local import clock
+from caslock.local.queue import LocalQueue
 from caslock.local.shared import shared_of
 from caslock.local.task_renewer import renewer_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
@@ -523,7 +524,7 @@ async def test_an_acquire_cancelled_while_another_holds_the_key_leaves_nothing(
         assert await over(task) is None
         await store.settled()
         assert observed(memory, key) == (None if released else there), f"cancelled after {number} turns"
-        queue = shared_of(store).queue(key)
+        queue = shared_of(store).of_key(key, LocalQueue)
         assert not queue.waiting
         assert not queue.inside(clock.now())
         assert asyncio.all_tasks() == {asyncio.current_task()}

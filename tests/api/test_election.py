@@ -305,7 +305,7 @@ def test_many_threads_and_tasks_watch(make: Callable[[], Store]) -> None:
     assert [len(each) for each in heard] == [3] * 12
     assert store.get(key) is None
     del election, watches, each
-    assert until(lambda: not shared_of(store)._of_keys)
+    assert until(lambda: not any(kind is changes.Looks for kind, _ in list(shared_of(store)._of_keys)))
 
 
 def test_a_watcher_that_waits_in_an_asyncio_store_is_woken() -> None:

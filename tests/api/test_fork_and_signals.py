@@ -37,8 +37,8 @@ from caslock import (
     Record,
     Store,
 )
-from caslock.local import shared
 from caslock.local.workers import Workers
+from caslock.process import fork
 from caslock.protocol.lease import Lease
 from caslock.stores.memory import MemoryStore
 from tests.support.locations import Place, Watched, fresh, held, make_due, observed, patient, present, until
@@ -249,7 +249,7 @@ def test_a_child_starts_threads_though_another_thread_of_its_parent_was_about_to
     looking, forked = threading.Event(), threading.Event()
 
     def look() -> None:
-        with shared._guard:
+        with fork.guard:
             looking.set()
             forked.wait(30)
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from caslock import Hold, Lock, MultiHold, MultiLock
+from caslock.local.queue import LocalQueue
 from caslock.local.shared import shared_of
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import Fault, Faults, FaultyStore, late, lose_reply, lose_request, unsent
@@ -21,7 +22,7 @@ SOON = 20.0
 
 def queued(store: object, key: str) -> int:
     """Count the waiters for `key` in the local queue of `store`."""
-    return len(shared_of(store).queue(key).waiting)
+    return len(shared_of(store).of_key(key, LocalQueue).waiting)
 
 
 def waits_at_the_store(store: Faults, key: str) -> bool:

@@ -33,6 +33,7 @@ from caslock import (
     StoreError,
 )
 from caslock.local import clock
+from caslock.local.queue import LocalQueue
 from caslock.local.shared import shared_of
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_request, raising
@@ -215,7 +216,7 @@ def test_a_first_lease_that_ends_before_the_last_is_had_is_a_loss(
     def release_late() -> None:
         assert until(lambda: ("put", keys[2]) in store.requests)
         memory.invalidate(keys[0], present(memory.get(keys[0])).version)  # as the end of its lease does
-        (first,) = shared_of(store).queue(keys[0]).inside(clock.now())
+        (first,) = shared_of(store).of_key(keys[0], LocalQueue).inside(clock.now())
         first.lease.deadline = clock.now()
         last.release()
 

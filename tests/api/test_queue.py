@@ -15,6 +15,7 @@ import pytest
 
 from caslock import AsyncLock, Hold, Lock, LockLost, MultiLock, NotAcquired, Store
 from caslock.local import queue as local_queue
+from caslock.local.queue import LocalQueue
 from caslock.local.shared import shared_of
 from caslock.protocol.hand_over import HandOver
 from caslock.protocol.record import Observed
@@ -34,7 +35,7 @@ def held(lock: Lock, timeout: float | None = ENOUGH) -> Hold:
 
 
 def waiters(store: object, key: str) -> int:
-    return len(shared_of(store).queue(key).waiting)
+    return len(shared_of(store).of_key(key, LocalQueue).waiting)
 
 
 def in_line(pool: ThreadPoolExecutor, store: Store, key: str, act: Callable[[], T]) -> Future[T]:

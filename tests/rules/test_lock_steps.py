@@ -26,7 +26,6 @@ from caslock import (
     connect,
     observe,
 )
-from caslock.local import lock_state
 from caslock.local import stamps as stamps_module
 from caslock.local.finishing import finished
 from caslock.local.lock_state import LockState
@@ -332,7 +331,7 @@ def test_a_lock_is_begun_re_entered_and_left_by_one_at_a_time(store: Timed, monk
     monkeypatch.setattr(ThreadRuntime, "me", lambda _runtime: inner._attempt.caller)
     monkeypatch.setattr(LockState, "_begin", begins.append)
     with ThreadPoolExecutor(3) as pool:
-        with state._guard, lock_state._begin_guard:
+        with state._guard, fork.guard:
             acts: list[Callable[[], object]] = [lambda: state.re_enter(state.begin(Hold)), new.begun, inner.release]
             steps = [pool.submit(act) for act in acts]
             for step in steps:
@@ -492,14 +491,6 @@ def test_force_release_lets_the_next_one_of_this_process_in(store: Timed) -> Non
         assert until(lambda: queue.waiting)
         assert Lock(store, "k").force_release() is not None
         assert waiting.result(50) is not None
-
-
-def test_a_child_does_not_wait_for_threads_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them may have had the guard of the first use at the fork."""
-    before = lock_state._begin_guard
-    monkeypatch.setattr(lock_state, "_begin_guard", before)  # to be given back
-    lock_state._free_begin_guard()
-    assert lock_state._begin_guard is not before
 
 
 def test_the_key_of_a_quorum_lock_is_checked() -> None:

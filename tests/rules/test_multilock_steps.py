@@ -26,6 +26,7 @@ from caslock import (
 )
 from caslock.local import clock
 from caslock.local.holds import _worse
+from caslock.local.queue import LocalQueue
 from caslock.local.shared import shared_of
 from caslock.local.threads import ThreadRuntime
 from caslock.protocol.lease import NEVER
@@ -294,8 +295,8 @@ def test_whoever_waits_after_a_lost_batch_is_in_the_local_queue(memory: MemorySt
     assert until(lambda: store.calls["put_when_absent"])
     (theirs,) = taken
     assert theirs is not None
-    assert shared_of(store).queue("a").inside(clock.now())
-    assert not shared_of(store).queue("b").inside(clock.now())
+    assert shared_of(store).of_key("a", LocalQueue).inside(clock.now())
+    assert not shared_of(store).of_key("b", LocalQueue).inside(clock.now())
     theirs.release()
     holds = present(waiting.result(200))
     holds.release()
@@ -347,7 +348,7 @@ def test_a_key_that_is_yielded_to_others_is_not_queued_for(memory: MemoryStore, 
     store = FaultyStore(memory)
     theirs = present(Lock(FaultyStore(memory), "a").acquire())
     shared = shared_of(store)
-    queue = shared.queue("b")
+    queue = shared.of_key("b", LocalQueue)
     queue._yields, queue._yields_until = 0.001, NEVER
     waiting = pool.submit(MultiLock(store, ["a", "b"]).acquire, timeout=200)
     assert until(lambda: store.calls["put_when_absent"])

@@ -14,6 +14,7 @@ from caslock.local import shared as module
 from caslock.local.queue import LocalQueue
 from caslock.local.shared import Shared, shared_of
 from caslock.local.with_blocks import WithBlocks
+from caslock.process import fork
 from caslock.process.fork import generation
 from caslock.process.loop_end import PerLoop
 
@@ -42,7 +43,7 @@ class Kind:
         assert is_taken(shared._guard)
 
 
-def test_everything_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_made_once() -> None:
     """Under the guard; a queue and a runtime only for as long as something refers to them."""
     shared = Shared(object())
 
@@ -54,16 +55,15 @@ def test_everything_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_taken(shared._guard)
         return object()
 
-    monkeypatch.setattr(module, "LocalQueue", queue)
-    line, runtime, one = shared.queue("key"), shared.runtime(Kind), shared.part("one", part)
-    assert shared.queue("key") is line
-    assert shared.queue("other") is not line
+    line, runtime, one = shared.of_key("key", queue), shared.runtime(Kind), shared.part("one", part)
+    assert shared.of_key("key", queue) is line
+    assert shared.of_key("other", queue) is not line
     assert shared.part("one", part) is one
     assert shared.part("other", part) is not one
     assert shared.runtime(Kind) is runtime
     del line, runtime
     gc.collect()
-    assert len(shared._queues) == 0
+    assert len(shared._of_keys) == 0
     assert isinstance(shared.runtime(Kind), Kind)
 
 
@@ -81,7 +81,7 @@ def test_two_threads_share_one_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Guarded(Shared):
         def __init__(self, store: object) -> None:
-            assert is_taken(module._guard)
+            assert is_taken(fork.guard)
             super().__init__(store)
 
     monkeypatch.setattr(module, "Shared", Guarded)
@@ -108,30 +108,34 @@ def test_stores_are_told_apart_by_identity() -> None:
 
 def test_a_forked_child_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, by whichever of its threads comes first; its guard is free, though a thread of its parent had that one."""
-    uses: list[Callable[[Shared], object]] = [lambda each: each.queue("key"), lambda each: each.part("one", object)]
+    uses: list[Callable[[Shared], object]] = [
+        lambda each: each.of_key("key", LocalQueue),
+        lambda each: each.part("one", object),
+    ]
     uses.append(lambda each: each.runtime(Kind))
     for use in uses:
         monkeypatch.undo()
         shared = Shared(object())
-        queue, part, guard = shared.queue("key"), shared.part("one", object), shared._guard
+        queue, part, guard = shared.of_key("key", LocalQueue), shared.part("one", object), shared._guard
         begun: list[bool] = []
         begin = shared._begin
 
         def noted(begin: Callable[[], None] = begin, begun: list[bool] = begun) -> None:
-            begun.append(is_taken(module._guard))
+            begun.append(is_taken(fork.guard))
             begin()
 
         monkeypatch.setattr(shared, "_begin", noted)
         monkeypatch.setattr(module, "generation", lambda: -1)
         assert use(shared) not in (queue, part)
         assert begun == [True]
-        assert shared.queue("key") is not queue
+        assert shared.of_key("key", LocalQueue) is not queue
         assert shared.part("one", object) is not part
         assert begun == [True]
         assert shared._guard is not guard
-    guard = module._guard
-    module._free_guard()
-    assert module._guard is not guard
+    guard = fork.guard
+    monkeypatch.setattr(fork, "_wiped", True)
+    fork._in_child()
+    assert fork.guard is not guard
 
 
 def test_another_thread_of_the_child_has_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
