@@ -220,8 +220,7 @@ class LocalQueue:
             self._inside = [weakref.ref(attempt) for attempt in inside]
         while self.waiting:
             first = self.waiting[0]
-            event = first.turn.event
-            if first in inside or event is None or not event.alive:
+            if first in inside or self._is_over(first, now):
                 del self.waiting[0]
             elif inside:
                 break

@@ -42,9 +42,8 @@ class SharedQueue(LocalQueue):
             if attempt.turn.outgoing is not None or now - self._run_began >= RUN_SECONDS:
                 return
             for other in cast("list[SharedAttempt]", self._admit(now)):
-                offer, event = other.offer, other.freed
-                same = other.permits == cast("SharedAttempt", attempt).permits
-                if same and offer is not None and event is not None and event.alive:
+                offer, same = other.offer, other.permits == cast("SharedAttempt", attempt).permits
+                if same and offer is not None:
                     other.offer, attempt.turn.outgoing = None, offer
                     return
 

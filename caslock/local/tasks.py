@@ -176,11 +176,6 @@ class TaskEvent:
         self._loop = asyncio.get_running_loop()
         self._future = self._loop.create_future()
 
-    @property
-    def alive(self) -> bool:
-        """Whether its loop is not closed."""
-        return not self._loop.is_closed()
-
     async def wait(self, timeout: float | None) -> None:
         """Let other tasks run."""
         await asyncio.wait([self._future], timeout=timeout)

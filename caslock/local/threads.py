@@ -172,7 +172,6 @@ class ThreadEvent:
     """A bare lock that is free once it is set, and taken by the waiter: a `threading.Event` has ten times the steps."""
 
     __slots__ = ("_lock",)
-    alive = True
 
     def __init__(self) -> None:
         """Begin as not set."""

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 class Event(Protocol):
     """One thread or task waits for it; any other can wake it."""
 
-    @property
-    def alive(self) -> bool:
-        """Whether the waiter can still be woken."""
-        ...
-
     async def wait(self, timeout: float | None) -> None:
         """Return when it has been set since it was last waited for, or after `timeout` seconds (None: never)."""
         ...

@@ -131,7 +131,6 @@ class Bell:
     """An event; it counts how often it was set."""
 
     def __init__(self) -> None:
-        self.alive = True
         self.rung = 0
 
     def set(self) -> None:

@@ -109,6 +109,11 @@ def forgotten(run: Run) -> Attempt | None:
             *waiting[: not inside],
         ]:
             event = attempt.turn.event
-            if isinstance(event, Event) and event.alive and state.process.alive and not event.flag:
+            if (
+                isinstance(event, Event)
+                and not attempt.runtime.ended(attempt)
+                and state.process.alive
+                and not event.flag
+            ):
                 return attempt
     return None

@@ -65,13 +65,7 @@ class Event:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._client = runtime.run.current.client
         self.flag = False
-
-    @property
-    def alive(self) -> bool:
-        """Whether the event loop of its waiter still runs."""
-        return self._client.alive
 
     async def wait(self, timeout: float | None) -> None:
         """Stop until it is set, or for `timeout` seconds."""

@@ -285,8 +285,6 @@ class Mutex:
 class Event:
     """Something that one thread waits for."""
 
-    alive = True
-
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._is_set = False
