@@ -37,11 +37,6 @@ class HandOver:
             return False
         return True
 
-    def give_back(self) -> None:
-        """Nothing was sent: the successor may withdraw; if it does not, it waits for our release."""
-        self._offer.append(None)
-        self.successor.wake()
-
     def settle(self, outcome: Observed | None = None) -> None:
         """Tell the successor what the put has shown (None: unknown, or nothing was sent)."""
         if self.pending and outcome is not None:
@@ -53,10 +48,10 @@ class HandOver:
 async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limit: float) -> Observed:
     """Put the first record of the successor at the version that is ours; returns what is there then.
 
-    To the successor it is a put like its own.  If it gets no answer, the successor learns of that at once, and reads
-    the record itself while we settle our own release.  If it was not sent, the successor may withdraw, or waits for our
-    release.  If it is refused because others have changed a record that we share, it is put again at the version that
-    is there.  Else the successor learns of that after our release, because our record is there until then.
+    To the successor it is a put like its own.  If it gets no answer, the successor learns of that at once, and asks the
+    store itself while we settle our own release.  If it is refused because others have changed a record that we share,
+    it is put again at the version that is there.  Else the successor learns of that after our release, because our
+    record is there until then.
     """
     lease, successor = attempt.lease, outgoing.successor
     assert lease.record is not None  # noqa: S101 - only a holder hands over
@@ -74,10 +69,7 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
             unanswered(successor, write.id, error)
             if not isinstance(error, StoreUnavailable):
                 break  # the successor gets this error itself when it retries
-            if error.sent:
-                outgoing.settle()
-            else:
-                outgoing.give_back()
+            outgoing.settle()
             if runtime.now() >= limit:
                 raise
             return await read(runtime, attempt, limit)
