@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, Self, cast
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from caslock.local import clock, linger
 from caslock.local.finishing import finished, stop_renewals
@@ -101,7 +101,7 @@ class ThreadRuntime:
         self.patience: float = immediate.traits.request_timeout
         observing = None if immediate.traits.expires else ObservingStore(immediate, self.now)
         self.store: AsyncStore = observing or immediate
-        self.direct: Writing = _Observing(observing, store) if observing else store
+        self.direct: Store | _Observing = _Observing(observing, store) if observing else store
         self.watching: AsyncWatchingStore | None = immediate if hasattr(store, "wait_while") else None
         self.queueing: AsyncQueueingStore | None = immediate if hasattr(store, "put_when_absent") else None
         self.batching: AsyncBatchingStore | None = immediate if hasattr(store, "put_many") else None
@@ -221,20 +221,8 @@ def finish(
     run(done.wait(None))
 
 
-class Writing(Protocol):
-    """The verbs of a store that change something, to call."""
-
-    def put_if_version(self, key: str, value: bytes, version: int, ttl: float, /) -> Entry | None:
-        """See `Store.put_if_version`."""
-        ...
-
-    def invalidate(self, key: str, version: int, /) -> Entry | None:
-        """See `Store.invalidate`."""
-        ...
-
-
 class _Observing:
-    """A store that is observed, to call; a removal needs no observation."""
+    """The verbs of a store that is observed which change something, to call; a removal needs no observation."""
 
     __slots__ = ("_store", "invalidate")
 
