@@ -161,11 +161,6 @@ class Holding(Held):
         """See `LockState.release`."""
         return self._state.release(self, limit, removed)
 
-    @property
-    def _leaves_key(self) -> bool:
-        """Whether its release removes the record, and nobody in this process waits for it."""
-        return self._state.leaves_key(self)
-
     def _keep_nothing(self) -> None:
         """Let its release free the key whatever ``min_hold`` is, as its acquire has failed after all."""
         if self._attempt.levels == [self]:

@@ -113,7 +113,7 @@ class Holds(Held, Generic[H_co]):
 
     async def _remove_together(self, removed: dict[Attempt, Observed]) -> None:
         """Release as one request what can be, and add the answers to `removed`."""
-        leaving = [hold for hold in reversed(self._holds) if hold._leaves_key]
+        leaving = [hold for hold in reversed(self._holds) if hold._state.leaves_key(hold)]
         if len(leaving) > 1 and all(hold._state.runtime is leaving[0]._state.runtime for hold in leaving):
             removed |= await batch.remove_together(leaving[0]._state.runtime, [hold._attempt for hold in leaving])
 

@@ -47,7 +47,8 @@ async def release(
     try:
         outgoing = attempt.turn.outgoing
         if attempt.state is OVER:
-            _tell_again(attempt)
+            if lease.lost:  # as another thread has found, which has released the key meanwhile
+                raise attempt.lost()
             return
         if attempt.state is UNSETTLED:
             attempt.state = LEAVING
@@ -81,12 +82,6 @@ def _note_no_answer(attempt: Attempt, error: StoreError | ValueError, *, in_time
         error.sent = error.sent or sent
     ends = max(lease.ttl, attempt.min_hold)
     error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
-
-
-def _tell_again(attempt: Attempt) -> None:
-    """Raise `LockLost` if that was found by another thread, which has released the key meanwhile."""
-    if attempt.lease.lost:
-        raise attempt.lost()
 
 
 async def release_quietly(runtime: Runtime, attempt: Attempt, limit: float) -> None:

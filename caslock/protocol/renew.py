@@ -28,19 +28,15 @@ async def renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
     deadline then stays what it was, or is earlier.
     """
     async with attempt.mutex:
-        await _renew(runtime, attempt, ttl)
+        await renew_alone(runtime, attempt, ttl)
 
 
-async def renew_as_handed(runtime: Runtime, attempt: Attempt, ttl: float) -> None:
-    """Renew once more, with the hold id under which it is handed over; the attempt's mutex has to be taken.
+async def renew_alone(runtime: Runtime, attempt: Attempt, ttl: float | None, *, handed: bool = False) -> None:
+    """Do as `renew` does; the attempt's mutex has to be taken.
 
-    Raises what `renew` does; the next renewal or release then takes back what may have been written.
+    `handed`: with the hold id under which it is handed over; after an error, the next renewal or release takes that
+    back.
     """
-    await _renew(runtime, attempt, ttl, handed=True)
-
-
-async def _renew(runtime: Runtime, attempt: Attempt, ttl: float | None, *, handed: bool = False) -> None:
-    """Renew; the attempt's mutex has to be taken."""
     until = runtime.now() + runtime.patience
     for number in count():
         # Others sharing the key write often; a record with one owner has no such reason to change.
@@ -114,7 +110,7 @@ async def renew_due(runtime: Runtime, attempts: Sequence[Attempt]) -> list[Attem
         for attempt in taken.values():
             with suppress(LockLost):
                 try:
-                    await _renew(runtime, attempt, None)
+                    await renew_alone(runtime, attempt, None)
                 except StoreError as error:
                     attempt.lease.failure = str(error)
         return alone

@@ -19,7 +19,7 @@ from caslock.protocol.attempt import Attempt
 from caslock.protocol.exchange import read
 from caslock.protocol.limits import last_start
 from caslock.protocol.record import fence_of
-from caslock.protocol.renew import renew_as_handed
+from caslock.protocol.renew import renew_alone
 from caslock.protocol.shares import HANDED
 from caslock.store import check_key
 
@@ -90,7 +90,7 @@ async def hand_over(runtime: Runtime, attempt: Attempt) -> Ticket:
     lease, ttl = attempt.lease, attempt.lease.ttl
     left = lease.began + lease.max_hold - runtime.now()
     # No clock tells the adopter how long the ticket was under way, at most for this lease: max_hold counts all of it.
-    await renew_as_handed(runtime, attempt, min(ttl, left / 2))
+    await renew_alone(runtime, attempt, min(ttl, left / 2), handed=True)
     now = runtime.now()
     max_hold = lease.began + lease.max_hold - now - lease.asked - runtime.store.traits.expiry_lag
     min_hold = max(0.0, lease.began + attempt.min_hold - now)

@@ -19,13 +19,13 @@ from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start
 from caslock.protocol.release import _leave, force_release, release
 from caslock.protocol.renew import (
     _not_renewed,
-    _renew,
     _renew_together,
     _renewal,
     _renewals,
     _renewed,
     check,
     renew,
+    renew_alone,
     renew_due,
     who_holds,
 )
