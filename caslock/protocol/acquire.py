@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.contention import LONGEST_PAUSE
-from caslock.protocol.exchange import Sent, put_when_absent, read, settle, write_surely
+from caslock.protocol.exchange import Sent, note_write, read, send, settle, write_surely
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import LONGEST_WAIT, PASSES, last_start
 from caslock.protocol.record import NOTHING, Observed
@@ -200,8 +200,9 @@ async def _put_when_absent(runtime: Runtime, attempt: Attempt, longest: float, l
     seconds = min(longest, attempt.lease.ttl / 3, limit - runtime.now() - LATE_WAKE)
     if seconds <= 0:
         return None
+    write = note_write(attempt, ABSENT, attempt.next_record(None, ABSENT), runtime.now())
     try:
-        return await put_when_absent(runtime, attempt, seconds)
+        return await send(runtime, attempt, write, seconds)
     except StoreUnavailable as error:  # the next put shows whether this one was applied
         if error.sent and runtime.now() >= last_start(runtime, attempt.limit):
             raise

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.protocol.record import Observed, Record, encode
 from caslock.protocol.writes import InFlight, Write
-from caslock.store import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -105,27 +104,17 @@ async def read(runtime: Runtime, attempt: Attempt, limit: float) -> Observed:
     return await _retry(runtime, attempt.retry.get, limit, get)
 
 
-async def send(runtime: Runtime, attempt: Attempt, write: Write) -> Observed:
-    """Send a write, once."""
+async def send(runtime: Runtime, attempt: Attempt, write: Write, seconds: float | None = None) -> Observed:
+    """Send a write, once.  With `seconds`, the store puts it as soon as nothing is there, or after that time."""
     _, expected, record, value, _ = write
     try:
         if record is None:
             entry = await runtime.store.invalidate(attempt.key, expected)
+        elif seconds is not None:
+            assert runtime.queueing is not None  # noqa: S101 - the caller has checked
+            entry = await runtime.queueing.put_when_absent(attempt.key, value, record.ttl, seconds)
         else:
             entry = await runtime.store.put_if_version(attempt.key, value, expected, record.ttl)
-    except (StoreError, ValueError) as error:
-        unanswered(attempt, write.id, error)
-        raise
-    return answered(attempt, write, entry)
-
-
-async def put_when_absent(runtime: Runtime, attempt: Attempt, seconds: float) -> Observed:
-    """Have the store put the attempt's first record as soon as nothing is there, or after `seconds`."""
-    assert runtime.queueing is not None  # noqa: S101 - the caller has checked
-    record = attempt.next_record(None, ABSENT)
-    write = note_write(attempt, ABSENT, record, runtime.now())
-    try:
-        entry = await runtime.queueing.put_when_absent(attempt.key, write.value, record.ttl, seconds)
     except (StoreError, ValueError) as error:
         unanswered(attempt, write.id, error)
         raise
