@@ -19,41 +19,15 @@ if TYPE_CHECKING:
     from caslock.local.lock_state import LockState
     from caslock.protocol.attempt import Attempt
 
-_kept: dict[Attempt, LockState] = {}  # strongly: nothing else refers to them
-
-
-def keep(attempt: Attempt, state: LockState) -> None:
-    """Keep what lingers."""
-    _kept[attempt] = state
-
-
-def forget(attempt: Attempt) -> None:
-    """Forget what lingers no longer."""
-    _kept.pop(attempt, None)
-
-
-def is_kept(attempt: Attempt) -> bool:
-    """Whether it lingers, or is being released after that."""
-    return attempt in _kept
+kept: dict[Attempt, LockState] = {}
+"""All that lingers in this process, or is being released after that; nothing else refers to it."""
 
 
 def end(attempt: Attempt) -> None:
     """Have it released beside the caller, if it lingers."""
-    state = _kept.get(attempt)
+    state = kept.get(attempt)
     if state is not None:
         attempt.runtime.start(partial(state.give_up, attempt))
 
 
-async def end_now(attempt: Attempt, limit: float) -> None:
-    """Release it; after a failure, no request begins at or after `limit`."""
-    state = _kept.get(attempt)
-    if state is not None:
-        await state.give_up(attempt, limit)
-
-
-def kept() -> tuple[Attempt, ...]:
-    """Return all that lingers in this process, or is being released after that."""
-    return tuple(_kept)
-
-
-at_fork(after_in_child=_kept.clear)  # it is the parent's
+at_fork(after_in_child=kept.clear)  # it is the parent's

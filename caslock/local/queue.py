@@ -113,7 +113,7 @@ class LocalQueue:
         attempt.turn.event = event = runtime.event()
         patience = 0.0
         with self._guard:
-            if once and (self.waiting or not all(map(linger.is_kept, self._admit(runtime.now())))):
+            if once and (self.waiting or not all(each in linger.kept for each in self._admit(runtime.now()))):
                 return False
             self.waiting.append(attempt)
         self._end_lingering(runtime.now())  # only now: who lets a key linger checks whether somebody waits

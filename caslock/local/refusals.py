@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.errors import NotAcquired
-from caslock.local.linger import is_kept
+from caslock.local import linger
 from caslock.protocol.record import NOTHING, Observed, shown
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def in_use(attempt: Attempt, inside: Iterable[Attempt], waited: Waited) -> NotAc
         if other is not attempt and record is not None:
             where = "in another thread or task of this process"
             text = f"{lock} is held by {record}, {BY_OURSELVES if other.caller is attempt.caller else where}"
-            if is_kept(other):
+            if other in linger.kept:
                 text = f"{lock} is still being released by this process"
             return _refused(attempt, text, Observed(other.lease.fence, record), waited)
     text = f"another thread or task of this process is waiting for lock {attempt.key!r}"

@@ -271,10 +271,10 @@ class _Immediate:
 def _end_what_lingers() -> None:
     """At the end of the interpreter, release what else would stay until its lease ends."""
     began = clock.now()
-    for attempt in linger.kept():
+    for attempt, state in tuple(linger.kept.items()):
         limit = began + attempt.runtime.patience
         if clock.now() < limit:  # else its lease ends it
-            run(linger.end_now(attempt, limit))
+            run(state.give_up(attempt, limit))
 
 
 atexit.register(_end_what_lingers)

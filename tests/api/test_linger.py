@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_the_next_acquire_takes_no_request(location: Place) -> None:
     with lock:
         pass
     assert store.requests == [("put", lock.key)]
-    assert not linger.is_kept(first._attempt)  # but the one by which it was held last
+    assert first._attempt not in linger.kept  # but the one by which it was held last
     if store.traits.fences:
         assert fences == [first.fence]
     assert Lock(location.store(), lock.key).acquire(timeout=0) is None  # of another process
@@ -277,7 +278,7 @@ def test_a_child_neither_resumes_nor_releases_it(memory: MemoryStore) -> None:
         pass
     child = os.fork()
     if not child:
-        os._exit(0 if lock.acquire(timeout=0) is None and not linger.kept() else 1)
+        os._exit(0 if lock.acquire(timeout=0) is None and not linger.kept else 1)
     assert os.waitpid(child, 0)[1] == 0
     with lock as hold:
         assert hold.fence == first.fence
@@ -323,14 +324,16 @@ def test_it_is_refused_where_it_could_not_end_in_time(memory: MemoryStore) -> No
 
 def test_one_try_is_not_refused_for_a_place_given_up(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another lock has had the key and released it, but the thread that gave up the key has not ended."""
-    forget, forgotten, may_end = linger.forget, threading.Event(), threading.Event()
+    forgotten, may_end = threading.Event(), threading.Event()
 
-    def forget_slowly(attempt: Attempt) -> None:
-        forget(attempt)
-        forgotten.set()
-        assert may_end.wait(LONG)
+    class Slowly(dict[Attempt, Any]):
+        def pop(self, attempt: Attempt, default: object = None) -> object:
+            super().pop(attempt, default)
+            forgotten.set()
+            assert may_end.wait(LONG)
+            return default
 
-    monkeypatch.setattr(linger, "forget", forget_slowly)
+    monkeypatch.setattr(linger, "kept", Slowly())
     store = Noted(memory)
     lock = lock_of(store)
     with lock:

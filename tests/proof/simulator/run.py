@@ -300,8 +300,7 @@ class Run:
 
     def close(self) -> None:
         """Let go of every coroutine, and of what lingers."""
-        for attempt in linger.kept():
-            linger.forget(attempt)
+        linger.kept.clear()
         for flow in [*self.flows.values(), *self._graves]:
             self.current = flow
             flow.coroutine.close()
