@@ -72,10 +72,7 @@ class Observer:
         """A hold was handed over, ``seconds`` after the key was acquired: it is not this process's any more."""
 
 
-NAMES: Final = (
-    *("waited", "acquired", "adopted", "busy", "renewed", "renewal_failed"),
-    *("lost", "released", "handed_over"),
-)
+NAMES: Final = tuple([name for name in vars(Observer) if not name.startswith("_")])
 
 _observers: list[Observer] = []
 _long_wait = 10.0
