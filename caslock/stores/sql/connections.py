@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, Final
@@ -95,7 +95,7 @@ def _open(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
         connection = import_module("psycopg").Connection.connect(**_options(target))
     else:
         timeouts = {"read_timeout": target.timeout, "write_timeout": target.timeout}
-        connection = _connection_of_pymysql()(**timeouts | _options(target))
+        connection = import_module("pymysql").connect(**timeouts | _options(target))
     if target.backend == "postgresql":
         with on_failure(connection.pgconn.finish):
             connection.autocommit = True
@@ -157,25 +157,6 @@ def _settings(connection: Any, target: Target) -> str:  # noqa: ANN401 - a conne
 def _settle(connection: Any, answer: Sequence[object]) -> None:  # noqa: ANN401 - psycopg's generic class
     """Have PostgreSQL prepare statements if it has made the settings."""
     connection.prepare_threshold = _PREPARED if answer[0] else None
-
-
-@cache
-def _connection_of_pymysql() -> Any:  # noqa: ANN401 - a class without types
-    from pymysql.connections import Connection  # noqa: PLC0415 - an optional package
-
-    class CaslockConnection(Connection):  # type: ignore[misc, unused-ignore] # PyMySQL has no types
-        """Makes the context of TLS once.  PyMySQL makes one for each connection, in 30 ms of a processor."""
-
-        _plain: Any = None
-
-        def _create_ssl_ctx(self, options: Any) -> Any:  # noqa: ANN401 - as PyMySQL has it
-            if options:
-                return super()._create_ssl_ctx(options)
-            if CaslockConnection._plain is None:
-                CaslockConnection._plain = super()._create_ssl_ctx({})
-            return CaslockConnection._plain
-
-    return CaslockConnection
 
 
 def _let_go(users: BaseException | None = None) -> None:
