@@ -19,7 +19,7 @@ from caslock.stores.dynamodb.failures import Failures, refusal_of, reply_of
 from caslock.stores.dynamodb.requests import Reply, Request, Verbs
 from caslock.stores.dynamodb.target import target_of
 from caslock.stores.shared.connections import run
-from caslock.stores.shared.verbs import AsyncVerbs, BlockingVerbs
+from caslock.stores.shared.verbs import AsyncVerbs, BlockingVerbs, follow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -76,16 +76,17 @@ class DynamoDBStore(BlockingVerbs):
         self._end()
 
     def _run(self, verb: Verb[T], *, bounded: bool = True) -> T:
-        began, client, request = time.monotonic(), None, next(verb)
+        began, client, first = time.monotonic(), None, next(verb)
+
+        async def ask(request: Request) -> Reply:
+            # It may take half of the time.
+            if bounded and request is not first and time.monotonic() - began > self._target.timeout / 2:
+                raise self._failures.too_late()
+            return await _answered(client, request, awaits=False)
+
         try:
             client = self._client()
-            while True:
-                request = verb.send(run(_answered(client, request, awaits=False)))
-                if bounded and time.monotonic() - began > self._target.timeout / 2:  # it may take the other half
-                    request = verb.throw(self._failures.too_late())
-        except StopIteration as done:
-            result: T = done.value
-            return result
+            return run(follow(verb, ask, first))
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - it is raised as what it means
@@ -136,16 +137,12 @@ class AsyncDynamoDBStore(AsyncVerbs):
         await self._loops.here().close()
 
     async def _run(self, verb: Verb[T], *, bounded: bool = True) -> T:
-        sent, request = False, next(verb)
+        sent, first = False, next(verb)
         try:
             async with asyncio.timeout(self._target.timeout if bounded else None):
                 async with self._loops.here().client() as client:
                     sent = True
-                    while True:
-                        request = verb.send(await _answered(client, request, awaits=True))
-        except StopIteration as done:
-            result: T = done.value
-            return result
+                    return await follow(verb, partial(_answered, client, awaits=True), first)
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - it is raised as what it means

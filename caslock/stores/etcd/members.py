@@ -11,12 +11,13 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from caslock.errors import StoreError, StoreUnavailable
+from caslock.errors import StoreUnavailable
 from caslock.process.guards import on_failure
 from caslock.stores.etcd.failures import NO_TOKEN, NOT_HERE, TooOld
 from caslock.stores.etcd.requests import Refused
 from caslock.stores.etcd.wire import Call, Reply, Stream, exchange
 from caslock.stores.shared.links import Link, Pool
+from caslock.stores.shared.verbs import follow
 
 if TYPE_CHECKING:
     from caslock.stores.etcd.failures import Failures
@@ -44,18 +45,9 @@ class Members(Pool[L]):
     async def run(self, verb: Verb[T]) -> T:
         """Run a verb to its end; raises what an error means, within the timeout."""
         ends = monotonic() + self._target.timeout
-        calls = next(verb)
+        first = next(verb)
         try:
-            while True:
-                try:
-                    replies = await self._ask(calls, ends)
-                except StoreError as error:
-                    calls = verb.throw(error)
-                else:
-                    calls = verb.send(replies)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+            return await follow(verb, lambda calls: self._ask(calls, ends), first)
         except (Refused, LookupError, TypeError, ValueError) as error:  # after the first: answers that make no sense
             raise self._failures.of(error, sent=True) from error
 

@@ -25,6 +25,7 @@ from caslock.process.guards import on_failure
 from caslock.process.loop_end import before_the_loop_ends, transports_are_closed
 from caslock.stores.hazelcast.failures import Failures
 from caslock.stores.shared.connections import LEAST, seconds_left
+from caslock.stores.shared.verbs import follow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
@@ -112,20 +113,9 @@ class Session:
         return monotonic() + self._target.timeout
 
     async def _run(self, verb: Verb[T], ends: float) -> T:
-        try:
-            method, *arguments = next(verb)
-            while True:
-                try:
-                    answer = await self._ask(ends, str(method), arguments)
-                except StoreError as error:
-                    method, *arguments = verb.throw(error)
-                else:
-                    method, *arguments = verb.send(answer)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+        return await follow(verb, lambda request: self._ask(ends, *request))
 
-    async def _ask(self, ends: float, method: str, arguments: list[object]) -> Any:  # noqa: ANN401 - as the method says
+    async def _ask(self, ends: float, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as the method says
         used = await self._opened(ends)
         try:
             async with asyncio.timeout(seconds_left(ends)):

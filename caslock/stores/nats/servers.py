@@ -21,6 +21,7 @@ from caslock.stores.nats.requests import NO_STREAM, RefusedError, sound
 from caslock.stores.nats.target import signed
 from caslock.stores.nats.wire import Ask, Message, NotNatsError, Wire
 from caslock.stores.shared.links import Link, Pool
+from caslock.stores.shared.verbs import follow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -51,10 +52,15 @@ class Connection(Generic[L]):
         self.bucket: Mapping[str, Any] | None = None
         """The settings of the bucket; None: there is none."""
 
-    async def ask(self, ask: Ask, ends: float, before: bytes = b"") -> Message:
-        """Send a request, behind other bytes, and wait for its answer."""
+    async def ask(self, ask: Ask, ends: float) -> Message:
+        """Send a request, and wait for its answer."""
+        if ask.pause:
+            with suppress(TimeoutError):
+                await self.next(monotonic() + ask.pause)
+            if monotonic() > ends:
+                raise TimeoutError
         self._heard.clear()
-        before, self.before = self.before + before, b""
+        before, self.before = self.before, b""
         await self.link.send(before + self.wire.request(ask), ends)
         while not self.wire.is_answer(message := await self.next(ends)):
             self._heard.append(message)
@@ -102,12 +108,12 @@ class Servers(Pool[Connection[L]]):
 
     async def run(self, verb: Verb[T]) -> T:
         """Run a verb to its end; raises what an error means, within the timeout."""
-        ask, ends = next(verb), monotonic() + self._target.timeout
+        first, ends = next(verb), monotonic() + self._target.timeout
 
         async def act(connection: Connection[L]) -> T:
-            if ask.headers and connection.bucket is None:  # it is a write
+            if first.headers and connection.bucket is None:  # it is a write
                 await self._make_bucket(connection, ends)
-            return await _follow(connection, ask, verb, ends)
+            return await follow(verb, lambda ask: connection.ask(ask, ends), first)
 
         return await self._use(act, ends)
 
@@ -115,14 +121,15 @@ class Servers(Pool[Connection[L]]):
         """Subscribe to what the server stores for the key, and look; it reports whatever that look misses."""
         ends, until = monotonic() + self._target.timeout, monotonic() + timeout
         look = self._verbs.look(key)
-        ask = next(look)
+        first = next(look)
         busy = self._failures.cannot_wait()
 
         async def watch(connection: Connection[L]) -> bool:
             if not self._verbs.tells(connection.bucket or {}):
                 return False
             name, subscribe = connection.wire.subscribe(self._verbs.changes(key))
-            if await _follow(connection, ask, look, ends, subscribe) == version:
+            connection.before += subscribe
+            if await follow(look, lambda ask: connection.ask(ask, ends), first) == version:
                 with suppress(TimeoutError):
                     while not self._verbs.changed(key, version, await connection.hear(name, until)):
                         pass
@@ -162,9 +169,11 @@ class Servers(Pool[Connection[L]]):
         if tls:
             await connection.link.secure(tls, ends)
         proof = signed(self._target.creds, str(server.get("nonce", ""))) if self._target.creds else {}
-        greeting = connection.wire.greeting({"tls_required": tls is not None, **self._target.credentials, **proof})
+        connection.before = connection.wire.greeting(
+            {"tls_required": tls is not None, **self._target.credentials, **proof}
+        )
         try:
-            about = sound(await connection.ask(self._look, ends, greeting))
+            about = sound(await connection.ask(self._look, ends))
         except RefusedError as refused:
             if refused.code != NO_STREAM:
                 raise check_jetstream(server, refused) from refused
@@ -181,20 +190,3 @@ class Servers(Pool[Connection[L]]):
     def _check(self, connection: Connection[L], about: Mapping[str, Any]) -> None:
         check_stream(about["config"], self._verbs.stream)
         connection.bucket = about["config"]
-
-
-async def _follow(connection: Connection[L], ask: Ask, verb: Verb[T], ends: float, before: bytes = b"") -> T:
-    """Send the first request of a verb, behind other bytes, and all that follow; return what the verb does."""
-    while True:
-        if ask.pause:
-            with suppress(TimeoutError):
-                await connection.next(monotonic() + ask.pause)
-            if monotonic() > ends:
-                raise TimeoutError
-        answer = await connection.ask(ask, ends, before)
-        before = b""
-        try:
-            ask = verb.send(answer)
-        except StopIteration as done:
-            result: T = done.value
-            return result

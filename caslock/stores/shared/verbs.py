@@ -1,4 +1,4 @@
-"""Stores whose verbs are generators, for both APIs: a verb does no I/O, and each store runs it in its own way.
+"""Stores whose verbs are generators, for both APIs: a verb does no I/O, and `follow` runs it over the connections.
 
 A verb yields a request, is sent the answer, and may yield another; it returns what the verb of the store returns.
 """
@@ -11,13 +11,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from caslock.stores.shared.closing import AsyncClosing, Closing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 
     from caslock.store import Entry
 
 T = TypeVar("T")
 
 Verb: TypeAlias = "Generator[Any, Any, T]"
+
+
+async def follow(verb: Verb[T], ask: Callable[[Any], Awaitable[Any]], first: Any = None) -> T:  # noqa: ANN401 - a store's own kind of request
+    """Run a verb to its end; `ask` answers a request, and what it raises is raised in the verb.
+
+    `first` is the first request, if the verb has yielded it already.
+    """
+    try:
+        request = next(verb) if first is None else first
+        while True:
+            try:
+                answer = await ask(request)
+            except Exception as error:  # noqa: BLE001 - the verb knows which it can do without
+                request = verb.throw(error)
+            else:
+                request = verb.send(answer)
+    except StopIteration as done:
+        result: T = done.value
+        return result
 
 
 class Page(NamedTuple):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import exc
 
 from caslock.process.guards import on_failure
 from caslock.store import ABSENT, Entry, check_key, check_put
-from caslock.stores.shared.verbs import Page
+from caslock.stores.shared.connections import run
+from caslock.stores.shared.verbs import Page, follow
 from caslock.stores.sql.failures import is_forbidden, is_missing, is_there
 from caslock.stores.sql.statements import IDENTIFY, MAKE_TABLE, MYSQL, POSTGRESQL
 from caslock.stores.sql.table import name_of, place_of
@@ -108,27 +110,14 @@ class Verbs:
         """Run a verb to its end on a connection of a pool, and give it back; after a failure, it is closed."""
         with connection:
             with on_failure(connection.invalidate):
-                result = self._follow(connection, verb)
+                result = run(follow(verb, partial(self._ask, connection)))
             if connection.engine.pool is not pool:  # the store was closed meanwhile: nobody takes it from there
                 connection.invalidate()
             return result
 
-    def _follow(self, connection: Connection, verb: Verb[T]) -> T:
-        try:
-            request = next(verb)
-            while True:
-                try:
-                    answer = self._ask(connection, *request)
-                except exc.DBAPIError as error:
-                    request = verb.throw(error)
-                else:
-                    request = verb.send(answer)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-    def _ask(self, connection: Connection, statement: Executable, values: dict[str, Any]) -> Reply:
+    async def _ask(self, connection: Connection, request: Request) -> Reply:
         """Execute a statement.  Where there is no table, one that creates an entry makes it; others find nothing."""
+        statement, values = request
         try:
             return self._executed(connection, statement, values)
         except exc.DBAPIError as error:
