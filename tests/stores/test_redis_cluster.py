@@ -254,8 +254,8 @@ def test_a_key_that_can_have_nothing_beside_it_is_not_waited_for(nodes: Nodes, n
     store = new(nodes)
     for key in ("a}b", "{}"):
         entry = put(store, key)
-        unsent(partial(store.put_when_absent, key, b"w", 30, 20), "cannot serve another waiter now")
-        unsent(partial(store.wait_while, key, entry.version, 20), "cannot serve another waiter now")
+        unsent(partial(store.put_when_absent, key, b"w", 30, 20), "can't serve another waiter now")
+        unsent(partial(store.wait_while, key, entry.version, 20), "can't serve another waiter now")
         entry = put(store, key, b"b", entry.version)
         assert store.invalidate(key, entry.version) is None
 

@@ -107,7 +107,7 @@ class Connections(Generic[L]):
             other = _in_place_of(request, answer)
             if other != request:
                 return await self.ask(other, ends - monotonic())
-            raise server.failures.of(answer) from answer
+            raise server.failures.of(answer, sent=True) from answer
         if server.replicas:
             server.check(replies[-1])
         return answer

@@ -9,6 +9,7 @@ from redis import exceptions
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.stores.shared.connections import reason
+from caslock.stores.shared.failures import Failures as AnyFailures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -25,17 +26,17 @@ _SCRIPT: Final = re.compile(r" script: [0-9a-f]{40}, on @user_script:\d+\.?")  #
 _NO_PASSWORD: Final = re.compile("NOAUTH|Authentication required|HELLO must be called with the client already")
 NO_RIGHTS: Final = "NoPermission|ACL failure in script|The user executing the script can't"
 ADVICE: Final = {
-    "OutOfMemory": "free memory or raise its maxmemory",
-    "ReadOnly": "connect to the primary, not to a replica",
-    "Authentication|WRONGPASS": "check the user and the password",
+    "OutOfMemory": "Free memory or raise its maxmemory",
+    "ReadOnly": "Connect to the primary, not to a replica",
+    "Authentication|WRONGPASS": "Check the user and the password",
     NO_RIGHTS: (
-        "grant the user eval, evalsha, get, set, del and time on the keys (and wait, with replicas); to be woken it "
+        "Grant the user eval, evalsha, get, set, del and time on the keys (and wait, with replicas); to be woken it "
         "needs blpop, pexpire, rpush, xadd, xread, zadd, zcard, zpopmin, zremrangebyscore on names with a key in them"
     ),
-    "WRONGTYPE": "another program stores a value of another type under this key; use another key or a prefix",
-    "MovedError": "this is a node of a Redis Cluster; create the store from a RedisCluster client",
-    "cluster support disabled": "this server is in no Redis Cluster; use a URL that names one server",
-    "NOREPLICAS": "bring its replicas back, or lower its min-replicas-to-write",
+    "WRONGTYPE": "Another program stores a value of another type under this key; use another key or a prefix",
+    "MovedError": "This is a node of a Redis Cluster; create the store from a RedisCluster client",
+    "cluster support disabled": "This server is in no Redis Cluster; use a URL that names one server",
+    "NOREPLICAS": "Bring its replicas back, or lower its min-replicas-to-write",
 }
 
 
@@ -67,55 +68,47 @@ REDIS: Final = Dialect("redis", ADVICE)
 """That of Redis."""
 
 
-class Failures:
+class Failures(AnyFailures):
     """Makes the errors of one store."""
 
     def __init__(self, location: str, secrets: Iterable[str], dialect: Dialect) -> None:
         """`secrets` are never shown."""
-        self._location, self._scheme, self._advice = location, dialect.scheme, dialect.advice
-        self._secrets = sorted(set(secrets) - {""}, key=len, reverse=True)
-
-    def cannot_wait(self) -> StoreUnavailable:
-        """Return the error for a wait that can't be served."""
-        return StoreUnavailable(f"{self._location} cannot serve another waiter now", sent=False)
+        super().__init__(location, secrets)
+        self._scheme, self._advice = dialect
 
     def too_few(self, replicas: int, acknowledged: object) -> StoreUnavailable:
         """Say that fewer replicas have acknowledged a request than were to."""
-        too_few = f"only {self._masked(str(acknowledged))} of {replicas} replicas acknowledged it"
+        too_few = f"only {self.masked(str(acknowledged))} of {replicas} replicas acknowledged it"
         error = StoreUnavailable(f"{self._location} may have applied the request, but {too_few}")
         error.__cause__ = acknowledged if isinstance(acknowledged, Exception) else None
         return error
 
-    def of(self, error: BaseException, *, sent: bool = True) -> StoreError:
-        """Tell which outcome an error means, and remove every secret from that error."""
+    def of(self, error: BaseException, *, sent: bool) -> StoreError:
+        """Return what an error means, and remove every secret from that error."""
         for step in _chain(error):
             if isinstance(step, exceptions.RedisError):
-                step.args = tuple(self._masked(part) if isinstance(part, str) else part for part in step.args)
+                step.args = tuple(self.masked(part) if isinstance(part, str) else part for part in step.args)
+        return super().of(error, sent=sent)
+
+    def masked(self, text: str) -> str:
+        """Return a text without the secrets, and without what Redis repeats of an AUTH that it refuses."""
+        return re.sub(r",? with args beginning with.*", "", super().masked(text), flags=re.DOTALL)
+
+    def _of(self, error: BaseException, *, sent: bool) -> StoreError:
         # redis-py wraps what the server answers to an asyncio handshake on a unix socket in a ConnectionError.
         reply = error.__cause__ if isinstance(error.__cause__, exceptions.RedisError) else error
         text = f"{type(reply).__name__}: {_SCRIPT.sub('', str(reply)) or 'it took too long'}"
-        failed: StoreError
         if isinstance(reply, _NOT_NOW) or str(reply).startswith(("BUSY ", "UNBLOCKED ")):
-            failed = StoreUnavailable(f"{self._location} cannot serve requests now ({text})", sent=False)
-        elif isinstance(reply, _REFUSED) and _NO_PASSWORD.search(text):
-            failed = StoreError(f"{self._location} requires a password: put it in the URL or the client")
-        elif isinstance(reply, _REFUSED):
-            say = _found(self._advice, text) or "check its configuration and its log"
-            failed = StoreError(f"{self._location} refused the request ({text}): {say}")
-        elif sent:
-            failed = StoreUnavailable(f"{self._location} did not answer ({text})", sent=True)
-        else:
-            tls = "TLS " * self._location.startswith(f"{self._scheme}s")
-            message = f"{self._location} is unreachable ({self._masked(_reason(reply))})"
-            hint = _found(_HINTS, tls + text).format(self._scheme)
-            failed = StoreUnavailable(f"{message}: {hint}" if hint else message, sent=False)
-        failed.__cause__ = error
-        return failed
-
-    def _masked(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return re.sub(r",? with args beginning with.*", "", text, flags=re.DOTALL)  # how Redis repeats a refused AUTH
+            return self.not_now(text)
+        if isinstance(reply, _REFUSED):
+            if _NO_PASSWORD.search(text):
+                return StoreError(f"{self._location} requires a password: put it in the URL or the client")
+            return self.refused(text, f"{_found(self._advice, text) or 'Check its configuration and its log'}.")
+        if sent:
+            return self.unanswered(text)
+        tls = "TLS " * self._location.startswith(f"{self._scheme}s")
+        hint = _found(_HINTS, tls + text).format(self._scheme)
+        return self.unreachable(self.masked(_reason(reply)), hint and f": {hint}")
 
 
 def _found(table: Mapping[str, str], text: str) -> str:

@@ -35,12 +35,10 @@ from functools import lru_cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from redis import exceptions
 from redis.crc import key_slot
 
-from caslock.errors import StoreError
 from caslock.store import ABSENT, MAX_KEY, WOKEN, Entry, check_key, check_put
-from caslock.stores.redis.wire import Reply, packed
+from caslock.stores.redis.wire import Reply, packed, strange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -220,7 +218,7 @@ class Requests:
         match reply:
             case [bytes(cursor), list(names)]:
                 return b"" if cursor == b"0" else cursor, {key for key in map(self._key, names) if key}
-        raise StoreError("unexpected answer to SCAN")
+        raise strange(reply)
 
     def _key(self, name: Reply) -> str:
         """Return the key of a stored name; empty: it is another program's, or stands next to a key."""
@@ -277,12 +275,8 @@ def _entries(values: list[bytes], reply: Reply) -> list[Entry | None]:
     """Read what is under each key after a verb."""
     replies = reply if isinstance(reply, list) else [reply]
     if len(replies) != len(values):
-        raise _strange(reply)
+        raise strange(reply)
     return [_entry(value, each) for value, each in zip(values, replies, strict=True)]
-
-
-def _strange(reply: Reply) -> exceptions.InvalidResponse:
-    return exceptions.InvalidResponse(f"an answer that Redis does not give: {reply!r:.60}")
 
 
 def _entry(value: bytes, reply: Reply) -> Entry | None:
@@ -294,7 +288,7 @@ def _entry(value: bytes, reply: Reply) -> Entry | None:
     if reply is None:
         return None
     if not isinstance(reply, bytes):
-        raise _strange(reply)
+        raise strange(reply)
     ours = _OURS.match(reply)
     if not ours or int(ours[1]) > LAST_VERSION:
         return Entry(reply, FOREIGN)

@@ -42,6 +42,11 @@ def new_reader() -> Reader:
     return Reader(protocolError=exceptions.InvalidResponse, replyError=_error, notEnoughData=MORE)
 
 
+def strange(reply: Reply) -> exceptions.InvalidResponse:
+    """Return the error for a reply that can't be read; the request may have been applied."""
+    return exceptions.InvalidResponse(f"an answer that Redis does not give: {reply!r:.60}")
+
+
 def _error(text: str) -> Exception:
     return _parsed(_IN_SCRIPT.sub("", text))
 

@@ -6,16 +6,21 @@ No text of an error shows a secret, and the original error is its ``__cause__``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from caslock.errors import StoreError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Failures(ABC):
     """Makes the errors of one store."""
 
-    def __init__(self, location: str) -> None:
-        """`location` has no secret."""
+    def __init__(self, location: str, secrets: Iterable[str | None] = ()) -> None:
+        """`location` has no secret; `secrets` are never shown."""
         self._location = location
+        self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
 
     def of(self, error: BaseException, *, sent: bool) -> StoreError:
         """Return what an error means; `sent` is False while nothing of the verb has been sent."""
@@ -28,6 +33,12 @@ class Failures(ABC):
     @abstractmethod
     def _of(self, error: BaseException, *, sent: bool) -> StoreError:
         """Return what any other error means."""
+
+    def masked(self, text: str) -> str:
+        """Return a text without the secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
 
     def unreachable(self, why: str, hint: str = "") -> StoreUnavailable:
         """Return the error for a connection that could not be made."""

@@ -11,8 +11,6 @@ from caslock.stores.shared.connections import reason
 from caslock.stores.shared.failures import Failures as AnyFailures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from caslock.errors import StoreError
 
 _MISSING: Final = ("42P01", "1146")
@@ -57,14 +55,9 @@ _NO_HOST: Final = 2003
 class Failures(AnyFailures):
     """Makes the errors of one store."""
 
-    def __init__(self, location: str, secrets: Iterable[str | None]) -> None:
-        """`secrets` are never shown."""
-        super().__init__(location)
-        self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
-
     def _of(self, error: BaseException, *, sent: bool) -> StoreError:
         driver = (error.orig if isinstance(error, exc.DBAPIError) else None) or error
-        code, text = _code(driver), self._masked(_text(driver))
+        code, text = _code(driver), self.masked(_text(driver))
         if _NOT_NOW.fullmatch(code) or (not sent and _BUSY.search(text)):
             return self.not_now(text)
         if _is_refusal(driver, code, text, sent=sent):
@@ -72,11 +65,6 @@ class Failures(AnyFailures):
         if sent:
             return self.unanswered(text)
         return self.unreachable(f"another kind of server answers there: {text}" if _OTHER.search(text) else text)
-
-    def _masked(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
 
 
 def is_busy(error: BaseException) -> bool:

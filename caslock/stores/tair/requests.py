@@ -13,9 +13,9 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from caslock.errors import StoreError
 from caslock.store import Entry
 from caslock.stores.redis.requests import FOREIGN, LAST_VERSION, Request, Requests, Script, checked_put, checked_version
+from caslock.stores.redis.wire import strange
 
 if TYPE_CHECKING:
     from caslock.stores.redis.wire import Reply
@@ -56,7 +56,7 @@ def entry(value: bytes, reply: Reply) -> Entry | None:
             if version == 0 and _GONE.fullmatch(there):
                 return None
             return Entry(there, version if 0 < version <= LAST_VERSION else FOREIGN)
-    raise StoreError("the server has answered EXGET with something else than a value and a version")
+    raise strange(reply)
 
 
 _entry_there: Final = partial(entry, b"")

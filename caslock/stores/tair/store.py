@@ -15,14 +15,14 @@ from caslock.stores.redis.store import AsyncRedisVerbs, RedisVerbs
 from caslock.stores.redis.url import open_url
 from caslock.stores.tair.requests import TairRequests
 
-_NO_MODULE: Final = "the server has no TairString; load the module, or use a redis:// URL, which needs none"
-_NO_PX: Final = "leases need an EXCAS with PX, as the open-source module has it; use that, or a redis:// URL"
+_NO_MODULE: Final = "The server has no TairString; load the module, or use a redis:// URL, which needs none"
+_NO_PX: Final = "Leases need an EXCAS with PX, as the open-source module has it; use that, or a redis:// URL"
 _TAIR: Final = Dialect(
     "tair",
     ADVICE
     | {
-        NO_RIGHTS: "grant the user eval, evalsha, exget, exset, excas, del and time (and wait, with replicas)",
-        "WRONGTYPE": "another program stores a value other than a TairString under this key; use another or a prefix",
+        NO_RIGHTS: "Grant the user eval, evalsha, exget, exset, excas, del and time (and wait, with replicas)",
+        "WRONGTYPE": "Another program stores a value other than a TairString under this key; use another or a prefix",
         "unknown command": _NO_MODULE,
         "Unknown Redis command": _NO_MODULE,
         "syntax error": _NO_PX,
