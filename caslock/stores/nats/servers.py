@@ -46,21 +46,18 @@ class Connection(Generic[L]):
         self.wire: Wire = Wire()
         self.generation: int = link.generation
         self.used: float = link.used
-        self.before: bytes = b""
-        """What is to be sent before the next request."""
         self._heard: deque[Message] = deque()
         self.bucket: Mapping[str, Any] | None = None
         """The settings of the bucket; None: there is none."""
 
-    async def ask(self, ask: Ask, ends: float) -> Message:
-        """Send a request, and wait for its answer."""
+    async def ask(self, ask: Ask, ends: float, before: bytes = b"") -> Message:
+        """Send a request, behind other bytes, and wait for its answer."""
         if ask.pause:
             with suppress(TimeoutError):
                 await self.next(monotonic() + ask.pause)
             if monotonic() > ends:
                 raise TimeoutError
         self._heard.clear()
-        before, self.before = self.before, b""
         await self.link.send(before + self.wire.request(ask), ends)
         while not self.wire.is_answer(message := await self.next(ends)):
             self._heard.append(message)
@@ -128,12 +125,12 @@ class Servers(Pool[Connection[L]]):
             if not self._verbs.tells(connection.bucket or {}):
                 return False
             name, subscribe = connection.wire.subscribe(self._verbs.changes(key))
-            connection.before += subscribe
+            await connection.link.send(subscribe, ends)
             if await follow(look, lambda ask: connection.ask(ask, ends), first) == version:
                 with suppress(TimeoutError):
                     while not self._verbs.changed(key, version, await connection.hear(name, until)):
                         pass
-            connection.before = connection.wire.unsubscribe(name)
+            await connection.link.send(connection.wire.unsubscribe(name), max(ends, until))
             return True
 
         with self.waiters.one_more(busy):
@@ -169,11 +166,9 @@ class Servers(Pool[Connection[L]]):
         if tls:
             await connection.link.secure(tls, ends)
         proof = signed(self._target.creds, str(server.get("nonce", ""))) if self._target.creds else {}
-        connection.before = connection.wire.greeting(
-            {"tls_required": tls is not None, **self._target.credentials, **proof}
-        )
+        greeting = connection.wire.greeting({"tls_required": tls is not None, **self._target.credentials, **proof})
         try:
-            about = sound(await connection.ask(self._look, ends))
+            about = sound(await connection.ask(self._look, ends, greeting))
         except RefusedError as refused:
             if refused.code != NO_STREAM:
                 raise check_jetstream(server, refused) from refused

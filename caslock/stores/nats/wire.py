@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 _LINE: Final = 4096
 """Bytes of the longest line that is read; that of INFO may be longer."""
-_MOST: Final = 100
-"""Messages after which a subscription ends by itself, in case its connection is idle and sends no `unsubscribe`."""
 _LONGEST: Final = 1 << 26  # bytes of one message
 _KNOWN: Final = re.compile(rb"(?i:INFO|MSG|HMSG|PING|PONG|\+OK|-ERR)([ \t\r]|$)")
 _BEGIN: Final = b"NATS/1.0"
@@ -99,10 +97,10 @@ class Wire:
         return message.verb == "MSG" and message.subject == f"{self._inbox}.{self._asked}"
 
     def subscribe(self, subject: str) -> tuple[str, bytes]:
-        """Return the name of a new subscription, and what makes it; it ends by itself after some messages."""
+        """Return the name of a new subscription, and what makes it."""
         self._subscribed += 1
         name = str(self._subscribed)
-        return name, f"SUB {subject} {name}\r\nUNSUB {name} {_MOST}\r\n".encode()
+        return name, f"SUB {subject} {name}\r\n".encode()
 
     def unsubscribe(self, name: str) -> bytes:
         """Return what ends a subscription."""
