@@ -36,11 +36,11 @@ LADDER = (
 MAY_IMPORT = {own: set(LADDER[:rung]) for rung, own in enumerate(LADDER)}
 MAY_IMPORT["stores"] = set()  # the package itself; its stores:
 OF_A_STORE = {"errors", "store", "guards", "closing", "fork", "options"}
-OF_A_CLIENT = OF_A_STORE | {"connections", "failures"}
+OF_A_CLIENT = OF_A_STORE | {"connections", "failures", "links"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
 STORES["sql"] = STORES["dynamodb"] = STORES["redis"] | {"verbs"}
-STORES["hazelcast"] = STORES["etcd"] = STORES["nats"] = STORES["sql"] | {"links"}
-STORES["zookeeper"] = OF_A_CLIENT | {"links"}
+STORES["hazelcast"] = STORES["etcd"] = STORES["nats"] = STORES["sql"]
+STORES["zookeeper"] = OF_A_CLIENT
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""
 for own in PROTOCOL:

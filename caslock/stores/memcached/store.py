@@ -22,6 +22,7 @@ from caslock.stores.memcached.connection import Connection, opened
 from caslock.stores.memcached.requests import line_of, name_of, parse, put, question, removal, terms_of
 from caslock.stores.shared.closing import Closing
 from caslock.stores.shared.connections import IdleConnections, reason, seconds_left
+from caslock.stores.shared.links import Endpoint
 from caslock.stores.shared.options import (
     check_address,
     check_prefix,
@@ -250,8 +251,5 @@ class MemcachedStore(Closing):
 
 def _location(server: tuple[str, int] | str, prefix: bytes) -> str:
     """Name a server as a URL."""
-    if isinstance(server, str):
-        where = quote(server)
-    else:
-        where = f"[{server[0]}]:{server[1]}" if ":" in server[0] else f"{server[0]}:{server[1]}"
+    where = quote(server) if isinstance(server, str) else str(Endpoint(*server))
     return f"memcached://{where}" + (f"?prefix={quote(prefix, safe=':')}" if prefix else "")

@@ -24,6 +24,7 @@ from caslock.store import Traits
 from caslock.stores.redis.failures import Dialect, Failures
 from caslock.stores.redis.wire import packed
 from caslock.stores.shared.connections import run, seconds_left
+from caslock.stores.shared.links import Endpoint
 from caslock.stores.shared.options import check_prefix, check_replicas, check_timeout
 
 if TYPE_CHECKING:
@@ -210,17 +211,13 @@ def _location(scheme: str, pool: Untyped, nodes: list[Address], connection: Unty
     scheme += "s" if isinstance(connection, (redis.SSLConnection, redis.asyncio.SSLConnection)) else ""
     if hasattr(pool, "sentinel_manager"):
         settings = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
-        hosts = ",".join(sorted(f"{_host(setting['host'])}:{setting['port']}" for setting in settings))
+        hosts = ",".join(sorted(str(Endpoint(setting["host"], setting["port"])) for setting in settings))
         where = f"{scheme}+sentinel://{hosts}/{pool.service_name}/{database}"
     elif path := getattr(connection, "path", None):
         where = f"unix://{path}"
         query.insert(0, f"db={database}")
     else:
-        hosts = ",".join(f"{_host(host)}:{port}" for host, port in nodes)
-        single = f"{scheme}://{_host(connection.host)}:{connection.port}/{database}"
+        hosts = ",".join(str(Endpoint(*node)) for node in nodes)
+        single = f"{scheme}://{Endpoint(connection.host, connection.port)}/{database}"
         where = f"{scheme}+cluster://{hosts}" if nodes else single
     return f"{where}?{'&'.join(query)}" if query else where
-
-
-def _host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
-from urllib.parse import unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlencode
 
 import redis
 import redis.asyncio
@@ -15,12 +15,12 @@ import redis.asyncio.sentinel
 import redis.sentinel
 from redis import exceptions
 
-from caslock.stores.redis.server import Address, ClusterNodes, Untyped
-from caslock.stores.shared.options import check_address, either, options_of
+from caslock.stores.redis.server import ClusterNodes, Untyped
+from caslock.stores.shared.links import Endpoint, endpoints_of
+from caslock.stores.shared.options import check_address, either, options_of, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from urllib.parse import SplitResult
 
 T = TypeVar("T")
 
@@ -39,6 +39,8 @@ _TIMEOUTS: Final = {"timeout": "socket_timeout", "connect_timeout": "socket_conn
 
 _SEVERAL: Final = "for a Cluster it begins with redis+cluster://, for Sentinels with redis+sentinel://"
 
+_NO_DATABASES: Final = "a Redis Cluster has one database: leave out its number"
+
 _PORTS: Final = {"cluster": 6379, "sentinel": 26379}
 
 _SENTINEL: Final = {"sentinel_username": "username", "sentinel_password": "password"}
@@ -56,7 +58,7 @@ class RedisURL(NamedTuple):
     """The options that are redis-py's."""
     kind: str = ""
     """A "cluster" or "sentinel"; empty: one server."""
-    addresses: tuple[Address, ...] = ()
+    addresses: tuple[Endpoint, ...] = ()
     """Of the Cluster's nodes, or of the Sentinels."""
     service: str = ""
     """What the Sentinels call the primary."""
@@ -86,19 +88,25 @@ def read_url(url: str) -> RedisURL:
     """Check a URL, and remove our own options from it."""
     scheme, separator, rest = url.partition("://")
     scheme, plus, kind = scheme.lower().partition("+")  # redis-py knows it in small letters only
-    addresses: tuple[Address, ...] = ()
-    service = ""
-    if plus:
-        if kind not in _PORTS:
-            raise _unreadable(url)
-        rest, addresses, service = _several(kind, rest)
-    url = scheme + separator + rest
+    if plus and kind not in _PORTS:
+        raise _unreadable(url)
     try:
-        parts = urlsplit(url)
+        parts = split(scheme + separator + rest)
     except ValueError:
         raise _unreadable(url) from None
     if "@" in parts.path + parts.query + parts.fragment:  # of a password with a reserved character, as a rule
         raise _unreadable(url)
+    addresses: tuple[Endpoint, ...] = ()
+    service = ""
+    if kind:
+        user, at, hosts = parts.netloc.rpartition("@")
+        port = _PORTS[kind]
+        form = f"{_unreadable(url)}; a {kind} URL names its servers, as in redis+{kind}://one:{port},two:{port}"
+        addresses = endpoints_of(hosts, port, "Redis", form)
+        service, path = _service_of(parts.path) if kind == "sentinel" else ("", parts.path)
+        if kind == "cluster" and path not in ("", "/", "/0"):
+            raise ValueError(_NO_DATABASES)
+        parts = parts._replace(netloc=f"{user}{at}{hosts.partition(',')[0]}", path=path)
     check_address(parts, "Redis", _SEVERAL)
     if parts.scheme != "unix" and not re.fullmatch(r"/?[0-9]*", unquote(parts.path)):
         raise ValueError("the path of a Redis URL is the number of a database, as in redis://localhost:6379/0")
@@ -111,43 +119,16 @@ def read_url(url: str) -> RedisURL:
         raise _unreadable(url)
     if not re.fullmatch("-?[0-9]{1,9}", replicas):
         raise ValueError("invalid Redis URL: check the option replicas, which is a number")
-    single = url.partition("?")[0] + "?" + urlencode(options)
+    single = f"{scheme}{separator}{parts.netloc}{parts.path}?{urlencode(options)}"
     return RedisURL(single, prefix, int(replicas), options, kind, addresses, service, sentinel)
 
 
-def _several(kind: str, rest: str) -> tuple[str, tuple[Address, ...], str]:
-    """Read what follows the scheme: give the same for the first server alone, all addresses, and the service."""
-    authority, path, query = re.fullmatch(r"([^/?#]*)([^?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr] # it matches anything
-    if "@" in path:  # of a password with a reserved character, as a rule
-        raise _unreadable(rest)
-    user, at, hosts = authority.rpartition("@")
-    try:
-        parts = [urlsplit(f"//{host}") for host in hosts.split(",")]
-    except ValueError:
-        raise _unreadable(rest) from None
-    addresses = tuple(_address(each, kind) for each in parts)
-    service = ""
-    if kind == "sentinel":
-        _, _, path = path.partition("/")
-        service, slash, path = path.partition("/")
-        path = slash + path
-        if not service:
-            raise ValueError(
-                "the path of a Sentinel URL names the service, as in redis+sentinel://localhost/mymaster/0"
-            )
-    elif path not in ("", "/", "/0"):
-        raise ValueError(_NO_DATABASES)
-    return f"{user}{at}{hosts.partition(',')[0]}{path}{query}", addresses, unquote(service)
-
-
-_NO_DATABASES: Final = "a Redis Cluster has one database: leave out its number"
-
-
-def _address(parts: SplitResult, kind: str) -> Address:
-    check_address(parts, "Redis", "")
-    if not parts.hostname:
-        raise ValueError(f"a {kind} URL names its servers, as in redis+{kind}://one:{_PORTS[kind]},two:{_PORTS[kind]}")
-    return parts.hostname, parts.port or _PORTS[kind]
+def _service_of(path: str) -> tuple[str, str]:
+    """Return what Sentinels call the primary, and the rest of the path."""
+    service, slash, database = path.removeprefix("/").partition("/")
+    if not service:
+        raise ValueError("the path of a Sentinel URL names the service, as in redis+sentinel://localhost/mymaster/0")
+    return unquote(service), slash + database
 
 
 def open_url(store: Callable[..., T], single: Callable[[str], object], url: str, prefix: str, replicas: int) -> T:
