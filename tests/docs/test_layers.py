@@ -22,7 +22,7 @@ LOCAL = (
 )
 GROUND = (
     *("errors", "failures", "store", "guards", "closing", "verbs", "fork", "connections", "options", "links"),
-    *("loop_end", "observer"),
+    *("loop_end", "loop_thread", "observer"),
 )
 LADDER = (
     *GROUND,
@@ -39,7 +39,8 @@ OF_A_STORE = {"errors", "store", "guards", "closing", "fork", "options"}
 OF_A_CLIENT = OF_A_STORE | {"connections", "failures", "links"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
 STORES["sql"] = STORES["dynamodb"] = STORES["redis"] | {"verbs"}
-STORES["hazelcast"] = STORES["etcd"] = STORES["nats"] = STORES["sql"]
+STORES["etcd"] = STORES["nats"] = STORES["sql"]
+STORES["sql"] = STORES["hazelcast"] = STORES["etcd"] | {"loop_thread"}
 STORES["zookeeper"] = OF_A_CLIENT
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""

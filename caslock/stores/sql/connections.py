@@ -5,6 +5,7 @@ One belongs to one process, and for asyncio to one event loop.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
@@ -59,10 +60,24 @@ def is_direct(connection: Any) -> bool:  # noqa: ANN401 - psycopg's generic clas
 
 
 def connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
-    """Open a connection by the moment at which the verb of this thread ends.
+    """Open a connection by the moment at which the verb of this thread ends."""
+    outcome = _begin_to_open(target)
+    with on_failure(lambda: outcome.add_done_callback(_close_late)):
+        connection = outcome.result(_left())
+    bound = _bound_psycopg if target.backend == "postgresql" else _bound_pymysql
+    bound(connection)
+    return connection
 
-    That is done in a thread of its own, because no driver bounds all that it does until it is connected.
-    """
+
+async def connection_in_loop(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
+    """Open the same kind of connection while an event loop runs; it has no limit of its own."""
+    outcome = _begin_to_open(target)
+    with on_failure(lambda: outcome.add_done_callback(_close_late)):
+        return await asyncio.shield(asyncio.wrap_future(outcome))
+
+
+def _begin_to_open(target: Target) -> Future[Any]:
+    """Open a connection in a thread of its own, because no driver bounds all that it does until it is connected."""
     outcome = Future[Any]()
 
     def open_it() -> None:
@@ -75,15 +90,11 @@ def connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some
             outcome.set_result(connection)
 
     threading.Thread(target=open_it, name="caslock-connect", daemon=True).start()
-    with on_failure(lambda: outcome.add_done_callback(_close_late)):
-        connection = outcome.result(_left())
-    bound = _bound_psycopg if target.backend == "postgresql" else _bound_pymysql
-    bound(connection)
-    return connection
+    return outcome
 
 
 async def async_connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
-    """The same for asyncio; it has no limit of its own."""
+    """Open a connection for asyncio; it has no limit of its own."""
     with on_failure(partial(_let_go, sys.exception())):
         return await _open_async(target)
 

@@ -42,7 +42,7 @@ class Listener:
         self.problem: BaseException | None = None
         """Why nothing more can be heard."""
         self.reader: Any = None
-        """Stands for the thread that reads; for asyncio, the event loop that does."""
+        """The event loop, while it reads."""
         self.sleeping: list[Callable[[], object]] = []
         """What wakes each of those who wait until something was read."""
         self.users: set[Wait] = set()
