@@ -149,8 +149,9 @@ class Changes:
             with looks.guard:
                 if looks.looker is not self:  # it took so long that another one looks, and may have seen more
                     return
+                answers_again = not looks.answered
                 looks.note(observed, self._runtime.now())
-            if self._is_news(observed):
+            if answers_again or self._is_news(observed):  # to others it may be news that nothing has changed
                 return
 
     def _may_look(self, looks: Looks) -> bool:

@@ -284,11 +284,13 @@ def test_an_outage_ends_no_watch(caplog: pytest.LogCaptureFixture) -> None:
     scene.go(0, scene.lead("ann", 7))
     scene.watch("watcher", since=1, until=30)
     scene.watch("late", since=8, until=30)
+    scene.watch("last", since=22, until=30)
     with caplog.at_level(logging.WARNING, "caslock"):
         scene.play()
     assert scene.names("watcher") == ["ann", ""]
-    assert scene.names("late") == [""]
-    assert all(10 <= told[-1][0] <= 10 + PAUSE + SOON for told in scene.told.values())
+    assert scene.names("late") == scene.names("last") == [""]
+    for name, answers in ("watcher", 10), ("late", 10), ("last", 25):
+        assert answers <= scene.told[name][-1][0] <= answers + PAUSE + SOON
     assert [record.message for record in caplog.records] == [
         "who leads 'key' can't be seen until the store answers again: the network is down"
     ] * 2
