@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, cast
 from typing import overload as overload_
 
@@ -16,7 +15,7 @@ from caslock.blocking import Hold, Lock, Semaphore
 from caslock.errors import NotHeld
 from caslock.key_template import KeyTemplate, named
 from caslock.local.settings import Own, no_such_setting, suspends
-from caslock.process.fork import at_fork
+from caslock.process import fork
 from caslock.store import Traits
 
 if TYPE_CHECKING:
@@ -301,7 +300,7 @@ class _Locks(Generic[L]):
     def of(self, key: str) -> L:
         """Return the lock of a key."""
         store = cast("Callable[[], object]", self._store)() if self._late else self._store
-        with _guard:
+        with fork.guard:
             lock: L | None = self._locks.get(key)
             if lock is None or lock._state.runtime.home is not store:
                 lock = self._locks[key] = self._make(store, key, **self._settings)
@@ -367,15 +366,3 @@ def _too_early(function: object, why: str) -> TypeError:
 
 def _is_coroutine_function(function: Callable[..., object]) -> bool:
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-
-
-_guard = RLock()
-
-
-def _free_guard() -> None:
-    """In a forked child: another thread of the parent may have held the guard at this moment."""
-    global _guard  # noqa: PLW0603 - see above
-    _guard = RLock()
-
-
-at_fork(after_in_child=_free_guard)

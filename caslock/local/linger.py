@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from caslock.local.lock_state import LockState
     from caslock.protocol.attempt import Attempt
 
-kept: dict[Attempt, LockState] = {}
-"""All that lingers in this process, or is being released after that; nothing else refers to it."""
+lingering: dict[Attempt, LockState] = {}
+"""The attempts that linger in this process, or are being released after that.  Nothing else refers to them."""
 
 
 def end(attempt: Attempt) -> None:
     """Have it released beside the caller, if it lingers."""
-    state = kept.get(attempt)
+    state = lingering.get(attempt)
     if state is not None:
         attempt.runtime.start(partial(state.give_up, attempt))
 
 
-at_fork(after_in_child=kept.clear)  # it is the parent's
+at_fork(after_in_child=lingering.clear)  # it is the parent's

@@ -189,7 +189,7 @@ class LockState:
                 return False
             if lease.lost or lease.ttl != self.settings.ttl:
                 return False
-            linger.kept[attempt] = self
+            linger.lingering[attempt] = self
             lease.rest(attempt.lingers_until)
             attempt.state = LINGERING
             self.committed.pop(hold, None)
@@ -219,7 +219,7 @@ class LockState:
                 self._queue.replace(other, attempt)
                 self._watch(attempt)
                 self._held[attempt.hold_id] = weakref.ref(attempt)
-            linger.kept.pop(other, None)
+            linger.lingering.pop(other, None)
             if observer.listens():
                 self._tell_outcome(attempt, "acquired", now)
             return True
@@ -242,7 +242,8 @@ class LockState:
         finally:
             self._held.pop(attempt.hold_id, None)
             self._queue.leave(attempt, self.runtime.now())
-            linger.kept.pop(attempt, None)  # last: until then, a try with timeout=0 waits for it and is not refused
+            # Last: until then, a try with timeout=0 waits for it and is not refused.
+            linger.lingering.pop(attempt, None)
 
     async def acquire(self, hold: H, timeout: float | None) -> H:
         """Win a hold, or re-enter; raises `NotAcquired` after `timeout` seconds."""
@@ -414,7 +415,7 @@ class LockState:
         """Leave the local queue, and tell observers and the log once of a release, also if the store gave no answer."""
         now = self.runtime.now()
         if attempt.kept_until:
-            linger.kept.pop(attempt, None)  # an interrupt may have left it there
+            linger.lingering.pop(attempt, None)  # an interrupt may have left it there
         self._queue.leave(attempt, now)
         for hold in attempt.levels:
             self.committed.pop(hold, None)  # type: ignore[call-overload] # of a hold
@@ -624,7 +625,7 @@ class LockState:
             with self._guard:
                 if attempt.state in {HELD, LINGERING} and attempt.is_in(broken):
                     attempt.lose("this process called force_release()")
-        self._queue.inside(self.runtime.now())
+        self._queue.inside(self.runtime.now())  # lets the next one in, now that these are lost
         location = self.runtime.store.traits.location
         observer.warn(f"lock {self.key!r} at {location} was released by force; it was held by {broken}")
         return self._told(broken, broken.fence)

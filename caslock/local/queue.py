@@ -113,7 +113,7 @@ class LocalQueue:
         attempt.turn.event = event = runtime.event()
         patience = 0.0
         with self._guard:
-            if once and (self.waiting or not all(each in linger.kept for each in self._admit(runtime.now()))):
+            if once and (self.waiting or not all(each in linger.lingering for each in self._admit(runtime.now()))):
                 return False
             self.waiting.append(attempt)
         self._end_lingering(runtime.now())  # only now: who lets a key linger checks whether somebody waits
@@ -239,7 +239,7 @@ class LocalQueue:
         return inside
 
     def _is_over(self, attempt: Attempt, now: float) -> bool:
-        """Whether an attempt is no longer inside."""
+        """Whether an attempt needs no place any more, inside or in the line."""
         if attempt.state in HAD and (now >= attempt.lease.deadline or attempt.lease.lost):
             return True
         return attempt.runtime.ended(attempt)

@@ -48,7 +48,7 @@ def in_use(attempt: Attempt, inside: Iterable[Attempt], waited: Waited) -> NotAc
         if other is not attempt and record is not None:
             where = "in another thread or task of this process"
             text = f"{lock} is held by {record}, {BY_OURSELVES if other.caller is attempt.caller else where}"
-            if other in linger.kept:
+            if other in linger.lingering:
                 text = f"{lock} is still being released by this process"
             return _refused(attempt, text, Observed(other.lease.fence, record), waited)
     text = f"another thread or task of this process is waiting for lock {attempt.key!r}"

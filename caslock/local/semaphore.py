@@ -54,6 +54,7 @@ class SharedState(LockState):
     def end_removal(self, hold: Holding, entry: Entry | None) -> bool:
         """See `LockState.end_removal`."""
         attempt = cast("SharedAttempt", hold._attempt)
+        # When it was sent is not known here: the version decides.
         attempt.see(entry, 0.0, None, attempt.lease.version)
         return super().end_removal(hold, entry)
 
@@ -68,13 +69,13 @@ class SharedState(LockState):
 
     async def holders(self) -> tuple[Record, ...]:
         """Who holds the key."""
-        return self._each(await self.holder())
+        return self._told_each(await self.holder())
 
     async def force_release_all(self) -> tuple[Record, ...]:
         """Take the key away from all who hold it."""
-        return self._each(await self.force_release())
+        return self._told_each(await self.force_release())
 
-    def _each(self, record: Record | None) -> tuple[Record, ...]:
+    def _told_each(self, record: Record | None) -> tuple[Record, ...]:
         return () if record is None else tuple([self._told(each, each.fence) for each in record.each])
 
 

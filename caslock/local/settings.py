@@ -26,7 +26,7 @@ MAX_MIN_HOLD: Final = 7 * 24 * 3600.0
 MIN_LEASE: Final = 0.01
 """Seconds.  The margin (`lease.margin`) of a shorter lease would hardly leave time for one request."""
 MAX_LEASE: Final = 1e9
-"""Seconds, about thirty years: stores count in milliseconds, and some in less."""
+"""Seconds, about 32 years.  Stores count in milliseconds or smaller units, which must not overflow."""
 _COROUTINE: Final = 0x80  # inspect.CO_COROUTINE
 
 

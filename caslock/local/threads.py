@@ -271,7 +271,7 @@ class _Immediate:
 def _end_what_lingers() -> None:
     """At the end of the interpreter, release what else would stay until its lease ends."""
     began = clock.now()
-    for attempt, state in tuple(linger.kept.items()):
+    for attempt, state in tuple(linger.lingering.items()):
         limit = began + attempt.runtime.patience
         if clock.now() < limit:  # else its lease ends it
             run(state.give_up(attempt, limit))

@@ -36,9 +36,9 @@ _known, _wiped = _memory()
 _known[0] = 1
 _generation = 1
 guard: RLock = RLock()
-"""Held while a process makes what it has once; a forked child has one of its own.
+"""Held while a process creates what it has only one of; a forked child gets a new one.
 
-Reentrant: a signal handler may use a lock while its thread is in there.  Look it up as ``fork.guard``, for it changes.
+Reentrant: a signal handler may use a lock while its thread holds this.  Write ``fork.guard``: a fork rebinds it.
 """
 
 

@@ -237,7 +237,7 @@ class Attempt:
     def see(self, entry: Entry | None, asked: float, record: Record | None = None, gone: int = ABSENT) -> Observed:
         """Read the answer to a request that was sent at `asked`.
 
-        `record` is what it shows, if that is known; `gone` a version that it has found, or made, to be there no more.
+        `record` is what it shows, if known; `gone` is a version that the answer shows to be gone.
         """
         del asked, gone
         return observed_in(entry) if record is None or entry is None else _new(Observed, (entry.version, record))

@@ -105,7 +105,7 @@ async def read(runtime: Runtime, attempt: Attempt, limit: float) -> Observed:
 
 
 async def send(runtime: Runtime, attempt: Attempt, write: Write, seconds: float | None = None) -> Observed:
-    """Send a write, once.  With `seconds`, the store puts it as soon as nothing is there, or after that time."""
+    """Send a write, once.  With `seconds`, the store queues the put until the key is free, for that long at most."""
     _, expected, record, value, _ = write
     try:
         if record is None:

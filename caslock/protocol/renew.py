@@ -32,10 +32,10 @@ async def renew(runtime: Runtime, attempt: Attempt, ttl: float | None) -> None:
 
 
 async def renew_alone(runtime: Runtime, attempt: Attempt, ttl: float | None, *, handed: bool = False) -> None:
-    """Do as `renew` does; the attempt's mutex has to be taken.
+    """Do what `renew` does; the caller has the attempt's mutex.
 
-    `handed`: with the hold id under which it is handed over; after an error, the next renewal or release takes that
-    back.
+    `handed`: write the hold id of the ticket in place of our own.  After an error, the next renewal or release undoes
+    that.
     """
     until = runtime.now() + runtime.patience
     for number in count():

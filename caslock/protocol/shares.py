@@ -102,15 +102,15 @@ class Seen:
         """Begin with nothing seen."""
         self.newest: tuple[int, Record | None] = ABSENT, None  # a version, and what is there
         self._at = 0.0  # when that was seen
-        self._place = 0  # in the order of versions; what is there no more is half way to the next one
+        self._place = 0  # twice the newest version; one more when that version is known to be gone
         # By hold id: a beat, for how long it was known to stand still, and when that was first seen here.
         self._beats: dict[str, tuple[int, float, float]] = {}
 
     def look(self, version: int, record: Record | None, now: float, asked: float, gone: int, *, ordered: bool) -> None:
-        """Note the answer to a request that was sent at `asked`.
+        """Note the answer, received now, to a request that was sent at `asked`; `gone` is a version that it shows gone.
 
-        It replaces what was seen before then, also if its version is smaller: a server may have lost its last writes.
-        Where requests overlap, the place in the order of versions decides, if they are `ordered`.
+        It replaces what was seen before it was sent, even if its version is smaller: after a failover, a server may
+        have lost its last writes.  Where requests overlap and versions are `ordered`, the larger version wins.
         """
         place = 2 * version or 2 * gone + 1
         if not ordered or asked >= self._at or place > self._place:

@@ -101,7 +101,7 @@ def unanswered(verb: Callable[[], object]) -> None:
 
 
 def pause() -> None:
-    """Let `PAUSE` seconds pass, not counting those that the machine is late by, but ten times as many at the most."""
+    """Sleep for `PAUSE` seconds, not counting delays of the machine, but for no more than ten times as long."""
     with Stopwatch() as watch:
         while (left := PAUSE - watch.seconds) > 0 and watch.elapsed < 10 * PAUSE:
             time.sleep(left)

@@ -99,7 +99,7 @@ def test_the_next_acquire_takes_no_request(location: Place) -> None:
     with lock:
         pass
     assert store.requests == [("put", lock.key)]
-    assert first._attempt not in linger.kept  # but the one by which it was held last
+    assert first._attempt not in linger.lingering  # but the one by which it was held last
     if store.traits.fences:
         assert fences == [first.fence]
     assert Lock(location.store(), lock.key).acquire(timeout=0) is None  # of another process
@@ -278,7 +278,7 @@ def test_a_child_neither_resumes_nor_releases_it(memory: MemoryStore) -> None:
         pass
     child = os.fork()
     if not child:
-        os._exit(0 if lock.acquire(timeout=0) is None and not linger.kept else 1)
+        os._exit(0 if lock.acquire(timeout=0) is None and not linger.lingering else 1)
     assert os.waitpid(child, 0)[1] == 0
     with lock as hold:
         assert hold.fence == first.fence
@@ -333,7 +333,7 @@ def test_one_try_is_not_refused_for_a_place_given_up(memory: MemoryStore, monkey
             assert may_end.wait(LONG)
             return default
 
-    monkeypatch.setattr(linger, "kept", Slowly())
+    monkeypatch.setattr(linger, "lingering", Slowly())
     store = Noted(memory)
     lock = lock_of(store)
     with lock:

@@ -58,7 +58,7 @@ def test_a_release_that_lingers_leaves_nobody_who_holds_it(scene: Scene) -> None
     assert (scene.attempt.state, scene.store.requests, scene.watched) == (LINGERING, [], [scene.attempt])
     assert (scene.state.committed, scene.attempt.levels, scene.attempt.lease.reported) == ({}, [], True)
     assert scene.attempt.lease.due == scene.attempt.lingers_until
-    assert scene.attempt in linger.kept
+    assert scene.attempt in linger.lingering
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_does_not_linger(scene: Scene, what: str) -> None:
         scene.state._queue._others_until = scene.state.runtime.now() + 1
     assert not scene.state.linger(scene.hold)
     assert scene.attempt.state in {HELD, LEAVING}
-    assert scene.attempt not in linger.kept
+    assert scene.attempt not in linger.lingering
 
 
 def test_who_has_looked_and_met_nobody_lets_it_linger(scene: Scene) -> None:
@@ -124,7 +124,7 @@ def test_it_is_given_up_once(scene: Scene) -> None:
         run(work())
     assert (len(scene.started), scene.store.requests) == (2, [("invalidate", "k")])
     assert scene.attempt.state is OVER
-    assert scene.attempt not in linger.kept
+    assert scene.attempt not in linger.lingering
     assert (scene.state._held, scene.state._queue._inside) == ({}, [])
     linger.end(scene.attempt)
     assert len(scene.started) == 2
@@ -145,4 +145,4 @@ def test_what_cannot_be_given_up_is_left_to_the_background(scene: Scene, backgro
     setattr(scene.store, how, lambda _verb, _key: True)
     run(scene.state.give_up(scene.attempt))
     assert (background.left, scene.state._held, scene.state._queue._inside) == (1, {}, [])
-    assert scene.attempt not in linger.kept
+    assert scene.attempt not in linger.lingering

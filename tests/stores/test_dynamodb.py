@@ -249,10 +249,10 @@ def test_another_server_at_the_endpoint_is_named(api: Opening, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("code", "status", "sent", "sentence"),
     [
-        ("ProvisionedThroughputExceededException", 400, False, "can't serve it now"),
-        ("ThrottlingException", 400, False, "can't serve it now"),
-        ("RequestLimitExceeded", 400, False, "can't serve it now"),
-        ("TransactionConflictException", 400, False, "can't serve it now"),
+        ("ProvisionedThroughputExceededException", 400, False, "can't serve the request now"),
+        ("ThrottlingException", 400, False, "can't serve the request now"),
+        ("RequestLimitExceeded", 400, False, "can't serve the request now"),
+        ("TransactionConflictException", 400, False, "can't serve the request now"),
         ("InternalServerError", 500, True, "may have applied"),
         ("ServiceUnavailable", 503, True, "may have applied"),
         ("400", 400, True, "may have applied"),

@@ -179,7 +179,7 @@ def test_a_full_server_refuses_acquires_and_allows_releases(api: Opening, new_ta
         command(admin, "EXSET", "ahead", "a", "ABS", ahead)
         admin.config_set("maxmemory", "1")
         for key, version in (("new", ABSENT), ("held", entry.version)):
-            refusal(partial(store.put_if_version, key, b"b", version, 30), "raise its maxmemory")
+            refusal(partial(store.put_if_version, key, b"b", version, 30), "raise the server's maxmemory")
         assert store.put_if_version("held", b"b", ABSENT, 30) == entry
         assert store.get("held") == entry
         assert store.invalidate("held", entry.version) is None

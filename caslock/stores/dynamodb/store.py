@@ -79,7 +79,7 @@ class DynamoDBStore(BlockingVerbs):
         began, client, first = time.monotonic(), None, next(verb)
 
         async def ask(request: Request) -> Reply:
-            # It may take half of the time.
+            # A further request begins in the first half of the time only: it may take the other half.
             if bounded and request is not first and time.monotonic() - began > self._target.timeout / 2:
                 raise self._failures.too_late()
             return await _answered(client, request, awaits=False)

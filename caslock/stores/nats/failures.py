@@ -64,7 +64,7 @@ class Failures(AnyFailures):
             return StoreError(f"{self._location} is full ({error}). Raise its limits, or those of the account.")
         if error.status == _UNAVAILABLE or _OFFLINE in str(error):
             maybe = sent and error.code not in _NOT_APPLIED
-            what = "may have applied the request" if maybe else "can't serve it now"
+            what = "may have applied the request" if maybe else "can't serve the request now"
             return StoreUnavailable(f"{self._location} {what} ({error}). Try again later.", sent=maybe)
         return self.refused(str(error))
 

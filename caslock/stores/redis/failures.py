@@ -26,17 +26,18 @@ _SCRIPT: Final = re.compile(r" script: [0-9a-f]{40}, on @user_script:\d+\.?")  #
 _NO_PASSWORD: Final = re.compile("NOAUTH|Authentication required|HELLO must be called with the client already")
 NO_RIGHTS: Final = "NoPermission|ACL failure in script|The user executing the script can't"
 ADVICE: Final = {
-    "OutOfMemory": "Free memory or raise its maxmemory",
+    "OutOfMemory": "Free memory, or raise the server's maxmemory",
     "ReadOnly": "Connect to the primary, not to a replica",
     "Authentication|WRONGPASS": "Check the user and the password",
     NO_RIGHTS: (
-        "Grant the user eval, evalsha, get, set, del and time on the keys (and wait, with replicas); to be woken it "
-        "needs blpop, pexpire, rpush, xadd, xread, zadd, zcard, zpopmin, zremrangebyscore on names with a key in them"
+        "Grant the user eval, evalsha, get, set, del and time on the keys (and wait, with replicas). To be woken, "
+        "it also needs blpop, pexpire, rpush, xadd, xread, zadd, zcard, zpopmin, zremrangebyscore on names with a key "
+        "in them"
     ),
     "WRONGTYPE": "Another program stores a value of another type under this key; use another key or a prefix",
     "MovedError": "This is a node of a Redis Cluster; create the store from a RedisCluster client",
-    "cluster support disabled": "This server is in no Redis Cluster; use a URL that names one server",
-    "NOREPLICAS": "Bring its replicas back, or lower its min-replicas-to-write",
+    "cluster support disabled": "This server is not part of a Redis Cluster; use a URL that names one server",
+    "NOREPLICAS": "Bring the replicas back, or lower min-replicas-to-write",
 }
 
 

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from redis.crc import key_slot
 
 from caslock.store import ABSENT, MAX_KEY, WOKEN, Entry, check_key, check_put
-from caslock.stores.redis.wire import Reply, packed, strange
+from caslock.stores.redis.wire import Reply, invalid_reply, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -218,7 +218,7 @@ class Requests:
         match reply:
             case [bytes(cursor), list(names)]:
                 return b"" if cursor == b"0" else cursor, {key for key in map(self._key, names) if key}
-        raise strange(reply)
+        raise invalid_reply(reply)
 
     def _key(self, name: Reply) -> str:
         """Return the key of a stored name; empty: it is another program's, or stands next to a key."""
@@ -275,7 +275,7 @@ def _entries(values: list[bytes], reply: Reply) -> list[Entry | None]:
     """Read what is under each key after a verb."""
     replies = reply if isinstance(reply, list) else [reply]
     if len(replies) != len(values):
-        raise strange(reply)
+        raise invalid_reply(reply)
     return [_entry(value, each) for value, each in zip(values, replies, strict=True)]
 
 
@@ -288,7 +288,7 @@ def _entry(value: bytes, reply: Reply) -> Entry | None:
     if reply is None:
         return None
     if not isinstance(reply, bytes):
-        raise strange(reply)
+        raise invalid_reply(reply)
     ours = _OURS.match(reply)
     if not ours or int(ours[1]) > LAST_VERSION:
         return Entry(reply, FOREIGN)

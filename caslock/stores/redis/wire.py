@@ -42,9 +42,9 @@ def new_reader() -> Reader:
     return Reader(protocolError=exceptions.InvalidResponse, replyError=_error, notEnoughData=MORE)
 
 
-def strange(reply: Reply) -> exceptions.InvalidResponse:
+def invalid_reply(reply: Reply) -> exceptions.InvalidResponse:
     """Return the error for a reply that can't be read; the request may have been applied."""
-    return exceptions.InvalidResponse(f"an answer that Redis does not give: {reply!r:.60}")
+    return exceptions.InvalidResponse(f"invalid reply: {reply!r:.60}")
 
 
 def _error(text: str) -> Exception:

@@ -46,11 +46,11 @@ class Failures(ABC):
 
     def unanswered(self, why: str) -> StoreUnavailable:
         """Return the error for a request that got no answer."""
-        return StoreUnavailable(f"{self._location} gave no answer, and may have applied the request ({why})")
+        return StoreUnavailable(f"{self._location} gave no usable answer, and may have applied the request ({why})")
 
     def not_now(self, why: str) -> StoreUnavailable:
         """Return the error for a request that the server has refused, but may serve later."""
-        return StoreUnavailable(f"{self._location} can't serve it now ({why}). Try again later.", sent=False)
+        return StoreUnavailable(f"{self._location} can't serve the request now ({why}). Try again later.", sent=False)
 
     def refused(self, why: str, advice: str = "") -> StoreError:
         """Return the error for a request that the server has refused for good."""

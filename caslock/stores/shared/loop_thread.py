@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Served(Protocol):
-    """What a thread has in its loop."""
+    """What runs in the loop of a thread: the connections of a store."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -50,7 +50,7 @@ class LoopThread(Generic[S]):
             self._leave(thread)
 
     def end(self) -> None:
-        """Close the connections, and end the thread.  A later use begins another, and ends it."""
+        """Close the connections, and end the thread.  A later use starts another, and ends it afterwards."""
         self._closed = True
         self._end()
 
@@ -83,7 +83,7 @@ class LoopThread(Generic[S]):
 
 
 class _Thread(Generic[S]):
-    """One thread."""
+    """One thread with its event loop, in one process."""
 
     def __init__(self, name: str, make: Callable[[], S], owner: LoopThread[S]) -> None:
         """Start it; it ends with an owner that nobody has ended, or with the process."""
@@ -128,7 +128,11 @@ def _work(make: Callable[[], S], begun: _Begun[S]) -> None:
 
 
 async def _serve(make: Callable[[], S], begun: _Begun[S]) -> None:
-    served, over = make(), asyncio.Event()
+    try:
+        served, over = make(), asyncio.Event()
+    except BaseException as error:
+        begun.set_exception(error)
+        raise
     begun.set_result((served, asyncio.get_running_loop(), over))
     await over.wait()
     await served.close()

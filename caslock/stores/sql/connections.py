@@ -69,15 +69,15 @@ def connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some
     return connection
 
 
-async def connection_in_loop(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
-    """Open the same kind of connection while an event loop runs; it has no limit of its own."""
+async def awaited_connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
+    """Do what `connection_of` does, but await the thread that opens it; no time limit."""
     outcome = _begin_to_open(target)
     with on_failure(lambda: outcome.add_done_callback(_close_late)):
         return await asyncio.shield(asyncio.wrap_future(outcome))
 
 
 def _begin_to_open(target: Target) -> Future[Any]:
-    """Open a connection in a thread of its own, because no driver bounds all that it does until it is connected."""
+    """Have a thread open a connection, because no driver bounds all that it does to connect."""
     outcome = Future[Any]()
 
     def open_it() -> None:

@@ -12,7 +12,7 @@ from caslock.process.loop_end import ConnectionsPerLoop, PerLoop, before_the_loo
 from caslock.store import Traits
 from caslock.stores.shared.loop_thread import LoopThread
 from caslock.stores.shared.verbs import AsyncVerbs, BlockingVerbs
-from caslock.stores.sql.connections import async_connection_of, connection_in_loop, end_by
+from caslock.stores.sql.connections import async_connection_of, awaited_connection_of, end_by
 from caslock.stores.sql.engines import async_engine_of, engine_of
 from caslock.stores.sql.failures import Failures
 from caslock.stores.sql.target import target_of
@@ -57,7 +57,7 @@ class SQLStore(BlockingVerbs):
         self._verbs: Verbs = Verbs(self._target.backend)
         self._failures = Failures(self._target.location, self._target.secrets)
         self._engines = PerProcess(partial(engine_of, self._target))
-        self._waits = LoopThread("caslock-waits", partial(Waits, self._target, self._failures, connection_in_loop))
+        self._waits = LoopThread("caslock-waits", partial(Waits, self._target, self._failures, awaited_connection_of))
         self._closed = False
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
         if self._target.backend == "postgresql":

@@ -1,7 +1,7 @@
 """Waits for changes of keys in PostgreSQL: all those of a store share one connection (see `listener`).
 
 The first wait opens it.  Where there can be none, as behind PgBouncer, waits are refused, and locks poll.  The event
-loop reads, for all; that of code that blocks runs in a thread of the store.
+loop reads for all waiters; for blocking code, that loop runs in a thread of the store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Waits:
     """The waits of one event loop."""
 
     def __init__(self, target: Target, failures: Failures, connect: Callable[[Target], Awaitable[Any]]) -> None:
-        """Open nothing yet; `connect` opens a connection, and need not end in time."""
+        """Open nothing yet; `connect` opens a connection; it needs no time limit of its own."""
         self._target, self._failures, self._connect = target, failures, connect
         self._listener: Listener | None = None
         self._again = 0.0  # when the next connection may be tried
@@ -182,7 +182,7 @@ class Waits:
 
     def _fail(self, listener: Listener, problem: BaseException) -> StoreError:
         """Use a connection no more, and return the error of all who wait there."""
-        _read_no_more(listener)  # now: libpq has closed the socket, and the next one that is opened may have its number
+        _read_no_more(listener)  # at once: libpq may have closed the socket, and another one may get its number
         if self._listener is listener:
             self._listener = None
         listener.fail(problem)

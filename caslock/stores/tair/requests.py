@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from caslock.store import Entry
 from caslock.stores.redis.requests import FOREIGN, LAST_VERSION, Request, Requests, Script, checked_put, checked_version
-from caslock.stores.redis.wire import strange
+from caslock.stores.redis.wire import invalid_reply
 
 if TYPE_CHECKING:
     from caslock.stores.redis.wire import Reply
@@ -56,7 +56,7 @@ def entry(value: bytes, reply: Reply) -> Entry | None:
             if version == 0 and _GONE.fullmatch(there):
                 return None
             return Entry(there, version if 0 < version <= LAST_VERSION else FOREIGN)
-    raise strange(reply)
+    raise invalid_reply(reply)
 
 
 _entry_there: Final = partial(entry, b"")

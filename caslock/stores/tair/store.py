@@ -16,7 +16,7 @@ from caslock.stores.redis.url import open_url
 from caslock.stores.tair.requests import TairRequests
 
 _NO_MODULE: Final = "The server has no TairString; load the module, or use a redis:// URL, which needs none"
-_NO_PX: Final = "Leases need an EXCAS with PX, as the open-source module has it; use that, or a redis:// URL"
+_NO_PX: Final = "Leases need EXCAS with PX, which the open-source module has; use that module, or a redis:// URL"
 _TAIR: Final = Dialect(
     "tair",
     ADVICE

@@ -45,7 +45,7 @@ def deadlocked(run: Run) -> dict[Client, set[Client]]:
 
 
 def _ends(attempt: Attempt) -> bool:
-    return attempt in linger.kept or _is_lost(attempt)
+    return attempt in linger.lingering or _is_lost(attempt)
 
 
 def _is_lost(attempt: Attempt) -> bool:

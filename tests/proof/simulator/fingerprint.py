@@ -214,7 +214,7 @@ class _Print:
 
     def an_attempt(self, attempt: Attempt) -> None:
         self._out += (attempt.hold_id, isinstance(attempt.mutex, Mutex) and attempt.mutex.taken)
-        self._out.append(attempt in linger.kept)
+        self._out.append(attempt in linger.lingering)
         self.fields(attempt)
 
     def fields(self, value: Attempt | Lease | Writes | Contention | HandOver) -> None:

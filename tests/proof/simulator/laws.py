@@ -317,7 +317,7 @@ class Judge:
         del self.leaving[client]
         self._run.tell(client.name, f"has released {hold.key!r}, which lingers")
         begun = any(flow.finishes and flow.client is client for flow in self._run.flows.values())
-        if hold._attempt in linger.kept and hold._state._queue.waiting and not begun:
+        if hold._attempt in linger.lingering and hold._state._queue.waiting and not begun:
             self._run.violate(f"{hold.key!r} lingers although somebody of its process waits for it")
 
     def gave_up(self, attempt: Attempt) -> None:

@@ -300,7 +300,7 @@ class Run:
 
     def close(self) -> None:
         """Let go of every coroutine, and of what lingers."""
-        linger.kept.clear()
+        linger.lingering.clear()
         for flow in [*self.flows.values(), *self._graves]:
             self.current = flow
             flow.coroutine.close()

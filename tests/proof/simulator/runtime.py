@@ -193,7 +193,7 @@ class Runtime:
     def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Run it as a flow of its own: what lingers is given up by the client that has let it linger."""
         attempts = (each for each in getattr(work, "args", ()) if isinstance(each, Attempt))
-        lingers = next((each for each in attempts if each in linger.kept), None)
+        lingers = next((each for each in attempts if each in linger.lingering), None)
         client = self.run.current.client if lingers is None else cast("Client", lingers.caller)
 
         async def go() -> None:
