@@ -22,7 +22,7 @@ LOCAL = (
 )
 GROUND = (
     *("errors", "failures", "store", "guards", "closing", "verbs", "fork", "connections", "options", "links"),
-    *("loop_end", "loop_thread", "observer"),
+    *("loop_end", "observer"),
 )
 LADDER = (
     *GROUND,
@@ -38,8 +38,8 @@ MAY_IMPORT["stores"] = set()  # the package itself; its stores:
 OF_A_STORE = {"errors", "store", "guards", "closing", "fork", "options"}
 OF_A_CLIENT = OF_A_STORE | {"connections", "failures", "links"}
 STORES = {"memory": OF_A_STORE, "sqlite": OF_A_STORE, "memcached": OF_A_CLIENT, "redis": OF_A_CLIENT | {"loop_end"}}
-STORES["dynamodb"] = STORES["etcd"] = STORES["nats"] = STORES["redis"] | {"verbs"}
-STORES["sql"] = STORES["hazelcast"] = STORES["nats"] | {"loop_thread"}
+STORES["sql"] = STORES["dynamodb"] = STORES["redis"] | {"verbs"}
+STORES["hazelcast"] = STORES["etcd"] = STORES["nats"] = STORES["sql"]
 STORES["zookeeper"] = OF_A_CLIENT
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
 """What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""

@@ -301,14 +301,16 @@ def test_a_session_that_could_not_have_the_lock_stops_listening(postgres: Postgr
 
 @pytest.mark.parametrize("postgres", ["blocking"], indirect=True)
 def test_a_signal_handler_may_wait(postgres: Postgres) -> None:
-    """It is served also if it has interrupted a wait, which goes on."""
+    """It is refused at once, and so its lock polls, if it has interrupted a wait, which goes on."""
     store, other = postgres.open(timeout=LONG), postgres.open()
     entries = {key: put(other, key) for key in (fresh(), fresh())}
     (key, entry), second = entries.items()
+    tooks = list[float]()
 
     def handle(*_: object) -> None:
-        other.invalidate(second[0], second[1].version)
-        store.wait_while(second[0], second[1].version, LONG)
+        with Stopwatch() as watch:
+            _refused(_wait(store, *second))
+        tooks.append(watch.seconds)
         other.invalidate(key, entry.version)
 
     before = signal.signal(signal.SIGALRM, handle)
@@ -319,6 +321,8 @@ def test_a_signal_handler_may_wait(postgres: Postgres) -> None:
         assert watch.seconds < SOON
     finally:
         signal.signal(signal.SIGALRM, before)
+    assert len(tooks) == 1
+    assert tooks[0] < SOON
 
 
 @pytest.mark.parametrize("postgres", ["blocking"], indirect=True)

@@ -1,19 +1,20 @@
-"""Something happens at each moment of a wait in PostgreSQL: the change, or an interrupt."""
+"""Something happens at each moment of a wait in PostgreSQL: the change, another wait, or an interrupt."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from types import FrameType
 from typing import Any, cast
 
 import pytest
 
-from caslock.stores.sql import AsyncSQLStore
+from caslock.store import Entry
+from caslock.testing.steps import in_a_thread
 from caslock.testing.stopwatch import Stopwatch
 from tests.stores.opening import put
 from tests.stores.test_sql_wait import LONG, SOON, Postgres
@@ -56,7 +57,7 @@ def at_moment(moment: int, happens: Callable[[], object], act: Callable[[], obje
 @pytest.mark.long
 def test_a_removal_at_any_moment_ends_the_wait(postgres: Postgres) -> None:
     """None is missed, whether it comes before the wait looks, while it begins to listen, or afterwards."""
-    store, other = AsyncSQLStore(postgres.server.url, timeout=10), postgres.open(timeout=10)
+    store, other = postgres.open(timeout=10), postgres.open(timeout=10)
 
     def one(moment: int) -> tuple[str, float, float]:
         key, removed = fresh(), list[float]()
@@ -67,22 +68,41 @@ def test_a_removal_at_any_moment_ends_the_wait(postgres: Postgres) -> None:
             removed.append(watch.seconds)
 
         with Stopwatch() as watch:
-            location = at_moment(moment, remove, lambda: runner.run(_wait(store, key, version)))
+            location = at_moment(moment, remove, lambda: store.wait_while(key, version, SOON / 4))
         before = min([watch.seconds, *removed])
         return location, before, watch.seconds - before
 
-    with asyncio.Runner() as runner:
-        for moment in itertools.count():
-            location, before, after = one(moment)
-            if not location or before > SOON / 5:  # it is over
-                break
-            assert after < SOON / 8, location
-        runner.run(store.aclose())
+    for moment in itertools.count():
+        location, before, after = one(moment)
+        if not location or before > SOON / 5:  # it is over
+            break
+        assert after < SOON / 8, location
     assert moment > 50
 
 
-async def _wait(store: AsyncSQLStore, key: str, version: int) -> None:
-    await store.wait_while(key, version, SOON / 4)
+@pytest.mark.long
+def test_another_wait_may_come_at_any_moment(postgres: Postgres) -> None:
+    """It begins and ends on the same connection, for another key."""
+    store = postgres.open(timeout=10)
+    lasting = fresh()
+    version = put(store, lasting).version
+
+    def one(moment: int) -> str:
+        others, key = list[Future[Entry | None]](), fresh()
+        mine = put(store, key).version
+
+        def another() -> None:
+            others.append(in_a_thread(lambda: store.wait_while(lasting, version, 0.1)))
+            with contextlib.suppress(TimeoutError):
+                others[0].result(0.03)  # it has most likely begun, unless it has to wait for ours
+
+        location = at_moment(moment, another, lambda: store.wait_while(key, mine, 0.01), "listener.py")
+        for each in others:
+            each.result(SOON)
+        return location
+
+    moment = next(moment for moment in itertools.count() if not one(moment))
+    assert moment > 20
 
 
 @pytest.mark.long
@@ -102,7 +122,7 @@ def test_the_next_wait_is_served_wherever_an_interrupt_strikes(postgres: Postgre
         entry = put(other, key)
         wait = partial(store.wait_while, key, entry.version, 0.01)
         try:
-            at_moment(moment, _interrupt, wait, "/shared/loop_thread.py" if opens else "/caslock/stores/")
+            at_moment(moment, _interrupt, wait, "/sql/waits.py" if opens else OURS)
         except KeyboardInterrupt:
             with Stopwatch() as watch:
                 store.wait_while(fresh(), version, LONG)  # for what is not there
@@ -110,7 +130,7 @@ def test_the_next_wait_is_served_wherever_an_interrupt_strikes(postgres: Postgre
             assert until(partial(_is_forgotten, postgres, key)), f"after the interrupt {moment}"
         else:
             break
-    assert moment > 10
+    assert moment > 30
 
 
 def _is_forgotten(postgres: Postgres, key: str) -> bool:

@@ -150,11 +150,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a blocking connection has suspended")
 
 
-def is_readable(descriptor: int) -> bool:
-    """Tell whether a socket has anything to read, its end included."""
+def is_readable(descriptor: int, seconds: float = 0) -> bool:
+    """Tell whether a socket has anything to read, its end included, or gets it within some seconds."""
     with _SELECTOR() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
-        return bool(selector.select(0))
+        return bool(selector.select(seconds))
 
 
 def reason(problem: BaseException) -> str:

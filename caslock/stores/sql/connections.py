@@ -5,7 +5,6 @@ One belongs to one process, and for asyncio to one event loop.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 import time
@@ -60,24 +59,10 @@ def is_direct(connection: Any) -> bool:  # noqa: ANN401 - psycopg's generic clas
 
 
 def connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
-    """Open a connection by the moment at which the verb of this thread ends."""
-    outcome = _begin_to_open(target)
-    with on_failure(lambda: outcome.add_done_callback(_close_late)):
-        connection = outcome.result(_left())
-    bound = _bound_psycopg if target.backend == "postgresql" else _bound_pymysql
-    bound(connection)
-    return connection
+    """Open a connection by the moment at which the verb of this thread ends.
 
-
-async def awaited_connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
-    """Do what `connection_of` does, but await the thread that opens it; no time limit."""
-    outcome = _begin_to_open(target)
-    with on_failure(lambda: outcome.add_done_callback(_close_late)):
-        return await asyncio.shield(asyncio.wrap_future(outcome))
-
-
-def _begin_to_open(target: Target) -> Future[Any]:
-    """Have a thread open a connection, because no driver bounds all that it does to connect."""
+    That is done in a thread of its own, because no driver bounds all that it does until it is connected.
+    """
     outcome = Future[Any]()
 
     def open_it() -> None:
@@ -90,11 +75,15 @@ def _begin_to_open(target: Target) -> Future[Any]:
             outcome.set_result(connection)
 
     threading.Thread(target=open_it, name="caslock-connect", daemon=True).start()
-    return outcome
+    with on_failure(lambda: outcome.add_done_callback(_close_late)):
+        connection = outcome.result(_left())
+    bound = _bound_psycopg if target.backend == "postgresql" else _bound_pymysql
+    bound(connection)
+    return connection
 
 
 async def async_connection_of(target: Target) -> Any:  # noqa: ANN401 - a connection of some driver
-    """Open a connection for asyncio; it has no limit of its own."""
+    """The same for asyncio; it has no limit of its own."""
     with on_failure(partial(_let_go, sys.exception())):
         return await _open_async(target)
 

@@ -29,7 +29,7 @@ _NO_TABLE: Final = b"42P01"
 
 
 class Listener:
-    """The connection, used by one event loop.  None of its methods waits for the server."""
+    """The connection.  None of its methods waits for the server; they must not be called side by side."""
 
     def __init__(self, connection: Any) -> None:  # noqa: ANN401 - psycopg's generic class
         """Take a connection that nobody else uses."""
@@ -42,7 +42,7 @@ class Listener:
         self.problem: BaseException | None = None
         """Why nothing more can be heard."""
         self.reader: Any = None
-        """The event loop that reads for all waiters, while it does."""
+        """Stands for the thread that reads; for asyncio, the event loop that does."""
         self.sleeping: list[Callable[[], object]] = []
         """What wakes each of those who wait until something was read."""
         self.users: set[Wait] = set()
@@ -59,7 +59,7 @@ class Listener:
         return bool(self._to_ask) and not (self._waits or self.problem)
 
     def begin(self, wait: Wait) -> bool:
-        """Begin to wait; False: too many keys are waited for.  `end` has to follow, and then `Waits._leave`."""
+        """Begin to wait; False: too many keys are waited for.  `end` and `leave` have to follow."""
         if wait.channel.place not in self._channels and len(self._channels) >= MOST_KEYS:
             return False
         wait.listener = self
@@ -108,7 +108,7 @@ class Listener:
                 channel.changes += 1
 
     def fail(self, problem: BaseException) -> None:
-        """Hear nothing more, because of the first problem, and wake everybody."""
+        """Hear nothing more, because of the first problem, and wake everybody, also whoever waits at the socket."""
         self.problem = self.problem or problem
         if self._pgconn.status == ConnStatus.OK:  # else libpq has closed the socket, and its number may be another's
             end = socket.socket(fileno=self.descriptor)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, TypeVar
 from caslock.process.fork import PerProcess
 from caslock.process.loop_end import ConnectionsPerLoop, PerLoop, before_the_loop_ends
 from caslock.store import Traits
-from caslock.stores.shared.loop_thread import LoopThread
+from caslock.stores.shared.connections import run
 from caslock.stores.shared.verbs import AsyncVerbs, BlockingVerbs
-from caslock.stores.sql.connections import async_connection_of, awaited_connection_of, end_by
+from caslock.stores.sql.connections import end_by
 from caslock.stores.sql.engines import async_engine_of, engine_of
 from caslock.stores.sql.failures import Failures
 from caslock.stores.sql.target import target_of
+from caslock.stores.sql.task_waits import TaskWaits
+from caslock.stores.sql.thread_waits import ThreadWaits
 from caslock.stores.sql.verbs import Verbs
-from caslock.stores.sql.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -37,8 +38,6 @@ class SQLStore(BlockingVerbs):
     The table is called caslock.  It is made by the first acquire that does not find it, or by your migrations:
     `caslock.stores.sql.metadata` describes it.  Leases are measured by the server's wall clock: if that is set forward,
     they end early.
-
-    In PostgreSQL, a thread of the store's own hears of changes, from the first wait until `close`.
     """
 
     wait_while: Callable[[str, int, float], None]
@@ -57,7 +56,7 @@ class SQLStore(BlockingVerbs):
         self._verbs: Verbs = Verbs(self._target.backend)
         self._failures = Failures(self._target.location, self._target.secrets)
         self._engines = PerProcess(partial(engine_of, self._target))
-        self._waits = LoopThread("caslock-waits", partial(Waits, self._target, self._failures, awaited_connection_of))
+        self._waits = PerProcess(partial(ThreadWaits, self._target, self._failures))
         self._closed = False
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
         if self._target.backend == "postgresql":
@@ -74,11 +73,14 @@ class SQLStore(BlockingVerbs):
     def close(self) -> None:
         """Close the idle connections.  A later request opens one, and closes it."""
         self._closed = True
-        self._waits.end()
         self._end()
 
     def _wait_while(self, key: str, version: int, timeout: float) -> None:
-        self._waits.run(lambda waits: waits.wait_while(key, version, timeout))
+        try:
+            run(self._waits.here().wait_while(key, version, timeout))
+        finally:
+            if self._closed:
+                self._end()
 
     def _run(self, verb: Verb[T]) -> T:
         end_by(monotonic() + self._target.timeout)
@@ -96,6 +98,8 @@ class SQLStore(BlockingVerbs):
                 self._end()
 
     def _end(self) -> None:
+        if waits := self._waits.found():
+            waits.close()
         if engine := self._engines.found():
             engine.dispose()
 
@@ -113,7 +117,7 @@ class AsyncSQLStore(AsyncVerbs):
         self._failures = Failures(self._target.location, self._target.secrets)
         self._loops = PerLoop(partial(_Loop, self._target))
         self.traits: Traits = Traits(self._target.location, request_timeout=self._target.timeout)
-        self._waits = ConnectionsPerLoop(partial(Waits, self._target, self._failures, async_connection_of))
+        self._waits = ConnectionsPerLoop(partial(TaskWaits, self._target, self._failures))
         if self._target.backend == "postgresql":
             self.wait_while = self._wait_while
 
@@ -127,7 +131,7 @@ class AsyncSQLStore(AsyncVerbs):
 
     async def aclose(self) -> None:
         """Close the idle connections of the running loop; the next request opens one again."""
-        await self._waits.close()
+        self._waits.here().close()
         await self._loops.here().close()
 
     async def _wait_while(self, key: str, version: int, timeout: float) -> None:

@@ -1,14 +1,14 @@
 """Waits for changes of keys in PostgreSQL: all those of a store share one connection (see `listener`).
 
-The first wait opens it.  Where there can be none, as behind PgBouncer, waits are refused, and locks poll.  The event
-loop reads for all waiters; for blocking code, that loop runs in a thread of the store.
+The first wait opens it.  Where there can be none, as behind PgBouncer, waits are refused, and locks poll.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from threading import RLock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ from caslock.stores.sql.table import name_of
 from caslock.stores.sql.wait import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from caslock.errors import StoreError
     from caslock.stores.sql.failures import Failures
@@ -31,18 +31,20 @@ _PAUSE: Final = 10.0
 
 _MOMENT: Final = 0.005  # seconds for which a waiter first waits without a notification
 _LATE: Final = 0.25  # seconds by which a wait may last longer for the server to learn that it is over
+_LOOK: Final = 0.005  # seconds between two looks whether another has opened the connection
 
 
-class Waits:
-    """The waits of one event loop."""
+class Waits(ABC):
+    """The waits of one process, or for asyncio of one event loop."""
 
-    def __init__(self, target: Target, failures: Failures, connect: Callable[[Target], Awaitable[Any]]) -> None:
-        """Open nothing yet; `connect` opens a connection; it needs no time limit of its own."""
-        self._target, self._failures, self._connect = target, failures, connect
+    def __init__(self, target: Target, failures: Failures) -> None:
+        """Open nothing yet."""
+        self._target, self._failures = target, failures
         self._listener: Listener | None = None
         self._again = 0.0  # when the next connection may be tried
         self._why = ""  # there is none until then
-        self._opening = asyncio.Lock()
+        self._opener: object = None  # stands for the wait that opens one
+        self._guard = RLock()  # of listeners; reentrant: a signal handler may use a lock
         self._ended = False
 
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
@@ -61,32 +63,34 @@ class Waits:
             raise
 
     def end(self) -> None:
-        """Close the connection, and keep none from now on; if anybody waits there, the last one closes it."""
+        """Close the connection, and keep none from now on."""
         self._ended = True
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
+        self.close()
 
-    async def close(self) -> None:
-        """Do what `end` does."""
-        self.end()
+    def close(self) -> None:
+        """Close the connection; if anybody waits there, the last one does it."""
+        with self._guard:
+            listener, self._listener = self._listener, None
+            if listener is not None:
+                listener.close()
 
     def _join(self, wait: Wait) -> Listener | None:
         """Begin to wait on the connection; None: there is none, or it has ended while nobody waited."""
-        listener = self._listener
-        if listener is not None and not listener.users and is_readable(listener.descriptor):
-            self._read(listener)
-            if listener.problem:
-                listener.close()
-        if listener is None or listener.problem:
-            return None
-        if not listener.begin(wait):
-            raise self._failures.cannot_wait("too many keys are waited for")
-        return listener
+        with self._guard:
+            listener = self._listener
+            if listener is not None and not listener.users and is_readable(listener.descriptor):
+                self._read(listener)
+                if listener.problem:
+                    listener.close()
+            if listener is None or listener.problem:
+                return None
+            if not listener.begin(wait):
+                raise self._failures.cannot_wait("too many keys are waited for")
+            return listener
 
     async def _watch(self, listener: Listener, wait: Wait, ends: float, until: float) -> None:
         if not wait.channel.shared:  # a lock that is held for a moment only is not worth the notification
-            await asyncio.sleep(max(0.0, min(random.uniform(0.0, _MOMENT), until - monotonic())))  # noqa: S311 - a pause is no secret
+            await self._sleep(max(0.0, min(random.uniform(0.0, _MOMENT), until - monotonic())))  # noqa: S311 - a pause is no secret
             await self._look(listener, wait, ends, shares=False)
         if wait.there is not False:
             await self._look(listener, wait, ends, shares=True)
@@ -96,20 +100,22 @@ class Waits:
             raise self._fail(listener, listener.problem) from listener.problem
 
     async def _look(self, listener: Listener, wait: Wait, ends: float, *, shares: bool) -> None:
-        try:
-            listener.look(wait, shares=shares)
-        except Exception as error:
-            raise self._fail(listener, error) from error
+        with self._guard:
+            try:
+                listener.look(wait, shares=shares)
+            except Exception as error:
+                raise self._fail(listener, error) from error
         await self._until(listener, lambda: wait.there is not None, ends)
         if wait.there is None:
             problem = listener.problem or TimeoutError()
             raise self._fail(listener, problem) from problem
 
     def _stop(self, listener: Listener, wait: Wait) -> None:
-        try:
-            listener.end(wait)
-        except Exception as error:  # noqa: BLE001 - this wait is over, and the next one fails
-            self._fail(listener, error)
+        with self._guard:
+            try:
+                listener.end(wait)
+            except Exception as error:  # noqa: BLE001 - this wait is over, and the next one fails
+                self._fail(listener, error)
 
     async def _tell(self, listener: Listener) -> None:
         """If nobody waits any more, see to it that the server hears of that: perhaps nobody reads from now on."""
@@ -117,42 +123,48 @@ class Waits:
 
     def _leave(self, listener: Listener, wait: Wait) -> None:
         """Need the connection no more; the last one closes it if it is not to be used again."""
-        listener.users.discard(wait)
-        if self._listener is listener and (self._ended or listener.is_behind):
-            self._listener = None
-        if self._listener is not listener:
-            listener.close()
+        with self._guard:
+            listener.users.discard(wait)
+            if self._listener is listener and (self._ended or listener.is_behind):
+                self._listener = None
+            if self._listener is not listener:
+                listener.close()
 
     def _abandon(self, listener: Listener, wait: Wait, error: BaseException) -> None:
         """Wait no more because of an error."""
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             self._stop(listener, wait)
-        else:  # an interrupt may have come in the middle of a change
+        else:  # a signal handler may have raised it in the middle of a change
             self._fail(listener, error)
         self._leave(listener, wait)
 
     async def _open(self, wait: Wait, ends: float) -> Listener:
         """Begin to wait on a new connection; one is opened at a time."""
+        me = object()
         try:
-            async with asyncio.timeout(ends - monotonic()):
-                await self._opening.acquire()
-        except TimeoutError:
-            raise self._failures.cannot_wait("the connection for that is being opened") from None
-        try:
+            while not self._may_open(me):
+                if monotonic() > ends:
+                    raise self._failures.cannot_wait("the connection for that is being opened")
+                await self._sleep(_LOOK)
             if listener := self._join(wait):
                 return listener
             if monotonic() < self._again:
                 raise self._failures.cannot_wait(self._why)
             return await self._begin(wait, ends)
         finally:
-            self._opening.release()
+            if self._opener is me:
+                self._opener = None
+
+    def _may_open(self, me: object) -> bool:
+        with self._guard:
+            self._opener = self._opener or me
+            return self._opener is me
 
     async def _begin(self, wait: Wait, ends: float) -> Listener:
         from caslock.stores.sql.listener import Listener  # noqa: PLC0415 - it needs psycopg
 
         try:
-            async with asyncio.timeout(ends - monotonic()):
-                listener = Listener(await self._connect(self._target))
+            listener = Listener(await self._connect(ends))
         except Exception as error:
             failed = self._failures.of(error, sent=False)
             if is_busy(error) or not isinstance(failed, StoreUnavailable):
@@ -160,8 +172,9 @@ class Waits:
             raise failed from error
         try:
             if listener.is_direct:
-                self._listener = listener
-                listener.begin(wait)
+                with self._guard:
+                    self._listener = listener
+                    listener.begin(wait)
                 return listener
         finally:
             if self._listener is not listener:
@@ -173,46 +186,30 @@ class Waits:
         self._again, self._why = monotonic() + _PAUSE, why
 
     def _read(self, listener: Listener) -> None:
-        try:
-            listener.read()
-        except BaseException as error:
-            self._fail(listener, error)
-            if not isinstance(error, Exception):
-                raise
+        with self._guard:
+            try:
+                listener.read()
+            except BaseException as error:
+                self._fail(listener, error)
+                if not isinstance(error, Exception):
+                    raise
 
     def _fail(self, listener: Listener, problem: BaseException) -> StoreError:
         """Use a connection no more, and return the error of all who wait there."""
-        _read_no_more(listener)  # at once: libpq may have closed the socket, and another one may get its number
-        if self._listener is listener:
-            self._listener = None
-        listener.fail(problem)
+        with self._guard:
+            if self._listener is listener:
+                self._listener = None
+            listener.fail(problem)
         return self._failures.of(problem, sent=True)
 
+    @abstractmethod
+    async def _connect(self, ends: float) -> Any:  # noqa: ANN401 - psycopg's generic class
+        """Open a connection by the moment `ends`."""
+
+    @abstractmethod
+    async def _sleep(self, seconds: float) -> None:
+        """Let others run."""
+
+    @abstractmethod
     async def _until(self, listener: Listener, done: Callable[[], bool], ends: float) -> None:
         """Read until something is done, or the connection has a problem, or until the moment `ends`."""
-        loop, mine = asyncio.get_running_loop(), asyncio.Event()
-
-        def read() -> None:
-            self._read(listener)
-            listener.wake()
-
-        if listener.reader is None and not listener.problem:
-            loop.add_reader(listener.descriptor, read)
-            listener.reader = loop
-        listener.sleeping.append(mine.set)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ends - monotonic()):
-                    while not (done() or listener.problem):
-                        mine.clear()
-                        await mine.wait()
-        finally:
-            listener.sleeping.remove(mine.set)
-            if not listener.sleeping:
-                _read_no_more(listener)
-
-
-def _read_no_more(listener: Listener) -> None:
-    loop, listener.reader = listener.reader, None
-    if loop is not None:
-        loop.remove_reader(listener.descriptor)
