@@ -99,7 +99,8 @@ class TaskRuntime:
 
     def ended(self, attempt: Attempt) -> bool:
         """Whether the event loop was closed in which the attempt was acquired: nothing renews it any more."""
-        return isinstance(attempt.caller, asyncio.Task) and attempt.caller.get_loop().is_closed()
+        get_loop = getattr(attempt.caller, "get_loop", None)  # of a task, of whatever class
+        return get_loop is not None and get_loop().is_closed()
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end, in the event loop in which it was acquired."""

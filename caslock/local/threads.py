@@ -271,9 +271,9 @@ class _Immediate:
 def _end_what_lingers() -> None:
     """At the end of the interpreter, release what else would stay until its lease ends."""
     began = clock.now()
-    for attempt, state in tuple(linger.lingering.items()):
-        limit = began + attempt.runtime.patience
-        if clock.now() < limit:  # else its lease ends it
+    for attempt in tuple(linger.lingering):
+        state, limit = linger.lingering.get(attempt), began + attempt.runtime.patience
+        if state is not None and clock.now() < limit:  # else its lease ends it
             run(state.give_up(attempt, limit))
 
 

@@ -48,10 +48,10 @@ class HandOver:
 async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limit: float) -> Observed:
     """Put the first record of the successor at the version that is ours; returns what is there then.
 
-    To the successor it is a put like its own.  If it gets no answer, or could not be sent, the successor learns of
-    that at once, and asks the store itself while we settle our own release.  If it is refused because others have
-    changed a record that we share, it is put again at the version that is there.  Else the successor learns of that
-    after our release, because our record is there until then.
+    To the successor it is a put like its own.  If it gets no answer, the successor learns of that at once, and asks the
+    store itself while we settle our own release.  If it is refused because others have changed a record that we share,
+    it is put again at the version that is there.  Else, or if it could not be sent, the successor learns of that after
+    our release, because our record is there until then.
     """
     lease, successor = attempt.lease, outgoing.successor
     assert lease.record is not None  # noqa: S101 - only a holder hands over
@@ -69,7 +69,8 @@ async def hand_over(runtime: Runtime, attempt: Attempt, outgoing: HandOver, limi
             unanswered(successor, write.id, error)
             if not isinstance(error, StoreUnavailable):
                 break  # the successor gets this error itself when it retries
-            outgoing.settle()
+            if error.sent:
+                outgoing.settle()
             if runtime.now() >= limit:
                 raise
             return await read(runtime, attempt, limit)

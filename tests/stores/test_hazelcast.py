@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hazelcast.client import HazelcastClient
@@ -286,6 +287,13 @@ def test_listeners_do_not_stay(hazelcast_server: Server) -> None:
         for _ in range(3):  # to begin to listen, to look, and to end
             wait = partial(store.wait_while, key, version, 0.01)
             expect_requests(3, proxy, wait, lambda request: len(request) > PING)
+
+
+def test_a_thread_that_can_not_begin_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its event loop takes descriptors, of which a process may have none left."""
+    monkeypatch.setattr(asyncio.events, "new_event_loop", Mock(side_effect=OSError("too many open files")))
+    with HazelcastStore("hazelcast://127.0.0.1:9") as store:
+        unsent(lambda: store.get("k"), "too many open files")
 
 
 def test_a_store_that_is_closed_or_forgotten_ends_its_thread(hazelcast_server: Server) -> None:

@@ -8,8 +8,9 @@ import weakref
 from concurrent.futures import Future
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+from caslock.errors import StoreUnavailable
 from caslock.process.fork import PerProcess, generation
 from caslock.process.guards import on_failure
 from caslock.process.loop_end import PerLoop
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from caslock.stores.hazelcast.target import Target
 
 T = TypeVar("T")
+
+_Begun: TypeAlias = "Future[tuple[Session, asyncio.AbstractEventLoop, asyncio.Event]]"
 
 _LAG: Final = 1.1
 """Seconds by which an entry may outlast its ttl: see `requests`."""
@@ -84,7 +87,10 @@ class HazelcastStore(BlockingVerbs):
         with self._guards.here():
             found = self._threads.get(mine)
             if found is None:
-                new = _Thread(self._target)
+                try:
+                    new = _Thread(self._target)
+                except (OSError, RuntimeError) as error:  # no descriptor, or no thread, is left
+                    raise StoreUnavailable(f"{self._target.location} is unreachable ({error})", sent=False) from error
                 found = self._threads.setdefault(mine, new)  # a signal handler may have made one meanwhile
                 new.end_with(self)
                 if found is not new:
@@ -138,9 +144,8 @@ class _Thread:
         self.generation: int = generation()
         self.users: int = 0
         """How many verbs run in it."""
-        begun = Future[tuple[Session, asyncio.AbstractEventLoop, asyncio.Event]]()
-        self._thread = threading.Thread(target=asyncio.run, args=[_serve(target, begun)], name="caslock-hazelcast")
-        self._thread.daemon = True
+        begun: _Begun = Future()
+        self._thread = threading.Thread(target=_work, args=[target, begun], name="caslock-hazelcast", daemon=True)
         self._thread.start()
         self._session, self._loop, self._over = _result(begun)
 
@@ -173,7 +178,18 @@ def _result(future: Future[T]) -> T:
     return future.result()
 
 
-async def _serve(target: Target, begun: Future[tuple[Session, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+def _work(target: Target, begun: _Begun) -> None:
+    try:
+        with asyncio.Runner() as runner:
+            runner.get_loop()  # raises its error before there is a coroutine
+            runner.run(_serve(target, begun))
+    except BaseException as error:
+        if begun.done():
+            raise
+        begun.set_exception(error)
+
+
+async def _serve(target: Target, begun: _Begun) -> None:
     session, over = Session(target), asyncio.Event()
     begun.set_result((session, asyncio.get_running_loop(), over))
     await over.wait()
