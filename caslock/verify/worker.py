@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import encodings.idna  # noqa: F401 - else the first connection imports it: a child of a fork in that moment hangs
 import gc
 import json
 import os

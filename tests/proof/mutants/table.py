@@ -225,7 +225,7 @@ MUTANTS: Final = (
                 protocol,
                 "settle",
                 "    try:",
-                "    if write.record is None:\n        return Observed(ABSENT, None)\n    try:",
+                "    if write.record is None:\n        return Observed(0, None)\n    try:",
             ),
         ),
     ),
