@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _ERROR: Final = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:: .*)?$", re.MULTILINE)
 """The line of a traceback that names an error.  The tracebacks of several threads may be mixed."""
 
+_CRASH: Final = re.compile(r"^Fatal Python error: .*|^Current thread.*\n((?:  File .*\n)*)", re.MULTILINE)
+"""What `faulthandler` says of a crash, and the calls of the thread that it happened in, the last one first."""
+
 MOST_SAID: Final = 1_000
 """Characters of a dead worker's last words."""
 
@@ -99,7 +102,7 @@ class Processes:
         name = f"worker{self._started}"
         with (self._folder / f"{name}.log").open("wb") as output:
             child = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-c", TIED, str(os.getpid())],
+                [sys.executable, "-X", "faulthandler", "-c", TIED, str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=output, stderr=output,
             )  # fmt: skip
         process = Process(name, child)
@@ -163,9 +166,11 @@ class Processes:
 
 
 def last_words(said: str) -> str:
-    """Give the lines that name an error; else the last line of all that was said."""
-    errors = dict.fromkeys(_ERROR.findall(said)) or said.strip().splitlines()[-1:]
-    return "; ".join(errors)[:MOST_SAID]
+    """Give the lines that name an error, or say where a crash was; else the last line of all that was said."""
+    errors = list(dict.fromkeys(_ERROR.findall(said)))
+    for crash in _CRASH.finditer(said):
+        errors += [line.strip() for line in (crash[1] or crash[0]).splitlines()]
+    return "; ".join(errors or said.strip().splitlines()[-1:])[:MOST_SAID]
 
 
 def _tell(process: Process, message: object) -> None:

@@ -377,7 +377,7 @@ def test_a_worker_that_dies_is_reported_with_its_last_words(my_stores: Path) -> 
 
 
 def test_the_last_words_of_a_worker_name_each_error() -> None:
-    """Of tracebacks, the lines that name the errors, each once; without any, the last line, if there is one."""
+    """Of tracebacks, the lines that name the errors, each once; of a crash, where it was; else the last line."""
 
     def said(error: str) -> str:
         call = """  File "store.py", line 8, in put\n    answer()\n    ^^^^^^^^\n"""
@@ -386,7 +386,12 @@ def test_the_last_words_of_a_worker_name_each_error() -> None:
     every = "".join(map(said, ("RuntimeError: no luck\nwith this key", "RuntimeError: no luck", "a.LockLost: over")))
     assert last_words(f"ready\n{every}") == "RuntimeError: no luck; a.LockLost: over"
     assert last_words(said(said("ValueError: one"))) == "ValueError: one"
-    assert last_words("ready\nSegmentation fault\n\n") == "Segmentation fault"
+    crash = "import faulthandler\ndef crashes(): faulthandler._sigsegv()\ncrashes()"
+    arguments = [sys.executable, "-X", "faulthandler", "-c", crash]
+    crashed = subprocess.run(arguments, stderr=subprocess.PIPE, text=True, check=False).stderr
+    expected = r'Fatal Python error: Seg.*; File "<string>", line 2 in crashes; File "<string>", line 3 in <module>'
+    assert re.fullmatch(expected, last_words(crashed))
+    assert last_words("ready\nKilled\n\n") == "Killed"
     assert last_words("") == ""
 
 
