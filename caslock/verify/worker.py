@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import encodings.idna  # noqa: F401 - else the first connection imports it: a child of a fork in that moment hangs
+import encodings.idna  # noqa: F401 - see `caslock.local.read_write` below
 import gc
 import json
 import os
@@ -20,6 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import unquote_to_bytes
 
+import tenacity  # noqa: F401 - as the next one
+
+# What a first use imports is imported before there are threads, forks and interrupts: one that strikes as an import
+# waits for the lock of all imports leaves that taken (CPython), and a child that is forked meanwhile waits for ever.
+import caslock.local.read_write  # noqa: F401
 from caslock.local import clock
 from caslock.testing.proxy import FAULTS, Kind, Passage, chance
 from caslock.verify import locations
