@@ -56,8 +56,7 @@ class Trials:
                 assert hold.remaining() <= TTL, "a lease is not believed before it is answered"
             else:
                 assert TTL < hold.remaining() <= 2 * TTL
-                record = present(await scene.holder(key))
-                assert record.ttl == 2 * TTL
+                assert present(await scene.holder(key)).ttl == 2 * TTL
             assert hold._attempt.lease.fence == fence
             await end_of_story(scene, trouble, faulty, lock, hold)
 
