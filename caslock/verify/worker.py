@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import unquote_to_bytes
 
-import tenacity  # noqa: F401 - as the next one
+import tenacity  # noqa: F401 - see `caslock.local.read_write` below
 
-# What a first use imports is imported before there are threads, forks and interrupts: one that strikes as an import
-# waits for the lock of all imports leaves that taken (CPython), and a child that is forked meanwhile waits for ever.
+# Or else a first use would import it, when there are threads: an interrupt in the moment in which one takes CPython's
+# import lock leaves that taken, and a child that is forked during an import waits for ever for the same one.
 import caslock.local.read_write  # noqa: F401
 from caslock.local import clock
 from caslock.testing.proxy import FAULTS, Kind, Passage, chance
