@@ -185,8 +185,7 @@ class Trials:
         faulty.before("put_if_version", 3, scene.play.hook(leave))
         hold = await take(lock, timeout=TTL)
 
-        record = present(await scene.holder())
-        assert record.holds == (hold._attempt.hold_id,)
+        assert present(await scene.holder()).holds == (hold._attempt.hold_id,)
         hold.ensure_held()
         await done(hold.release())
         assert await scene.holder() is None
