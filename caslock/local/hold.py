@@ -16,7 +16,7 @@ from caslock.protocol.lease import NEVER
 if sys.flags.dev_mode:
     # A warning of `Holding.__del__` imports this and what it needs.  Before Python 3.12, an import by a `__del__` that
     # the garbage collector calls in the middle of another import makes that one fail.
-    import tracemalloc  # noqa: F401
+    import tracemalloc  # noqa: F401 - see above
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence

@@ -24,7 +24,7 @@ import tenacity  # noqa: F401 - see `caslock.local.read_write` below
 
 # Or else a first use would import it, when there are threads: an interrupt in the moment in which one takes CPython's
 # import lock leaves that taken, and a child that is forked during an import waits for ever for the same one.
-import caslock.local.read_write  # noqa: F401
+import caslock.local.read_write  # noqa: F401 - see above
 from caslock.local import clock
 from caslock.testing.proxy import FAULTS, Kind, Passage, chance
 from caslock.verify import locations

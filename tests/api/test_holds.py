@@ -221,10 +221,10 @@ gc.collect()
 
 def test_a_forgotten_hold_warns() -> None:
     """In the development mode of Python, as an open file does: each hold that nobody can release any more."""
-    command = [sys.executable, "-X", "dev", "-c", FORGETFUL]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    forgotten = re.findall("ResourceWarning: unreleased <(.*): .* s remaining>", told)
-    assert sorted(forgotten) == ["AsyncHold of 'both'", "AsyncHold of 'forgotten too'", "Hold of 'forgotten'"], told
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", FORGETFUL], capture_output=True, text=True, check=False)
+    forgotten = sorted(re.findall("ResourceWarning: unreleased <(.*): .* s remaining>", done.stderr))
+    expected = ["AsyncHold of 'both'", "AsyncHold of 'forgotten too'", "Hold of 'forgotten'"]
+    assert (done.returncode, forgotten) == (0, expected), done.stderr
 
 
 @pytest.mark.parametrize("kind", [Lock, AsyncLock, MultiLock, Semaphore, ReadWriteLock, QuorumLock])
