@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import signal
 import socket
 import time
@@ -321,35 +322,34 @@ def test_a_signal_handler_may_wait(postgres: Postgres) -> None:
         assert watch.seconds < SOON
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert len(tooks) == 1
-    assert tooks[0] < SOON
+    assert [took < SOON for took in tooks] == [True]
 
 
 @pytest.mark.parametrize("postgres", ["blocking"], indirect=True)
 @in_a_loop
 async def test_another_socket_may_have_the_number_of_one_that_was_lost(postgres: Postgres) -> None:
-    """Libpq closes it as it finds it dead; whatever the loop then reads under that number is none of ours."""
+    """Libpq closes it as it finds it dead between queries; the loop then hears nothing of ours under that number."""
     store, key = AsyncSQLStore(postgres.server.url, timeout=20), fresh()
     entry = present(await store.put_if_version(key, b"v", ABSENT, 60))
-    loop, heard = asyncio.get_running_loop(), asyncio.Event()
+    loop, heard, (mine, other) = asyncio.get_running_loop(), asyncio.Event(), socket.socketpair()
     wait = asyncio.ensure_future(store.wait_while(key, entry.version, LONG))
     assert await asyncio.to_thread(until, lambda: postgres.listeners(key))
     listener = present(store._waits.here()._listener)
+    assert await asyncio.to_thread(until, lambda: all(each.there for each in listener.users))
     assert postgres.end_listeners(key)
     while not listener.problem:  # noqa: ASYNC110 - so that nobody else has run since it was found dead
         await asyncio.sleep(0)
-    sockets = list[socket.socket]()
-    while listener.descriptor not in [each.fileno() for each in sockets]:
-        sockets += socket.socketpair()
-    (same,) = (each for each in sockets if each.fileno() == listener.descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(listener.descriptor)
+    same = os.dup2(mine.fileno(), listener.descriptor)
     loop.add_reader(same, heard.set)
     with pytest.raises(StoreUnavailable):
         await wait
-    sockets[sockets.index(same) ^ 1].send(b"x")
+    other.send(b"x")
     await asyncio.wait_for(heard.wait(), SOON)
     loop.remove_reader(same)
-    for each in sockets:
-        each.close()
+    for each in (same, mine.detach(), other.detach()):
+        os.close(each)
     await store.aclose()
 
 
