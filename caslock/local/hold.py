@@ -14,8 +14,8 @@ from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
 
 if sys.flags.dev_mode:
-    # A warning of `Holding.__del__` imports this and what it needs.  Before Python 3.12, an import by a `__del__` that
-    # the garbage collector calls in the middle of another import makes that one fail.
+    # `Holding.__del__` imports this to show its warning.  Before Python 3.12, an import in a `__del__` that the garbage
+    # collector calls during another import makes the other one fail.
     import tracemalloc  # noqa: F401 - see above
 
 if TYPE_CHECKING:

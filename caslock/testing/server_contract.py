@@ -104,7 +104,7 @@ class ServerContract:
                 named = trial.mark in request or not trial.named  # else a greeting, which may be answered
                 return Passage("drop request") if named else PASS
 
-            for _ in range(TRIES):  # on a busy machine the timeout may be up before it is sent
+            for _ in range(TRIES):  # on a busy machine the timeout may expire before it is sent
                 trial.prepare()
                 sent.clear()
                 trial.proxy.decide = swallow
@@ -114,7 +114,7 @@ class ServerContract:
                 trial.must_answer_rightly()
                 if error is None or error.sent or times or (sent and not trial.named):
                     break
-            assert error is None or error.sent, f"sent is False: the request had left, or never did in {TRIES} tries"
+            assert error is None or error.sent, f"sent is False, but it was sent (or never, in {TRIES} tries)"
 
         _each_verb(caslock_server, freeze)
 
@@ -148,7 +148,7 @@ class ServerContract:
             for kind in kinds:
                 for number in trial.learn():
                     error: StoreUnavailable | None = None
-                    for _ in range(TRIES):  # on a busy machine the timeout may be up before it is sent
+                    for _ in range(TRIES):  # on a busy machine the timeout may expire before it is sent
                         trial.prepare()
                         struck = trial.strike(number, Passage(kind))
                         try:
@@ -161,7 +161,7 @@ class ServerContract:
                         trial.must_answer_rightly()
                         if struck or error is None or error.sent:
                             break
-                    assert error is None or error.sent, f"{kind}: sent is False: it had left, or never did"
+                    assert error is None or error.sent, f"{kind}: sent is False, but it was sent (or never)"
 
         _each_verb(caslock_server, cut)
 

@@ -35,7 +35,7 @@ PATIENT: Final = 10.0
 """A wait that has a reason to end must end within half of these seconds."""
 
 IN_VAIN: Final = 30.0
-"""Timeout of such a wait, in seconds: how long it takes if it misses its reason to end."""
+"""Timeout, in seconds, of such a wait: it takes that long only if it has missed its reason to end."""
 
 PAUSE: Final = 0.1
 """Seconds after which a request that was sent has most likely arrived; a shorter pause only lets a test prove less."""

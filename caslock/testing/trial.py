@@ -255,7 +255,7 @@ class Trial:
                     on_loop(self._cancel(number, late))
                 elif sys.platform != "win32":  # `skip_unless_interruptible` was called, so this is the main thread
                     self._signal(number, late)
-            except StoreUnavailable:  # on a busy machine the connection may have been given up before
+            except StoreUnavailable:  # on a busy machine the connection may already have been given up
                 self.clean()
                 if not left:
                     raise

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _ERROR: Final = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:: .*)?$", re.MULTILINE)
 """The line of a traceback that names an error.  The tracebacks of several threads may be mixed."""
 
-_CRASH: Final = re.compile(r"^Fatal Python error: .*|^Current thread.*\n((?:  File .*\n)*)", re.MULTILINE)
-"""What `faulthandler` says of a crash, and the calls of the thread that it happened in, the last one first."""
+_CRASH: Final = re.compile(r"^Fatal Python error: .*|^Current thread 0x.*\n((?:  File .*\n)*)", re.MULTILINE)
+"""What `faulthandler` says of a crash, and the calls of the thread that it happened in, most recent call first."""
 
 MOST_SAID: Final = 1_000
 """Characters of a dead worker's last words."""
@@ -166,7 +166,7 @@ class Processes:
 
 
 def last_words(said: str) -> str:
-    """Give the lines that name an error, or say where a crash was; else the last line of all that was said."""
+    """Give the lines that name an error, and say where a crash was; else the last line of all that was said."""
     errors = list(dict.fromkeys(_ERROR.findall(said)))
     for crash in _CRASH.finditer(said):
         errors += [line.strip() for line in (crash[1] or crash[0]).splitlines()]

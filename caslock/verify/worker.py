@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import encodings.idna  # noqa: F401 - see `caslock.local.read_write` below
+import encodings.idna  # noqa: F401 - imported early: see below
 import gc
 import json
 import os
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import unquote_to_bytes
 
-import tenacity  # noqa: F401 - see `caslock.local.read_write` below
+import tenacity  # noqa: F401 - imported early: see below
 
-# Or else a first use would import it, when there are threads: an interrupt in the moment in which one takes CPython's
-# import lock leaves that taken, and a child that is forked during an import waits for ever for the same one.
+# Imported before there are threads, so that no first use imports them.  An interrupt just as a thread takes CPython's
+# import lock leaves it locked, and a child that is forked during an import waits for that import for ever.
 import caslock.local.read_write  # noqa: F401 - see above
 from caslock.local import clock
 from caslock.testing.proxy import FAULTS, Kind, Passage, chance

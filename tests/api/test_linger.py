@@ -326,14 +326,14 @@ def test_one_try_is_not_refused_for_a_place_given_up(memory: MemoryStore, monkey
     """Another lock has had the key and released it, but the thread that gave up the key has not ended."""
     forgotten, may_end = threading.Event(), threading.Event()
 
-    class Slowly(dict[Attempt, Any]):
+    class SlowToForget(dict[Attempt, Any]):
         def pop(self, attempt: Attempt, default: object = None) -> object:
             super().pop(attempt, default)
             forgotten.set()
             assert may_end.wait(LONG)
             return default
 
-    monkeypatch.setattr(linger, "lingering", Slowly())
+    monkeypatch.setattr(linger, "lingering", SlowToForget())
     store = Noted(memory)
     lock = lock_of(store)
     with lock:

@@ -390,7 +390,7 @@ def test_the_last_words_of_a_worker_name_each_error() -> None:
     crashed = subprocess.run(arguments, stderr=subprocess.PIPE, text=True, check=False).stderr
     expected = r'Fatal Python error: Seg.*; File "<string>", line 2 in crashes; File "<string>", line 3 in <module>'
     assert re.fullmatch(expected, last_words(crashed))
-    assert (last_words("ready\nKilled\n\n"), last_words("")) == ("Killed", "")
+    assert (last_words("ready\nOut of memory\n\n"), last_words("")) == ("Out of memory", "")
 
 
 def test_where_a_task_hangs_is_told_by_what_it_awaits() -> None:

@@ -42,7 +42,7 @@ STORES["sql"] = STORES["dynamodb"] = STORES["redis"] | {"verbs"}
 STORES["hazelcast"] = STORES["etcd"] = STORES["nats"] = STORES["sql"]
 STORES["zookeeper"] = OF_A_CLIENT
 STORES["tair"] = OF_A_CLIENT | {"stores"}  # the connections of Redis
-"""What each store may import, besides the files of its own: the contract, and of the rest as little as it needs."""
+"""What each store may import, besides its own files: the contract, and what is shared by stores of its sort."""
 for own in PROTOCOL:
     MAY_IMPORT[f"protocol.{own}"] -= set(GROUND) - {"errors", "store"}
 for own in ("task_renewer", "tasks"):  # threads and tasks are siblings, and so are the two APIs

@@ -457,8 +457,8 @@ def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
     assert handing.event.rung == 1
 
 
-def test_a_hand_over_that_was_not_sent_is_told_after_the_release() -> None:
-    """Nothing is in flight, and our record is there until then."""
+def test_a_hand_over_that_was_not_sent_is_not_told_yet() -> None:
+    """Nothing is in flight, and our record is there until the release: the successor is woken only then."""
     handing = Handing(StoreUnavailable("not sent", sent=False), THEIRS)
     handing.go()
     assert not handing.successor.writes.in_flight

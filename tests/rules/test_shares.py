@@ -118,7 +118,7 @@ def test_a_beat_has_stood_still_for_as_long_as_anybody_has_seen() -> None:
 
 
 def test_an_answer_that_comes_late_tells_nothing() -> None:
-    """Where versions are in order: neither one before the newest, nor one before the key was free, nor "it is free"."""
+    """Where versions are ordered: not an older version, nor one from before the key was free, nor "it is free"."""
     seen, newest = Seen(), record(OURS, THEIRS)
     seen.look(5, newest, 1.0, 0.0, ABSENT, ordered=True)
     for version, there, gone in (4, record(OURS), ABSENT), (ABSENT, None, 4):
@@ -134,7 +134,7 @@ def test_an_answer_that_comes_late_tells_nothing() -> None:
 
 
 def test_versions_may_go_back() -> None:
-    """A replica that lags has become the primary: what is asked after that counts."""
+    """A replica that lags has become the primary: the answer to a later request counts."""
     seen = Seen()
     seen.look(5, record(OURS, THEIRS), 1.0, 0.0, ABSENT, ordered=True)
     seen.look(4, record(OURS), 2.0, 1.0, ABSENT, ordered=True)

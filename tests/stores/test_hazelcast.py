@@ -289,7 +289,7 @@ def test_listeners_do_not_stay(hazelcast_server: Server) -> None:
             expect_requests(3, proxy, wait, lambda request: len(request) > PING)
 
 
-def test_a_thread_that_can_not_begin_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_start_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its event loop takes descriptors, of which a process may have none left."""
     monkeypatch.setattr(asyncio.events, "new_event_loop", Mock(side_effect=OSError("too many open files")))
     with HazelcastStore("hazelcast://127.0.0.1:9") as store:

@@ -74,7 +74,7 @@ class Stay(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One acquire (or `force_release`, or adoption of the newest ticket): the pause before, the wait, the rest."""
+    """One acquire (or `force_release`, or adoption of the newest ticket): the pause before, the wait, its use."""
 
     pause: float
     timeout: float | None
