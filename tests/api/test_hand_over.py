@@ -107,6 +107,7 @@ def test_the_first_hold_is_over(memory: MemoryStore) -> None:
                 act()
     with pytest.raises(NotHeld):
         lock.release()
+    assert not lock._state._held
     assert lock.acquire(timeout=0) is None
     adopted = Lock.adopt(memory, ticket)
     assert lock.acquire(timeout=0) is None
@@ -387,7 +388,9 @@ def test_a_permit_changes_hands_with_its_slot(location: Place) -> None:
         assert 40 < adopted.remaining() <= 50
         assert [record.note for record in pool.holders()].count("second") == 1
         assert pool.acquire(timeout=0) is None
-        for hold in (low, high, adopted):
+        again = Semaphore.adopt(store, high.hand_over())
+        assert [record.note for record in pool.holders()].count("first") == 2
+        for hold in (low, again, adopted):
             hold.extend()
             hold.ensure_held()
     with pytest.raises(NotHeld, match="was handed over"):

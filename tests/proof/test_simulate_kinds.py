@@ -159,21 +159,13 @@ def id_of(mutant: object) -> str:
     return str(getattr(getattr(mutant, "fget", mutant), "__name__", ""))
 
 
-@pytest.mark.parametrize(("owner", "name", "mutant"), WRONG_SEMAPHORES, ids=id_of)
-def test_a_rule_of_semaphores_that_is_taken_out_is_missed(
-    owner: object, name: str, mutant: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("owner", "name", "mutant"), [*WRONG_SEMAPHORES, *WRONG_QUORUMS], ids=id_of)
+def test_a_rule_that_is_taken_out_is_missed(
+    owner: object, name: str, mutant: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is noticed within the seeds that CI runs; one needs twice as many, for few seeds in a thousand show it."""
     monkeypatch.setattr(owner, name, mutant)
+    of_quorums = (owner, name, mutant) in WRONG_QUORUMS
+    simulate, seeds = (quorum_locks.simulate, OF_QUORUMS) if of_quorums else (semaphores.simulate, OF_SEMAPHORES)
     with pytest.raises(Violation):
-        sum(map(semaphores.simulate, range((2 if mutant is the_last_write else 1) * OF_SEMAPHORES)))
-
-
-@pytest.mark.parametrize(("owner", "name", "mutant"), WRONG_QUORUMS, ids=id_of)
-def test_a_rule_of_quorums_that_is_taken_out_is_missed(
-    owner: object, name: str, mutant: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each is noticed within the seeds that CI runs."""
-    monkeypatch.setattr(owner, name, mutant)
-    with pytest.raises(Violation):
-        sum(map(quorum_locks.simulate, range(OF_QUORUMS)))
+        sum(map(simulate, range((2 if mutant is the_last_write else 1) * seeds)))

@@ -89,7 +89,7 @@ def test_a_process_that_has_met_a_quarantine_knows_when_it_ends() -> None:
     told.clock += 20.0
     assert one.next_record(free, 9).quarantine == 30.0
     assert one.next_record(record("other.1", "mine.2", quarantine=60.0), 9).quarantine == 30.0
-    told.clock += 30.0
+    told.clock += 40.0
     assert one.next_record(free, 9).quarantine == 0.0
     assert one.next_record(free._replace(quarantine_id="other.9.1"), 9).quarantine == 50.0
 

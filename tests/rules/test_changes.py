@@ -332,7 +332,8 @@ def test_one_that_stops_in_the_middle_is_replaced() -> None:
     """As in an event loop that was closed: nobody says so, but its turn ends by itself."""
     scene = Scene()
     state = LockState(cast("Runtime", scene.site), "key", LockSettings(1.0))
-    abandoned = Changes(state, lambda: scene.shared).next()
+    watcher = Changes(state, lambda: scene.shared)
+    abandoned = watcher.next()
     scene.at(0, lambda: abandoned.send(None))
     scene.watch("watcher", since=0.5, until=20)
     scene.play()
@@ -340,6 +341,8 @@ def test_one_that_stops_in_the_middle_is_replaced() -> None:
     assert nobody == ""
     assert told <= 2 * scene.site.traits.request_timeout + PAUSE + SOON
     abandoned.close()
+    assert (looks := Looks()).enter(watcher, 0.0, 5.0)
+    assert (looks.is_current(4.9), looks.is_current(5.0)) == (True, False)
 
 
 def test_a_late_answer_is_not_believed() -> None:

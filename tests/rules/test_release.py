@@ -74,10 +74,12 @@ def test_a_removal_that_woke_another_process_is_noted() -> None:
 def test_a_release_says_whether_it_may_have_been_applied(first: list[BaseException], *, sent: bool) -> None:
     """One whose first request got no answer does, in that call and in the next, though no connection can be opened."""
     attempt = held(Scripted(*first, *[refused() for _ in range(5)]))
+    attempt.min_hold = 77.0
     for _ in range(2):
         with pytest.raises(StoreUnavailable) as caught:
             released(attempt)
         assert caught.value.sent is sent
+        assert caught.value.__notes__[-1].endswith("expires within 77 s.")
 
 
 def test_a_release_that_was_sent_after_the_lease_may_have_been_applied() -> None:

@@ -155,8 +155,10 @@ def test_a_renewal_that_has_failed_is_told_and_logged(said: Said) -> None:
     attempt.after_renewal = lambda: None
     renewed.report()
     script.clock += reports.QUIET
+    attempt.lease.failure = "scripted:// is full"
     renewed.report()
-    assert (len(said.warnings), len(said.told)) == (2, 2)
+    assert (said.warnings[1].count("scripted://"), len(said.told)) == (1, 2)
+    assert said.warnings[1].endswith(" s: scripted:// is full")
     script.clock += reports.QUIET
     attempt.after_renewal = None
     attempt.state = State.LEAVING

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from caslock import Semaphore, StoreError
+from caslock import ReadWriteLock, Semaphore, StoreError
 from caslock.protocol.lease import margin
 from caslock.protocol.record import Record, encode
 from caslock.protocol.shares import HANDED, MAX_PERMITS, SHARED, Seen, Share, as_json, shares_in
-from caslock.store import ABSENT, MAX_VALUE
+from caslock.protocol.writes import InFlight
+from caslock.store import ABSENT, MAX_VALUE, Entry
 from caslock.stores.memory import MemoryStore
+from tests.support.locations import present
+from tests.support.scripted import run
 
 OURS, THEIRS = Share("a.1", 0, 3, 7, 10.0), Share("b.1", 1, 4, 8, 10.0)
 
@@ -59,11 +62,6 @@ def test_what_no_writer_leaves_is_refused(permits: int, rows: list[list[Any]]) -
     """Such a record is foreign: it is held, and never written over."""
     with pytest.raises(ValueError):  # noqa: PT011 - the record is read as foreign, whatever the error says
         shares_in(rows, permits)
-
-
-def test_readers_have_one_slot() -> None:
-    """Of a read-write lock, many may have the same."""
-    assert len(shares_in([fields(), fields(hold="b.1")], 0)) == 2
 
 
 def test_what_does_not_fit_goes_without_what_is_for_people() -> None:
@@ -141,11 +139,36 @@ def test_versions_may_go_back() -> None:
     assert seen.newest == (4, record(OURS))
 
 
+def begun(lock: Any) -> Any:  # noqa: ANN401 - any lock that several may hold, and its attempt
+    lock._state.begun()
+    return lock._state._attempt()
+
+
+def test_a_full_semaphore_is_asked_again_when_the_first_share_is_over() -> None:
+    """Whoever lets others be first does so once; a put of ours that may yet land is undone beside the others."""
+    attempt = begun(Semaphore(MemoryStore(), "k", permits=2))
+    full = record(OURS, THEIRS._replace(ttl=20.0))
+    attempt.contend().meet(attempt.see(Entry(encode(full), 9), attempt.runtime.now()), 0.0)
+    assert attempt.ends(attempt.contend()) == attempt.seen.over(full.shares[0], attempt.runtime.now())
+    attempt.turn.yields = 0.001
+    assert (run(attempt.pause(0.0)), attempt.turn.yields) == (None, 0.0)
+    assert present(attempt.remainder(full, 9, attempt.runtime.now())).holds == full.holds
+
+
+def test_a_waiting_writer_says_so_again_after_a_third_of_its_share() -> None:
+    """Once it is said, that is remembered by the write; nothing is said when the acquire has no time left."""
+    writer, now = begun(ReadWriteLock(MemoryStore(), "k").write), 7.0
+    said = present(writer.announcement(record(OURS)._replace(permits=0), 9))
+    assert writer._says_again(said) is None
+    writer.writes.in_flight[said.write] = InFlight(9, now, 9.0)
+    assert writer._says_again(said) == now + said.shares[-1].ttl / 3
+    writer.limit = writer.runtime.now()
+    assert writer.announcement(record(OURS)._replace(permits=0), 9) is None
+
+
 def test_a_write_that_is_sent_again_moves_its_own_beat_only() -> None:
     """The beats of others are theirs: one that we moved would keep a dead holder's place."""
-    state = Semaphore(MemoryStore(), "k", permits=2)._state
-    state.begun()
-    attempt = state._attempt()
+    attempt = begun(Semaphore(MemoryStore(), "k", permits=2))
     ours = OURS._replace(hold=attempt.hold_id)
     again = attempt.sent_again(record(ours, THEIRS))
     assert [share.beat for share in again.shares] == [attempt.writes.count, THEIRS.beat]
