@@ -192,7 +192,7 @@ def test_a_hold_is_renewed_apart_from_locks() -> None:
 @pytest.mark.parametrize("fault", [lose_reply, lose_request], ids=["reply", "request"])
 @pytest.mark.parametrize("nth", range(1, 5))
 def test_an_unanswered_request_counts_once(memory: MemoryStore, fault: Fault, nth: int) -> None:
-    """Whether it was applied or not: each acquire has one place, and no release leaves one behind."""
+    """Whether it was applied or not: each acquire has one place, and no release or renewal loses one."""
     faulty = FaultyStore(memory)
     other, semaphore = Semaphore(memory, "key", 3), Semaphore(faulty, "key", 3)
     with other:
@@ -204,6 +204,9 @@ def test_an_unanswered_request_counts_once(memory: MemoryStore, fault: Fault, nt
     for _ in range(2):
         with semaphore:
             assert len(other.holders()) == 1
+    with other as theirs, semaphore as ours:
+        faulty.before("put_if_version", range(1, 11), theirs.extend)
+        ours.extend()
     assert observed(memory, "key") is None
 
 

@@ -9,7 +9,6 @@ from typing import Final
 import pytest
 
 from caslock.protocol.record import FORM, Record, decode, encode
-from caslock.protocol.shares import Share
 
 RECORD: Final = Record(
     "host:1", ("a.1", "a.2"), 30.0, "a.1.4", 17, 2.5, "2026-01-01T00:00:00+00:00", "host", 7, 'a "note"'
@@ -51,12 +50,11 @@ def test_what_is_not_quite_a_record_is_foreign(change: str) -> None:
 
 def test_a_record_says_who_holds_the_key() -> None:
     """Nobody, an owner with all that is known of it, or somebody that caslock does not know."""
-    assert str(RECORD._replace(holds=())) == "nobody"
+    assert [str(each) for each in RECORD._replace(owner="", holds=()).each] == ["nobody"]
     assert str(RECORD._replace(note="")) == (
         "host:1 (pid 7 on host) since 2026-01-01T00:00:00+00:00, with a lease of 30 s from its last renewal"
     )
     assert str(RECORD).startswith('host:1 (pid 7 on host) (a "note") since ')
-    assert str(Share("a.1", 0, 1, 1, 1.0, 0.0, "noon", "host", 7)) == "pid 7 on host since noon"
     assert str(decode(b"x" * 70)) == f"an unknown owner (caslock did not write the value {b'x' * 60!r})"
 
 

@@ -13,7 +13,6 @@ from caslock.protocol.shares import HANDED, MAX_PERMITS, SHARED, Seen, Share, as
 from caslock.protocol.writes import InFlight
 from caslock.store import ABSENT, MAX_VALUE, Entry
 from caslock.stores.memory import MemoryStore
-from tests.support.locations import present
 from tests.support.scripted import run
 
 OURS, THEIRS = Share("a.1", 0, 3, 7, 10.0), Share("b.1", 1, 4, 8, 10.0)
@@ -94,7 +93,8 @@ def test_the_longest_numbers_have_room() -> None:
 
 def test_a_share_is_over_a_margin_after_its_lease() -> None:
     """What it has stood still for already counts; the clocks of others may be a little slower."""
-    seen, still = Seen(), OURS._replace(still=4.0)
+    seen, still = Seen(), OURS._replace(still=4.0, since="noon", host="h", pid=7)
+    assert str(still) == "pid 7 on h since noon"
     seen.look(1, record(still), 100.0, 100.0, ABSENT, ordered=True)
     assert seen.over(still, 101.0) == 100.0 + 10.0 + margin(10.0) - 4.0
 
@@ -147,18 +147,18 @@ def begun(lock: Any) -> Any:  # noqa: ANN401 - any lock that several may hold, a
 def test_a_full_semaphore_is_asked_again_when_the_first_share_is_over() -> None:
     """Whoever lets others be first does so once; a put of ours that may yet land is undone beside the others."""
     attempt = begun(Semaphore(MemoryStore(), "k", permits=2))
-    full = record(OURS, THEIRS._replace(ttl=20.0))
+    full = record(OURS, THEIRS._replace(ttl=20.0, fence=None))
     attempt.contend().meet(attempt.see(Entry(encode(full), 9), attempt.runtime.now()), 0.0)
     assert attempt.ends(attempt.contend()) == attempt.seen.over(full.shares[0], attempt.runtime.now())
     attempt.turn.yields = 0.001
     assert (run(attempt.pause(0.0)), attempt.turn.yields) == (None, 0.0)
-    assert present(attempt.remainder(full, 9, attempt.runtime.now())).holds == full.holds
+    assert [share.fence for share in attempt.remainder(full, 9, attempt.runtime.now()).shares] == [OURS.fence, 9]
 
 
 def test_a_waiting_writer_says_so_again_after_a_third_of_its_share() -> None:
     """Once it is said, that is remembered by the write; nothing is said when the acquire has no time left."""
     writer, now = begun(ReadWriteLock(MemoryStore(), "k").write), 7.0
-    said = present(writer.announcement(record(OURS)._replace(permits=0), 9))
+    said = writer.announcement(record(OURS)._replace(permits=0), 9)
     assert writer._says_again(said) is None
     writer.writes.in_flight[said.write] = InFlight(9, now, 9.0)
     assert writer._says_again(said) == now + said.shares[-1].ttl / 3
