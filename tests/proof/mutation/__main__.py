@@ -30,8 +30,7 @@ TESTS: Final = (
     *(f"tests/api/test_{name}.py" for name in ("lock_order", "bad_input", "ends", "quorum", "background", "observer")),
     *(f"tests/api/test_{name}.py" for name in ("min_hold", "locked", "fork_and_signals", "key", "linger", "election")),
     *(f"tests/api/test_{name}.py" for name in ("hand_over", "semaphore", "read_write", "errors")),
-    *(f"tests/proof/test_{name}.py" for name in ("faults", "simulate_kinds")),
-    *("tests/api/test_regressions.py", "tests/servers/test_bounds.py"),
+    *("tests/proof/test_faults.py", "tests/api/test_regressions.py"),
 )
 """What concerns the rules and needs no server: of tests for every store those with memory."""
 
