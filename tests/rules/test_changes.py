@@ -332,8 +332,7 @@ def test_one_that_stops_in_the_middle_is_replaced() -> None:
     """As in an event loop that was closed: nobody says so, but its turn ends by itself."""
     scene = Scene()
     state = LockState(cast("Runtime", scene.site), "key", LockSettings(1.0))
-    watcher = Changes(state, lambda: scene.shared)
-    abandoned = watcher.next()
+    abandoned = (watcher := Changes(state, lambda: scene.shared)).next()
     scene.at(0, lambda: abandoned.send(None))
     scene.watch("watcher", since=0.5, until=20)
     scene.play()

@@ -50,7 +50,8 @@ def test_what_is_not_quite_a_record_is_foreign(change: str) -> None:
 
 def test_a_record_says_who_holds_the_key() -> None:
     """Nobody, an owner with all that is known of it, or somebody that caslock does not know."""
-    assert [str(each) for each in RECORD._replace(owner="", holds=()).each] == ["nobody"]
+    free = RECORD._replace(holds=()), *RECORD._replace(owner="", holds=()).each
+    assert [str(each) for each in free] == ["nobody", "nobody"]
     assert str(RECORD._replace(note="")) == (
         "host:1 (pid 7 on host) since 2026-01-01T00:00:00+00:00, with a lease of 30 s from its last renewal"
     )

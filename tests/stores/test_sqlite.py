@@ -431,6 +431,9 @@ def test_what_has_expired_does_not_pile_up(path: Path, store: SQLiteStore) -> No
         if f"{number}" not in lasting:
             put(store, str(number), ttl=1e-6)
     assert len(entries(path)) <= 2 * 300 + 64
+    for _ in range(1000):
+        put(store, "again", ttl=1e-6)
+    assert set(entries(path)) - {"again"} == set(lasting)
     assert {key: store.get(key) for key in lasting} == {key: (b"v", version) for key, version in lasting.items()}
 
 

@@ -25,12 +25,11 @@ MUTATED: Final = ("caslock/protocol", "caslock/local")
 TESTS: Final = (
     "tests/proof/mutation/short_simulator.py",
     "tests/rules",
-    "tests/proof/test_contract.py",
+    *(f"tests/proof/test_{name}.py" for name in ("contract", "faults")),
     *(f"tests/api/test_{name}.py" for name in ("lock", "multilock", "queue", "holds", "asyncio", "renewal", "tasks")),
     *(f"tests/api/test_{name}.py" for name in ("lock_order", "bad_input", "ends", "quorum", "background", "observer")),
     *(f"tests/api/test_{name}.py" for name in ("min_hold", "locked", "fork_and_signals", "key", "linger", "election")),
-    *(f"tests/api/test_{name}.py" for name in ("hand_over", "semaphore", "read_write", "errors")),
-    *("tests/proof/test_faults.py", "tests/api/test_regressions.py"),
+    *(f"tests/api/test_{name}.py" for name in ("hand_over", "semaphore", "read_write", "errors", "regressions")),
 )
 """What concerns the rules and needs no server: of tests for every store those with memory."""
 
