@@ -420,7 +420,7 @@ class Server:
         raise RuntimeError(f"{self.kind.name} does not answer at {self.host}:{self.port}\n{said[-2000:]}")
 
     def _answers(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=10) as connection:
+        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=2) as connection:
             connection.sendall(self.kind.hello)
             return connection.recv(100).startswith(self.kind.ready)
         return False
