@@ -164,12 +164,12 @@ def patient() -> MemoryStore:
 
 
 def until(happened: Callable[[], object], seconds: float = 200.0) -> bool:
-    """Poll until something has happened, or the deadline is over; tell which."""
-    deadline = time.monotonic() + seconds
+    """Poll, less and less often, until something has happened or the time is up; tell which."""
+    began = time.monotonic()
     while not happened():
-        if time.monotonic() > deadline:
+        if (waited := time.monotonic() - began) > seconds:
             return False
-        time.sleep(0.002)
+        time.sleep(min(0.002 + waited / 50, 0.1))
     return True
 
 
