@@ -8,6 +8,7 @@ error, so that nothing is left out.
 
 from __future__ import annotations
 
+import marshal
 import weakref
 from collections import deque
 from functools import partial
@@ -63,7 +64,7 @@ def fingerprint(run: Run) -> int:
     print_ = _Print(run)
     print_.run(run)
     print_.number_versions()
-    return hash(repr(print_._out))  # of the text: to `hash` the numbers -1 and -2 are one
+    return hash(marshal.dumps(print_._out, 2))  # hash(-1) == hash(-2); later formats tell equal texts apart
 
 
 class _Print:
@@ -140,7 +141,7 @@ class _Print:
 
     def several(self, values: Iterable[object]) -> None:
         values, out = list(values), self._out
-        out += (_SEVERAL, len(values))
+        out += ("several", len(values))
         for value in values:  # as `of`, without a call for each
             kind = type(value)
             if kind in _PLAIN:
@@ -173,12 +174,12 @@ class _Print:
         self.of(reference())
 
     def record(self, record: Record) -> None:
-        self.several((record.owner, record.holds, record.ttl, record.write, record.fence, record.quarantine))
-        self.of(record.quarantine_id)
+        self._out += ("record", record.owner, record.ttl, record.write, record.quarantine, record.quarantine_id)
+        self._out += (len(record.holds), *record.holds)
+        self.of(record.fence)
 
     def bytes(self, value: bytes) -> None:
-        if value:
-            self.record(read(value))
+        self.of(read(value) if value else None)
 
     def hold(self, hold: Holding) -> None:
         self.reference(hold._attempt)
@@ -209,8 +210,9 @@ class _Print:
     def event(self, event: Event) -> None:
         self._out.append(event.flag)
 
-    def nothing(self, value: object) -> None:
+    def nothing(self, _value: object) -> None:
         """Leave out what does not change, or is added elsewhere."""
+        self._out.append(None)  # in its place
 
     def an_attempt(self, attempt: Attempt) -> None:
         self._out += (attempt.hold_id, isinstance(attempt.mutex, Mutex) and attempt.mutex.taken)
@@ -218,8 +220,9 @@ class _Print:
         self.fields(attempt)
 
     def fields(self, value: Attempt | Lease | Writes | Contention | HandOver) -> None:
-        for name in _fields_of(type(value)):
-            self._out.append(name)
+        kind = type(value)
+        self._out.append(kind.__name__)
+        for name in _fields_of(kind):
             self.of(getattr(value, name))
 
     def judge(self, judge: Judge) -> None:
@@ -270,9 +273,7 @@ class _Print:
             if names:
                 values = frame.f_locals
                 for name in names:
-                    if name in values and name != "self":
-                        self._out.append(name)
-                        self.of(values[name])
+                    self.of(values.get(name, ...))
             awaited = following
 
     def wait(self, waits: Wait) -> None:
@@ -288,9 +289,8 @@ class _Print:
             self.of(waits.event.flag)
 
 
-_SEVERAL: Final = "several"
 _FIELDS: Final[dict[type, list[str]]] = {}
-_PLAIN: Final = frozenset({bool, str, type(None)})
+_PLAIN: Final = frozenset({bool, str, type(None), type(...)})
 _KINDS: Final[dict[type, Callable[[_Print, Any], None]]] = {
     MultiAcquire: _Print.several_keys,
     AsyncRetrying: _Print.nothing,

@@ -40,9 +40,9 @@ from typing import TYPE_CHECKING, Final, cast
 from caslock.errors import LockLost, with_notes
 from caslock.local import linger
 from caslock.protocol.life import State
-from caslock.protocol.record import decode
 from caslock.protocol.shares import HANDED
 from tests.proof.simulator.deadlock import deadlocked, forgotten
+from tests.proof.simulator.store import read
 from tests.proof.simulator.story import short
 
 if TYPE_CHECKING:
@@ -366,7 +366,7 @@ class Judge:
         """Check what is about to be sent: a renewal does not undo an extension."""
         client = self._run.current.client
         for put in puts:
-            record = decode(put.value)
+            record = read(put.value)
             if record.quarantine:
                 # A record that is sent again, after no answer, is the same but for its write id.
                 same = client.process, put.key, record._replace(write="")

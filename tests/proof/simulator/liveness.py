@@ -18,9 +18,9 @@ _STORES = ("STORE_FAST", "DELETE_FAST", "UNPACK_SEQUENCE")
 
 @cache
 def live(code: CodeType, offset: int) -> tuple[str, ...]:
-    """Name the locals that may be read after the instruction at `offset`."""
+    """Name the locals, except `self`, that may be read after the instruction at `offset`."""
     before = [(start, names) for start, names in _live(code) if start <= offset]
-    return tuple(sorted(before[-1][1]))
+    return tuple(sorted(before[-1][1] - {"self"}))
 
 
 @cache
