@@ -9,12 +9,14 @@ import contextlib
 import gc
 import itertools
 import socket
+import ssl
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -277,6 +279,22 @@ def test_an_engine_of_the_user_is_not_disturbed(database: Database) -> None:
             on_loop(use())
             assert store.invalidate(key, entry.version) is None
         assert store.get(key) is None
+
+
+def test_tls_loads_only_the_named_ca(tmp_path: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that offers TLS gets it without those of the system; it is verified against one that the URL names."""
+    options = (f"--ssl-{name}={certificates / f'server.{end}'}" for name, end in (("cert", "pem"), ("key", "key")))
+    with private(MYSQL, tmp_path, *options) as server:
+        with create_engine(driver_url(server), poolclass=NullPool).begin() as admin:
+            admin.execute(text("GRANT ALL ON caslock.* TO tls IDENTIFIED BY '' REQUIRE SSL"))
+        url = server.url.replace("root@", "tls@")
+        with monkeypatch.context() as patched, SQLStore(url) as store:
+            patched.setattr(ssl.SSLContext, "load_default_certs", None)
+            put(store, fresh())
+        with SQLStore(f"{url}?ssl_ca={certificates / 'ca.pem'}") as store:
+            put(store, fresh())
+        with SQLStore(f"{url}?ssl_ca={certificates / 'client.pem'}") as store, pytest.raises(StoreUnavailable):
+            store.get("k")
 
 
 def test_what_the_store_has_no_driver_for_is_refused() -> None:
