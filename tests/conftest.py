@@ -38,11 +38,10 @@ check_each_step()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Have more workers than processors with ``-n auto``, but not with ``-n logical``: many tests wait."""
+    """Have three workers for each processor with ``-n auto``, but not with ``-n logical``: many tests wait."""
     if config.getoption("numprocesses") == "logical" or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist decides
-    each = 3 if config.getoption("markexpr") == "long" else 2  # the long ones wait more
-    return each * (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+    return 3 * (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
 
 _passed = itertools.count(1)
