@@ -47,13 +47,8 @@ from tests.support.watching import AsyncWatchingMemory, WatchingMemory
 
 AnyStore: TypeAlias = Store | AsyncStore
 
-QUICK = 0.5
-"""Seconds that a request to a server that fails may take."""
-
-CONNECTING = 1.5
-"""The same, for a server to which to connect takes a process and several requests."""
-
-
+QUICK = 0.5  # seconds that a request to a server that fails may take
+CONNECTING = 1.5  # the same, for a server to which to connect takes a process and several requests
 BLOCKING, ASYNCIO = ("blocking",), ("asyncio",)
 
 
@@ -106,12 +101,9 @@ class OnServer:
     """A store from a URL, another that finds the server otherwise, and one that looks for it at another address."""
 
     covers: ClassVar[Callable[..., AnyStore]]
-    kind: ClassVar[str]
-    """The name of its server."""
-    url: ClassVar[str]
-    """That of any such server."""
-    options: ClassVar[str] = ""
-    """What the URL of the other store has besides."""
+    kind: ClassVar[str]  # the name of its server
+    url: ClassVar[str]  # that of any such server
+    options: ClassVar[str] = ""  # what the URL of the other store has besides
     timeout: ClassVar[float] = 20.0
     quick: ClassVar[float] = QUICK
 

@@ -276,6 +276,15 @@ def test_a_client_that_swallows_its_cancellation_ends_with_the_loop(monkeypatch:
     assert swallowed
 
 
+def test_the_map_is_made_without_a_future_that_nobody_awaits(
+    hazelcast_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If `get_map` fails or is cancelled, it leaves one with an error, of which asyncio complains."""
+    monkeypatch.setattr("hazelcast.internal.asyncio_proxy.manager.ProxyManager.get_or_create", None)
+    with HazelcastStore(hazelcast_server.url, timeout=20) as store:
+        assert store.get(fresh()) is None
+
+
 def test_listeners_do_not_stay(hazelcast_server: Server) -> None:
     """After a wait, whether it was in vain or not, the member tells nothing more of the key."""
     with (

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from hazelcast.asyncio import HazelcastClient
 from hazelcast.config import Config, IntType, ReconnectMode
 from hazelcast.errors import HazelcastError
+from hazelcast.internal.asyncio_proxy.manager import MAP_SERVICE
 from hazelcast.lifecycle import LifecycleState
 
 from caslock.errors import StoreError
@@ -243,7 +244,9 @@ class Session:
 
     async def _start(self, client: HazelcastClient) -> Map[Any, Any]:
         await client._start()  # type: ignore[no-untyped-call] # noqa: SLF001 - create_and_start() would not let go of a client that hangs
-        found: Map[Any, Any] = await client.get_map(self._target.map)
+        # get_map() would leave a future behind if it failed or was cancelled, of whose error asyncio complains.
+        proxies: Any = client._proxy_manager  # noqa: SLF001 - see above
+        found: Map[Any, Any] = await proxies._create_proxy(MAP_SERVICE, self._target.map, True)  # noqa: FBT003, SLF001
         if not self._probed:
             await self._probe(found)
             self._probed = True
