@@ -276,10 +276,8 @@ def test_a_client_that_swallows_its_cancellation_ends_with_the_loop(monkeypatch:
     assert swallowed
 
 
-def test_the_map_is_made_without_a_future_that_nobody_awaits(
-    hazelcast_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If `get_map` fails or is cancelled, it leaves one with an error, of which asyncio complains."""
+def test_to_make_the_map_leaves_no_future_behind(hazelcast_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's `get_map`, if it fails or is cancelled, leaves one with an error, of which asyncio complains."""
     monkeypatch.setattr("hazelcast.internal.asyncio_proxy.manager.ProxyManager.get_or_create", None)
     with HazelcastStore(hazelcast_server.url, timeout=20) as store:
         assert store.get(fresh()) is None
