@@ -53,7 +53,7 @@ def test_six_processes_wait_at_a_polled_store_in_turn() -> None:
     assert max(map(max, waited)) < 15
 
 
-@pytest.mark.parametrize(("processes", "waits"), [(4, "watching"), (3, "polled")])
+@pytest.mark.parametrize(("processes", "waits"), [pytest.param(4, "watching", marks=pytest.mark.long), (3, "polled")])
 def test_a_release_gets_through_to_a_record_that_keeps_changing(processes: int, waits: Waits) -> None:
     """Whoever releases a permit retries at once: with a pause first, one release can take the whole run."""
     leaves = leaving(processes, 4, 3, waits)
