@@ -2,7 +2,6 @@
 
 Each is tested with a client that has its library's defaults, and with one that is made from a URL.  `make test` tries
 the contract on each, and the laws, which depend little on the store, on some; `make prove` tries them on the others.
-Where there is also a store for asyncio, `AsyncLock` over the blocking one is tried only if its server is quick.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ AnyStore: TypeAlias = Store | AsyncStore
 
 QUICK = 0.5  # seconds that a request to a server that fails may take
 CONNECTING = 1.5  # the same, for a server to which to connect takes a process and several requests
-BLOCKING, ASYNCIO = ("blocking",), ("asyncio",)
+BLOCKING, ASYNCIO, BOTH = ("blocking",), ("asyncio",), ("blocking", "asyncio")
 
 
 def bind(place: type, covers: type | None, *suites: type, **settings: object) -> type:
     """Bind suites to a store that is found at a place; to asyncio alone, if its verbs are coroutines."""
     settings = {"covers": covers, "made": covers, **settings}
     native = inspect.iscoroutinefunction(getattr(settings["made"], "get", None))
-    settings.setdefault("apis", ASYNCIO if native else BLOCKING + ASYNCIO)
+    settings.setdefault("apis", ASYNCIO if native else BOTH)
     return type("Tested", (place, *(suites or (LockContract, StoreContract))), settings)
 
 
@@ -258,15 +257,15 @@ def boto3_client(endpoint: str) -> Any:  # noqa: ANN401 - boto3 ships no types
 
 TestRedis = bind(Redis, RedisStore, proved=ASYNCIO)
 TestAsyncRedis = bind(AsyncRedis, AsyncRedisStore)
-TestTair = bind(Tair, TairStore, apis=BLOCKING, proved=BLOCKING)
+TestTair = bind(Tair, TairStore, proved=BOTH)
 TestAsyncTair = bind(AsyncTair, AsyncTairStore, proved=ASYNCIO)
 TestMemcached = bind(Memcached, MemcachedStore, proved=ASYNCIO)
-TestZooKeeper = bind(ZooKeeper, ZooKeeperStore, proved=BLOCKING + ASYNCIO)
-TestEtcd = bind(Etcd, EtcdStore, apis=BLOCKING, proved=BLOCKING)
+TestZooKeeper = bind(ZooKeeper, ZooKeeperStore, proved=BOTH)
+TestEtcd = bind(Etcd, EtcdStore, proved=BOTH)
 TestAsyncEtcd = bind(Etcd, AsyncEtcdStore, proved=ASYNCIO)
-TestHazelcast = bind(Hazelcast, HazelcastStore, apis=BLOCKING, proved=BLOCKING)
+TestHazelcast = bind(Hazelcast, HazelcastStore, proved=BOTH)
 TestAsyncHazelcast = bind(Hazelcast, AsyncHazelcastStore, proved=ASYNCIO)
-TestNats = bind(Nats, NatsStore, apis=BLOCKING, proved=BLOCKING)
+TestNats = bind(Nats, NatsStore, proved=BOTH)
 TestAsyncNats = bind(Nats, AsyncNatsStore, proved=ASYNCIO)
 TestPostgreSQL = bind(Database, SQLStore, StoreContract)
 TestAsyncPostgreSQL = bind(Database, AsyncSQLStore, StoreContract)
@@ -275,6 +274,7 @@ TestAsyncMySQL = bind(Database, AsyncSQLStore, StoreContract, kind="mysql")
 TestDynamoDB = bind(DynamoDB, DynamoDBStore, StoreContract)
 TestAsyncDynamoDB = bind(DynamoDB, AsyncDynamoDBStore, StoreContract)
 
+# Locks in databases and in DynamoDB take long.  How asyncio reaches a blocking store is tried with all the others.
 TestPostgreSQLLocks = bind(Database, SQLStore, LockContract, apis=BLOCKING, proved=BLOCKING)
 TestAsyncPostgreSQLLocks = bind(Database, AsyncSQLStore, LockContract, proved=ASYNCIO)
 TestDynamoDBLocks = bind(DynamoDB, DynamoDBStore, LockContract, apis=BLOCKING, proved=BLOCKING)

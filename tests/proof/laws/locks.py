@@ -27,7 +27,7 @@ class LockContract(Waiters, SeveralKeys, Owners, Trials, Holders):
     """
 
     apis: ClassVar[tuple[str, ...]] = ("blocking", "asyncio")
-    """The APIs with which the laws are tried: a `Store` serves both, an `AsyncStore` only asyncio."""
+    """The APIs that the store serves: a `Store` both, an `AsyncStore` only asyncio."""
 
     proved: ClassVar[tuple[str, ...]] = ()
     """Those of them with which only `make prove` tries the laws: they depend little on the store."""
