@@ -48,10 +48,10 @@ help:  ## show this list
 demo: $(VENV)/.demo  ## show double bookings without the lock, and none with it; no server needed
 	@$(RUN) examples/booking.py $(ARGS)
 
-test: servers $(VENV)/.dev  ## run the tests against real servers (ARGS goes to pytest)
+test: servers $(VENV)/.collected  ## run the tests against real servers (ARGS goes to pytest)
 	@$(PYTEST) --numprocesses=auto -m "not long" $(ARGS)
 
-prove: servers $(VENV)/.dev  ## run the long tests: simulator, planted bugs, torture, other libraries, benchmarks
+prove: servers $(VENV)/.collected  ## run the long tests: simulator, planted bugs, torture, other libraries, benchmarks
 	@$(PYTEST) --numprocesses=auto -m long $(ARGS)
 
 quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Python (two minutes)
@@ -59,7 +59,7 @@ quick: servers $(VENV)/.dev  ## run the tests that depend on the version of Pyth
 
 oldest: servers  ## run the tests of some stores with the oldest clients that pyproject.toml allows (one minute)
 	@$(MAKE) --no-print-directory .venv-oldest/.oldest VENV=.venv-oldest
-	@.venv-oldest/bin/python -m pytest --dist=loadgroup --numprocesses=auto -m "not long" $(ARGS) $(CLIENTS)
+	@.venv-oldest/bin/python -m pytest --dist=loadgroup --numprocesses=logical -m "not long" $(ARGS) $(CLIENTS)
 
 mutate: $(VENV)/.dev  ## change each line of the rules: a test has to fail (ARGS='--sample 100 --seed 7': some)
 	@$(RUN) -m tests.proof.mutation $(ARGS)
@@ -169,6 +169,11 @@ $(VENV)/.dev: pyproject.toml $(PINS_FILE) $(VENV)/.python
 	@echo "Installing caslock and what its tests need into $(VENV) ..."
 	@$(INSTALL) --editable '.[dev]' $(PINS)
 	@touch $@ $(VENV)/.demo $(VENV)/.docs
+
+# By one process, or all workers would compile all modules at once in the first run.
+$(VENV)/.collected: $(VENV)/.dev
+	@$(RUN) -m pytest --quiet --collect-only >/dev/null || true  # if something is wrong, the run itself tells
+	@touch $@
 
 $(VENV)/.docs: pyproject.toml $(PINS_FILE) $(VENV)/.python
 	@echo "Installing what builds the site into $(VENV) ..."
