@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -79,10 +79,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
-def pytest_collection_finish() -> None:
-    """Leave to no garbage collection what has been made so far: it stays, and it is more than most tests make."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave what is made by then to no garbage collection: it stays, and it is more than most tests make."""
+    gc.disable()
+    done = yield
     gc.collect()
     gc.freeze()
+    gc.enable()
+    return done
 
 
 @pytest.fixture(autouse=True)

@@ -52,9 +52,6 @@ def of_quorums(seed: int) -> Run:
     return quorum_locks.QuorumRun(quorum_locks.drawn(seed))
 
 
-EVENTS = ("LockLost", "NotAcquired", "StoreUnavailable", "is killed", "interrupted", "lands late")
-
-
 @pytest.mark.parametrize(
     ("begin", "seeds", "more"),
     [
@@ -65,13 +62,13 @@ EVENTS = ("LockLost", "NotAcquired", "StoreUnavailable", "is killed", "interrupt
 )
 def test_the_runs_have_what_they_are_about(begin: Callable[[int], Run], seeds: int, more: tuple[str, ...]) -> None:
     """Keys are held, waited for, lost and handed over; holders die; votes are split."""
-    stories = ""
+    stories, events = "", ("LockLost", "NotAcquired", "StoreUnavailable", "is killed", "interrupted", "lands late")
     for seed in range(seeds):
-        run = begin(seed)
-        played(run, seed)
+        played(run := begin(seed), seed)
         stories += text(run.story)
-    for what in (*EVENTS, *more):
-        assert stories.count(what) > 5, what
+        if all(stories.count(what) > 5 for what in (*events, *more)):
+            return
+    pytest.fail("one of them is too seldom")
 
 
 _see = SharedAttempt.see

@@ -37,9 +37,6 @@ from tests.support.locations import opened
 Patches: TypeAlias = tuple[tuple[object, str, object], ...]
 """What is replaced: owner, name, value."""
 
-SEEDS: Final = 1_500
-"""So many seeds are run at the most; nearly every mutant is caught within a hundred."""
-
 PATIENCE: Final = 2 * LONG
 """Seconds in which a check has to go red: longer than a law waits for what has to happen."""
 
@@ -111,11 +108,13 @@ class Seeds(NamedTuple):
     """Seeds of the simulator, until one breaks a law that speaks of `word`."""
 
     word: str = ""
+    most: int = 1_500
+    """So many are run at the most; nearly every mutant is caught within a hundred."""
     layer: str = "simulator"
 
     def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> bool:
         del request
-        return any(breaks_a_law(mutant, self.word, partial(simulate, seed)) for seed in range(SEEDS))
+        return any(breaks_a_law(mutant, self.word, partial(simulate, seed)) for seed in range(self.most))
 
 
 class Search(NamedTuple):
