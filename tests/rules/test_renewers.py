@@ -273,6 +273,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Return the clock of the renewing thread, which `now.at` sets; there is no such thread yet."""
     now = SimpleNamespace(at=START)
     monkeypatch.setattr(thread_renewer, "clock", SimpleNamespace(now=lambda: now.at))
+    thread_renewer._renewer = None  # its thread may end meanwhile: it must not come back
     monkeypatch.setattr(thread_renewer, "_renewer", None)
     return now
 
