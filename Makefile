@@ -170,9 +170,9 @@ $(VENV)/.dev: pyproject.toml $(PINS_FILE) $(VENV)/.python
 	@$(INSTALL) --editable '.[dev]' $(PINS)
 	@touch $@ $(VENV)/.demo $(VENV)/.docs
 
-# By one process, or all workers would compile all modules at once in the first run.
+# Collects the tests once in one process: otherwise every worker of the first run would rewrite and compile every module.
 $(VENV)/.collected: $(VENV)/.dev
-	@$(RUN) -m pytest --quiet --collect-only >/dev/null || true  # if something is wrong, the run itself tells
+	@$(RUN) -m pytest --quiet --collect-only >/dev/null || true  # if something is wrong, the run itself will report it
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml $(PINS_FILE) $(VENV)/.python

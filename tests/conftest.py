@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave what is made by then to no garbage collection: it stays, and it is more than most tests make."""
+    """Collect no garbage while tests are collected, and then freeze what there is: more than most tests make."""
     gc.disable()
     done = yield
     gc.collect()

@@ -90,7 +90,7 @@ def test_an_interrupt_as_the_renewer_is_woken_lets_no_later_lease_end(monkeypatc
     first, second = held(Scripted()), held(Scripted())
     second.lease.due += 5
     renewer._wakes, renewer.is_running = second.lease.due + 60, True
-    thread_renewer._renewer = None  # its thread may end meanwhile: it must not come back
+    thread_renewer._renewer = None  # or monkeypatch would later restore one whose thread has ended
     monkeypatch.setattr(thread_renewer, "_renewer", renewer)
     with pytest.raises(KeyboardInterrupt):
         thread_renewer.watch(first)

@@ -429,7 +429,7 @@ class Scene:
         return {place: record for place, record in records.items() if record is not None}
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, pytest.param(TimeoutError, marks=pytest.mark.long)])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize("way", ["Lock", "MultiLock", "QuorumLock"])
 @pytest.mark.parametrize(
     "act", ["acquire", "release", "with", "with hold", "inner acquire", "inner release", "inner with"]

@@ -68,7 +68,7 @@ def test_the_runs_have_what_they_are_about(begin: Callable[[int], Run], seeds: i
         stories += text(run.story)
         if all(stories.count(what) > 5 for what in (*events, *more)):
             return
-    pytest.fail("one of them is too seldom")
+    pytest.fail(f"too rare: {[what for what in (*events, *more) if stories.count(what) <= 5]}")
 
 
 _see = SharedAttempt.see

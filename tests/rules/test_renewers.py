@@ -273,7 +273,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Return the clock of the renewing thread, which `now.at` sets; there is no such thread yet."""
     now = SimpleNamespace(at=START)
     monkeypatch.setattr(thread_renewer, "clock", SimpleNamespace(now=lambda: now.at))
-    thread_renewer._renewer = None  # its thread may end meanwhile: it must not come back
+    thread_renewer._renewer = None  # or monkeypatch would later restore one whose thread has ended
     monkeypatch.setattr(thread_renewer, "_renewer", None)
     return now
 
@@ -557,7 +557,7 @@ def test_a_forked_child_has_a_guard_and_a_renewer_of_its_own(monkeypatch: pytest
     """Those of its parent may be in use at this moment."""
     guard = thread_renewer._guard
     monkeypatch.setattr(thread_renewer, "_guard", guard)
-    monkeypatch.setattr(thread_renewer, "_renewer", ThreadRenewer())
+    thread_renewer._renewer = ThreadRenewer()
     thread_renewer._forget_parent()
     assert thread_renewer._guard is not guard
     assert thread_renewer._renewer is None

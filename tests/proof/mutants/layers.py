@@ -109,7 +109,7 @@ class Seeds(NamedTuple):
 
     word: str = ""
     most: int = 1_500
-    """So many are run at the most; nearly every mutant is caught within a hundred."""
+    """Run at most this many; nearly every mutant is caught within a hundred."""
     layer: str = "simulator"
 
     def catches(self, mutant: Mutant, request: pytest.FixtureRequest) -> bool:
