@@ -60,7 +60,7 @@ def verify_for(seconds: int, *arguments: str, cwd: Path, ends: int = 0, seen: st
         seconds *= 2
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("memcached", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["sqlite", *(pytest.param(k, marks=pytest.mark.long) for k in ("redis", "memcached"))])
 def test_a_sound_store_passes(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Contract and torture pass, the report is sound JSON, the picture is one, and no key is left or touched."""
     with opened(kind, request) as location:

@@ -102,7 +102,7 @@ def test_states_with_one_fingerprint_go_on_alike(name: str) -> None:
     for _ in range(60):
         walk(plan, chance, met)
     twice = [sorted(paths)[:2] for paths in met.values() if len(paths) > 1]
-    for one, other in chance.sample(twice, min(30, len(twice))):
+    for one, other in chance.sample(twice, min(60, len(twice))):
         assert successors(plan, one) == successors(plan, other), (one, other)
     assert len(twice) > 5
 
