@@ -10,7 +10,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-input --no
 INSTALL = install() { { $(PIP) uv && $(RUN) -m uv pip install --quiet --python $(RUN) "$$@"; } >/dev/null 2>&1 || $(PIP) "$$@"; }; install
 
 # CI tests with these versions (`oldest` with others), so that a release of somebody else does not make it red; others get the newest.
-PINS_FILE := $(if $(CI),.ci/pins.txt)
+PINS_FILE := $(if $(filter true,$(CI)),.ci/pins.txt)
 PINS := $(addprefix --constraint ,$(PINS_FILE))
 
 NATS_VERSION := 2.12.15
@@ -113,7 +113,7 @@ $(HAZELCAST):
 	        -Dartifact=com.hazelcast:hazelcast:$(HAZELCAST_VERSION) 2>&1 </dev/null) \
 	    && echo "$(HAZELCAST_SHA256)  $@.part/$(notdir $@)" | sha256sum --check --status; then \
 	    mv $@.part/$(notdir $@) $@; echo "Hazelcast $(HAZELCAST_VERSION), from Maven Central"; \
-	else echo "Not installed: Hazelcast (Maven has said: $$(echo "$$said" | grep -m 1 ERROR))"; fi; \
+	else echo "Not installed: Hazelcast (Maven has said: $$(echo "$$said" | grep -m 1 ERROR || echo the checksum differs))"; fi; \
 	rm -rf $@.part
 
 $(DYNAMODB): tests/support/dynamodb.xml

@@ -233,8 +233,7 @@ def tair(request: pytest.FixtureRequest) -> Kind:
     module = servers.tair_module()
     if request.param == "module" and module:
         return module
-    if not any(map(shutil.which, servers.REDIS.binaries)):
-        servers.missing(servers.REDIS)
+    assert servers.REDIS.binary() or servers.missing(servers.REDIS)
     return servers.TAIR_EMULATOR
 
 
@@ -315,7 +314,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def old_enough(memcached: Server) -> None:
-    """Wait for a memcached that has only just started, for longer than most timeouts."""
+    """Wait until a memcached that has only just started takes writes, longer than most timeouts would."""
     with contextlib.closing(MemcachedStore.from_url(f"{memcached.url}?timeout=300")) as store:
         store.get("a key")
 

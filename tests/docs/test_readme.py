@@ -12,7 +12,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -67,7 +66,7 @@ def third_redis(new_redis: NewServer) -> Server:
 @pytest.fixture
 def redis_cluster(new_redis: NewServer) -> Server:
     """Return a Redis Cluster of one node, which has all slots."""
-    if os.environ.get(REDIS.variable) or not any(map(shutil.which, REDIS.binaries)):
+    if os.environ.get(REDIS.variable) or not REDIS.binary():
         absent("no redis-server on the PATH to run as a Redis Cluster: `make servers` installs one")
     server = new_redis("--cluster-enabled", "yes", "--cluster-announce-ip", HOST, "--cluster-port", str(free_port()))
     with redis.Redis(host=server.host, port=server.port) as admin:

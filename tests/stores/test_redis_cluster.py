@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -87,7 +86,7 @@ def module_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @contextlib.contextmanager
 def started(folders: pytest.TempPathFactory) -> Iterator[Nodes]:
-    if os.environ.get(REDIS.variable) or not any(map(shutil.which, REDIS.binaries)):
+    if os.environ.get(REDIS.variable) or not REDIS.binary():
         absent("no redis-server on the PATH to run as a Redis Cluster: `make servers` installs one")
     options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
     with contextlib.ExitStack() as stack:

@@ -26,12 +26,14 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from docker import DockerClient
-from testcontainers.core.container import DockerContainer
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from testcontainers.core.container import DockerContainer
 
 if sys.platform != "win32":
     import fcntl
@@ -64,7 +66,7 @@ class Kind:
     image: str = ""  # "": it is not run in a container
     folders: str = ""  # where a binary may be that is not on the PATH: a pattern, from / on
     needs: str = ""  # a file that the program can't do without
-    package: str = ""  # of Debian, where `make servers` does not install it unless it is told to
+    extra: bool = False  # only `make servers SERVERS=all` installs it
 
     @property
     def variable(self) -> str:
@@ -188,7 +190,7 @@ POSTGRESQL: Final = Kind(
     # The first packet of a client: who it is.  The answer is "R" if it may come in, and an error while it starts.
     hello=b"\0\0\0\x28\0\3\0\0user\0caslock\0database\0postgres\0\0",
     ready=(b"R",),
-    package="postgresql",
+    extra=True,
 )
 
 MYSQL: Final = Kind(
@@ -201,7 +203,7 @@ MYSQL: Final = Kind(
     options=("--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=16M", "--skip-name-resolve"),
     hello=b"",  # it speaks first, once it is up
     ready=tuple(bytes([length]) for length in range(40, 160)),  # of its greeting
-    package="mariadb-server",
+    extra=True,
 )
 
 
@@ -232,7 +234,7 @@ ZOOKEEPER: Final = Kind(
     arguments=_zookeeper,
     hello=b"srvr",
     ready=(b"Zookeeper version",),  # and not: This ZooKeeper instance is not currently serving requests
-    package="zookeeper",
+    extra=True,
 )
 
 
@@ -262,7 +264,7 @@ ETCD: Final = Kind(
     arguments=_etcd,
     hello=b"GET /health HTTP/1.1\r\nHost: etcd\r\n\r\n",
     ready=(b"HTTP/1.1 200",),  # and not yet: 503, without a leader
-    package="etcd-server",
+    extra=True,
 )
 
 
@@ -275,7 +277,7 @@ NATS: Final = Kind(
     arguments=lambda port, folder: ["-a", HOST, "-p", str(port), "-js", "-sd", str(folder / "data")],
     hello=b"",  # it speaks first
     ready=(b"INFO {",),
-    package="nats-server",
+    extra=True,
 )
 
 
@@ -343,7 +345,7 @@ HAZELCAST: Final = Kind(
     arguments=_hazelcast,
     hello=b"GET /hazelcast/health/ready HTTP/1.1\r\nHost: hazelcast\r\n\r\n",
     ready=(b"HTTP/1.1 200",),
-    package="hazelcast",  # of Maven Central, not of Debian
+    extra=True,
 )
 
 
@@ -363,7 +365,7 @@ DYNAMODB: Final = Kind(
     arguments=_dynamodb,
     hello=b"GET / HTTP/1.1\r\nHost: dynamodb\r\n\r\n",
     ready=(b"HTTP/1.1 400",),  # it wants a signature
-    package="dynamodb",  # of Maven Central, not of Debian
+    extra=True,
 )
 
 
@@ -427,7 +429,7 @@ class Server:
 
     def _ours(self) -> Process | Container:
         if self.body is None:
-            pytest.skip(f"the server in {self.kind.variable} is not ours to stop")
+            pytest.skip(f"{MISSING}a server of our own: that of {self.kind.variable} is not ours to stop")
         return self.body
 
 
@@ -531,7 +533,7 @@ def _remove(server: Server) -> None:
 def missing(kind: Kind) -> NoReturn:
     """Skip the test, or fail it in CI."""
     image = f"; Docker can not get {kind.image}" if kind.image and docker_answers() else ""
-    servers = "make servers SERVERS=all" if kind.package else "make servers"
+    servers = "make servers SERVERS=all" if kind.extra else "make servers"
     absent(f"no {kind.name} server: `{servers}` installs one, {kind.variable}=URL names one{image}")
 
 

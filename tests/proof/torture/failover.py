@@ -68,7 +68,7 @@ class SixNodes:
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path) -> None:
         """Start it, and wait until it serves."""
-        if not any(map(shutil.which, REDIS.binaries)):
+        if not REDIS.binary():
             absent("no redis-server on the PATH to run as a Redis Cluster: `make servers` installs one")
         options = (*OPTIONS, "--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
         self._nodes: list[Server] = []
