@@ -137,11 +137,11 @@ def tell(name: str, event: LockEvent) -> None:
 
 
 _TEXTS: Final = {
-    "acquired": (DEBUG, "lock %r at %s was acquired after %.3g s"),
-    "released": (DEBUG, "lock %r at %s was released after %.3g s"),
-    "adopted": (DEBUG, "lock %r at %s was adopted after %.3g s"),
-    "handed_over": (DEBUG, "lock %r at %s was handed over after %.3g s"),
-    "waited": (INFO, "waited for lock %r at %s for %.3g s"),
+    "acquired": (DEBUG, "lock %r at %s was acquired after %.4f s"),
+    "released": (DEBUG, "lock %r at %s was released after %.4f s"),
+    "adopted": (DEBUG, "lock %r at %s was adopted after %.4f s"),
+    "handed_over": (DEBUG, "lock %r at %s was handed over after %.4f s"),
+    "waited": (INFO, "waited for lock %r at %s for %.4f s"),
 }
 
 

@@ -48,7 +48,7 @@ def command(key: str, url: str | None, *, as_json: bool) -> int:
 def _told(record: Record) -> Iterator[tuple[str, object]]:
     """Give what is known of a holder."""
     if record.kept:
-        yield "state", f"kept: its holder has released it, and min_hold keeps it for {record.ttl:.3g} s after that"
+        yield "state", f"kept: its holder has released it, and min_hold keeps it for {record.ttl:.5g} s after that"
     elif record.handed_over:
         yield "state", "handed over, awaits adoption"
     elif record.permits:

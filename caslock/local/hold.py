@@ -92,7 +92,7 @@ class Holding(Held):
 
     def __repr__(self) -> str:
         """Say which key, and for how long."""
-        state = "released" if not self._is_open else "lost" if self.lost else f"{self.remaining():.3g} s remaining"
+        state = "released" if not self._is_open else "lost" if self.lost else f"{self.remaining():.3f} s remaining"
         return f"<{type(self).__name__} of {self.key!r}: {state}>"
 
     @property

@@ -31,7 +31,7 @@ class Holds(Held, Generic[H_co]):
     def __repr__(self) -> str:
         """Say which keys, and for how long."""
         keys = ", ".join(repr(hold.key) for hold in self)
-        return f"<{type(self).__name__} of {keys}: {self.remaining():.3g} s remaining>"
+        return f"<{type(self).__name__} of {keys}: {self.remaining():.3f} s remaining>"
 
     def __iter__(self) -> Iterator[H_co]:
         """Iterate over the holds in the order in which they were acquired."""

@@ -48,7 +48,7 @@ def warn_of_late_renewals(attempts: Iterable[Attempt]) -> None:
             why = "The store is slow or does not answer, or this process is overloaded."
             if attempt.lease.failure:
                 why = f"The last renewal failed: {attempt.lease.failure}"
-            warn(f"renewals at {location} are late: the lease of lock {attempt.key!r} ends in {left:.3g} s. {why}")
+            warn(f"renewals at {location} are late: the lease of lock {attempt.key!r} ends in {left:.4g} s. {why}")
 
 
 def warn_of_missing_vote(attempt: Attempt, error: StoreError) -> None:
@@ -89,7 +89,7 @@ class Renewed:
                     why = f": {failure}" if failure else ""
                     warn(
                         f"the lease of lock {attempt.key!r}{where} could not be renewed; "
-                        f"this is tried again until it ends, in {left:.3g} s{why}"
+                        f"this is tried again until it ends, in {left:.4g} s{why}"
                     )
                 if attempt.after_renewal is None:
                     tell("renewal_failed", event_of(attempt, left, attempt.lease.failure))

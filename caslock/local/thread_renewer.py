@@ -50,7 +50,7 @@ def watch(attempt: Attempt) -> None:
     if not is_running and threading.main_thread().is_alive():  # at interpreter exit nothing is renewed
         warn(
             f"the thread that renews leases could not be started: lock {attempt.key!r} will be lost in "
-            f"{attempt.lease.deadline - clock.now():.3g} s, unless it starts when another lock is acquired by then"
+            f"{attempt.lease.deadline - clock.now():.4g} s, unless it starts when another lock is acquired by then"
         )
 
 

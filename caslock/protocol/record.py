@@ -141,7 +141,7 @@ class Record(NamedTuple):
             return told(self.permits, self.shares)
         note = f" ({self.note})" if self.note else ""
         if self.kept:
-            kept = f"min_hold keeps it from others for {self.ttl:.3g} s after the release"
+            kept = f"min_hold keeps it from others for {round(self.ttl, 3):g} s after the release"
             return f"nobody: {self.owner} (pid {self.pid} on {self.host}){note} has released it, and {kept}"
         awaits = " has handed over a hold, which awaits adoption," if self.handed_over else ""
         return (
