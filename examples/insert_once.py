@@ -1,8 +1,8 @@
-"""Insert a row once from several processes, into a table without constraints, first without a lock and then with one.
+"""Insert rows once each from several processes, into a table without constraints, first without a lock, then with one.
 
 Each request makes the classic mistake: it checks whether the row exists, and inserts it if not.  If several processes
-check at the same time, each of them inserts a row.  With a `Lock` around the same code there is one row.  The exit
-status is 0 if that is so.
+check at the same time, each of them inserts a row.  With a `Lock` around the same code there is one row for each
+customer.  The exit status is 0 if that is so.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+REQUESTS = 100
+"""So many requests, one after the other, are about the same customer."""
+
+
 class Job(NamedTuple):
     """The arguments of every process."""
 
@@ -32,24 +36,25 @@ class Job(NamedTuple):
     locks: str  # URL of the lock store; empty: no lock
 
 
-def insert_once(database: sqlite3.Connection, worker: str) -> None:
+def insert_once(database: sqlite3.Connection, customer: int, worker: str) -> None:
     """Check, then insert: correct for one process at a time."""
-    if database.execute("SELECT 1 FROM gifts WHERE customer = 42").fetchone() is None:
+    if database.execute("SELECT 1 FROM gifts WHERE customer = ?", (customer,)).fetchone() is None:
         time.sleep(0.02)  # wrap the gift
-        database.execute("INSERT INTO gifts VALUES (42, ?)", (worker,))
+        database.execute("INSERT INTO gifts VALUES (?, ?)", (customer, worker))
 
 
 def work(worker: str, job: Job, numbers: Iterator[int]) -> int:
     """Run one of the processes; return the number of requests that it has handled."""
     done = 0
-    lock = caslock.Lock(caslock.connect(job.locks), "gift:42", note=worker) if job.locks else None
+    store = caslock.connect(job.locks) if job.locks else None
     with closing(open_database(job.database)) as database:
-        for _ in numbers:
-            if lock is None:
-                insert_once(database, worker)
+        for number in numbers:
+            customer = number // REQUESTS
+            if store is None:
+                insert_once(database, customer, worker)
             else:
-                with lock:
-                    insert_once(database, worker)
+                with caslock.Lock(store, f"gift:{customer}", note=worker):
+                    insert_once(database, customer, worker)
             done += 1
     return done
 
@@ -99,10 +104,11 @@ def main() -> int:
         except KeyboardInterrupt:
             print("\nStopped.", file=sys.stderr)
             return 130
-    print(f"Rows of one gift: {bare} without the lock, {locked} with it.")
-    if bare == 1:
-        print("There is one row without the lock as well, so this proves nothing: try more --workers.")
-    return 0 if bare > 1 and locked == 1 else 1
+    gifts = -(-options.requests // REQUESTS)
+    print(f"Rows of {gifts} gift(s): {bare} without the lock, {locked} with it.")
+    if bare == gifts:
+        print("There is one row for each without the lock as well, so this proves nothing: try more --workers.")
+    return 0 if bare > gifts == locked else 1
 
 
 if __name__ == "__main__":

@@ -302,9 +302,9 @@ def test_a_writer_waits_for_the_transaction_of_another(served_rows: Rows, fence:
         connection.commit()
         if fence == 5:
             with pytest.raises(StaleFence):
-                other.result(10)
+                other.result(200)
         else:
-            other.result(10)
+            other.result(200)
     assert (rows.read(), rows.fence()) == (("Ada", 6) if fence == 5 else ("Bob", 7))
 
 
@@ -579,16 +579,16 @@ def test_a_block_of_a_guard_is_one_step(pool: ThreadPoolExecutor) -> None:
         with guard.admit("room", fence):
             if fence == 5:
                 inside.set()
-                go.wait(10)
+                go.wait(200)
             written.append(fence)
 
     first = pool.submit(write, 5)
-    assert inside.wait(10)
+    assert inside.wait(200)
     second = pool.submit(write, 6)
     assert not until(second.done, 0.05)
     go.set()
-    first.result(10)
-    second.result(10)
+    first.result(200)
+    second.result(200)
     with pytest.raises(StaleFence):
         write(5)
     assert (written, guard.seen("room"), guard.seen("another room")) == ([5, 6], 6, 0)

@@ -273,7 +273,7 @@ def test_what_lingers_is_released_at_the_end(store: Noted) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_child_neither_resumes_nor_releases_it(memory: MemoryStore) -> None:
     """It is the parent's."""
-    lock = Lock(memory, fresh(), linger=10)
+    lock = Lock(memory, fresh(), ttl=2000, linger=1000)
     with lock as first:
         pass
     child = os.fork()

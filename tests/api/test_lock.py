@@ -75,7 +75,7 @@ def test_one_try_is_one_request(memory: MemoryStore) -> None:
 def test_not_acquired_shows_who_holds_it(location: Place) -> None:
     """NotAcquired names the key, the location, the owner, since when and with what lease; it is a TimeoutError."""
     key, store = fresh(), location.store()
-    first = Lock(store, key, ttl=7.5, note="nightly run")
+    first = Lock(store, key, ttl=750.5, note="nightly run")
 
     with first:
         with pytest.raises(NotAcquired) as caught, Lock(store, key, timeout=0.05):
@@ -89,7 +89,7 @@ def test_not_acquired_shows_who_holds_it(location: Place) -> None:
         store.traits.location,
         first.owner,
         record.since_iso,
-        "7.5 s",
+        "750.5 s",
         "nightly run",
         str(record.pid),
     ):
@@ -100,7 +100,7 @@ def test_not_acquired_shows_who_holds_it(location: Place) -> None:
 def test_re_entry_asks_nobody(memory: MemoryStore) -> None:
     """The same thread acquires again, and releases all but the last hold, without any request."""
     store = Watched(memory)
-    lock = Lock(store, fresh())
+    lock = Lock(store, fresh(), ttl=1000)
     with lock as outer:
         after_first = len(store.requests)
         with lock as middle, lock as inner:
@@ -181,7 +181,7 @@ def test_a_hold_released_inside_its_block_is_reported_at_exit(memory: MemoryStor
 def test_holder_shows_who_has_the_key_and_locked_whether_anybody_has(location: Place) -> None:
     """`holder` returns the record of a tenure, renewed or not, to any client; None when the key is free."""
     store, key = location.store(), fresh()
-    lock, stranger = Lock(store, key, note="a note", ttl=12), Lock(store, key)
+    lock, stranger = Lock(store, key, note="a note", ttl=1200), Lock(store, key)
     assert (stranger.holder(), stranger.locked()) == (None, False)
     began = datetime.now(UTC)
     hold = held(lock)
@@ -191,7 +191,7 @@ def test_holder_shows_who_has_the_key_and_locked_whether_anybody_has(location: P
     seen += [stranger.holder(), lock.force_release()]
     for record in seen:
         assert isinstance(record, Record)
-        assert (record.owner, record.note, record.ttl, record.fence) == (lock.owner, "a note", 12, hold.fence)
+        assert (record.owner, record.note, record.ttl, record.fence) == (lock.owner, "a note", 1200, hold.fence)
         assert record.since is not None
         assert began - timedelta(seconds=2) < record.since <= datetime.now(UTC)
     assert stranger.holder() is None

@@ -297,10 +297,10 @@ def test_a_lost_lease_is_told_at_the_end(memory: MemoryStore) -> None:
 def test_settings_are_those_of_a_lock(memory: MemoryStore) -> None:
     """They are checked when decorating, and used."""
 
-    @locked(memory, "job", min_hold=60, ttl=5, note="nightly", busy="skip")
+    @locked(memory, "job", min_hold=600, ttl=500, note="nightly", busy="skip")
     def job() -> str:
         record = present(observed(memory, "job"))
-        assert (record.ttl, record.note) == (5, "nightly")
+        assert (record.ttl, record.note) == (500, "nightly")
         return "done"
 
     assert [job(), job()] == ["done", None]

@@ -150,8 +150,8 @@ def test_a_store_that_hangs_delays_nobody_and_its_late_lease_joins() -> None:
     """An acquire returns with a majority; the lease that is granted later counts, and is released with the others."""
     three, key = stores(), fresh()
     with Hanging(three[0]) as hanging:
-        hold = present(QuorumLock(three, key, ttl=10).acquire(timeout=0))
-        assert hanging.arrived.wait(10)
+        hold = present(QuorumLock(three, key, ttl=1000).acquire(timeout=0))
+        assert hanging.arrived.wait(200)
         assert until(lambda: holders(three, key) == [False, True, True])
     assert until(lambda: all_count(hold))
     Lock(three[1], key).force_release()
@@ -208,7 +208,7 @@ def test_a_store_that_gives_no_lease_is_told_once(caplog: pytest.LogCaptureFixtu
     """A lock that goes on without a store from the beginning says so, and does not repeat it for each acquire."""
     three, key = stores(), fresh()
     three[2].down()
-    lock, said = QuorumLock(three, key, ttl=5), f"has given no lease of lock {key!r}"
+    lock, said = QuorumLock(three, key, ttl=1000), f"has given no lease of lock {key!r}"
 
     def told() -> list[str]:
         return [text for text in caplog.messages if said in text]
@@ -252,7 +252,7 @@ def test_the_loss_of_a_majority_is_told_once(caplog: pytest.LogCaptureFixture) -
 def test_a_lost_lock_says_why() -> None:
     """The error says how many leases are left, and why the others are not."""
     three, key = stores(), fresh()
-    hold = present(QuorumLock(three, key, ttl=10).acquire())
+    hold = present(QuorumLock(three, key, ttl=1000).acquire())
     assert until(lambda: all_count(hold))
     other = [Lock(store, key) for store in three[1:]]
     for lock in other:
@@ -344,7 +344,7 @@ def test_a_cancelled_acquire_leaves_nothing() -> None:
             await become_free(gates, key, [False] * 3)
         await become_free(gates, key, [True] * 3)
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 200))
 
 
 @in_a_loop

@@ -148,7 +148,7 @@ def test_a_callback_that_hangs_is_named(caslock_store: StoreForTests, monkeypatc
     """The wait for `on_lost` has a bound."""
     monkeypatch.setattr("caslock.testing.store_for_tests._PATIENCE", 0.2)
     go = threading.Event()
-    hold = held(Lock(caslock_store, "k", on_lost=lambda _: go.wait(20)))
+    hold = held(Lock(caslock_store, "k", on_lost=lambda _: go.wait(200)))
     with pytest.raises(TimeoutError, match=r"on_lost callback of lock 'k' has not returned within 0\.2 s"):
         caslock_store.lose(hold)
     go.set()

@@ -16,12 +16,13 @@ import redis
 from caslock import ABSENT, Store, StoreUnavailable, connect
 from caslock.testing.proxy import FAULTS, PASS, FaultProxy, Kind, Passage, chance
 from caslock.testing.stopwatch import Stopwatch
+from tests.stores.opening import answers
 from tests.support.locations import fresh, present, until
 from tests.support.servers import Server
 
 URLS = {
-    "redis": "redis://127.0.0.1:{}/0?socket_timeout=2&socket_connect_timeout=20",
-    "memcached": "memcached://127.0.0.1:{}?timeout=2",
+    "redis": "redis://127.0.0.1:{}/0?socket_timeout={}&socket_connect_timeout=20",
+    "memcached": "memcached://127.0.0.1:{}?timeout={}",
 }
 
 
@@ -30,7 +31,7 @@ class Proxied:
 
     def __init__(self, server: Server, proxy: FaultProxy) -> None:
         self.proxy = proxy
-        self.store: Store = connect(URLS[server.kind.name].format(proxy.port))
+        self.store, self.hasty = (connect(URLS[server.kind.name].format(proxy.port, seconds)) for seconds in (20, 2))
         self.direct: Store = connect(server.url)
 
     def once(self, passage: Passage, when: Callable[[bytes], bool] = lambda _: True) -> None:
@@ -55,21 +56,22 @@ def proxied(request: pytest.FixtureRequest) -> Iterator[Proxied]:
         proxied.direct.get(fresh())  # waits for a memcached that has only just started
         proxied.put(fresh())
         yield proxied
-        for store in (proxied.store, proxied.direct):
+        for store in (proxied.store, proxied.hasty, proxied.direct):
             store.close()  # type: ignore[attr-defined] # both stores have it
 
 
-def unanswered(proxied: Proxied, key: str) -> None:
+def unanswered(proxied: Proxied, key: str, passage: Passage) -> None:
+    assert until(lambda: answers(proxied.hasty))  # it is connected
+    proxied.once(passage)
     with pytest.raises(StoreUnavailable):
-        proxied.store.put_if_version(key, b"mine", ABSENT, 20)
+        proxied.hasty.put_if_version(key, b"mine", ABSENT, 20)
 
 
 @pytest.mark.parametrize("kind", ["drop request", "cut before", "drop reply", "cut after"])
 def test_a_lost_request_is_not_applied_and_one_whose_reply_is_lost_is(proxied: Proxied, kind: Kind) -> None:
     """The caller gets no answer either way, and the next request is served."""
     key = fresh()
-    proxied.once(Passage(kind))
-    unanswered(proxied, key)
+    unanswered(proxied, key, Passage(kind))
     if kind in ("drop reply", "cut after"):
         assert until(lambda: proxied.direct.get(key) is not None)
         assert (entry := present(proxied.store.get(key))).value == b"mine"
@@ -83,8 +85,7 @@ def test_a_held_request_arrives_after_its_sender_has_gone(proxied: Proxied) -> N
     """A request that is held for longer than its sender waits is applied all the same, later, and that is told."""
     key, arrived = fresh(), list[Kind]()
     proxied.proxy.arrived = lambda _request, passage: arrived.append(passage.kind)
-    proxied.once(Passage("hold request", 3))
-    unanswered(proxied, key)
+    unanswered(proxied, key, Passage("hold request", 3))
     assert proxied.direct.get(key) is None or proxied.proxy.settle(0)
     assert until(lambda: proxied.direct.get(key) is not None)
     assert until(lambda: arrived == ["hold request"])

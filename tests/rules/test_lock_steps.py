@@ -113,6 +113,7 @@ def test_a_key_that_nobody_wants_is_taken_by_the_short_way(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time, also where waiters can't queue; and who does not get it is told how long that took."""
+    monkeypatch.setattr("caslock.local.queue.LONG_HAND_OVER_SECONDS", NEVER)
     monkeypatch.chdir(tmp_path)
     store = connect(url)
     lock = Lock(store, "k")
@@ -193,13 +194,18 @@ def test_a_release_after_the_lease_that_gets_no_answer_is_a_loss(store: Timed, b
         lock.release()
 
 
-def test_a_release_without_an_answer_is_called_again_at_the_lock(store: Timed) -> None:
-    """By any thread; what was released belongs to nobody."""
+def unreleased(store: Timed) -> tuple[Lock, Hold]:
     lock = Lock(store, "k", ttl=100)
     hold = held(lock)
     store.lose = lambda _verb, _key: True
     with pytest.raises(StoreUnavailable):
         hold.release()
+    return lock, hold
+
+
+def test_a_release_without_an_answer_is_called_again_at_the_lock(store: Timed) -> None:
+    """By any thread; what was released belongs to nobody."""
+    lock, hold = unreleased(store)
     assert lock._state.newest_hold() is hold
     store.lose = lambda _verb, _key: False
     lock.release()
@@ -391,11 +397,7 @@ def test_a_child_releases_its_copies_and_frees_nothing(store: Timed, monkeypatch
 @pytest.mark.usefixtures("background")
 def test_a_hold_whose_release_got_no_answer_is_not_that_of_a_later_acquire(store: Timed) -> None:
     """Another thread that calls `Lock.release` is told so."""
-    lock = Lock(store, "k", ttl=100)
-    hold = held(lock)
-    store.lose = lambda _verb, _key: True
-    with pytest.raises(StoreUnavailable):
-        hold.release()
+    lock, hold = unreleased(store)
     store.lose = lambda _verb, _key: False
     again = held(lock)
     with ThreadPoolExecutor(1) as pool, pytest.raises(NotHeld, match="by another thread or task"):

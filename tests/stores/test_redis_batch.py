@@ -196,8 +196,8 @@ async def test_nobody_waits_for_ever_for_a_server_that_is_not_there() -> None:
 @in_a_loop
 async def test_replicas_acknowledge_a_packet_as_a_whole(new_redis: NewServer) -> None:
     """One WAIT follows it: too few is an error for each."""
-    url = f"{new_redis().url}?socket_timeout=1&socket_connect_timeout=20"  # 0.5 s for WAIT, 20 s to connect
-    store = AsyncRedisStore.from_url(url, replicas=1)
+    store = AsyncRedisStore.from_url(f"{new_redis().url}?socket_timeout=20", replicas=1)
+    store._server.acknowledge = b"WAIT 1 500\r\n"  # 0.5 s instead of 10 s
     outcomes = await asyncio.gather(
         *(put_and_remove(store, f"k{number}") for number in range(20)), return_exceptions=True
     )

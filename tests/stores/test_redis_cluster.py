@@ -88,7 +88,7 @@ def module_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 def started(folders: pytest.TempPathFactory) -> Iterator[Nodes]:
     if os.environ.get(REDIS.variable) or not REDIS.binary():
         absent("no redis-server on the PATH to run as a Redis Cluster: `make servers` installs one")
-    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "300000", "--cluster-require-full-coverage", "no")
     with contextlib.ExitStack() as stack:
         servers, buses = [], [free_port() for _ in range(3)]
         for bus in buses:

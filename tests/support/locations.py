@@ -51,7 +51,7 @@ class Address(NamedTuple):
         if self.kind == "redis":
             return RedisStore(redis.Redis.from_url(self.url))
         host, _, port = self.url.removeprefix("memcached://").partition(":")
-        return MemcachedStore(Client((host, int(port)), timeout=5))
+        return MemcachedStore(Client((host, int(port)), timeout=20))
 
 
 class Place:

@@ -7,11 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+from tests.support import locations
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -116,10 +117,7 @@ class Program:
 
 
 def until(happened: Callable[[], bool], told: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not happened():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.02)
+    assert locations.until(happened, LIMIT), told()
 
 
 CHANGED: Final = {

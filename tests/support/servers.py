@@ -63,10 +63,9 @@ class Kind:
     hello: bytes  # what is sent to find out whether it is up
     ready: tuple[bytes, ...]  # how its answer begins once it is
     options: tuple[str, ...] = ()  # for the binary and for the container
-    image: str = ""  # "": it is not run in a container
+    image: str = ""  # "": it is not run in a container, and only `make servers SERVERS=all` installs it
     folders: str = ""  # where a binary may be that is not on the PATH: a pattern, from / on
     needs: str = ""  # a file that the program can't do without
-    extra: bool = False  # only `make servers SERVERS=all` installs it
 
     @property
     def variable(self) -> str:
@@ -190,7 +189,6 @@ POSTGRESQL: Final = Kind(
     # The first packet of a client: who it is.  The answer is "R" if it may come in, and an error while it starts.
     hello=b"\0\0\0\x28\0\3\0\0user\0caslock\0database\0postgres\0\0",
     ready=(b"R",),
-    extra=True,
 )
 
 MYSQL: Final = Kind(
@@ -203,7 +201,6 @@ MYSQL: Final = Kind(
     options=("--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=16M", "--skip-name-resolve"),
     hello=b"",  # it speaks first, once it is up
     ready=tuple(bytes([length]) for length in range(40, 160)),  # of its greeting
-    extra=True,
 )
 
 
@@ -234,7 +231,6 @@ ZOOKEEPER: Final = Kind(
     arguments=_zookeeper,
     hello=b"srvr",
     ready=(b"Zookeeper version",),  # and not: This ZooKeeper instance is not currently serving requests
-    extra=True,
 )
 
 
@@ -264,7 +260,6 @@ ETCD: Final = Kind(
     arguments=_etcd,
     hello=b"GET /health HTTP/1.1\r\nHost: etcd\r\n\r\n",
     ready=(b"HTTP/1.1 200",),  # and not yet: 503, without a leader
-    extra=True,
 )
 
 
@@ -277,7 +272,6 @@ NATS: Final = Kind(
     arguments=lambda port, folder: ["-a", HOST, "-p", str(port), "-js", "-sd", str(folder / "data")],
     hello=b"",  # it speaks first
     ready=(b"INFO {",),
-    extra=True,
 )
 
 
@@ -345,7 +339,6 @@ HAZELCAST: Final = Kind(
     arguments=_hazelcast,
     hello=b"GET /hazelcast/health/ready HTTP/1.1\r\nHost: hazelcast\r\n\r\n",
     ready=(b"HTTP/1.1 200",),
-    extra=True,
 )
 
 
@@ -365,7 +358,6 @@ DYNAMODB: Final = Kind(
     arguments=_dynamodb,
     hello=b"GET / HTTP/1.1\r\nHost: dynamodb\r\n\r\n",
     ready=(b"HTTP/1.1 400",),  # it wants a signature
-    extra=True,
 )
 
 
@@ -533,7 +525,7 @@ def _remove(server: Server) -> None:
 def missing(kind: Kind) -> NoReturn:
     """Skip the test, or fail it in CI."""
     image = f"; Docker can not get {kind.image}" if kind.image and docker_answers() else ""
-    servers = "make servers SERVERS=all" if kind.extra else "make servers"
+    servers = "make servers" if kind.image else "make servers SERVERS=all"
     absent(f"no {kind.name} server: `{servers}` installs one, {kind.variable}=URL names one{image}")
 
 
