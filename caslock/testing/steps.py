@@ -7,6 +7,7 @@ Times are judged from outside: a test fails only for what the store has certainl
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -135,13 +136,15 @@ def timed(act: Callable[[], T]) -> Future[tuple[float, T]]:
 
 def again(ask: Callable[[], T]) -> T:
     """Ask until there is an answer: a server, or this machine, may be slow for a moment."""
-    end = time.monotonic() + RECONNECT
-    while True:
-        try:
-            return ask()
-        except StoreUnavailable:
-            assert time.monotonic() < end, f"the server is there, and the store gives no answer for {RECONNECT:g} s"
-            time.sleep(0.05)
+    with contextlib.suppress(StoreUnavailable):
+        return ask()
+    with Stopwatch() as watch:
+        while True:
+            try:
+                return ask()
+            except StoreUnavailable:
+                assert watch.seconds < RECONNECT, f"the server answers, and the store does not for {RECONNECT:g} s"
+                time.sleep(0.05)
 
 
 def at_once(act: Callable[[int], T], times: int = MANY) -> list[T]:

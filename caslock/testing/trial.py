@@ -226,10 +226,10 @@ class Trial:
 
     def must_be_disconnected(self, when: str) -> None:
         """Check that no connection is left."""
-        end = time.monotonic() + RECONNECT
-        while still := self.proxy.connections:
-            assert time.monotonic() < end, f"{still} connections are open {when}"
-            time.sleep(0.005)
+        with Stopwatch() as watch:
+            while still := self.proxy.connections:
+                assert watch.seconds < RECONNECT, f"{still} connections are open {when}"
+                time.sleep(0.005)
 
     def reconnected(self, act: Callable[[], T]) -> T:
         """Ask until the store has found its way back to the server."""
