@@ -26,6 +26,8 @@ DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
 # Images of containers often set this: then each of thousands of processes would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
+$(if $(filter-out all,$(SERVERS)),$(error SERVERS may be `all`, or nothing))
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test prove quick oldest mutate pythons bench servers check lint types docs pins clean

@@ -7,6 +7,7 @@ python -m tests.proof.simulator --exhaustive --states 1000000
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -64,9 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20_000, help="how many random runs")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed")
     parser.add_argument("--exhaustive", action="store_true", help="search the scenes instead")
-    parser.add_argument(
-        "--states", type=int, default=100_000, help="how many states to look at, of all scenes together"
-    )
+    parser.add_argument("--states", type=int, default=100_000, help="how many states, of all scenes together")
     parser.add_argument("--faults", type=int, default=3, help="how many faults in one run of a search, at the most")
     parser.add_argument("--processes", type=int, default=1, help="how many processes share the work")
     options = parser.parse_args(arguments)
@@ -109,4 +108,5 @@ def _search(pool: ProcessPoolExecutor, options: argparse.Namespace) -> Failure |
 _say = partial(print, flush=True)
 
 if __name__ == "__main__":
+    logging.disable()  # of losses and forced releases, which are what the runs are about
     sys.exit(main())
