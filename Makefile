@@ -26,7 +26,7 @@ DYNAMODB := .servers/dynamodb-$(DYNAMODB_VERSION)
 # Images of containers often set this: then each of thousands of processes would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-$(if $(filter-out all,$(SERVERS)),$(error SERVERS may be `all`, or nothing))
+$(if $(filter-out all,$(SERVERS)),$(error SERVERS must be `all` or empty))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -115,7 +115,7 @@ $(HAZELCAST):
 	        -Dartifact=com.hazelcast:hazelcast:$(HAZELCAST_VERSION) 2>&1 </dev/null) \
 	    && echo "$(HAZELCAST_SHA256)  $@.part/$(notdir $@)" | sha256sum --check --status; then \
 	    mv $@.part/$(notdir $@) $@; echo "Hazelcast $(HAZELCAST_VERSION), from Maven Central"; \
-	else echo "Not installed: Hazelcast (Maven has said: $$(echo "$$said" | grep -m 1 ERROR || echo the checksum differs))"; fi; \
+	else echo "Not installed: Hazelcast ($$(echo "$$said" | grep -m 1 ERROR || echo its checksum is wrong))"; fi; \
 	rm -rf $@.part
 
 $(DYNAMODB): tests/support/dynamodb.xml

@@ -2,7 +2,7 @@
 
 Each request makes the classic mistake: it checks whether the row exists, and inserts it if not.  If several processes
 check at the same time, each of them inserts a row.  With a `Lock` around the same code there is one row for each
-customer.  The exit status is 0 if that is so.
+customer.  The exit status is 0 if both happen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 REQUESTS = 100
-"""So many requests, one after the other, are about the same customer."""
+"""How many consecutive requests are for the same customer."""
 
 
 class Job(NamedTuple):
@@ -105,9 +105,9 @@ def main() -> int:
             print("\nStopped.", file=sys.stderr)
             return 130
     gifts = -(-options.requests // REQUESTS)
-    print(f"Rows of {gifts} gift(s): {bare} without the lock, {locked} with it.")
+    print(f"Rows for {gifts} gift(s): {bare} without the lock, {locked} with it.")
     if bare == gifts:
-        print("There is one row for each without the lock as well, so this proves nothing: try more --workers.")
+        print("Even without the lock there is only one row per gift, so this proves nothing: try more --workers.")
     return 0 if bare > gifts == locked else 1
 
 

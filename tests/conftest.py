@@ -314,7 +314,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def old_enough(memcached: Server) -> None:
-    """Wait until a memcached that has only just started takes writes, longer than most timeouts would."""
+    """Wait until a memcached that has only just started accepts writes, even if that outlasts most timeouts."""
     with contextlib.closing(MemcachedStore.from_url(f"{memcached.url}?timeout=300")) as store:
         store.get("a key")
 

@@ -143,7 +143,7 @@ def again(ask: Callable[[], T]) -> T:
             try:
                 return ask()
             except StoreUnavailable:
-                assert watch.seconds < RECONNECT, f"the server answers, and the store does not for {RECONNECT:g} s"
+                assert watch.seconds < RECONNECT, f"the server answers, but the store did not in {RECONNECT:g} s"
                 time.sleep(0.05)
 
 
@@ -192,7 +192,7 @@ class Lease:
     def watch(self, store: Store) -> None:
         """Check that the lease ends, neither too early nor too late."""
         bound = self.ttl + store.traits.expiry_lag
-        least = time.monotonic() - self.ttl  # what ended earlier has all of `expiry_lag` from now on
+        least = time.monotonic() - self.ttl  # a lease that ended earlier gets all of `expiry_lag` from now on
         with Stopwatch() as watch:
             while True:
                 looked = time.monotonic()

@@ -153,7 +153,7 @@ def group_lives(group: int) -> bool:
 def test_insert_once_leaves_one_row(example: Example) -> None:
     """Check-then-insert from several processes leaves several rows without the lock, and exactly one with it."""
     told = example.ends("insert_once.py", "--requests=2000", "--workers=3")
-    (bare,) = re.findall(r"Rows of 20 gift\(s\): (\d+) without the lock, 20 with it", told)
+    (bare,) = re.findall(r"Rows for 20 gift\(s\): (\d+) without the lock, 20 with it", told)
     assert int(bare) > 20
 
 

@@ -74,7 +74,7 @@ def command(client: Any, *arguments: object) -> Any:  # noqa: ANN401 - of any ty
 def test_the_module_was_tried_too(tair: Kind) -> None:
     """The real module is tested where it is named; a skip of this test says that only the emulator was."""
     if tair is TAIR_EMULATOR and tair_module() is None:
-        pytest.skip(f"missing: no TairString but an emulator: {tair.variable} names the module (a URL or its file)")
+        pytest.skip(f"missing: TairString (an emulator was tested): {tair.variable} names the module (URL or file)")
 
 
 def test_the_redis_behind_the_emulator_ends_with_it(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -7,7 +7,7 @@ import threading
 from time import sleep
 from types import FrameType
 
-_OURS, SHARE = ("/caslock/", "/tests/"), float(os.environ.get("HOLD_UPS", "0.003"))  # of the calls that are held up
+_OURS, SHARE = ("/caslock/", "/tests/"), float(os.environ.get("HOLD_UPS", "0.003"))  # the share of calls to hold up
 _dice: random.Random | None = random.Random()  # None as the interpreter ends
 
 

@@ -421,7 +421,7 @@ class Server:
 
     def _ours(self) -> Process | Container:
         if self.body is None:
-            pytest.skip(f"{MISSING}a server of our own: that of {self.kind.variable} is not ours to stop")
+            pytest.skip(f"{MISSING}a server that a test may stop: the one that {self.kind.variable} names is not ours")
         return self.body
 
 

@@ -108,5 +108,5 @@ def _search(pool: ProcessPoolExecutor, options: argparse.Namespace) -> Failure |
 _say = partial(print, flush=True)
 
 if __name__ == "__main__":
-    logging.disable()  # of losses and forced releases, which are what the runs are about
+    logging.disable()  # no warnings of losses and forced releases: the runs are about these
     sys.exit(main())
