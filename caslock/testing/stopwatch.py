@@ -94,6 +94,8 @@ class _Looker:
         self._thread = threading.Thread()
         self._seen = (0.0, 0.0)  # how late it was altogether, and when it is to look again
         self._waits = _Waits()
+        self._reading = threading.Lock()
+        self._told = 0.0
 
     def start(self) -> None:
         """Begin to look, unless it does so already."""
@@ -117,11 +119,16 @@ class _Looker:
                 self._thread.join()
 
     def read(self) -> tuple[float, float]:
-        """Give the time, and how late it was altogether; a look that is overdue counts already."""
-        waited = self._waits.read(self._thread.native_id)
-        late, due = self._seen
-        now = time.monotonic()
-        return now, waited + late + max(0.0, now - due)
+        """Give the time, and how late it was altogether; a look that is overdue counts already.
+
+        Never less than before, though a look may have ended a moment ago that still counts as overdue.
+        """
+        with self._reading:
+            waited = self._waits.read(self._thread.native_id)
+            late, due = self._seen
+            now = time.monotonic()
+            self._told = max(self._told, waited + late + max(0.0, now - due))
+            return now, self._told
 
     def _look(self, stop: threading.Event, looking: threading.Event) -> None:
         late, now, looks = self._seen[0], time.monotonic(), 0

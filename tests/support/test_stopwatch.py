@@ -76,6 +76,16 @@ def test_a_look_that_is_overdue_counts_already() -> None:
     assert late >= NAP / 2, "the other thread can't have run"
 
 
+def test_lateness_never_becomes_less() -> None:
+    """Not even when a look that counted as overdue turns out to have ended a little earlier."""
+    looker, now = stopwatch._Looker(), time.monotonic()
+    looker._seen = 1.0, now - 500.0
+    late = looker.read()[1]
+    assert late > 500.0
+    looker._seen = 501.0, now + 500.0
+    assert looker.read()[1] >= late
+
+
 def test_stopwatches_that_run_together_do_not_disturb_each_other() -> None:
     """Each counts from its own beginning to its own end."""
     with Stopwatch() as outer:
