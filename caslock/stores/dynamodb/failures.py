@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from botocore import exceptions
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.stores.dynamodb.requests import KEY, Reply
+from caslock.stores.dynamodb.requests import KEY
 from caslock.stores.shared.connections import reason
 from caslock.stores.shared.failures import Failures as AnyFailures
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from caslock.stores.dynamodb.requests import Request
 
 _NOT_APPLIED: Final = {
     "LimitExceededException",
@@ -67,10 +62,6 @@ _NOT_THERE: Final = (404, 405, 501)
 """What another web server answers, and DynamoDB never does."""
 
 
-class CutShortError(Exception):
-    """A reply had no body."""
-
-
 class Failures(AnyFailures):
     """Makes the errors of one store."""
 
@@ -81,7 +72,7 @@ class Failures(AnyFailures):
 
     def shown(self, error: Exception) -> Exception | None:
         """Return the cause to be shown; None if its text may have a session token."""
-        return None if _code(error) == "InvalidSignatureException" else error
+        return None if code_of(error) == "InvalidSignatureException" else error
 
     def too_late(self) -> StoreUnavailable:
         """Return the error of a write that was refused, and for which there is no time to try it again."""
@@ -105,7 +96,7 @@ class Failures(AnyFailures):
         return None
 
     def _of_reply(self, error: exceptions.ClientError) -> StoreError:
-        where, code = self._location, _code(error)
+        where, code = self._location, code_of(error)
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if code in _NOT_APPLIED:
             return self.not_now(code)
@@ -119,21 +110,7 @@ class Failures(AnyFailures):
         return self.refused(f"{code}: {message}", _ADVICE.get(code, ""))
 
 
-def reply_of(body: Mapping[str, Any]) -> Reply:
-    """Check that a reply has a body: botocore takes one that was cut short for one that is empty."""
-    if body.keys() <= {"ResponseMetadata"}:
-        raise CutShortError("the answer broke off")
-    return Reply(body, accepted=True)
-
-
-def refusal_of(error: exceptions.ClientError, request: Request) -> Reply:
-    """Return the refusal that the request expects; raises the error if it is another one."""
-    if _code(error) != request.refused_by:
-        raise error
-    return Reply(error.response, accepted=False)
-
-
-def _code(error: BaseException) -> str:
+def code_of(error: BaseException) -> str:
     """Return the code of an answer; "" for any other error."""
     response = error.response if isinstance(error, exceptions.ClientError) else {}
     return str(response.get("Error", {}).get("Code", ""))

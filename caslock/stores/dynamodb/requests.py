@@ -45,19 +45,15 @@ _LONGEST_NAME: Final = 2048  # bytes of a partition key
 _DIGEST: Final = "sha256:"  # how a name begins that is not the key itself
 _HEAD: Final = 100  # characters of the key that follow a digest, to be read by people
 
+# What must be true for a write.  Both use the same names, because DynamoDB refuses one that is not used.
+_IS_THERE: Final = "attribute_exists(#key) AND attribute_exists(#value) AND #version = :version"
+_IS_FREE: Final = "attribute_not_exists(#key) OR (attribute_not_exists(#value) AND #version < :version)"
+
 _PAUSE: Final = 0.5  # seconds between two looks at a table that is being made
 _LOOKS: Final = 240
 
 _NOT_EMPTY: Final = {"ReturnConsumedCapacity": "TOTAL"}
 """Has DynamoDB tell something in any case: an empty reply is one that was cut short."""
-
-
-class Condition(NamedTuple):
-    """What must be true for a write."""
-
-    text: str
-    names: Mapping[str, str]
-    version: int
 
 
 class Request(NamedTuple):
@@ -100,11 +96,11 @@ class Verbs:
         check_put(value, ttl, _LONGEST_TTL)
         if version != ABSENT:
             new = max(_now(), version + 1)
-            done = yield self._write(key, new, ttl, _has(version), value)
+            done = yield self._write(key, new, ttl, _IS_THERE, version, value=value)
             return Entry(value, new) if done.accepted else self._entry(done.body.get("Item"))
         new = _now()
         for _ in range(2):
-            done = yield self._write(key, new, ttl, _is_free_below(new), value)
+            done = yield self._write(key, new, ttl, _IS_FREE, new, value=value)
             if done.accepted:
                 return Entry(value, new)
             there = done.body.get("Item")
@@ -116,7 +112,7 @@ class Verbs:
 
     def remove(self, key: str, version: int) -> Verb[Entry | None]:
         """Write a marker over the entry, with the same version."""
-        done = yield self._write(key, version, 0, _has(version))
+        done = yield self._write(key, version, 0, _IS_THERE, version)
         return None if done.accepted else self._entry(done.body.get("Item"))
 
     def page(self, prefix: str, after: Item | None) -> Verb[Page]:
@@ -150,7 +146,9 @@ class Verbs:
         ttl = self._request("update_time_to_live", TimeToLiveSpecification={"Enabled": True, "AttributeName": EXPIRES})
         yield ttl._replace(refused_by="ValidationException")  # it is enabled
 
-    def _write(self, key: str, version: int, ttl: float, condition: Condition, value: bytes | None = None) -> Request:
+    def _write(
+        self, key: str, version: int, ttl: float, condition: str, compared: int, *, value: bytes | None = None
+    ) -> Request:
         name = name_of(key)
         item = {KEY: {"S": name}, "version": _number(version), EXPIRES: _number(int(time.time() + ttl) + KEPT)}
         if value is not None:
@@ -160,9 +158,9 @@ class Verbs:
         write = self._request(
             "put_item",
             Item=item,
-            ConditionExpression=condition.text,
-            ExpressionAttributeNames=condition.names,
-            ExpressionAttributeValues={":version": _number(condition.version)},
+            ConditionExpression=condition,
+            ExpressionAttributeNames={"#key": KEY, "#value": "value", "#version": "version"},
+            ExpressionAttributeValues={":version": _number(compared)},
             ReturnValuesOnConditionCheckFailure="ALL_OLD",
             **_NOT_EMPTY,
         )
@@ -187,17 +185,6 @@ class Verbs:
         if kind:
             raise StoreError(f"{self._location} has an item under this key that caslock has not written")
         return None
-
-
-def _has(version: int) -> Condition:
-    names = {"#value": "value", "#version": "version"}
-    return Condition("attribute_exists(#value) AND #version = :version", names, version)
-
-
-def _is_free_below(version: int) -> Condition:
-    names = {"#key": KEY, "#value": "value", "#version": "version"}
-    free = "attribute_not_exists(#key) OR (attribute_not_exists(#value) AND #version < :version)"
-    return Condition(free, names, version)
 
 
 def name_of(key: str) -> str:

@@ -15,7 +15,7 @@ from caslock.errors import StoreError
 from caslock.process.fork import PerProcess
 from caslock.process.loop_end import PerLoop, before_the_loop_ends, transports_are_closed
 from caslock.store import Traits
-from caslock.stores.dynamodb.failures import Failures, refusal_of, reply_of
+from caslock.stores.dynamodb.failures import Failures, code_of
 from caslock.stores.dynamodb.requests import Reply, Request, Verbs
 from caslock.stores.dynamodb.target import target_of
 from caslock.stores.shared.connections import run
@@ -201,6 +201,11 @@ async def _answered(client: Client, request: Request, *, awaits: bool) -> Reply:
         await asyncio.sleep(request.pause) if awaits else time.sleep(request.pause)  # noqa: ASYNC251 - see above
     try:
         answer = getattr(client, request.method)(**request.arguments)
-        return reply_of(await answer if awaits else answer)
+        body = await answer if awaits else answer
     except ClientError as error:
-        return refusal_of(error, request)
+        if code_of(error) != request.refused_by:
+            raise
+        return Reply(error.response, accepted=False)
+    if body.keys() <= {"ResponseMetadata"}:  # botocore takes a reply that was cut short for one that is empty
+        raise ConnectionResetError("the answer broke off")
+    return Reply(body, accepted=True)

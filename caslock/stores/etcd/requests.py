@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import os
 from base64 import b64decode, b64encode
-from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from caslock.errors import StoreUnavailable
 from caslock.store import MAX_KEY, Entry, check_key, check_put
 from caslock.stores.etcd.wire import Call, Reply
+from caslock.stores.shared.connections import remember
 from caslock.stores.shared.verbs import Page
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ LONGEST_TTL: Final = 9_000_000_000
 
 _LAST_VERSION: Final = (1 << 63) - 1
 _NEVER: Final = -1  # a mod revision that no key has
-_LEASES: Final = 4096  # of our own puts whose ids are remembered
 _PAGE: Final = 500
 _NO_LEASE: Final = "requested lease not found"
 _HAS_LEASE: Final = "lease already exists"
@@ -54,7 +53,7 @@ class Verbs:
     def __init__(self, prefix: str) -> None:
         """Put `prefix` before each key."""
         self._prefix = prefix.encode()
-        self._leases: OrderedDict[tuple[bytes, int], str] = OrderedDict()  # by name and version
+        self._leases: dict[tuple[bytes, int], str] = {}  # by name and version
 
     def name(self, key: str) -> bytes:
         """Return the name of a key in etcd: any bytes will do."""
@@ -133,10 +132,7 @@ class Verbs:
         return key if len(key) <= MAX_KEY and self._prefix + key.encode() == name else ""
 
     def _written(self, name: bytes, entry: Entry, lease: str) -> Entry:
-        self._leases[name, entry.version] = lease
-        if len(self._leases) > _LEASES:
-            with suppress(KeyError):  # another thread was faster
-                self._leases.popitem(last=False)
+        remember(self._leases, (name, entry.version), lease)
         return entry
 
 

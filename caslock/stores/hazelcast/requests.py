@@ -20,12 +20,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections import deque
-from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry, check_key, check_put
+from caslock.stores.shared.connections import remember
 from caslock.stores.shared.verbs import Page
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ Verb: TypeAlias = "Generator[tuple[object, ...], Any, T]"
 _HEAD: Final = re.compile(r"caslock ([1-9][0-9]{0,18}) (ttl|lease)\n")
 _TICK: Final = 1.001  # seconds; of a ttl, the client keeps milliseconds
 _LONGEST: Final = 10**9  # seconds
-_KNOWN: Final = 10_000  # entries that are remembered
 
 
 class Found(NamedTuple):
@@ -47,13 +46,8 @@ class Found(NamedTuple):
     text: str
     entry: Entry
     leased: bool
-
-
-class Known(NamedTuple):
-    """What was written, and until when it is certainly there if nobody has changed it."""
-
-    found: Found
-    ends: float
+    ends: float = 0.0
+    """Until when it is certainly there if nobody has changed it, for one that this store has written."""
 
 
 class Verbs:
@@ -62,7 +56,7 @@ class Verbs:
     def __init__(self, location: str) -> None:
         """Begin with nothing known."""
         self._location = location
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, Found] = {}
 
     def get(self, key: str) -> Verb[Entry | None]:
         """See `Store.get`; it removes an entry whose lease is over."""
@@ -100,7 +94,7 @@ class Verbs:
             there = self._read(key, (yield "put_if_absent", key, new.text, ttl + _TICK))
             # It is our own where a member has done the request twice, because another one had failed.
             if there is None or there == new:
-                return self._remember(key, new, begun + ttl)
+                return remember(self._known, key, new._replace(ends=begun + ttl)).entry
             if (yield from self._lasts(there)):
                 return there.entry
             yield "remove_if_same", key, there.text
@@ -112,7 +106,7 @@ class Verbs:
         begun = monotonic()
         yield "set", new.entry.version, key, ttl + _TICK
         if (yield "replace_if_same", key, found.text, new.text):
-            return self._remember(key, new, begun + ttl)
+            return remember(self._known, key, new._replace(ends=begun + ttl)).entry
         return (yield from self._afterwards(key))
 
     def _remove(self, key: str, version: int) -> Verb[Entry | None]:
@@ -127,8 +121,8 @@ class Verbs:
     def _at(self, key: str, version: int) -> Verb[Found | None]:
         """Return the entry: from memory, if it has the version and has not ended."""
         known = self._known.get(key)
-        if known is not None and known.found.entry.version == version and monotonic() < known.ends:
-            return known.found
+        if known is not None and known.entry.version == version and monotonic() < known.ends:
+            return known
         return (yield from self._look(key))
 
     def _look(self, key: str) -> Verb[Found | None]:
@@ -159,13 +153,6 @@ class Verbs:
             raise StoreError(f"{self._location} has something under {key!r} that caslock has not written")
         value = text[head.end() :].encode("latin-1")
         return Found(text, Entry(value, int(head[1])), head[2] == "lease")
-
-    def _remember(self, key: str, new: Found, ends: float) -> Entry:
-        if len(self._known) >= _KNOWN and key not in self._known:
-            with suppress(RuntimeError):  # another thread has just remembered something
-                self._known.pop(next(iter(self._known), ""), None)
-        self._known[key] = Known(new, ends)
-        return new.entry
 
 
 def _written(value: bytes, ttl: float, *, leased: bool) -> Found:

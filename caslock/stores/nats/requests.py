@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 import re
 from base64 import b64decode
-from contextlib import suppress
 from hashlib import sha256
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from caslock.store import ABSENT, MAX_KEY, Entry, check_key, check_put
 from caslock.stores.nats.wire import Ask, Message, NotNatsError, headers_of
+from caslock.stores.shared.connections import remember
 from caslock.stores.shared.verbs import Page
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ _OPERATION: Final = "KV-Operation"
 _KEY: Final = "Caslock-Key"
 _MARKER: Final = 1
 """Seconds for which a marker stays: the least that the server takes."""
-_MARKERS: Final = 4096  # that are remembered
 _PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 _LAST_VERSION: Final = (1 << 63) - 1
 
@@ -127,11 +126,6 @@ class Verbs:
         """Publish a marker, and if that is refused, look."""
         return (yield from self._write(self.subject(key), version, b"", {_OPERATION: "DEL", _TTL: f"{_MARKER}s"})).entry
 
-    def look(self, key: str) -> Verb[int]:
-        """Return the version that is there, or `ABSENT`."""
-        entry = (yield from self._look(self.subject(key))).entry
-        return ABSENT if entry is None else entry.version
-
     def page(self, prefix: str, after: int | None) -> Verb[Page]:
         """See `ListingStore.list`: one message, the first behind the sequence `after`."""
         first = (after or 0) + 1
@@ -200,7 +194,8 @@ class Verbs:
 
     def _expected(self, subject: str, version: int, *, removes: bool) -> int | None:
         """Return the sequence that a write has to find; None: it can't find any."""
-        marker = self._marker(subject)
+        known = self._markers.get(subject)
+        marker = known.sequence if known and known.ends >= monotonic() else ABSENT  # one that may still be there
         if version == ABSENT:
             return None if removes else marker
         return version if 0 < version <= _LAST_VERSION and version != marker else None
@@ -210,21 +205,10 @@ class Verbs:
         message = _message(answer)
         return self._remember(subject, Found(None, 0) if message is None else _found(message))
 
-    def _marker(self, subject: str) -> int:
-        """Return the sequence of a marker that may still be there."""
-        marker = self._markers.get(subject)
-        if marker is None or marker.ends < monotonic():
-            self._markers.pop(subject, None)
-            return 0
-        return marker.sequence
-
     def _remember(self, subject: str, found: Found) -> Found:
         self._markers.pop(subject, None)
         if found.entry is None and found.sequence:
-            if len(self._markers) >= _MARKERS:
-                with suppress(RuntimeError):  # another thread has just remembered something
-                    self._markers.pop(next(iter(self._markers), ""), None)
-            self._markers[subject] = _Marker(found.sequence, monotonic() + _MARKER)
+            remember(self._markers, subject, _Marker(found.sequence, monotonic() + _MARKER))
         return found
 
     def _key(self, message: Mapping[str, Any]) -> str:

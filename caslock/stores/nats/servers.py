@@ -117,7 +117,7 @@ class Servers(Pool[Connection[L]]):
     async def wait_while(self, key: str, version: int, timeout: float) -> None:
         """Subscribe to what the server stores for the key, and look; it reports whatever that look misses."""
         ends, until = monotonic() + self._target.timeout, monotonic() + timeout
-        look = self._verbs.look(key)
+        look = self._verbs.get(key)
         first = next(look)
         busy = self._failures.cannot_wait()
 
@@ -126,7 +126,8 @@ class Servers(Pool[Connection[L]]):
                 return False
             name, subscribe = connection.wire.subscribe(self._verbs.changes(key))
             await connection.link.send(subscribe, ends)
-            if await follow(look, lambda ask: connection.ask(ask, ends), first) == version:
+            entry = await follow(look, lambda ask: connection.ask(ask, ends), first)
+            if entry is not None and entry.version == version:
                 with suppress(TimeoutError):
                     while not self._verbs.changed(key, version, await connection.hear(name, until)):
                         pass

@@ -108,8 +108,9 @@ class Connections(Generic[L]):
             if other != request:
                 return await self.ask(other, ends - monotonic())
             raise server.failures.of(answer, sent=True) from answer
-        if server.replicas:
-            server.check(replies[-1])
+        acknowledged = replies[-1]
+        if server.replicas and (not isinstance(acknowledged, int) or acknowledged < server.replicas):
+            raise server.failures.too_few(server.replicas, acknowledged)
         return answer
 
     async def wait(self, request: Request[T], within: float | None = None) -> T:

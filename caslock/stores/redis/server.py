@@ -30,8 +30,6 @@ from caslock.stores.shared.options import check_prefix, check_replicas, check_ti
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from caslock.stores.redis.wire import Reply
-
 Untyped: TypeAlias = Any  # redis-py: its two APIs are used by one code here, and share no type
 Address: TypeAlias = tuple[str, int]
 
@@ -99,11 +97,6 @@ class Server:
         else:
             kind = _timely(kind, settings["socket_timeout"], settings["socket_connect_timeout"])
         return partial(kind, **settings)
-
-    def check(self, acknowledged: Reply) -> None:
-        """Raise `StoreUnavailable` if fewer replicas have acknowledged a request than were to."""
-        if not isinstance(acknowledged, int) or acknowledged < self.replicas:
-            raise self.failures.too_few(self.replicas, acknowledged)
 
     def _settings(self, pool: Untyped) -> dict[str, Untyped]:
         """Return the settings of a pool's connections without its retries, its pings and what can stretch a timeout."""

@@ -1,4 +1,4 @@
-"""What stores on servers share: their idle connections, and why a connection could not be opened.
+"""What stores on servers share: idle connections, what they remember, and why a connection could not be opened.
 
 Idle connections are kept between requests, across threads and across fork, without a lock.  One request per connection
 at a time.  A connection with an unread reply is closed, never kept.
@@ -12,7 +12,7 @@ import re
 import selectors
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from caslock.process.fork import PerProcess, generation
@@ -31,6 +31,9 @@ SUSPECT: Final = -math.inf
 
 MOST_WAITING: Final = 32
 """Connections on which a store's waiters may be at one time, in one process or loop, for each server or cluster."""
+
+MOST_REMEMBERED: Final = 10_000
+"""Entries that a store remembers, to ask its server less."""
 
 LEAST: Final = 0.001
 """Seconds; the shortest timeout of a socket.  One of 0 would mean that it never blocks."""
@@ -54,6 +57,7 @@ class Connection(Protocol):
 
 
 C = TypeVar("C", bound=Connection)
+K = TypeVar("K")
 T = TypeVar("T")
 
 # Where there is poll(), it needs no descriptor of its own: the selector of epoll would fail when none is left.
@@ -138,6 +142,15 @@ class Waiters:
             yield
         finally:
             places.discard(place)
+
+
+def remember(known: dict[K, T], key: K, value: T) -> T:
+    """Note what was last seen of a key, and forget the oldest of too many; return the value.  Any thread may."""
+    if len(known) >= MOST_REMEMBERED and key not in known:
+        with suppress(RuntimeError, StopIteration):  # another thread has just changed it
+            known.pop(next(iter(known)), None)
+    known[key] = value
+    return value
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -79,7 +79,7 @@ def tls_refused(location: str, error: ssl.SSLError) -> StoreError:
     return StoreError(f"{location} and this client do not accept each other's TLS ({why}).")
 
 
-class Link(ABC):
+class Link(AnyConnection, ABC):
     """A connection, for one packet at a time."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -104,14 +104,6 @@ class Link(ABC):
     @abstractmethod
     async def receive(self, ends: float) -> bytes:
         """Return what comes by the moment `ends`, b"" at the end of the connection; else raises TimeoutError."""
-
-    @abstractmethod
-    def is_quiet(self) -> bool:
-        """Tell whether it is open, and nothing has come in that was not asked for."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close it for good."""
 
 
 class SocketLink(Link):

@@ -22,19 +22,13 @@ _BUSY: Final = re.compile(
     "starting up|shutting down|recovery|out of (shared )?memory|too many|remaining connection slots|not yet accepting"
 )
 _ADVICE: Final = {
-    "25006": "Connect to the primary, not to a replica.",
-    "1290": "Connect to the primary, not to a replica.",
-    "1792": "Connect to the primary, not to a replica.",
-    "1836": "Connect to the primary, not to a replica.",
-    "42501": "Grant the user select, insert and update on the table caslock, and create if it is to make it.",
-    "1044": "Grant the user select, insert and update on the table caslock, and create if it is to make it.",
-    "1142": "Grant the user select, insert and update on the table caslock, and create if it is to make it.",
-    "28P01": "Check the user and the password.",
-    "28000": "Check the user and the password.",
-    "1045": "Check the user and the password.",
-    "1698": "Check the user and the password.",
-    "3D000": "Make that database first.",
-    "1049": "Make that database first.",
+    **dict.fromkeys(("25006", "1290", "1792", "1836"), "Connect to the primary, not to a replica."),
+    **dict.fromkeys(
+        ("42501", "1044", "1142"),
+        "Grant the user select, insert and update on the table caslock, and create if it is to make it.",
+    ),
+    **dict.fromkeys(("28P01", "28000", "1045", "1698"), "Check the user and the password."),
+    **dict.fromkeys(("3D000", "1049"), "Make that database first."),
 }
 # While it connects, psycopg passes on what the server has said, but not its code.
 _ADVICE_BY_WORDS: Final = {

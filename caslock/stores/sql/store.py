@@ -84,13 +84,13 @@ class SQLStore(BlockingVerbs):
 
     def _run(self, verb: Verb[T]) -> T:
         end_by(monotonic() + self._target.timeout)
-        sent = False
+        sent, first = False, next(verb, None)  # None: a verb that asks nothing, which is `identify` of MySQL
         try:
             engine = self._engines.here()
             pool = engine.pool
             connection = engine.connect()
             sent = True
-            return self._verbs.run(connection, verb, pool)
+            return self._verbs.run(connection, verb, first, pool)
         except Exception as error:
             raise self._failures.of(error, sent=sent) from error
         finally:
@@ -138,14 +138,14 @@ class AsyncSQLStore(AsyncVerbs):
         await self._waits.here().wait_while(key, version, timeout)
 
     async def _run(self, verb: Verb[T]) -> T:
-        sent = False
+        sent, first = False, next(verb, None)
         try:
             async with asyncio.timeout(self._target.timeout):
                 engine = self._loops.here().engine
                 pool = engine.pool
                 connection = await engine.connect()
                 sent = True
-                return await connection.run_sync(self._verbs.run, verb, pool)
+                return await connection.run_sync(self._verbs.run, verb, first, pool)
         except Exception as error:
             raise self._failures.of(error, sent=sent) from error
 

@@ -57,16 +57,26 @@ class Verbs:
         name, long_key = name_of(key)
         check_put(value, ttl, _LONGEST_TTL)
         new = {"name": name, "value": value, "ttl": math.ceil(ttl * 1_000_000)}
-        return self._create(new, long_key) if version == ABSENT else self._replace(new, version)
+        if version == ABSENT:
+            answer = yield self._statements.create, {**new, "long_key": long_key}
+            written = answer.rows[0][0] if answer.rows else answer.noted
+        else:
+            answer = yield self._statements.replace, {**new, "version": version, "place": place_of(name)}
+            written = version + 1 if answer.changed else ABSENT
+        return Entry(value, written) if written else (yield from self._look(name))
 
     def remove(self, key: str, version: int) -> Verb[Entry | None]:
         """See `Store.invalidate`."""
-        return self._remove(name_of(key)[0], version)
+        name = name_of(key)[0]
+        answer = yield self._statements.remove, {"name": name, "version": version, "place": place_of(name)}
+        return None if answer.changed else (yield from self._look(name))
 
     def page(self, prefix: str, after: None) -> Verb[Page]:
         """See `ListingStore.list`: all of them in one statement, which looks at every row."""
         del after
-        return self._page(check_key(prefix) if prefix else b"")
+        begin = check_key(prefix) if prefix else b""
+        answer = yield self._statements.list, {"length": len(begin), "prefix": begin}
+        return Page([(bytes(key).decode(), Entry(bytes(value), version)) for key, value, version in answer.rows], None)
 
     def identify(self) -> Verb[str | None]:
         """See `IdentifiedStore.identify`."""
@@ -84,33 +94,16 @@ class Verbs:
         system, database, table = answer.rows[0]
         return f"postgresql:{system}:{database}:{table}"
 
-    def _create(self, new: dict[str, Any], long_key: bytes | None) -> Verb[Entry | None]:
-        answer = yield self._statements.create, {**new, "long_key": long_key}
-        written = answer.rows[0][0] if answer.rows else answer.noted
-        return Entry(new["value"], written) if written else (yield from self._look(new["name"]))
-
-    def _replace(self, new: dict[str, Any], version: int) -> Verb[Entry | None]:
-        answer = yield self._statements.replace, {**new, "version": version, "place": place_of(new["name"])}
-        return Entry(new["value"], version + 1) if answer.changed else (yield from self._look(new["name"]))
-
-    def _remove(self, name: bytes, version: int) -> Verb[Entry | None]:
-        answer = yield self._statements.remove, {"name": name, "version": version, "place": place_of(name)}
-        return None if answer.changed else (yield from self._look(name))
-
     def _look(self, name: bytes) -> Verb[Entry | None]:
         # The loser of a put asks in a statement of its own: the snapshot of the first may be older than the winner.
         answer = yield self._statements.get, {"name": name}
         return next((Entry(bytes(value), version) for value, version in answer.rows), None)
 
-    def _page(self, prefix: bytes) -> Verb[Page]:
-        answer = yield self._statements.list, {"length": len(prefix), "prefix": prefix}
-        return Page([(bytes(key).decode(), Entry(bytes(value), version)) for key, value, version in answer.rows], None)
-
-    def run(self, connection: Connection, verb: Verb[T], pool: Pool) -> T:
+    def run(self, connection: Connection, verb: Verb[T], first: Request | None, pool: Pool) -> T:
         """Run a verb to its end on a connection of a pool, and give it back; after a failure, it is closed."""
         with connection:
             with on_failure(connection.invalidate):
-                result = run(follow(verb, partial(self._ask, connection)))
+                result = run(follow(verb, partial(self._ask, connection), first))
             if connection.engine.pool is not pool:  # the store was closed meanwhile: nobody takes it from there
                 connection.invalidate()
             return result

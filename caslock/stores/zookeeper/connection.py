@@ -99,10 +99,6 @@ class Connection:
         self._xid += 1
         with suppress(OSError):
             self._send(struct.pack("!ii", self._xid, CloseInstance.type), monotonic())
-        self.drop()
-
-    def drop(self) -> None:
-        """Close it for good, whatever state it is in."""
         self.link.close()
 
     def _reply(self, xid: int, request: Any, ends: float) -> Reply:  # noqa: ANN401 - kazoo comes without types
@@ -153,7 +149,7 @@ class Servers(Pool[Connection]):
 
     async def _open(self, endpoint: Endpoint, ends: float) -> Connection:
         connection = Connection(await SocketLink.open(endpoint, self._target.tls, ends))
-        with on_failure(connection.drop):
+        with on_failure(connection.link.close):
             connection.begin(self._target.credentials, ends)
         return connection
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -17,6 +16,7 @@ from caslock.process.fork import generation
 from caslock.process.guards import on_failure
 from caslock.store import ABSENT, Entry, Traits
 from caslock.stores.shared.closing import Closing
+from caslock.stores.shared.connections import remember
 from caslock.stores.zookeeper.connection import Servers
 from caslock.stores.zookeeper.failures import MOVED, Failures
 from caslock.stores.zookeeper.target import target_of
@@ -47,7 +47,6 @@ _CONNECTIONS: Final = 8
 
 _PAUSE: Final = 0.002  # seconds between two looks for a free connection
 _FRESH: Final = 5.0  # seconds for which the leader's clock is known
-_KNOWN: Final = 10_000  # entries that are remembered
 _LISTED: Final = 100  # entries that are read in one request
 
 
@@ -97,12 +96,10 @@ class ZooKeeperStore(Closing):
                 request = change(path, data, known)
             asked = monotonic()
             written, look = self._ask([request, GetData(path, watcher=False)], ends)
-            if written.error is None:
+            if self._done(written, *MOVED):
                 stat = written.answer[-1]
                 self._clock = clock_of(stat)
-                return self._remember(path, znode_of(value, guard, stat, ttl)._replace(ends=asked + ttl)).entry
-            if not isinstance(written.error, MOVED):
-                raise self._failures.of(written.error, sent=True)
+                return remember(self._known, path, znode_of(value, guard, stat, ttl)._replace(ends=asked + ttl)).entry
             found = self._found(path, look, ends)
             if found is not None or version != ABSENT:
                 return _entry(found)
@@ -122,23 +119,19 @@ class ZooKeeperStore(Closing):
         path, ends = path_of(self._root, key), self._ends()
         until = monotonic() + timeout
 
-        def wait(connection: Connection) -> Exception | None:
+        def wait(connection: Connection) -> Reply:
             _, look = connection.ask([Sync(path), GetData(path, watcher=True)], ends)
             if look.error is None and look.answer[1].mzxid == version:
                 connection.changed(path, until)
-            return look.error
+            return look
 
-        error = self._use(wait, ends, waits=True)
-        if error is not None and not isinstance(error, NoNodeError):
-            raise self._failures.of(error, sent=True)
+        self._done(self._use(wait, ends, waits=True), NoNodeError)
 
     def list(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """See `ListingStore.list`: the names in one request, and a hundred entries in each of the next."""
         _, answer = self._ask([Sync(self._root), GetChildren(self._root, watcher=False)], self._ends())
-        if isinstance(answer.error, NoNodeError):
+        if not self._done(answer, NoNodeError):
             return
-        if answer.error:
-            raise self._failures.of(answer.error, sent=True)
         keys = sorted(key for key in map(key_of, answer.answer) if key and key.startswith(prefix))
         for first in range(0, len(keys), _LISTED):
             some, ends = keys[first : first + _LISTED], self._ends()
@@ -169,11 +162,9 @@ class ZooKeeperStore(Closing):
 
     def _found(self, path: str, look: Reply, ends: float) -> Znode | None:
         """Return the entry that was read, unless it has expired: then it is deleted."""
-        if isinstance(look.error, NoNodeError):
+        if not self._done(look, NoNodeError):
             self._known.pop(path, None)
             return None
-        if look.error is not None:
-            raise self._failures.of(look.error, sent=True)
         znode = read(*look.answer)
         if znode is None:
             raise StoreError(f"{self.traits.location} has a znode at {path} that caslock has not written")
@@ -182,7 +173,7 @@ class ZooKeeperStore(Closing):
             znode = known
         if znode.ends > monotonic() and znode is known:
             return znode
-        znode = self._remember(path, self._timed(znode, ends))
+        znode = remember(self._known, path, self._timed(znode, ends))
         return self._remove(path, znode, ends) if znode.ends <= monotonic() else znode
 
     def _timed(self, znode: Znode, ends: float) -> Znode:
@@ -201,37 +192,31 @@ class ZooKeeperStore(Closing):
     def _remove(self, path: str, znode: Znode, ends: float) -> Znode | None:
         """Delete an entry, if it is still that one; return what is there otherwise."""
         removed, look = self._ask([removal(path, znode), GetData(path, watcher=False)], ends)
-        if removed.error is None:
+        if self._done(removed, *MOVED):
             self._known.pop(path, None)
             return None
-        if not isinstance(removed.error, MOVED):
-            raise self._failures.of(removed.error, sent=True)
         return self._found(path, look, ends)
 
     def _tell_time(self, ends: float) -> Clock:
         """Write to the root, to see the leader's clock."""
         while True:
             (written,) = self._ask([SetData(self._root, b"", -1)], ends)
-            if written.error is None:
+            if self._done(written, NoNodeError):
                 self._clock = clock = clock_of(written.answer)
                 return clock
-            if not isinstance(written.error, NoNodeError):
-                raise self._failures.of(written.error, sent=True)
             self._make_root(ends)
 
     def _make_root(self, ends: float) -> None:
         names = self._root.split("/")
         paths = ["/".join(names[: depth + 1]) for depth in range(1, len(names))]
         for reply in self._ask([Create(path, b"", self._target.acl, 0) for path in paths], ends):
-            if reply.error is not None and not isinstance(reply.error, NodeExistsError):
-                raise self._failures.of(reply.error, sent=True)
+            self._done(reply, NodeExistsError)
 
-    def _remember(self, path: str, znode: Znode) -> Znode:
-        if len(self._known) >= _KNOWN and path not in self._known:
-            with suppress(RuntimeError):  # another thread has just remembered something
-                self._known.pop(next(iter(self._known), ""), None)
-        self._known[path] = znode
-        return znode
+    def _done(self, reply: Reply, *expected: type[Exception]) -> bool:
+        """Tell whether a request has succeeded; raises what its error means, unless that is an `expected` one."""
+        if reply.error is not None and not isinstance(reply.error, expected):
+            raise self._failures.of(reply.error, sent=True)
+        return reply.error is None
 
     def _ends(self) -> float:
         return monotonic() + self._target.timeout
@@ -251,7 +236,7 @@ class ZooKeeperStore(Closing):
             busy.add(place)
             connection = self._servers.take(ends)
             try:
-                with on_failure(connection.drop):
+                with on_failure(connection.link.close):
                     result = act(connection)
             except Exception as error:
                 self._servers.leave(connection.link.endpoint)
