@@ -130,31 +130,23 @@ __all__ = [
 ]
 
 _LATER = {
-    "AsyncHold": "aio",
-    "AsyncLock": "aio",
-    "AsyncMultiHold": "aio",
-    "AsyncMultiLock": "aio",
-    "AsyncQuorumLock": "aio",
-    "AsyncReadWriteLock": "aio",
-    "AsyncSemaphore": "aio",
-    "AsyncSemaphoreHold": "aio",
-    "AsyncWriteHold": "aio",
     "AsyncElection": "async_election",
     "Election": "election",
     "current_hold": "decorator",
     "key": "keys",
     "locked": "decorator",
 }
+"""The modules of names that are not imported above; all others are in `caslock.aio`."""
 
 
 def __getattr__(name: str) -> object:
     """Import asyncio, which takes longer than everything else, and what is seldom used, only at its use (PEP 562)."""
-    if name not in _LATER:
+    if name not in __all__:
         message = f"module 'caslock' has no attribute {name!r}"
         raise AttributeError(message)
     from importlib import import_module  # noqa: PLC0415 - see above
 
-    return getattr(import_module(f"caslock.{_LATER[name]}"), name)
+    return getattr(import_module(f"caslock.{_LATER.get(name, 'aio')}"), name)
 
 
 def __dir__() -> list[str]:

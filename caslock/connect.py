@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote
 from caslock.stores.shared.options import has_control_characters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import redis.asyncio
     from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
@@ -69,37 +69,27 @@ class _Kind(NamedTuple):
     """The stores of a scheme."""
 
     module: str  # of caslock.stores
-    classes: Mapping[str, str]  # by group
+    store: str  # the class for blocking code; that for asyncio is called Async...
     extra: str = ""
     clients: tuple[str, ...] = ()  # the packages that they need
     takes: tuple[str, ...] = ()  # the settings that they have
+    awaits: bool = True  # whether there is one for asyncio
 
 
-_MEMORY: Final = _Kind("memory", {_BLOCKING: "MemoryStore", _ASYNCIO: "AsyncMemoryStore"})
-_SQLITE: Final = _Kind("sqlite", {_BLOCKING: "SQLiteStore"})
 _PRIMARY: Final = ("prefix", "replicas")
-_REDIS: Final = _Kind("redis", {_BLOCKING: "RedisStore", _ASYNCIO: "AsyncRedisStore"}, "redis", ("redis",), _PRIMARY)
-_TAIR: Final = _Kind("tair", {_BLOCKING: "TairStore", _ASYNCIO: "AsyncTairStore"}, "tair", ("redis",), _PRIMARY)
-_MEMCACHED: Final = _Kind("memcached", {_BLOCKING: "MemcachedStore"}, "memcached", ("pymemcache",), ("prefix",))
-_SQL: Final = {_BLOCKING: "SQLStore", _ASYNCIO: "AsyncSQLStore"}
-_POSTGRESQL: Final = _Kind("sql", _SQL, "postgresql", ("sqlalchemy", "psycopg"))
-_MYSQL: Final = _Kind("sql", _SQL, "mysql", ("sqlalchemy", "pymysql", "asyncmy"))
-_ZOOKEEPER: Final = _Kind("zookeeper", {_BLOCKING: "ZooKeeperStore"}, "zookeeper", ("kazoo",))
-_ETCD: Final = _Kind("etcd", {_BLOCKING: "EtcdStore", _ASYNCIO: "AsyncEtcdStore"}, "etcd", ("h11",), ("prefix",))
-_NATS: Final = _Kind("nats", {_BLOCKING: "NatsStore", _ASYNCIO: "AsyncNatsStore"})
-_HAZELCAST: Final = _Kind(
-    "hazelcast",
-    {_BLOCKING: "HazelcastStore", _ASYNCIO: "AsyncHazelcastStore"},
-    "hazelcast",
-    ("hazelcast",),
-)
-_DYNAMODB: Final = _Kind(
-    "dynamodb",
-    {_BLOCKING: "DynamoDBStore", _ASYNCIO: "AsyncDynamoDBStore"},
-    "dynamodb",
-    ("botocore", "boto3"),
-)
-_OWN: Final = {
+_MEMORY: Final = _Kind("memory", "MemoryStore")
+_SQLITE: Final = _Kind("sqlite", "SQLiteStore", awaits=False)
+_REDIS: Final = _Kind("redis", "RedisStore", "redis", ("redis",), _PRIMARY)
+_TAIR: Final = _Kind("tair", "TairStore", "tair", ("redis",), _PRIMARY)
+_MEMCACHED: Final = _Kind("memcached", "MemcachedStore", "memcached", ("pymemcache",), ("prefix",), awaits=False)
+_POSTGRESQL: Final = _Kind("sql", "SQLStore", "postgresql", ("sqlalchemy", "psycopg"))
+_MYSQL: Final = _Kind("sql", "SQLStore", "mysql", ("sqlalchemy", "pymysql", "asyncmy"))
+_ZOOKEEPER: Final = _Kind("zookeeper", "ZooKeeperStore", "zookeeper", ("kazoo",), awaits=False)
+_ETCD: Final = _Kind("etcd", "EtcdStore", "etcd", ("h11",), ("prefix",))
+_NATS: Final = _Kind("nats", "NatsStore")
+_HAZELCAST: Final = _Kind("hazelcast", "HazelcastStore", "hazelcast", ("hazelcast",))
+_DYNAMODB: Final = _Kind("dynamodb", "DynamoDBStore", "dynamodb", ("botocore", "boto3"))
+OWN: Final = {
     "memory": _MEMORY,
     "sqlite": _SQLITE,
     **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
@@ -116,6 +106,7 @@ _OWN: Final = {
     ),
     **dict.fromkeys(("zookeeper", "zookeepers"), _ZOOKEEPER),
 }
+"""By scheme."""
 _CLIENTS: Final = {"redis": _REDIS, "pymemcache": _MEMCACHED, "sqlalchemy": _POSTGRESQL, "kazoo": _ZOOKEEPER}
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -171,7 +162,7 @@ def _make(target: Any, settings: dict[str, Any], *groups: str) -> Any:  # noqa: 
     if match is None:  # It is not quoted in the error, because it may contain a password.
         raise ValueError("a store URL must begin with a scheme, as in redis://localhost:6379/0 or sqlite:///locks.db")
     scheme, rest = match[1].lower(), target[match.end() :]
-    own = _OWN.get(scheme)
+    own = OWN.get(scheme)
     if own:
         _refuse(settings, own, f"{scheme}://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
@@ -186,7 +177,7 @@ def _make(target: Any, settings: dict[str, Any], *groups: str) -> Any:  # noqa: 
         factory = _load(scheme, own, group) if own else _plugin(scheme, group)
         if factory is not None:
             return _call(partial(factory, **settings), target, scheme)
-    known = sorted({*_OWN, *(point for group in groups for point in _points(group))})
+    known = sorted({*OWN, *(point for group in groups for point in _points(group))})
     from difflib import get_close_matches  # noqa: PLC0415 - not for `import caslock`
 
     close = get_close_matches(scheme, known, 1)
@@ -205,7 +196,7 @@ def _of_client(client: object, settings: dict[str, Any], group: str) -> Any:  # 
         name = f"{type(client).__module__}.{type(client).__name__}"
         raise TypeError(f"{name} is for asyncio: use connect_async")
     _refuse(settings, kind, f"a store on {kind.clients[0]}")
-    store = getattr(import_module(f"caslock.stores.{kind.module}"), kind.classes[_ASYNCIO if awaits else _BLOCKING])
+    store = getattr(import_module(f"caslock.stores.{kind.module}"), f"{'Async' if awaits else ''}{kind.store}")
     return store(client, **settings)
 
 
@@ -216,7 +207,7 @@ def _refuse(settings: dict[str, Any], kind: _Kind, what: str) -> None:
 
 
 def _load(scheme: str, kind: _Kind, group: str) -> _Factory | None:
-    if group not in kind.classes:
+    if group == _ASYNCIO and not kind.awaits:
         return None
     try:
         for client in kind.clients:
@@ -228,7 +219,7 @@ def _load(scheme: str, kind: _Kind, group: str) -> _Factory | None:
             raise
         needs = f"{scheme}:// needs the package {client}, or a newer version of it"
         raise ModuleNotFoundError(f"{needs}: pip install 'caslock[{kind.extra}]'", name=error.name) from error
-    factory: _Factory = getattr(module, kind.classes[group]).from_url
+    factory: _Factory = getattr(module, f"{'Async' if group == _ASYNCIO else ''}{kind.store}").from_url
     return factory
 
 

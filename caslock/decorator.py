@@ -141,13 +141,14 @@ def locked(
     if not callable(busy) and busy not in ("raise", "skip"):
         message = f'busy must be "raise", "skip" or a function that is called with the same arguments, not {busy!r}'
         raise ValueError(message)
-    reacts = busy != "raise"
+    react: Callable[..., object] | None = None
+    if busy != "raise":
+        react = (lambda *_, **__: None) if isinstance(busy, str) else busy
     if timeout is Own.TIMEOUT:
-        timeout = 0.0 if reacts else None
-    elif timeout is None and reacts:
+        timeout = None if react is None else 0.0
+    elif timeout is None and react is not None:
         message = 'with timeout=None the lock is waited for without limit, so the key is never busy: leave out "busy"'
         raise ValueError(message)
-    reaction = _Busy(busy, reacts=reacts)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_function(function)
@@ -155,41 +156,31 @@ def locked(
         make: Any
         if not _is_coroutine_function(function):
             make = Lock if permits is None else partial(Semaphore, permits=permits)
-            return _blocking(function, name, _Locks(make, store, timeout, settings), reaction)
+            return _blocking(function, name, _Locks(make, store, timeout, settings), react)
         from caslock.aio import AsyncLock, AsyncSemaphore  # noqa: PLC0415 - asyncio is only for those who use it
 
         make = AsyncLock if permits is None else partial(AsyncSemaphore, permits=permits)
-        return _asynchronous(function, name, _Locks(make, store, timeout, settings), reaction)
+        return _asynchronous(function, name, _Locks(make, store, timeout, settings), react)
 
     return decorate
 
 
-class _Busy:
-    """What to do while another owner holds the key."""
-
-    def __init__(self, busy: object, *, reacts: bool) -> None:
-        self.reacts = reacts
-        self.suspends = suspends(busy)
-        self._busy = busy
-
-    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        return self._busy(*args, **kwargs) if callable(self._busy) else None
-
-
-def _blocking(function: Callable[..., Any], name: KeyTemplate, locks: _Locks[Lock], busy: _Busy) -> Callable[..., Any]:
-    if busy.suspends:
+def _blocking(
+    function: Callable[..., Any], name: KeyTemplate, locks: _Locks[Lock], react: Callable[..., object] | None
+) -> Callable[..., Any]:
+    if suspends(react):
         message = f"{named(function)} is no coroutine function, so busy must be a plain function, not an `async def`"
         raise TypeError(message)
 
     @wraps(function)
     def guarded(*args: object, **kwargs: object) -> object:
         lock = locks.of(name(args, kwargs))
-        if not busy.reacts:
+        if react is None:
             with lock as hold, _Calls(hold):
                 return _finished(function, function(*args, **kwargs))
         found = lock.acquire()
         if found is None:
-            return busy(args, kwargs)
+            return react(*args, **kwargs)
         with found as hold, _Calls(hold):
             return _finished(function, function(*args, **kwargs))
 
@@ -197,19 +188,19 @@ def _blocking(function: Callable[..., Any], name: KeyTemplate, locks: _Locks[Loc
 
 
 def _asynchronous(
-    function: Callable[..., Any], name: KeyTemplate, locks: _Locks[AsyncLock], busy: _Busy
+    function: Callable[..., Any], name: KeyTemplate, locks: _Locks[AsyncLock], react: Callable[..., object] | None
 ) -> Callable[..., Any]:
     @wraps(function)
     async def guarded(*args: object, **kwargs: object) -> object:
         lock = locks.of(name(args, kwargs))
-        if not busy.reacts:
+        if react is None:
             async with lock as hold:
                 with _Calls(hold):
                     return _finished(function, await function(*args, **kwargs))
         found = await lock.acquire()
         if found is None:
-            result = busy(args, kwargs)
-            return await cast("Coroutine[Any, Any, object]", result) if busy.suspends else result
+            result = react(*args, **kwargs)
+            return await cast("Coroutine[Any, Any, object]", result) if suspends(react) else result
         async with found as hold:
             with _Calls(hold):
                 return _finished(function, await function(*args, **kwargs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
 from importlib import import_module
@@ -14,24 +13,12 @@ from click.core import ParameterSource
 from caslock.cli.finding import STATUS, Finding, Severity, danger, note, warning
 from caslock.cli.holders import print_json
 from caslock.cli.which_store import default_url, json_option, opened, store_option
+from caslock.connect import OWN
 from caslock.errors import StoreError, StoreUnavailable, with_notes
 
 if TYPE_CHECKING:
     from caslock.store import Store
 
-_SCHEMES: Final = {
-    **dict.fromkeys(("redis", "rediss", "unix"), "redis"),
-    "memcached": "memcached",
-    "sqlite": "sqlite",
-    **dict.fromkeys(("etcd", "etcds"), "etcd"),
-    **dict.fromkeys(("nats", "natss"), "nats"),
-    "hazelcast": "hazelcast",
-    "dynamodb": "dynamodb",
-    **dict.fromkeys(("tair", "tairs"), "tair"),
-    **dict.fromkeys(("zookeeper", "zookeepers"), "zookeeper"),
-    "postgresql": "postgresql",
-    **dict.fromkeys(("mysql", "mariadb"), "mysql"),
-}
 _LOOKS: Final = 9
 _SLOW: Final = 0.1
 _KEY: Final = "caslock-doctor"
@@ -89,12 +76,12 @@ def examined(store: Store, url: str) -> tuple[float | None, list[Finding]]:
 
 
 def _of_settings(store: Store, url: str) -> list[Finding]:
-    name = _SCHEMES.get(re.split("[:+]", url, maxsplit=1)[0].lower())
-    if name is None:
+    kind = OWN.get(url.partition(":")[0].lower())
+    if kind is None:
         return [note("no settings are looked at", "caslock doctor does not know this kind of store")]
     try:
-        examine = import_module(f"caslock.cli.doctor_{name}").examine
-        return list(examine(store.traits.location if name == "sqlite" else url))
+        examine = import_module(f"caslock.cli.doctor_{kind.extra or kind.module}").examine
+        return list(examine(store.traits.location if kind.module == "sqlite" else url))
     except Exception as error:  # noqa: BLE001 - of a client library; its text may show a secret of the URL
         return [warning("its settings can't be read", f"what they mean is not known ({type(error).__name__})")]
 

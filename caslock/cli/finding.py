@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 
@@ -40,20 +41,9 @@ class Finding(NamedTuple):
         return {"severity": self.severity.name, "what": self.what, "means": self.means, "cure": self.cure}
 
 
-def note(what: str, means: str, cure: str = "") -> Finding:
-    """Make a note."""
-    return Finding(Severity.note, what, means, cure)
-
-
-def warning(what: str, means: str, cure: str = "") -> Finding:
-    """Make a warning."""
-    return Finding(Severity.warning, what, means, cure)
-
-
-def danger(what: str, means: str, cure: str = "") -> Finding:
-    """Make a finding of the worst kind."""
-    return Finding(Severity.danger, what, means, cure)
-
+note: Final = partial(Finding, Severity.note)
+warning: Final = partial(Finding, Severity.warning)
+danger: Final = partial(Finding, Severity.danger)
 
 FULL: Final = 0.9
 """The share of a server's memory from which on it counts as nearly full."""

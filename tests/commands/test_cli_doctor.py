@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -11,11 +10,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from caslock import Lock, StoreError, connect
-from caslock.cli.doctor import _SCHEMES
+from caslock import Lock, StoreError, cli, connect
 from caslock.cli.doctor_dynamodb import judged
 from caslock.cli.doctor_sqlite import NETWORK, file_system
-from caslock.connect import _OWN
+from caslock.connect import OWN
 from caslock.store import ABSENT
 from caslock.testing.proxy import FaultProxy, Passage
 from tests.conftest import NewServer
@@ -184,8 +182,8 @@ def test_what_a_bucket_of_nats_lacks_is_found(nats_server: Server) -> None:
 
 def test_every_store_that_processes_share_is_looked_at() -> None:
     """A new scheme of `connect` needs a module of doctor."""
-    schemes = {re.split("[+]", scheme)[0] for scheme in _OWN} - {"memory"}
-    assert schemes == set(_SCHEMES)
+    modules = {path.stem.removeprefix("doctor_") for path in Path(cli.__file__).parent.glob("doctor_*.py")}
+    assert {kind.extra or kind.module for kind in OWN.values()} - {"memory"} == modules - {"sql"}
 
 
 @pytest.mark.long

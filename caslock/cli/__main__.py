@@ -1,8 +1,0 @@
-"""Runs the command line with ``python -m caslock.cli``, as ``python -m caslock`` does."""
-
-import sys
-
-from caslock.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())
