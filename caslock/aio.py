@@ -49,8 +49,6 @@ class _Releasing(Held):
             raise no_such_argument("extend", unknown)
         await self._renewed(ttl)
 
-    extend.__qualname__ = "extend"  # for error texts: users do not know this class
-
     async def release(self) -> None:
         """Release the hold, from any task; see `Hold.release`.  If cancelled, it releases first."""
         try:
@@ -60,8 +58,6 @@ class _Releasing(Held):
         except BaseException as error:  # cancelled: release first
             await finish(self._each, self._released, error)
             raise
-
-    release.__qualname__ = "release"  # for error texts: users do not know this class
 
     async def __aenter__(self) -> Self:
         """Return the hold; leaving the block releases it.  If the lease is lost, the block is cancelled.
@@ -168,12 +164,16 @@ class _Acquired(ABC, Generic[B]):
         return self._acquire_for(calling_task(), wait_time(self._timeout, timeout, blocking=blocking))
 
     async def _acquire_for(self, caller: Task | None, timeout: float | None) -> B | None:
+        if caller is not None and (caller.done() or caller.get_loop() is not asyncio.get_running_loop()):
+            caller = None  # it has ended, or is of another loop, and so can't own a hold
         try:
-            held = await self._take(timeout, _here(caller))
+            held = await self._take(timeout, caller)
         except NotAcquired:
             return None
-        for hold in held._each:
-            _give(caller, hold._attempt)
+        if caller is not None and not caller.done():  # another task may have run this
+            for hold in held._each:
+                if len(hold._attempt.levels) == 1:
+                    hold._attempt.caller = caller
         return held
 
     async def _take(self, timeout: float | None, caller: Task | None = None) -> B:
@@ -277,10 +277,6 @@ class _Side(OneKey, _Acquired[B]):
     _state: ReadWriteState
     _with = "async with"
 
-    def __init__(self, state: ReadWriteState, timeout: float | None) -> None:
-        """See `AsyncReadWriteLock`."""
-        self._begin(state, timeout)
-
     async def locked(self) -> bool:
         """Whether anybody holds this side, or something else has the key."""
         return bool(await self.holders())
@@ -352,20 +348,6 @@ class AsyncMultiLock(SeveralLocks[AsyncStore | Store, _Joined, AsyncHold, AsyncM
     _state: MultiState[AsyncHold, AsyncMultiHold]
     _lock_types, _hold_type = (AsyncLock, AsyncSemaphore, AsyncReadSide, AsyncWriteSide), AsyncMultiHold
     _with = "async with"
-
-
-def _give(caller: Task | None, attempt: Attempt) -> None:
-    """Give what was just acquired to the task that called `acquire`, if another one has run it."""
-    caller = _here(caller)
-    if caller is not None and len(attempt.levels) == 1:
-        attempt.caller = caller
-
-
-def _here(caller: Task | None) -> Task | None:
-    """Return the task that called `acquire`, unless it has ended or is of another loop, and so can't own a hold."""
-    if caller is None or caller.done() or caller.get_loop() is not asyncio.get_running_loop():
-        return None
-    return caller
 
 
 class _Block(Generic[T]):

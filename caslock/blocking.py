@@ -63,8 +63,6 @@ class _Held(Held):
         with on_failure(self._mend):  # an interrupt may leave a mutex taken, and the renewer waiting for it
             run(self._renewed(ttl))
 
-    extend.__qualname__ = "extend"  # for error texts: users do not know this class
-
     def _mend(self) -> None:
         for hold in self._each:
             mend(hold._attempt)
@@ -84,8 +82,6 @@ class _Held(Held):
         except BaseException as error:  # interrupted: release first
             finish(self._each, self._released, error)
             raise
-
-    release.__qualname__ = "release"  # for error texts: users do not know this class
 
     def _release(self) -> None:
         run(self._released())
@@ -453,10 +449,6 @@ class _Side(OneKey, _OneKey[K]):
     """What both sides of a `ReadWriteLock` have in common."""
 
     _state: ReadWriteState
-
-    def __init__(self, state: ReadWriteState, timeout: float | None) -> None:
-        """See `ReadWriteLock`."""
-        self._begin(state, timeout)
 
     def locked(self) -> bool:
         """Return whether anybody holds this side, or something else has the key."""

@@ -83,8 +83,6 @@ class Candidates(Generic[S, H, L]):
         shared = cast("Shared", self._lock._state.runtime.shared)
         self._looks = PerProcess(partial(shared.of_key, key, Looks))
 
-    __init__.__qualname__ = "__init__"  # for error texts: users do not know this class
-
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled, as a lock does."""
         raise not_copied(self)

@@ -49,9 +49,9 @@ class Held(ABC):
         """The hold of each key."""
 
     @property
-    @abstractmethod
     def _handed_over(self) -> bool:
         """Whether it was handed over: there is nothing to release then."""
+        return any(hold._attempt.handed_over for hold in self._each)  # noqa: SLF001 - of a hold
 
     @abstractmethod
     def ensure_held(self) -> None:
@@ -110,10 +110,6 @@ class Holding(Held):
         return self._generation != generation()
 
     @property
-    def _handed_over(self) -> bool:
-        return self._attempt.handed_over
-
-    @property
     def key(self) -> str:
         """The key that is held."""
         return self._attempt.key
@@ -152,8 +148,6 @@ class Holding(Held):
         """Raise `LockLost` if the lease has ended, `NotHeld` after the release; sends no request."""
         self._mine()
         renew.check(self._attempt, self._state.runtime.now())
-
-    ensure_held.__qualname__ = "ensure_held"  # for error texts: users do not know this class
 
     async def _renewed(self, ttl: float | None) -> None:
         """See `extend`."""

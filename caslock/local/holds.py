@@ -57,11 +57,6 @@ class Holds(Held, Generic[H_co]):
         return self._holds
 
     @property
-    def _handed_over(self) -> bool:
-        """Never: several holds are not handed over."""
-        return False
-
-    @property
     def fences(self) -> dict[str, int]:
         """The fencing number of each key; raises KeyError if one key is held at several stores."""
         return {hold.key: self[hold.key].fence for hold in self._holds}

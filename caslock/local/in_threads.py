@@ -71,13 +71,10 @@ class InThreads:
 
 def _drop(future: asyncio.Future[T], unsent: list[None], location: str) -> None:
     """Give up on a request that no thread has taken."""
-    try:
+    with contextlib.suppress(IndexError):  # one has taken it
         unsent.pop()
-    except IndexError:
-        return
-    if not future.done():
-        message = f"too many requests are waiting for {location}"
-        future.set_exception(StoreUnavailable(message, sent=False))
+        error = StoreUnavailable(f"too many requests are waiting for {location}", sent=False)
+        _settle(future, partial(future.set_exception, error))
 
 
 def _answer(
@@ -91,18 +88,13 @@ def _answer(
     except IndexError:
         return
     try:
-        settle = partial(_resolve, future, verb())
+        settle = partial(future.set_result, verb())
     except BaseException as error:  # noqa: BLE001 - raised where the answer is awaited
-        settle = partial(_fail, future, error)
+        settle = partial(future.set_exception, error)
     with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-        loop.call_soon_threadsafe(settle)
+        loop.call_soon_threadsafe(_settle, future, settle)
 
 
-def _resolve(future: asyncio.Future[T], result: T) -> None:
+def _settle(future: asyncio.Future[T], settle: Callable[[], None]) -> None:
     if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[T], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+        settle()

@@ -36,7 +36,6 @@ from caslock.local.settings import (
     check_linger,
     check_may_linger,
     check_min_hold,
-    check_no_settings,
     check_owner,
     check_permits,
     check_retry,
@@ -93,20 +92,6 @@ class State(Protocol[B_co]):
         """Return the newest hold of `me` (None: this thread or task)."""
 
 
-class Settings(TypedDict, Generic[H], total=False):
-    """The settings of a lock besides store, key and timeout; explained at `Lock`."""
-
-    ttl: float
-    owner: str | None
-    auto_renew: bool
-    max_hold: float | None
-    min_hold: float | None
-    on_lost: Callable[[H], object] | None
-    note: str
-    retry: Retry | tuple[int, int]
-    poll: WaitBaseT | None
-
-
 class Adopting(TypedDict, Generic[H], total=False):
     """The settings of an adopted hold; explained at `Lock.adopt`."""
 
@@ -116,6 +101,14 @@ class Adopting(TypedDict, Generic[H], total=False):
     on_lost: Callable[[H], object] | None
     note: str
     retry: Retry | tuple[int, int]
+
+
+class Settings(Adopting[H], total=False):
+    """The settings of a lock besides store, key and timeout; explained at `Lock`."""
+
+    owner: str | None
+    min_hold: float | None
+    poll: WaitBaseT | None
 
 
 def _checked(
@@ -176,13 +169,7 @@ class _Shown:
 class LockObject:
     """Neither copied nor called."""
 
-    def __init_subclass__(cls, **given: object) -> None:
-        """Let what Python says of a wrong argument name no class that users don't know."""
-        super().__init_subclass__(**given)
-        for each in (cls.__init__, getattr(cls, "acquire", None), getattr(cls, "release", None)):
-            if getattr(each, "__module__", "").startswith("caslock."):
-                each.__qualname__ = each.__name__  # type: ignore[union-attr] # None is in no module
-
+    _runtime: staticmethod[[object], Runtime]
     _with: ClassVar[str] = "with"
     __signature__: ClassVar[_Shown] = _Shown()
 
@@ -215,7 +202,7 @@ class OneKey(LockObject):
 
     _state: LockState
 
-    def _begin(self, state: LockState, timeout: float | None) -> None:
+    def __init__(self, state: LockState, timeout: float | None) -> None:
         self._state = state
         self._timeout = check_timeout(timeout)
         self._blocks: WithBlocks[Any] = WithBlocks()
@@ -237,7 +224,7 @@ class OneKey(LockObject):
 class Adoptable(OneKey, Generic[S, H]):
     """A key whose holds can be handed over and adopted."""
 
-    _runtime: staticmethod[[object], Runtime]
+    _has_permits: ClassVar[bool]
 
     @classmethod
     def _adoption(cls, store: S, text: str, given: Adopting[H]) -> tuple[LockState, Ticket]:
@@ -256,18 +243,23 @@ class Adoptable(OneKey, Generic[S, H]):
                 error.key = ticket.key
                 raise error
             settings = settings._replace(max_hold=ticket.max_hold)
-        return cls._state_of(cls._runtime(store), ticket, settings), ticket
+        runtime = cls._runtime(store)
+        if bool(ticket.permits) is not cls._has_permits:
+            kind = "Semaphore" if ticket.permits else "Lock"
+            message = f"the ticket for {ticket.key!r} is from a {kind}: use {kind}.adopt() or Async{kind}.adopt()"
+            raise ValueError(message)
+        if not ticket.permits:
+            return LockState(runtime, ticket.key, settings), ticket
+        from caslock.local.semaphore import SemaphoreState  # noqa: PLC0415 - seldom used
 
-    @staticmethod
-    @abstractmethod
-    def _state_of(runtime: Runtime, ticket: Ticket, settings: LockSettings) -> LockState:
-        """Return the state for a ticket's hold; raises ValueError if the ticket is for another kind of lock."""
+        return SemaphoreState(runtime, ticket.key, settings, ticket.permits), ticket
 
 
 class SingleLock(Adoptable[S, H]):
     """A lock on one key of a store of type `S`."""
 
     _is_blocking: ClassVar[bool]
+    _has_permits = False
 
     def __init__(
         self,
@@ -338,16 +330,7 @@ class SingleLock(Adoptable[S, H]):
         given = Settings(
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
-        self._begin(LockState(runtime, key, _checked(given, owner, min_hold, linger)), timeout)
-
-    @staticmethod
-    def _state_of(runtime: Runtime, ticket: Ticket, settings: LockSettings) -> LockState:
-        if ticket.permits:
-            message = (
-                f"the ticket for {ticket.key!r} is from a Semaphore: use Semaphore.adopt() or AsyncSemaphore.adopt()"
-            )
-            raise ValueError(message)
-        return LockState(runtime, ticket.key, settings)
+        super().__init__(LockState(runtime, key, _checked(given, owner, min_hold, linger)), timeout)
 
     def _with_timeout(self, timeout: float | Own | None) -> Self:
         """Return this lock with another timeout: what one of the two holds, both do."""
@@ -360,6 +343,7 @@ class SharedLock(Adoptable[S, H]):
     """A key of a store of type `S` that several may hold."""
 
     _state: SemaphoreState
+    _has_permits = True
 
     def __init__(
         self,
@@ -407,16 +391,7 @@ class SharedLock(Adoptable[S, H]):
         given = Settings(
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
-        self._begin(SemaphoreState(runtime, key, _checked(given), check_permits(permits)), timeout)
-
-    @staticmethod
-    def _state_of(runtime: Runtime, ticket: Ticket, settings: LockSettings) -> LockState:
-        from caslock.local.semaphore import SemaphoreState  # noqa: PLC0415 - seldom used
-
-        if not ticket.permits:
-            message = f"the ticket for {ticket.key!r} is from a Lock: use Lock.adopt() or AsyncLock.adopt()"
-            raise ValueError(message)
-        return SemaphoreState(runtime, ticket.key, settings, ticket.permits)
+        super().__init__(SemaphoreState(runtime, key, _checked(given), check_permits(permits)), timeout)
 
     @property
     def permits(self) -> int:
@@ -426,8 +401,6 @@ class SharedLock(Adoptable[S, H]):
 
 class ReadWrite(LockObject, Generic[S, H]):
     """A key of a store of type `S` that many may read, or one write."""
-
-    _runtime: staticmethod[[object], Runtime]
 
     def __init__(
         self,
@@ -518,7 +491,8 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
             raise no_such_setting({"linger": None})
         if keys is None:
             locks: list[Any] = list(check_locks(store, self._lock_types))
-            check_no_settings(settings)
+            if settings:
+                raise TypeError(f"existing locks keep their own settings: leave out {', '.join(settings)}")
         else:
             lock: type[Any] = self._lock_types[0]
             locks = [lock(store, key, **settings) for key in check_keys(keys)]
@@ -538,8 +512,6 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
 
 class SeveralStores(OneKey, Generic[S, H]):
     """A lock on one key at several independent stores of type `S`."""
-
-    _runtime: staticmethod[[object], Runtime]
 
     def __init__(
         self,
@@ -588,4 +560,4 @@ class SeveralStores(OneKey, Generic[S, H]):
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
         runtime = type(self)._runtime(place_of(nodes))
-        self._begin(QuorumState(runtime, key, _checked(given), nodes), timeout)
+        super().__init__(QuorumState(runtime, key, _checked(given), nodes), timeout)

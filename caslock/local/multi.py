@@ -153,13 +153,6 @@ class MultiAcquire(Generic[H]):
     def _has(self, state: LockState) -> bool:
         return state in self._holds and self._holds[state]._is_open
 
-    def _begun(self, state: LockState) -> H:
-        """Return the hold that is to be won."""
-        hold = self._holds.get(state)
-        if hold is None:
-            hold = self._holds[state] = state.begin(self._makes[state], self._caller)
-        return hold
-
     async def acquire(self) -> None:
         """Acquire every lock in order: with each, all that are free at that moment and can travel together."""
         for index, state in enumerate(self.states):
@@ -178,7 +171,8 @@ class MultiAcquire(Generic[H]):
         limit = last_start(self.states[0].runtime, self._limit)
         stuck = await self._roll_back(error, limit)
         unsure = [with_notes(trouble) for trouble in stuck if isinstance(trouble, (StoreError, ValueError))]
-        unsure += [_left_behind(hold) for hold in self._holds.values() if hold._attempt.state in RELEASING]
+        left = [hold._attempt for hold in self._each if hold._attempt.state in RELEASING]
+        unsure += [f"{each.loss}; its record expires within {each.lease.ttl:g} s" for each in left]
         if unsure and isinstance(error, NotAcquired):
             message = f"could not acquire all keys, and those acquired may not have been released: {unsure[0]}"
             unknown = OutcomeUnknown(message)
@@ -219,7 +213,9 @@ class MultiAcquire(Generic[H]):
 
     def _re_enter(self, state: LockState) -> bool:
         """Enter what the caller holds already; False: it does not hold the key."""
-        hold = self._begun(state)
+        hold = self._holds.get(state)
+        if hold is None:
+            hold = self._holds[state] = state.begin(self._makes[state], self._caller)
         if hold._is_open or state.re_enter(hold):
             return True
         hold._attempt.limit = self._limit
@@ -343,11 +339,6 @@ async def _server(runtime: Runtime) -> str:
         except StoreUnavailable:  # once more, as any read: the server may have been restarted
             said = await store.identify()
     return said or runtime.store.traits.location
-
-
-def _left_behind(hold: Holding) -> str:
-    lost, ttl = hold._attempt.loss, hold._attempt.lease.ttl
-    return f"{lost}; its record expires within {ttl:g} s"
 
 
 @contextmanager

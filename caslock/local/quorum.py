@@ -88,15 +88,13 @@ class QuorumState(LockState):
 
     def _part(self, node: Runtime, hold: str, attempt: Attempt) -> Attempt:
         """Return an acquire at one store."""
-        lease, stamps = attempt.lease, self._stamps
+        lease = attempt.lease
         began, now = lease.began, node.now()
         rest = lease.max_hold - (now - began if began else 0.0)
         ttl = max(min(lease.ttl, rest), 0.0)
-        if ttl != self.settings.ttl:
-            stamps = stamps.with_ttl(ttl)
         settings = self.settings._replace(ttl=ttl, max_hold=rest)
         terms = self._terms._replace(runtime=node, settings=settings)
-        part = Attempt(terms, hold, stamps, node.mutex(), attempt.caller)
+        part = Attempt(terms, hold, self._stamps, node.mutex(), attempt.caller)
         part.limit = now  # it is one try
         part.after_renewal = partial(self._fill, attempt)
         return part

@@ -10,7 +10,7 @@ from caslock.observer import LockEvent, listens, log_error, tell, warn
 from caslock.protocol.lease import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from caslock.local.hold import Holding
     from caslock.protocol.attempt import Attempt
@@ -60,39 +60,30 @@ def warn_of_missing_vote(attempt: Attempt, error: StoreError) -> None:
         warn(f"a store has given no lease of lock {attempt.key!r}, which needs only a majority of them: {where}{text}")
 
 
-class Renewed:
-    """What a renewal of several leases has done to each of them."""
-
-    def __init__(self, attempts: Sequence[Attempt]) -> None:
-        """Note how they are before it."""
-        self._attempts = attempts
-        self._deadlines = [attempt.lease.deadline for attempt in attempts]
-        self._counts = [attempt.writes.count for attempt in attempts]
-
-    def report(self) -> None:
-        """Tell the observers of each; log a failure."""
-        for attempt, deadline, count in zip(self._attempts, self._deadlines, self._counts, strict=True):
-            if attempt.ending or attempt.lease.lost:
-                continue
-            now = attempt.runtime.now()
-            left = attempt.lease.deadline - now
-            if attempt.lease.deadline > deadline:
-                if attempt.after_renewal is not None:
-                    attempt.after_renewal()
-                elif listens():
-                    tell("renewed", event_of(attempt, left))
-            elif attempt.writes.count > count:  # it was sent
-                location = attempt.runtime.store.traits.location
-                if not _warned_lately(f"failed {location}", now):
-                    failure = attempt.lease.failure
-                    where = "" if location in failure else f" at {location}"
-                    why = f": {failure}" if failure else ""
-                    warn(
-                        f"the lease of lock {attempt.key!r}{where} could not be renewed; "
-                        f"this is tried again until it ends, in {left:.4g} s{why}"
-                    )
-                if attempt.after_renewal is None:
-                    tell("renewal_failed", event_of(attempt, left, attempt.lease.failure))
+def report_renewals(before: Iterable[tuple[Attempt, float, int]]) -> None:
+    """Tell observers what a renewal has done to each, whose deadline and count of writes were these; log a failure."""
+    for attempt, deadline, count in before:
+        if attempt.ending or attempt.lease.lost:
+            continue
+        now = attempt.runtime.now()
+        left = attempt.lease.deadline - now
+        if attempt.lease.deadline > deadline:
+            if attempt.after_renewal is not None:
+                attempt.after_renewal()
+            elif listens():
+                tell("renewed", event_of(attempt, left))
+        elif attempt.writes.count > count:  # it was sent
+            location = attempt.runtime.store.traits.location
+            if not _warned_lately(f"failed {location}", now):
+                failure = attempt.lease.failure
+                where = "" if location in failure else f" at {location}"
+                why = f": {failure}" if failure else ""
+                warn(
+                    f"the lease of lock {attempt.key!r}{where} could not be renewed; "
+                    f"this is tried again until it ends, in {left:.4g} s{why}"
+                )
+            if attempt.after_renewal is None:
+                tell("renewal_failed", event_of(attempt, left, attempt.lease.failure))
 
 
 def _warned_lately(what: str, now: float) -> bool:

@@ -13,7 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from caslock.local import linger
-from caslock.local.reports import Renewed
+from caslock.local.reports import report_renewals
 from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import LINGERING
@@ -248,12 +248,12 @@ class Renewals:
 
     async def _renew(self, batch: Sequence[Attempt]) -> None:
         singly: list[Attempt] = []
-        renewed = Renewed(batch)
+        before = [(attempt, attempt.lease.deadline, attempt.writes.count) for attempt in batch]
         try:
             singly = await renew.renew_due(batch[0].runtime.renewing, batch)
         finally:  # after a failure they are due again soon
             for attempt in batch:
                 if _is_held(attempt):
                     self._watch(attempt)
-        renewed.report()
+        report_renewals(before)
         self._singly.add(singly)  # last: else what is sent for these meanwhile would look like a failure

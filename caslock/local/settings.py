@@ -11,7 +11,7 @@ from caslock.protocol.record import json_size
 from caslock.protocol.shares import MAX_PERMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from caslock.store import Traits
 
@@ -155,13 +155,6 @@ def check_switch(name: str, value: bool) -> bool:  # noqa: FBT001 - what it chec
         message = f"{name} must be True or False, not {value!r}"
         raise TypeError(message)
     return value
-
-
-def check_no_settings(settings: Mapping[str, object]) -> None:
-    """Refuse settings for existing locks, which have their own."""
-    if settings:
-        message = f"existing locks keep their own settings: leave out {', '.join(settings)}"
-        raise TypeError(message)
 
 
 FOREIGN: Final = {
@@ -310,20 +303,15 @@ def check_text(name: str, value: str, most: int) -> str:
     if not isinstance(value, str):
         message = f"{name} must be a str, not {type(value).__name__}"
         raise TypeError(message)
-    size = json_size(_encodable(name, value))
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the {name} contains a lone surrogate, at index {error.start}") from None
+    size = json_size(value)
     if size > most:
         message = f"{name} is too long: {size:,} bytes as JSON in UTF-8, at most {most:,}"
         raise ValueError(message)
     return value
-
-
-def _encodable(name: str, text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        message = f"the {name} contains a lone surrogate, at index {error.start}"
-        raise ValueError(message) from None
-    return text
 
 
 def check_retry(retry: Retry | tuple[int, int]) -> Retry:

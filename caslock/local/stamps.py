@@ -20,10 +20,6 @@ class Stamps:
         self._owner, self._ttl, self._host, self._note = owner, ttl, host, note
         self._last: tuple[int, FirstRecord] | None = None
 
-    def with_ttl(self, ttl: float) -> Stamps:
-        """Return those of a lease of another length."""
-        return Stamps(self._owner, ttl, self._host, self._note)
-
     def __call__(self) -> FirstRecord:
         """Return that of this moment."""
         second, last = int(time.time()), self._last

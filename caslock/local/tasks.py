@@ -40,99 +40,6 @@ MOST_ASKING: Final = 32
 """Threads that send requests to one blocking store at one time, beside those that renew; and as many that wait."""
 
 
-class TaskRuntime:
-    """What the protocol needs, for asyncio."""
-
-    def __init__(self, shared: Shared) -> None:
-        """Check that the store is one."""
-        self.shared: Shared = shared
-        self.quarantines = OF_QUARANTINES
-        store = shared.store
-        check_store(store, "connect_async")
-        self.home: object = store
-        native = suspends(getattr(store, "get", None))
-        asked = cast("AsyncStore", store) if native else InThreads(shared, "requests", MOST_ASKING)
-        self.store: AsyncStore = asked if asked.traits.expires else ObservingStore(asked, self.now)
-        # A request timeout, without the time for which the last request may wait for a thread.
-        self.patience: float = (1.0 if native else 1.0 - QUEUE_SHARE) * self.store.traits.request_timeout
-        # A wait in a blocking store occupies its thread all that time, so waits have threads of their own.
-        waiting = cast("AsyncWatchingStore", store) if native else InThreads(shared, "waits", MOST_ASKING)
-        self.watching: AsyncWatchingStore | None = waiting if hasattr(store, "wait_while") else None
-        self.queueing: AsyncQueueingStore | None = (
-            cast("AsyncQueueingStore", store) if native and hasattr(store, "put_when_absent") else None
-        )
-        self.batching: AsyncBatchingStore | None = (
-            cast("AsyncBatchingStore", asked) if hasattr(store, "put_many") else None
-        )
-        self.renewing: TaskRuntime = self
-        if not native:  # renewals never wait for the threads in which acquires do
-            self.renewing = copy.copy(self)
-            self.renewing.store = InThreads(shared, "task renewals", MOST_RENEWING)
-            if self.batching is not None:
-                self.renewing.batching = cast("AsyncBatchingStore", self.renewing.store)
-
-    now: staticmethod[[], float] = staticmethod(clock.now)
-
-    async def sleep(self, seconds: float) -> None:
-        """Let other tasks run."""
-        await asyncio.sleep(seconds)
-
-    def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
-        """Run it in the one task of the running loop that does so for this store."""
-        renewer_of(asyncio.get_running_loop()).clean_up(self, CleanUp(act, self.now() + seconds))
-
-    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Run what `work` returns in a task of the running loop."""
-        renewer_of(asyncio.get_running_loop()).start(work(), lambda: None)
-
-    def me(self) -> object:
-        """Return the task that runs."""
-        return this_task()
-
-    def mutex(self) -> TaskMutex:
-        """Make a mutex for one attempt."""
-        return TaskMutex()
-
-    def event(self) -> TaskEvent:
-        """Make an event for an attempt that waits in a local queue."""
-        return TaskEvent()
-
-    def ended(self, attempt: Attempt) -> bool:
-        """Whether the event loop was closed in which the attempt was acquired: nothing renews it any more."""
-        get_loop = getattr(attempt.caller, "get_loop", None)  # of a task, of whatever class
-        return get_loop is not None and get_loop().is_closed()
-
-    def watch(self, attempt: Attempt) -> None:
-        """Renew the lease when it is due, and report its end, in the event loop in which it was acquired."""
-        running = asyncio.get_running_loop()
-        loop = attempt.caller.get_loop() if isinstance(attempt.caller, asyncio.Task) else running
-        if loop is running:
-            renewer_of(loop).watch(attempt)
-        else:  # it is extended in another one
-            with contextlib.suppress(RuntimeError):  # its own is closed
-                loop.call_soon_threadsafe(lambda: renewer_of(loop).watch(attempt))
-
-    report_loss: staticmethod[[Attempt], None] = staticmethod(report_loss)
-
-
-def task_runtime(store: object) -> TaskRuntime:
-    """Return the runtime of all asyncio locks on `store`; raises TypeError unless it is a store."""
-    return shared_of(store).runtime(TaskRuntime)
-
-
-async def finish(
-    holds: Sequence[Holding], work: Callable[[], Coroutine[object, object, object]], interrupt: BaseException
-) -> None:
-    """Finish what a cancellation has cut short, in a task of its own, and wait for that.
-
-    At a store that does not answer, it ends within two request timeouts, a release within three.  A second cancellation
-    ends the wait only.
-    """
-    stop_renewals(holds)
-    if holds:  # else nothing had begun
-        await asyncio.wait([renewer_of(asyncio.get_running_loop()).finish(partial(finished, work, interrupt))])
-
-
 class TaskMutex:
     """A mutex for tasks of any event loop that can also be taken without waiting."""
 
@@ -210,6 +117,90 @@ def this_task() -> asyncio.Task[object]:
         message = "AsyncLock must be used inside an asyncio task"
         raise RuntimeError(message)
     return task
+
+
+class TaskRuntime:
+    """What the protocol needs, for asyncio."""
+
+    def __init__(self, shared: Shared) -> None:
+        """Check that the store is one."""
+        self.shared: Shared = shared
+        self.quarantines = OF_QUARANTINES
+        store = shared.store
+        check_store(store, "connect_async")
+        self.home: object = store
+        native = suspends(getattr(store, "get", None))
+        asked = cast("AsyncStore", store) if native else InThreads(shared, "requests", MOST_ASKING)
+        self.store: AsyncStore = asked if asked.traits.expires else ObservingStore(asked, self.now)
+        # A request timeout, without the time for which the last request may wait for a thread.
+        self.patience: float = (1.0 if native else 1.0 - QUEUE_SHARE) * self.store.traits.request_timeout
+        # A wait in a blocking store occupies its thread all that time, so waits have threads of their own.
+        waiting = cast("AsyncWatchingStore", store) if native else InThreads(shared, "waits", MOST_ASKING)
+        self.watching: AsyncWatchingStore | None = waiting if hasattr(store, "wait_while") else None
+        self.queueing: AsyncQueueingStore | None = (
+            cast("AsyncQueueingStore", store) if native and hasattr(store, "put_when_absent") else None
+        )
+        self.batching: AsyncBatchingStore | None = (
+            cast("AsyncBatchingStore", asked) if hasattr(store, "put_many") else None
+        )
+        self.renewing: TaskRuntime = self
+        if not native:  # renewals never wait for the threads in which acquires do
+            self.renewing = copy.copy(self)
+            self.renewing.store = InThreads(shared, "task renewals", MOST_RENEWING)
+            if self.batching is not None:
+                self.renewing.batching = cast("AsyncBatchingStore", self.renewing.store)
+
+    now: staticmethod[[], float] = staticmethod(clock.now)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let other tasks run."""
+        await asyncio.sleep(seconds)
+
+    def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
+        """Run it in the one task of the running loop that does so for this store."""
+        renewer_of(asyncio.get_running_loop()).clean_up(self, CleanUp(act, self.now() + seconds))
+
+    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run what `work` returns in a task of the running loop."""
+        renewer_of(asyncio.get_running_loop()).start(work(), lambda: None)
+
+    def ended(self, attempt: Attempt) -> bool:
+        """Whether the event loop was closed in which the attempt was acquired: nothing renews it any more."""
+        get_loop = getattr(attempt.caller, "get_loop", None)  # of a task, of whatever class
+        return get_loop is not None and get_loop().is_closed()
+
+    def watch(self, attempt: Attempt) -> None:
+        """Renew the lease when it is due, and report its end, in the event loop in which it was acquired."""
+        running = asyncio.get_running_loop()
+        loop = attempt.caller.get_loop() if isinstance(attempt.caller, asyncio.Task) else running
+        if loop is running:
+            renewer_of(loop).watch(attempt)
+        else:  # it is extended in another one
+            with contextlib.suppress(RuntimeError):  # its own is closed
+                loop.call_soon_threadsafe(lambda: renewer_of(loop).watch(attempt))
+
+    me: staticmethod[[], object] = staticmethod(this_task)
+    report_loss: staticmethod[[Attempt], None] = staticmethod(report_loss)
+    mutex = TaskMutex
+    event = TaskEvent
+
+
+def task_runtime(store: object) -> TaskRuntime:
+    """Return the runtime of all asyncio locks on `store`; raises TypeError unless it is a store."""
+    return shared_of(store).runtime(TaskRuntime)
+
+
+async def finish(
+    holds: Sequence[Holding], work: Callable[[], Coroutine[object, object, object]], interrupt: BaseException
+) -> None:
+    """Finish what a cancellation has cut short, in a task of its own, and wait for that.
+
+    At a store that does not answer, it ends within two request timeouts, a release within three.  A second cancellation
+    ends the wait only.
+    """
+    stop_renewals(holds)
+    if holds:  # else nothing had begun
+        await asyncio.wait([renewer_of(asyncio.get_running_loop()).finish(partial(finished, work, interrupt))])
 
 
 def calling_task() -> asyncio.Task[object] | None:

@@ -84,6 +84,27 @@ class ThreadMutex(RLock):  # type: ignore[misc] # typeshed has it as final; CPyt
                 self.release()
 
 
+class ThreadEvent:
+    """A bare lock that is free once it is set, and taken by the waiter: a `threading.Event` has ten times the steps."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        """Begin as not set."""
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    async def wait(self, timeout: float | None) -> None:
+        """Block the thread."""
+        self._lock.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
+
+    def set(self) -> None:
+        """Wake the thread."""
+        if self._lock.locked():
+            with contextlib.suppress(RuntimeError):  # another has set it at this very moment
+                self._lock.release()
+
+
 class ThreadRuntime:
     """What the protocol needs, for code that blocks."""
 
@@ -133,10 +154,6 @@ class ThreadRuntime:
         """Return an object of the thread: unlike its name and number, it is never reused."""
         return _thread.me
 
-    def event(self) -> ThreadEvent:
-        """Make an event for an attempt that waits in a local queue."""
-        return ThreadEvent()
-
     def ended(self, attempt: Attempt) -> bool:
         """Always False: the thread that renews outlives the others."""
         del attempt
@@ -146,6 +163,7 @@ class ThreadRuntime:
     watch: staticmethod[[Attempt], None] = staticmethod(watch)
 
     mutex = ThreadMutex
+    event = ThreadEvent
 
 
 def thread_runtime(store: object) -> ThreadRuntime:
@@ -166,27 +184,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-
-
-class ThreadEvent:
-    """A bare lock that is free once it is set, and taken by the waiter: a `threading.Event` has ten times the steps."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        """Begin as not set."""
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    async def wait(self, timeout: float | None) -> None:
-        """Block the thread."""
-        self._lock.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
-
-    def set(self) -> None:
-        """Wake the thread."""
-        if self._lock.locked():
-            with contextlib.suppress(RuntimeError):  # another has set it at this very moment
-                self._lock.release()
 
 
 def mend(attempt: Attempt) -> None:

@@ -327,17 +327,15 @@ class Attempt:
         """Return the record to put in place of `observed`, which we may take."""
         write_id = self.writes.next_id()
         if observed is None:
-            return self._tenure(write_id, NO_QUARANTINE)
+            return self._new_record((self.hold_id,), self.lease.asked, write_id, NO_QUARANTINE)
         now, asked = self.runtime.now(), self.lease.asked
         quarantine = self._rest(observed, now)
-        if observed.free:
-            return self._tenure(write_id, quarantine)
         others = self.others(observed)
         holds = (*others, self.hold_id)
         if not set(observed.holds) <= set(holds):  # we drop what a late write added; others of its attempt may follow
             quarantine = self._quarantine(write_id, now + FREE_TTL, now)
         if not others and not self.is_in(observed):
-            return self._tenure(write_id, quarantine)
+            return self._new_record(holds, asked, write_id, quarantine)
         # A lease is never made shorter than what another hold of this owner may believe.
         ttl, fence = max(asked, observed.ttl) if others else asked, fence_of(observed, version)
         seconds, quarantine_id = quarantine
@@ -345,12 +343,11 @@ class Attempt:
             holds=holds, ttl=ttl, write=write_id, fence=fence, quarantine=seconds, quarantine_id=quarantine_id
         )
 
-    def _tenure(self, write_id: str, quarantine: Quarantine) -> Record:
-        """Begin a tenure: its fence will be the version."""
+    def _new_record(self, holds: tuple[str, ...], ttl: float, write_id: str, quarantine: Quarantine) -> Record:
+        """Return a record whose fence is its version: it begins a tenure, or without `holds` it is free."""
         stamp = self.stamps().stamp  # of now: the attempt may have waited for long
         seconds, quarantine_id = quarantine
-        lease = self.lease.asked, write_id, None, seconds
-        return _new(Record, (self.owner, (self.hold_id,), *lease, *stamp, FORM, quarantine_id, 0, ()))
+        return _new(Record, (self.owner, holds, ttl, write_id, None, seconds, *stamp, FORM, quarantine_id, 0, ()))
 
     def _rest(self, observed: Record, now: float) -> Quarantine:
         """Return what is left of the quarantine in a record that is seen now."""
@@ -392,7 +389,7 @@ class Attempt:
             return observed._replace(
                 holds=(KEPT,), ttl=ttl, write=write_id, fence=fence, quarantine=0.0, quarantine_id=""
             )
-        return self._free_record(write_id, rest) if rest.seconds > 0 else None
+        return self._new_record((), rest.seconds, write_id, rest) if rest.seconds > 0 else None
 
     def _longer_rest(self, rest: Quarantine, write_id: str, now: float) -> Quarantine:
         """Return a quarantine that is long enough for our own lost creates as well."""
@@ -420,13 +417,8 @@ class Attempt:
     def free_record(self, now: float) -> Record:
         """Return a record that nobody holds, with a quarantine for all that was sent until now."""
         write_id = self.writes.next_id()
-        return self._free_record(write_id, self._quarantine(write_id, now + FREE_TTL, now))
-
-    def _free_record(self, write_id: str, quarantine: Quarantine) -> Record:
-        """Return a record that nobody holds: until it ends, no put that expects absence can be applied."""
-        seconds, quarantine_id = quarantine
-        stamp = self.stamps().stamp
-        return _new(Record, (self.owner, (), seconds, write_id, None, seconds, *stamp, FORM, quarantine_id, 0, ()))
+        rest = self._quarantine(write_id, now + FREE_TTL, now)
+        return self._new_record((), rest.seconds, write_id, rest)
 
     def lose(self, why: str) -> LockLost:
         """Note a loss, for every level of re-entry: only a new acquire with a new hold id can hold the key again."""

@@ -20,11 +20,9 @@ class Event(Protocol):
 
     async def wait(self, timeout: float | None) -> None:
         """Return when it has been set since it was last waited for, or after `timeout` seconds (None: never)."""
-        ...
 
     def set(self) -> None:
         """Wake the waiter; any thread may do so, any number of times."""
-        ...
 
 
 class Mutex(Protocol):
@@ -32,19 +30,15 @@ class Mutex(Protocol):
 
     def acquire(self, *, blocking: Literal[False]) -> bool:
         """Take it, if nobody has it."""
-        ...
 
     def release(self) -> None:
         """Give it back."""
-        ...
 
     async def __aenter__(self) -> object:
         """Wait until nobody has it, and take it."""
-        ...
 
     async def __aexit__(self, *error: object) -> None:
         """Give it back."""
-        ...
 
 
 class Runtime(Protocol):
@@ -53,84 +47,65 @@ class Runtime(Protocol):
     @property
     def store(self) -> AsyncStore:
         """The store; its verbs never suspend where the API blocks."""
-        ...
 
     @property
     def home(self) -> object:
         """The store object that was given."""
-        ...
 
     @property
     def shared(self) -> object:
         """What this process shares between all runtimes for the same store object."""
-        ...
 
     @property
     def queueing(self) -> AsyncQueueingStore | None:
         """The same store, if waiters can queue at it."""
-        ...
 
     @property
     def watching(self) -> AsyncWatchingStore | None:
         """The same store, if it can wait for an entry to change."""
-        ...
 
     @property
     def batching(self) -> AsyncBatchingStore | None:
         """The same store, if it can apply several requests as one."""
-        ...
 
     @property
     def renewing(self) -> Runtime:
         """What renews in the background: it never waits for requests of acquires and releases."""
-        ...
 
     @property
     def quarantines(self) -> Sightings:
         """The quarantines that this process has met."""
-        ...
 
     @property
     def patience(self) -> float:
         """Seconds in which a request may begin if it has to be over within two request timeouts."""
-        ...
 
     def now(self) -> float:
         """Seconds on a clock that never goes back."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Let time pass."""
-        ...
 
     def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run a clean-up in the background until the store has answered it, for at most `seconds`: see `CleanUp`."""
-        ...
 
     def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Run what `work` returns now, beside the caller."""
-        ...
 
     def me(self) -> object:
         """Identity of the thread or task that runs."""
-        ...
 
     def mutex(self) -> Mutex:
         """Make a mutex for one attempt."""
-        ...
 
     def event(self) -> Event:
         """Make an event for an attempt that waits in a local queue."""
-        ...
 
     def ended(self, attempt: Attempt) -> bool:
         """Whether what ran and renewed the attempt has ended (an event loop that was closed)."""
-        ...
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end, until the attempt is `ending`."""
-        ...
 
     def report_loss(self, attempt: Attempt) -> None:
         """Report the loss of the attempt, once, in the background."""
-        ...

@@ -254,7 +254,7 @@ class SharedAttempt(Attempt):
         rest = self._longer_rest(self._rest(observed, now), write_id, now)
         if others:
             return self._record(self._written(others, version, now), write_id, rest, None)
-        return self._free_record(write_id, rest) if rest.seconds > 0 else None
+        return self._new_record((), rest.seconds, write_id, rest) if rest.seconds > 0 else None
 
     def _record(self, shares: tuple[Share, ...], write_id: str, rest: Quarantine, fence: int | None) -> Record:
         return Record(

@@ -15,7 +15,6 @@ import pytest
 from caslock import AsyncLock, Entry, Lock, LockLost, Semaphore
 from caslock.local import clock
 from caslock.local.hold import Holding
-from caslock.local.reports import Renewed
 from caslock.local.schedule import MOST_RENEWING, MOST_TOGETHER, Renewals
 from caslock.local.workers import run
 from caslock.store import Put
@@ -225,7 +224,7 @@ def test_the_nearest_deadline_comes_first(*, batches: bool) -> None:
 def test_what_is_to_be_renewed_alone_is_begun_when_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a request that is under way would be told as a failure."""
     steps = list[str]()
-    monkeypatch.setattr(Renewed, "report", lambda _: steps.append("told"))
+    monkeypatch.setattr("caslock.local.schedule.report_renewals", lambda _: steps.append("told"))
     semaphore = Semaphore(DistantBatches(memory=MemoryStore()), "key", 2, auto_renew=False)
     holds = [semaphore.acquire() for _ in range(2)]
 

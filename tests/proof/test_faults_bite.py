@@ -153,7 +153,9 @@ class Removal(NamedTuple):
 ASK_ONCE = rewritten(protocol, "write_surely", "failure = error", "raise", name="ask_once")
 """Neither read nor repeat after no answer."""
 
-LEAVE_NOTHING = rewritten(Attempt, "remainder", "self._free_record(write_id, rest) if", "None if", name="leave_nothing")
+LEAVE_NOTHING = rewritten(
+    Attempt, "remainder", "self._new_record((), rest.seconds, write_id, rest) if", "None if", name="leave_nothing"
+)
 """Remove the record although a lost put may still arrive."""
 
 EVERY_HOLD_LIVES = rewritten(

@@ -296,7 +296,7 @@ def test_a_key_that_others_wait_for_is_not_released_with_others(store: Timed) ->
 
 
 def test_a_stamp_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records of one second share it; those of a lease of another length have their own."""
+    """Records of one second share it."""
     moment = [1000.25]
     monkeypatch.setattr(stamps_module, "time", SimpleNamespace(**{**vars(time), "time": lambda: moment[0]}))
     stamps = Stamps("me", 5.0, "host", "note")
@@ -307,9 +307,6 @@ def test_a_stamp_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     second = stamps()
     assert (first.stamp.since_iso, second.stamp.since_iso) == ("1970-01-01T00:16:40Z", "1970-01-01T00:16:41Z")
     assert stamps() is second
-    longer = stamps.with_ttl(7.0)()
-    assert longer.stamp == second.stamp
-    assert longer.opening != second.opening
 
 
 def test_a_hold_of_an_event_loop_that_has_ended_is_lost_to_who_comes_next(

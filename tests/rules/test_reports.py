@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -122,48 +123,48 @@ def test_a_missing_vote_says_where_and_why(said: Said) -> None:
 def test_a_renewal_is_told_to_whoever_listens(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the seconds that are left; one of several leases tells its QuorumLock, and nobody else."""
     script, attempt = holder()
-    renewed = reports.Renewed([attempt])
+    report = partial(reports.report_renewals, [(attempt, attempt.lease.deadline, attempt.writes.count)])
     attempt.lease.deadline += 10
     attempt.writes.count += 1
     script.clock += 1
-    renewed.report()
+    report()
     ((name, event),) = said.told
     assert (name, event.seconds) == ("renewed", attempt.lease.deadline - script.clock)
     monkeypatch.setattr(reports, "listens", lambda: False)
-    renewed.report()
+    report()
     told: list[str] = []
     attempt.after_renewal = lambda: told.append("renewed")
-    renewed.report()
+    report()
     assert (told, len(said.told), said.warnings) == (["renewed"], 1, [])
 
 
 def test_a_renewal_that_has_failed_is_told_and_logged(said: Said) -> None:
     """Logged every ten seconds; not if none was sent, nor if the hold has ended."""
     script, attempt = holder()
-    renewed = reports.Renewed([attempt])
-    renewed.report()  # nothing was sent
+    report = partial(reports.report_renewals, [(attempt, attempt.lease.deadline, attempt.writes.count)])
+    report()  # nothing was sent
     assert (len(said.warnings), len(said.told)) == (0, 0)
     attempt.writes.count += 1
     script.clock += 1
     left = attempt.lease.deadline - script.clock
     for _ in range(2):
-        renewed.report()
+        report()
     (warning,) = said.warnings
     assert warning.startswith("the lease of lock 'key' at scripted:// could not be renewed; ")
     assert warning.endswith(f"until it ends, in {left:.3g} s")
     assert [(name, event.seconds) for name, event in said.told] == [("renewal_failed", left)] * 2
     attempt.after_renewal = lambda: None
-    renewed.report()
+    report()
     script.clock += reports.QUIET
     attempt.lease.failure = "scripted:// is full"
-    renewed.report()
+    report()
     assert ([text.count("scripted://") for text in said.warnings], len(said.told)) == ([1, 1], 2)
     assert said.warnings[1].endswith(" s: scripted:// is full")
     script.clock += reports.QUIET
     attempt.after_renewal = None
     attempt.state = State.LEAVING
-    renewed.report()
+    report()
     force(attempt, State.HELD)
     attempt.lease.lost = "as the test says"
-    renewed.report()
+    report()
     assert (len(said.warnings), len(said.told)) == (2, 2)

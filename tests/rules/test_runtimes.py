@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -221,8 +222,8 @@ async def test_a_request_that_a_thread_has_taken_is_not_dropped() -> None:
     assert store.asked == 0
     future.cancel()
     in_threads._drop(future, [None], "memory://")
-    in_threads._resolve(future, "late")
-    in_threads._fail(future, ValueError())
+    in_threads._settle(future, partial(future.set_result, "late"))
+    in_threads._settle(future, partial(future.set_exception, ValueError()))
     assert future.cancelled()
     other = asyncio.new_event_loop()
     late: asyncio.Future[str] = other.create_future()
