@@ -103,6 +103,7 @@ class _Looker:
             self._users += 1
             if self._users > 1:
                 return
+            self._told = 0.0  # while nobody looked, all the time would have been told as lateness
             self._stop, looking = threading.Event(), threading.Event()
             self._thread = threading.Thread(
                 target=self._look, args=(self._stop, looking), daemon=True, name="caslock-stopwatch"
