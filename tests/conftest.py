@@ -249,7 +249,7 @@ def tair_server(tair: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def new_tair(tair: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewServer]:
     """Start private servers with TairString: ``new_tair("--requirepass", "secret")``."""
     if tair is not servers.TAIR_EMULATOR and servers.is_url(tair):
-        pytest.skip(f"the server in {tair.variable} is not ours to start: name the module's file instead")
+        pytest.skip(f"{servers.MISSING}a TairString that a test may start: {tair.variable} may name its file")
     with _factory(tair, tmp_path_factory) as new:
         yield new
 

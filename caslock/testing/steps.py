@@ -136,7 +136,7 @@ def timed(act: Callable[[], T]) -> Future[tuple[float, T]]:
 
 def again(ask: Callable[[], T]) -> T:
     """Ask until there is an answer: a server, or this machine, may be slow for a moment."""
-    with contextlib.suppress(StoreUnavailable):
+    with contextlib.suppress(StoreUnavailable):  # as a rule, which saves the thread of a stopwatch
         return ask()
     with Stopwatch() as watch:
         while True:
