@@ -183,7 +183,7 @@ class SharedAttempt(Attempt):
         """Return what is there as we begin to ask, if that is known without a request."""
         if self.turn.yields:
             return None
-        return Observed(*self.seen.newest) if self.has_seen and self.seen.newest[1] is not None else self.known()
+        return Observed(*self.seen.newest) if self.has_seen else self.known()
 
     def known(self) -> Observed | None:
         """Return what is there, if it has a place for us, as far as this process has seen."""
