@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import pytest
 
+from caslock.local.lock import _remembered
 from tests.proof.mutation.changes import Change
 from tests.proof.mutation.child import Child, first_word
 from tests.proof.mutation.swap import Functions
@@ -179,6 +180,7 @@ class Runner:
         found = []
         for number, item in enumerate(items):
             self._failed = False
+            _remembered.cache_clear()  # or else only the first test that has them would run the lines that check them
             with _Traced(self._files.values()) as traced:
                 _run(item, items[number + 1 : number + 2])
             found.append(Profile(traced.seconds, frozenset(traced.lines), not self._failed))
