@@ -429,8 +429,14 @@ class Scene:
         return {place: record for place, record in records.items() if record is not None}
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
-@pytest.mark.parametrize("way", ["Lock", "MultiLock", "QuorumLock"])
+@pytest.mark.parametrize(
+    ("way", "error"),
+    [
+        *((way, KeyboardInterrupt) for way in ("Lock", "MultiLock", "QuorumLock")),
+        ("Lock", TimeoutError),
+        *(pytest.param(way, TimeoutError, marks=pytest.mark.long) for way in ("MultiLock", "QuorumLock")),
+    ],
+)
 @pytest.mark.parametrize(
     "act", ["acquire", "release", "with", "with hold", "inner acquire", "inner release", "inner with"]
 )

@@ -115,7 +115,8 @@ def add(urls: list[str], key: str, file: str, rounds: int) -> int:
     return 2 * rounds
 
 
-@pytest.mark.parametrize("down", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize("down", [0, 1])
 def test_no_addition_is_lost(down: int, three: list[Server], tmp_path: Path) -> None:
     """Processes with two threads each add to one number, with all servers and without one, which splits the votes."""
     rounds, key, number = 15, fresh(), tmp_path / "number"

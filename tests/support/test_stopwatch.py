@@ -26,6 +26,7 @@ def test_time_that_is_waited_counts() -> None:
     assert any(watch.late < watch.elapsed for watch in naps)
 
 
+@pytest.mark.long
 def test_what_a_busy_machine_adds_does_not_count() -> None:
     """Two programs compute on each processor: work takes three times as long, and its time without them is told."""
     busy = [
