@@ -368,7 +368,8 @@ def in_a_shell(url: str) -> Iterator[AtTerminal]:
 
 
 def in_front(terminal: AtTerminal) -> None:
-    """Wait until the command has told its pid, and is in the foreground."""
+    """Wait until the command is in the foreground, and has read there: what ends a stop for that undoes a Ctrl-Z."""
+    terminal.type("go\n")
     pid = ""
     while not pid.isdigit():  # what was typed is shown, too
         terminal.read_until("pid ")
@@ -380,7 +381,7 @@ def test_ctrl_z_stops_and_fg_continues(url: str) -> None:
     """In a shell with job control, Ctrl-Z gives the prompt back, and `fg` gives the command the terminal again."""
     with in_a_shell(url) as terminal:
         terminal.type(
-            f"{' '.join(CASLOCK)} run key -- sh -c 'echo pid $$.; read x; echo \"got $x\"; read y; exit $y'\n"
+            f"{' '.join(CASLOCK)} run key -- sh -c 'read go; echo pid $$.; read x; echo \"got $x\"; read y; exit $y'\n"
         )
         in_front(terminal)
         terminal.type("\x1a", shows="Stopped")
@@ -424,7 +425,8 @@ def test_a_stopped_command_whose_lock_is_lost_does_not_go_on(url: str, store: Cl
     begin = f"import os, sys, time\nread, first = time.clock_gettime, {{}}\ntime.clock_gettime = {clock}\n"
     program.write_text(f"{begin}from caslock.cli import main\nsys.exit(main())")  # no lease of it ends before the stop
     with in_a_shell(url) as terminal:
-        terminal.type(f'{sys.executable} {program} run key --ttl 0.5 -- sh -c \'echo pid $$.; read x; echo "g""ot"\'\n')
+        command = 'read go; echo pid $$.; read x; echo "g""ot"'
+        terminal.type(f"{sys.executable} {program} run key --ttl 0.5 -- sh -c '{command}'\n")
         in_front(terminal)
         terminal.type("\x1a", shows="Stopped")
         assert Lock(store, "key", timeout=10).acquire()
