@@ -11,7 +11,7 @@ from tests.proof.laws.locks import LockContract
 from tests.proof.laws.trouble import KINDS
 from tests.proof.mutants.layers import Check, Law, Mutant
 from tests.proof.mutants.table import CONTRACT, MUTANTS, SEEDS, law
-from tests.proof.test_faults_bite import REMOVALS
+from tests.proof.test_laws_bite import REMOVALS
 
 # What an interrupt took out of every hand, a connection or a coroutine, ends when it is collected.
 pytestmark = [
@@ -32,7 +32,7 @@ SEEN_RED: Final = [
     *((removal.scenario, removal.arguments) for removal in REMOVALS),
     *((check.scenario, dict(check.arguments)) for each in MUTANTS for check in each.checks if isinstance(check, Law)),
 ]
-"""Scenarios of `LockContract`, and their cases, that fail without a protection: here or in `test_faults_bite`."""
+"""Scenarios of `LockContract`, and their cases, that fail without a protection: here or in `test_laws_bite`."""
 FEW: Final = SEEDS._replace(most=100)
 
 

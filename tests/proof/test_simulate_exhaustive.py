@@ -15,7 +15,7 @@ from tests.proof.simulator.fingerprint import fingerprint
 from tests.proof.simulator.scenes import SCENES
 from tests.proof.simulator.shrink import kind_of, shrunk
 from tests.proof.simulator.story import Choice
-from tests.proof.test_faults_bite import LEAVE_NOTHING, give_up_without_looking
+from tests.proof.test_laws_bite import LEAVE_NOTHING, give_up_without_looking
 from tests.proof.test_simulate_bites import (
     believe_from_the_reply,
     give_up_but_for_successors,

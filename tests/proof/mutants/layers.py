@@ -31,7 +31,7 @@ from tests.proof.simulator.explore import Bounds, explore
 from tests.proof.simulator.scenes import SCENES
 from tests.proof.simulator.shrink import replay
 from tests.proof.test_contract_bites import meets
-from tests.proof.test_faults_bite import hurried, play
+from tests.proof.test_laws_bite import hurried, play
 from tests.support.locations import opened
 
 Patches: TypeAlias = tuple[tuple[object, str, object], ...]
@@ -42,7 +42,7 @@ PATIENCE: Final = 2 * LONG
 
 _JUDGES: Final = (Path(testing.__file__).parent, Path(__file__).parents[2])
 _CORE: Final = _JUDGES[0].parent
-_CULPRITS: Final = frozenset({"planted.py", "test_contract_bites.py", "test_faults_bite.py", "test_simulate_bites.py"})
+_CULPRITS: Final = frozenset({"planted.py", "test_contract_bites.py", "test_laws_bite.py", "test_simulate_bites.py"})
 """Where mutants live: an error raised in these files is no verdict."""
 
 

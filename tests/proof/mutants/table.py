@@ -38,7 +38,7 @@ from tests.api import test_multilock as multilocks
 from tests.api import test_queue as queues
 from tests.conftest import NewServer
 from tests.proof import test_contract_bites as bad_stores
-from tests.proof import test_faults_bite as faults_bite
+from tests.proof import test_laws_bite as laws_bite
 from tests.proof import test_simulate_bites as simulate_bites
 from tests.proof import test_torture as tortures
 from tests.proof.altered import rewritten, wrong
@@ -107,7 +107,7 @@ MUTANTS: Final = (
         "get-then-delete",
         "A release reads the entry and removes it, without checking whose it is.",
         (law("test_a_stale_holder_can_do_nothing", loss="another has it"), Seeds("has removed")),
-        ((protocol, "withdraw", faults_bite.get_then_delete), (LockState, "begin_removal", faults_bite.not_at_once)),
+        ((protocol, "withdraw", laws_bite.get_then_delete), (LockState, "begin_removal", laws_bite.not_at_once)),
     ),
     Mutant(
         "get-then-delete in a store",
@@ -127,7 +127,7 @@ MUTANTS: Final = (
                 "limit)\n    if observed.record is None:\n        return Observed(1, record)\n    if",
             ),
         ),
-        control=faults_bite.LONG_WAY,
+        control=laws_bite.LONG_WAY,
     ),
     Mutant(
         "hold id shared over attempts",
@@ -146,7 +146,7 @@ MUTANTS: Final = (
         "A lease is counted from when the answer came, not from before the request.",
         (Seeds("believes"),),
         (rewritten(Lease, "believe", "end = landed.at", "end = now"),),
-        control=faults_bite.LONG_WAY,
+        control=laws_bite.LONG_WAY,
     ),
     Mutant(
         "extend that shortens late",
@@ -200,8 +200,8 @@ MUTANTS: Final = (
         "retry that counts twice",
         "A retry that finds its own record re-enters it, so one release is not enough.",
         (law("test_acquire_is_right", kind="lost reply"), SEEDS),
-        ((protocol, "write_surely", planted.enter_again), faults_bite.EVERY_HOLD_LIVES),
-        control=faults_bite.LONG_WAY,
+        ((protocol, "write_surely", planted.enter_again), laws_bite.EVERY_HOLD_LIVES),
+        control=laws_bite.LONG_WAY,
     ),
     Mutant(
         "retry beyond its bound",
@@ -213,8 +213,8 @@ MUTANTS: Final = (
         "timeout taken as 'not acquired'",
         "No answer to an acquire is reported as held by somebody else.",
         (law("test_three_outcomes_are_never_mixed"), SEEDS),
-        ((protocol, "write_surely", faults_bite.no_answer_is_busy),),
-        control=faults_bite.LONG_WAY,
+        ((protocol, "write_surely", laws_bite.no_answer_is_busy),),
+        control=laws_bite.LONG_WAY,
     ),
     Mutant(
         "timeout taken as 'released'",
@@ -330,13 +330,13 @@ MUTANTS: Final = (
         "held record treated as free",
         "Another owner's record is overwritten.",
         (law("test_busy_is_reported_as_busy", kind="lost request"), Seeds("believes")),
-        ((Attempt, "may_take", faults_bite.take_anybodys),),
+        ((Attempt, "may_take", laws_bite.take_anybodys),),
     ),
     Mutant(
         "foreign value treated as free",
         "What caslock did not write is overwritten.",
         (law("test_what_caslock_did_not_write_is_never_overwritten"),),
-        ((record, "decode", faults_bite.unreadable_is_free),),
+        ((record, "decode", laws_bite.unreadable_is_free),),
     ),
     Mutant(
         "thread name as identity",
@@ -358,27 +358,27 @@ MUTANTS: Final = (
         "failed acquire not made definite",
         "An acquire that ends in an error leaves what may be there, or land later.",
         (law("test_giving_up_is_for_certain"), Seeds("told to have failed")),
-        ((protocol, "give_up", faults_bite.give_up_without_looking),),
+        ((protocol, "give_up", laws_bite.give_up_without_looking),),
     ),
     Mutant(
         "removal while a lost put may land",
         "A hold whose acquire left a request unanswered is released into nothing.",
         (law("test_acquire_is_right", kind="late request"), SEEDS),
-        (faults_bite.LEAVE_NOTHING,),
-        control=faults_bite.LONG_WAY,
+        (laws_bite.LEAVE_NOTHING,),
+        control=laws_bite.LONG_WAY,
     ),
     Mutant(
         "late request forgotten",
         "What got no answer is taken for lost.",
         (law("test_acquire_is_right", kind="late request"), SEEDS),
-        ((Writes, "may_land", faults_bite.forget_what_was_sent),),
-        control=faults_bite.LONG_WAY,
+        ((Writes, "may_land", laws_bite.forget_what_was_sent),),
+        control=laws_bite.LONG_WAY,
     ),
     Mutant(
         "re-entry that drops the other holds",
         "A re-entry elsewhere takes its owner's other holds for its own.",
         (law("test_an_owner_enters_from_anywhere", order=(0, 1, 2)), Seeds("has removed")),
-        ((Attempt, "others", faults_bite.drop_others),),
+        ((Attempt, "others", laws_bite.drop_others),),
     ),
     Mutant(
         "renewal that revives",
