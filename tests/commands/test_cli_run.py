@@ -380,9 +380,8 @@ def in_front(terminal: AtTerminal) -> None:
 def test_ctrl_z_stops_and_fg_continues(url: str) -> None:
     """In a shell with job control, Ctrl-Z gives the prompt back, and `fg` gives the command the terminal again."""
     with in_a_shell(url) as terminal:
-        terminal.type(
-            f"{' '.join(CASLOCK)} run key -- sh -c 'read go; echo pid $$.; read x; echo \"got $x\"; read y; exit $y'\n"
-        )
+        command = 'read go; echo pid $$.; read x; echo "got $x"; read y; exit $y'
+        terminal.type(f"{' '.join(CASLOCK)} run key -- sh -c '{command}'\n")
         in_front(terminal)
         terminal.type("\x1a", shows="Stopped")
         terminal.type("fg\n")

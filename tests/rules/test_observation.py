@@ -157,7 +157,7 @@ def test_a_lock_takes_over_from_a_holder_that_is_gone() -> None:
     assert gone
     time.sleep(0.2)  # it had been there for a while
     began = clock.now()
-    with Lock(Lasting(memory), "key", ttl=30, timeout=10) as hold:
+    with Lock(Lasting(memory), "key", ttl=1000, timeout=200) as hold:
         assert clock.now() - began >= TTL
         assert hold.fence > gone.fence
         with pytest.raises(LockLost):

@@ -135,7 +135,8 @@ def test_a_wait_outlives_a_compaction(api: Opening, new_etcd: NewServer) -> None
     store.wait_while(key, entry.version, 0.3)
     assert time.monotonic() - began >= 0.25
     waiting = timed(lambda: store.wait_while(key, entry.version, 20))
-    time.sleep(0.2)  # so that it has most likely begun
+    metrics = f"http://{server.host}:{server.port}/metrics"
+    assert until(lambda: b"mvcc_watcher_total 1\n" in urllib.request.urlopen(metrics, timeout=20).read())
     store.invalidate(key, entry.version)
     assert waiting.result(50)[0] < 10
     assert timed(lambda: store.wait_while(key, entry.version, 20)).result(50)[0] < 10

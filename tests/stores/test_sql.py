@@ -255,7 +255,6 @@ def test_a_statement_that_was_given_up_does_not_land_late(database: Database, st
         if database.is_mysql:
             blocker.execute(text("UNLOCK TABLES"))
         blocker.close()
-        time.sleep(0.2)
         assert [store.get(key) for key in patient] == [None, None]
 
 

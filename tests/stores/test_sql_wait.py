@@ -196,7 +196,7 @@ def test_waits_at_a_frozen_server_end_in_time(postgres: Postgres, tmp_path_facto
             assert max(wait.result(LONG)[0] for wait in waits) < 13.2
             key, entry = next(iter(entries.items()))
             first = timed(lambda: _refused(_wait(new, key, entry)))
-            time.sleep(1.5)
+            time.sleep(0.5)
             with Stopwatch() as watch:
                 _refused(_wait(new, key, entry))
             assert watch.seconds < 3

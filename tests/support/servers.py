@@ -526,7 +526,8 @@ def missing(kind: Kind) -> NoReturn:
     """Skip the test, or fail it in CI."""
     image = f"; Docker can not get {kind.image}" if kind.image and docker_answers() else ""
     servers = "make servers" if kind.image else "make servers SERVERS=all"
-    absent(f"no {kind.name} server: `{servers}` installs one, {kind.variable}=URL names one{image}")
+    named = "" if kind.variable in os.environ else f", {kind.variable}=URL names one"  # which is not stopped
+    absent(f"no {kind.name} server: `{servers}` installs one{named}{image}")
 
 
 MISSING: Final = "missing: "
