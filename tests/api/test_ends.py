@@ -58,8 +58,10 @@ async def main(number):
     store = connect_async(sys.argv[1])
     for key in ("one", "two"):
         hold = await AsyncLock(store, f"ends:{sys.argv[2]}:{number}:{key}", ttl=60).acquire()
-    waits = asyncio.create_task(AsyncLock(store, f"ends:{sys.argv[2]}:{number}:one").acquire())
-    await asyncio.sleep(0.1)
+    lock = AsyncLock(store, f"ends:{sys.argv[2]}:{number}:one")
+    waits = asyncio.create_task(lock.acquire())
+    while not (lock.owner and lock._state._queue.waiting):
+        await asyncio.sleep(0)
     if sys.argv[2] == "renewed":
         before = hold._attempt.lease.deadline
         make_due(hold._attempt)
