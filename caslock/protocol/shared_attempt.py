@@ -211,8 +211,6 @@ class SharedAttempt(Attempt):
 
     def _place(self, others: list[Share]) -> int:
         """Return our slot beside these others."""
-        if not others:
-            return 0
         taken = {share.slot for share in others}
         return next(slot for slot in range(self.permits) if slot not in taken)
 
