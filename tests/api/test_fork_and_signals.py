@@ -443,10 +443,7 @@ class Scene:
 def test_an_interrupted_lock_is_free_at_once(
     way: str, act: str, error: type[BaseException], pool: ThreadPoolExecutor
 ) -> None:
-    """Ctrl-C, or a handler that raises, at each moment: only what was held before is held, and any thread can have it.
-
-    Only as `release`, `__exit__` or the `__enter__` of a hold begins may it have to be released once more.
-    """
+    """Ctrl-C, or a handler that raises, at each moment: only what was held before is held; any thread can have it."""
     scenes: list[Scene] = []
     other = held(Lock(MemoryStore(), fresh(), ttl=1000))  # so that the renewer is there
 
@@ -463,7 +460,7 @@ def test_an_interrupted_lock_is_free_at_once(
     for moment in every_moment(prepare, error=error):
         scene = scenes.pop()
         if any(first in moment for first in ("__exit__", "_Held.__enter__", "_Held.release")):
-            with contextlib.suppress(NotHeld):
+            with contextlib.suppress(NotHeld):  # as these begin, nothing can be guarded
                 if scene.hold is not None:
                     scene.hold.release()
                 elif not act.startswith("inner ") or len(scene.lock._blocks) > 0:

@@ -501,6 +501,7 @@ def test_a_process_that_has_woken_another_lets_it_go_first(line: Line, *, queues
     holder = line.holds("holder")
     holder.woken = True
     line.leaves(holder)
+    assert not line.queue.enter_alone(holder, line.clock)
     assert line.has_key(1.0, after=0.09) == queues.PAUSE_SECONDS
     assert line.has_key(1.0) == pytest.approx(0 if queues_there else 0.2)
     assert line.has_key(1.0, after=0.125) == 0

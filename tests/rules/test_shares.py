@@ -9,7 +9,7 @@ import pytest
 from caslock import ReadWriteLock, Semaphore, StoreError
 from caslock.protocol.lease import margin
 from caslock.protocol.record import Record, encode
-from caslock.protocol.shares import HANDED, MAX_PERMITS, SHARED, Seen, Share, as_json, shares_in
+from caslock.protocol.shares import HANDED, MAX_PERMITS, SHARED, WAITS, WRITES, Seen, Share, as_json, shares_in
 from caslock.protocol.writes import InFlight
 from caslock.store import ABSENT, MAX_VALUE, Entry
 from caslock.stores.memory import MemoryStore
@@ -162,6 +162,9 @@ def test_a_waiting_writer_says_so_again_after_a_third_of_its_share() -> None:
     assert writer._says_again(said) is None
     writer.writes.in_flight[said.write] = InFlight(9, now, 9.0)
     assert writer._says_again(said) == now + said.shares[-1].ttl / 3
+    assert writer.announcement(said, 9) is not None
+    writes, waits = OURS._replace(slot=WRITES), THEIRS._replace(slot=WAITS)
+    assert writer.announcement(record(writes, waits)._replace(permits=0), 9) is None
     writer.limit = writer.runtime.now()
     assert writer.announcement(record(OURS)._replace(permits=0), 9) is None
 
