@@ -345,7 +345,7 @@ class _OneKey(_Acquired[K]):
                 return hold
             return run(state.win(hold, timeout))
         try:
-            entry = runtime.direct.put_if_version(state.key, put.value, ABSENT, put.ttl)
+            entry = runtime.direct.put_if_version(state.key, put.value, ABSENT, state.settings.ttl)
         except (StoreError, ValueError) as error:
             return run(state.win(hold, timeout, first=Sent(put, error)))
         observed = answered(hold._attempt, put, entry)

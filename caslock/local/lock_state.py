@@ -27,7 +27,7 @@ from caslock.protocol import acquire, release, renew, transfer, withdraw
 from caslock.protocol.attempt import Attempt, LockSettings, Terms
 from caslock.protocol.exchange import Sent, answered, note_write, read
 from caslock.protocol.lease import NEVER
-from caslock.protocol.life import ASKING, HAD, HELD, LINGERING, OVER
+from caslock.protocol.life import ASKING, HAD, HELD, LEAVING, LINGERING, OVER
 from caslock.protocol.limits import last_start_of_three
 from caslock.protocol.record import shown
 from caslock.protocol.writes import FREE_TTL
@@ -253,7 +253,7 @@ class LockState:
                 return hold
             return await self.win(hold, timeout)
         try:
-            entry = await self.runtime.store.put_if_version(self.key, put.value, ABSENT, put.ttl)
+            entry = await self.runtime.store.put_if_version(self.key, put.value, ABSENT, self.settings.ttl)
         except (StoreError, ValueError) as error:
             return await self.win(hold, timeout, first=Sent(put, error))
         observed = answered(hold._attempt, put, entry)
@@ -468,7 +468,7 @@ class LockState:
         with self._guard:
             if attempt.state is not HELD or attempt.levels != [hold]:
                 return None
-            attempt.begin_release()
+            attempt.state = LEAVING
         if not attempt.mutex.acquire(blocking=False):  # a renewal is under way
             return None
         lease, now = attempt.lease, self.runtime.now()

@@ -364,8 +364,9 @@ class Attempt:
     def holds_with(self, record: Record, version: int, now: float) -> None:
         """Note that we hold the key with `record`."""
         # In this order: until the lease is recorded, the write in flight tells a clean-up that it may exist.
-        self.lease.believe(record, version, self.writes.in_flight.get(record.write), now)
-        self.writes.drop(record.write)
+        in_flight = self.writes.in_flight
+        self.lease.believe(record, version, in_flight.get(record.write), now)
+        in_flight.pop(record.write, None)
 
     def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
         """Return what a release leaves: others' holds as they are, a free record while a quarantine lasts, or nothing.
