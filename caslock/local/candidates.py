@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Never, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar, Unpack, cast
 
 from caslock.local.changes import Changes, Looks
-from caslock.local.lock import SingleLock
-from caslock.local.settings import no_such_setting, not_copied
+from caslock.local.hold import Holding
+from caslock.local.lock import CommonSettings, Shown, SingleLock
+from caslock.local.settings import not_copied
 from caslock.process.fork import PerProcess
-from caslock.protocol.attempt import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tenacity.wait import WaitBaseT
-
-    from caslock.local.hold import Holding
     from caslock.local.shared import Shared
     from caslock.protocol.record import Record
 
 S = TypeVar("S")
-H = TypeVar("H")
+H = TypeVar("H", bound=Holding)
 L = TypeVar("L", bound=SingleLock[Any, Any])
 
 REFUSED: Final = {
@@ -30,56 +27,41 @@ REFUSED: Final = {
     "min_hold": "a leader that resigns hands over at once",
     "linger": "a leader that resigns hands over at once",
 }
-"""Settings of `Lock` that an election does not have (`identifier` is kazoo's), and why."""
+"""CommonSettings of `Lock` that an election does not have (`identifier` is kazoo's), and why."""
 
 
 class Candidates(Generic[S, H, L]):
     """The candidates of one object: its threads or tasks."""
 
     _lock_type: type[L]
+    __signature__: ClassVar[Shown] = Shown()
 
     def __init__(
         self,
         store: S,
         key: str,
         *,
-        ttl: float = 30.0,
         timeout: float | None = None,
-        auto_renew: bool = True,
-        max_hold: float | None = None,
-        on_lost: Callable[[H], object] | None = None,
-        note: str = "",
-        retry: Retry | tuple[int, int] = Retry(),
-        poll: WaitBaseT | None = None,
-        **refused: Never,
+        **settings: Unpack[CommonSettings[H]],
     ) -> None:
-        """Create the election; no request is sent.  The settings are those of `Lock`, and mean the same.
+        """Create the election; no request is sent.
 
         Args:
             store: where the key lives.
             key: 1 to 1,024 characters.  A `Lock` of the same key is a candidate, too.
-            ttl: seconds the lease of a leader lasts unless it is renewed: if a leader dies, nobody leads until then.
             timeout: seconds for which `lead` waits.
-            auto_renew: renew the lease in the background.  If False, the leader calls `extend` of its term.
-            max_hold: seconds after which a term ends, renewed or not.
-            on_lost: called once with a term that is lost.
-            note: what a leader publishes, such as its address.
-            retry: how many times an unanswered get and an unanswered put are repeated.
-            poll: pauses between attempts to lead.
-            refused: nothing else: neither `owner`, `min_hold` nor `linger`.  The error says why.
+            settings: as for `Semaphore`.  If a leader dies, nobody leads for one ``ttl``; with ``auto_renew=False`` it
+                calls `extend` of its term.  ``note`` is what a leader publishes, such as its address.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
 
         """
-        for name in refused:
-            if name in REFUSED:
-                message = f"an election has no {name}: {REFUSED[name]}"
-                raise TypeError(message)
-            raise no_such_setting(refused)
-        given = {"ttl": ttl, "timeout": timeout, "auto_renew": auto_renew, "max_hold": max_hold, "on_lost": on_lost}
+        for name in REFUSED.keys() & settings.keys():
+            message = f"an election has no {name}: {REFUSED[name]}"
+            raise TypeError(message)
         make = cast("Callable[..., L]", self._lock_type)
-        self._lock: L = make(store, key, **given, note=note, retry=retry, poll=poll)
+        self._lock: L = make(store, key, timeout=timeout, **settings)
         shared = cast("Shared", self._lock._state.runtime.shared)
         self._looks = PerProcess(partial(shared.of_key, key, Looks))
 

@@ -8,6 +8,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
+    Final,
     Generic,
     Never,
     NoReturn,
@@ -103,16 +104,28 @@ class Adopting(TypedDict, Generic[H], total=False):
     retry: Retry | tuple[int, int]
 
 
-class Settings(Adopting[H], total=False):
-    """The settings of a lock besides store, key and timeout; explained at `Lock`."""
+class CommonSettings(Adopting[H], total=False):
+    """What all locks can be given besides store, key and timeout; explained at `Lock`."""
 
-    owner: str | None
-    min_hold: float | None
     poll: WaitBaseT | None
 
 
+class Settings(CommonSettings[H], total=False):
+    """What a `MultiLock` can give its locks."""
+
+    owner: str | None
+    min_hold: float | None
+
+
+def _completed(given: CommonSettings[Any]) -> CommonSettings[Any]:
+    """Return settings with the defaults of those that are left out."""
+    if unknown := given.keys() - DEFAULTS:
+        raise no_such_setting(sorted(unknown))
+    return {**DEFAULTS, **given}
+
+
 def _checked(
-    given: Settings[Any], owner: str | None = None, min_hold: float | None = None, linger: float | None = None
+    given: CommonSettings[Any], owner: str | None = None, min_hold: float | None = None, linger: float | None = None
 ) -> LockSettings:
     on_lost, poll = given["on_lost"], given["poll"]
     kept = min_hold, linger
@@ -154,15 +167,17 @@ def _values(  # noqa: PLR0917 - it is called by nobody else, and by position it 
 _remembered = lru_cache(maxsize=64, typed=True)(_values)  # most locks of a program have the same
 
 
-class _Shown:
-    """The signature of a class as `help` shows it: what users may give."""
+class Shown:
+    """The signature of a class as `help` shows it: what users may give, each setting by its name."""
 
     def __get__(self, _: object, kind: type) -> Signature:
         """Leave out `self`, and what takes the arguments of other libraries."""
         import inspect  # noqa: PLC0415 - seldom used, and the import takes long
 
-        whole = inspect.signature(cast("Any", kind).__init__)
-        named = [each for each in whole.parameters.values() if each.name not in {"self", "unknown"}]
+        whole, lock = inspect.signature(cast("Any", kind).__init__), inspect.signature(SingleLock.__init__)
+        settings = Settings.__annotations__ if issubclass(kind, SeveralLocks) else DEFAULTS
+        given = {"self": (), "unknown": (), "settings": [lock.parameters[name] for name in settings]}
+        named = [each for name, parameter in whole.parameters.items() for each in given.get(name, [parameter])]
         return whole.replace(parameters=named, return_annotation=whole.empty)
 
 
@@ -171,7 +186,7 @@ class LockObject:
 
     _runtime: staticmethod[[object], Runtime]
     _with: ClassVar[str] = "with"
-    __signature__: ClassVar[_Shown] = _Shown()
+    __signature__: ClassVar[Shown] = Shown()
 
     if not TYPE_CHECKING:  # or else type checkers would know every name, and take any arguments
 
@@ -232,10 +247,7 @@ class Adoptable(OneKey, Generic[S, H]):
         if unknown := given.keys() - Adopting.__annotations__:
             raise no_such_setting(sorted(unknown))
         ticket = read_ticket(text)
-        defaults = Settings[Any](
-            ttl=ticket.ttl, auto_renew=True, max_hold=None, on_lost=None, note="", retry=Retry(), poll=None
-        )
-        settings = _checked({**defaults, **given})
+        settings = _checked({**DEFAULTS, "ttl": ticket.ttl, **given})
         if "max_hold" not in given:
             if ticket.max_hold < MIN_LEASE:
                 message = f"could not adopt {ticket.key!r}: its max_hold has run out"
@@ -327,7 +339,7 @@ class SingleLock(Adoptable[S, H]):
         if linger is not None:
             wakes = runtime.watching is not None or runtime.queueing is not None
             check_may_linger(runtime.store.traits, blocking=self._is_blocking, wakes=wakes)
-        given = Settings(
+        given = CommonSettings(
             ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
         )
         super().__init__(LockState(runtime, key, _checked(given, owner, min_hold, linger)), timeout)
@@ -337,6 +349,11 @@ class SingleLock(Adoptable[S, H]):
         other = object.__new__(type(self))
         other.__dict__ |= {**self.__dict__, "_timeout": wait_time(self._timeout, timeout, blocking=True)}
         return other
+
+
+_of_lock = cast("Any", SingleLock.__init__).__kwdefaults__
+DEFAULTS: Final = cast("CommonSettings[Any]", {name: _of_lock[name] for name in CommonSettings.__annotations__})
+"""Of the settings that all locks have."""
 
 
 class SharedLock(Adoptable[S, H]):
@@ -351,15 +368,8 @@ class SharedLock(Adoptable[S, H]):
         key: str,
         permits: int,
         *,
-        ttl: float = 30.0,
         timeout: float | None = None,
-        auto_renew: bool = True,
-        max_hold: float | None = None,
-        on_lost: Callable[[H], object] | None = None,
-        note: str = "",
-        retry: Retry | tuple[int, int] = Retry(),
-        poll: WaitBaseT | None = None,
-        **unknown: Never,
+        **settings: Unpack[CommonSettings[H]],
     ) -> None:
         """Create the semaphore; no request is sent.
 
@@ -368,30 +378,21 @@ class SharedLock(Adoptable[S, H]):
             key: as for `Lock`; a `Lock` of the same key and this semaphore exclude each other.
             permits: how many may hold the key at a time, over all processes, 1 to 48.  All that use the key have to
                 name the same number: an acquire with another one raises `StoreError` while somebody holds the key.
-            ttl: seconds each lease lasts unless it is renewed: a holder that dies blocks its permit for that long.
             timeout: as for `Lock`.
-            auto_renew: as for `Lock`.
-            max_hold: as for `Lock`.
-            on_lost: as for `Lock`.
-            note: as for `Lock`; where many hold the key, a record may have no room for it.
-            retry: as for `Lock`.
-            poll: as for `Lock`.
-            unknown: nothing else.  There is no `owner`, `min_hold` or `linger` here.
+            settings: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``note``, ``retry`` and ``poll``, as for
+                `Lock`.  A holder that dies blocks its permit for one ``ttl``; where many hold the key, a record may
+                have no room for a ``note``.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
 
         """
-        if unknown:
-            raise no_such_setting(unknown)
         from caslock.local.semaphore import SemaphoreState  # noqa: PLC0415 - seldom used
 
         runtime = type(self)._runtime(store)
         check_key(key)
-        given = Settings(
-            ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
-        )
-        super().__init__(SemaphoreState(runtime, key, _checked(given), check_permits(permits)), timeout)
+        checked = _checked(_completed(settings))
+        super().__init__(SemaphoreState(runtime, key, checked, check_permits(permits)), timeout)
 
     @property
     def permits(self) -> int:
@@ -407,45 +408,26 @@ class ReadWrite(LockObject, Generic[S, H]):
         store: S,
         key: str,
         *,
-        ttl: float = 30.0,
         timeout: float | None = None,
-        auto_renew: bool = True,
-        max_hold: float | None = None,
-        on_lost: Callable[[H], object] | None = None,
-        note: str = "",
-        retry: Retry | tuple[int, int] = Retry(),
-        poll: WaitBaseT | None = None,
-        **unknown: Never,
+        **settings: Unpack[CommonSettings[H]],
     ) -> None:
         """Create both sides; no request is sent.
 
         Args:
             store: where it lives, as for `Lock`.
             key: as for `Lock`; a `Lock` of the same key and this one exclude each other.
-            ttl: as for `Lock`, for either side; a dead reader or writer blocks others for one ttl.
             timeout: as for `Lock`, for either side.
-            auto_renew: as for `Lock`.
-            max_hold: as for `Lock`.
-            on_lost: as for `Lock`.
-            note: as for `Lock`; where many hold the key, a record may have no room for it.
-            retry: as for `Lock`.
-            poll: as for `Lock`.
-            unknown: nothing else.  There is no `owner`, `min_hold` or `linger` here.
+            settings: as for `Semaphore`; a reader or writer that dies blocks others for one ``ttl``.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
 
         """
-        if unknown:
-            raise no_such_setting(unknown)
         from caslock.local.read_write import sides  # noqa: PLC0415 - seldom used
 
         runtime = type(self)._runtime(store)
         check_key(key)
-        given = Settings(
-            ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
-        )
-        self._sides(*sides(runtime, key, _checked(given)), check_timeout(timeout))
+        self._sides(*sides(runtime, key, _checked(_completed(settings))), check_timeout(timeout))
 
     @abstractmethod
     def _sides(self, reads: ReadWriteState, writes: ReadWriteState, timeout: float | None) -> None:
@@ -518,15 +500,8 @@ class SeveralStores(OneKey, Generic[S, H]):
         stores: Iterable[S],
         key: str,
         *,
-        ttl: float = 30.0,
         timeout: float | None = None,
-        auto_renew: bool = True,
-        max_hold: float | None = None,
-        on_lost: Callable[[H], object] | None = None,
-        note: str = "",
-        retry: Retry | tuple[int, int] = Retry(),
-        poll: WaitBaseT | None = None,
-        **unknown: Never,
+        **settings: Unpack[CommonSettings[H]],
     ) -> None:
         """Create the lock; no request is sent.
 
@@ -534,30 +509,20 @@ class SeveralStores(OneKey, Generic[S, H]):
             stores: at least 3 stores on servers that fail independently of each other, of any kind; an odd number,
                 because 4 survive the loss of no more of them than 3 do.  All processes have to name the same ones.
             key: as for `Lock`.
-            ttl: seconds each lease lasts unless it is renewed.
             timeout: seconds to wait for the lock; None (or -1) forever, 0 for one try at each store.  If a majority of
                 the stores does not answer, up to two request timeouts are added (the longest of the stores counts).
-            auto_renew: renew the leases in the background, and try to win back those that are missing.
-            max_hold: as for `Lock`.
-            on_lost: called once with the hold when fewer than a majority of the leases are left; else as for `Lock`.
-            note: as for `Lock`.
-            retry: how many times each store is asked again after no answer.
-            poll: a tenacity wait strategy for the pauses between attempts; default: random, 5 ms doubling to 0.5 s, and
-                longer than the last attempt has taken if contenders have split the votes.
-            unknown: nothing else.  There is no `owner`, `min_hold` or `linger` here.
+            settings: as for `Semaphore`.  ``on_lost`` is called when fewer than a majority of the leases are left.
+                ``poll`` gives the pauses between attempts; default: random, 5 ms doubling to 0.5 s, and longer than
+                the last attempt has taken if contenders have split the votes.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
 
         """
-        if unknown:
-            raise no_such_setting(unknown)
         from caslock.local.quorum import QuorumState, place_of  # noqa: PLC0415 - a fifth of `import caslock`, and seldom used
 
         nodes = check_stores(stores, type(self)._runtime)
         check_key(key)
-        given = Settings(
-            ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, note=note, retry=retry, poll=poll
-        )
+        checked = _checked(_completed(settings))
         runtime = type(self)._runtime(place_of(nodes))
-        super().__init__(QuorumState(runtime, key, _checked(given), nodes), timeout)
+        super().__init__(QuorumState(runtime, key, checked, nodes), timeout)

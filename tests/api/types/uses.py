@@ -48,7 +48,7 @@ def a_lock_at_several_stores(store: Store, async_store: AsyncStore) -> None:
     with caslock.QuorumLock([store] * 3, "k", ttl=3, on_lost=told) as held:
         assert_type(held, caslock.Hold)
     caslock.QuorumLock([async_store] * 3, "k")  # type: ignore[list-item]
-    caslock.QuorumLock([store] * 3, "k", owner="me")  # type: ignore[arg-type]
+    caslock.QuorumLock([store] * 3, "k", owner="me")  # type: ignore[call-arg]
     caslock.QuorumLock(store, "k")  # type: ignore[arg-type]
     caslock.MultiLock([caslock.QuorumLock([store] * 3, "k")])  # type: ignore[list-item]
     caslock.AsyncQuorumLock([store, async_store, store], "k", on_lost=told_of_either)
