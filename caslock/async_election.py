@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caslock.aio import AsyncHold, AsyncLock
-from caslock.local.candidates import Candidates, refuse_nested
+from caslock.local.candidates import Candidates
 from caslock.local.settings import Own
-from caslock.local.tasks import this_task
 from caslock.store import AsyncStore, Store
 
 if TYPE_CHECKING:
@@ -17,18 +16,10 @@ if TYPE_CHECKING:
     from caslock.protocol.record import Record
 
 
-class _Candidate(AsyncLock):
-    """A lock that does not re-enter."""
-
-    async def __aenter__(self) -> AsyncHold:
-        refuse_nested(self.key, this_task(), [(block.held, by) for block, by in tuple(self._blocks.items())])
-        return await super().__aenter__()
-
-
-class AsyncElection(Candidates[AsyncStore | Store, AsyncHold, _Candidate]):
+class AsyncElection(Candidates[AsyncStore | Store, AsyncHold, AsyncLock]):
     """One leader among all that campaign for a key, for asyncio; see `Election`.  Each task is a candidate."""
 
-    _lock_type = _Candidate
+    _lock_type = AsyncLock
 
     def lead(self, timeout: float | Own | None = Own.TIMEOUT) -> AbstractAsyncContextManager[AsyncHold, None]:
         """Campaign, and lead in the block: ``async with election.lead() as term``; see `Election.lead`.

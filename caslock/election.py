@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from caslock.blocking import Hold, Lock
-from caslock.local.candidates import Candidates, refuse_nested
+from caslock.local.candidates import Candidates
 from caslock.local.settings import Own
 from caslock.local.workers import run
 from caslock.protocol.record import Record
@@ -18,28 +18,20 @@ if TYPE_CHECKING:
     from caslock.local.changes import Changes
 
 
-class _Candidate(Lock):
-    """A lock that does not re-enter."""
-
-    def __enter__(self) -> Hold:
-        refuse_nested(self.key, self._me(), tuple(self._blocks.items()))
-        return super().__enter__()
-
-
-class Election(Candidates[Store, Hold, _Candidate]):
+class Election(Candidates[Store, Hold, Lock]):
     """One leader among all who campaign for a key, while the leader's lease lasts.
 
     Thread-safe and reusable: each thread that calls `lead` is a candidate, and those of one object exclude each other.
     """
 
-    _lock_type = _Candidate
+    _lock_type = Lock
 
     def lead(self, timeout: float | Own | None = Own.TIMEOUT) -> AbstractContextManager[Hold, None]:
         """Campaign, and lead in the block: ``with election.lead() as term``.  Leaving the block resigns.
 
         `timeout`: seconds to wait, instead of the election's own.  `term` is a `Hold`, and `Hold.fence` numbers it.
         Entering raises `NotAcquired` if somebody else led until the timeout, `StoreUnavailable` or `OutcomeUnknown` if
-        the store did not answer, RuntimeError in a thread that leads already.  Leaving raises `LockLost` if the term
+        the store did not answer; a thread that leads enters its term once more.  Leaving raises `LockLost` if the term
         was lost: look at ``term.lost``, or call ``term.ensure_held()``, before each step.
         """
         return self._lock._with_timeout(timeout)

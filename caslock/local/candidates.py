@@ -1,18 +1,18 @@
-"""What the elections of both APIs have in common: how they are made, and what they refuse."""
+"""What the elections of both APIs have in common."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, Unpack, cast
 
 from caslock.local.changes import Changes, Looks
 from caslock.local.hold import Holding
-from caslock.local.lock import CommonSettings, Shown, SingleLock
+from caslock.local.lock import CommonSettings, Shown, SingleLock, completed
 from caslock.local.settings import not_copied
 from caslock.process.fork import PerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from caslock.local.shared import Shared
     from caslock.protocol.record import Record
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 H = TypeVar("H", bound=Holding)
 L = TypeVar("L", bound=SingleLock[Any, Any])
-
-REFUSED: Final = {
-    "owner": "locks that share an owner hold the key together, so several would lead. Write note= to say who leads",
-    "identifier": "write note=",
-    "min_hold": "a leader that resigns hands over at once",
-    "linger": "a leader that resigns hands over at once",
-}
-"""CommonSettings of `Lock` that an election does not have (`identifier` is kazoo's), and why."""
 
 
 class Candidates(Generic[S, H, L]):
@@ -57,11 +49,8 @@ class Candidates(Generic[S, H, L]):
             ValueError, TypeError: an argument is invalid.
 
         """
-        for name in REFUSED.keys() & settings.keys():
-            message = f"an election has no {name}: {REFUSED[name]}"
-            raise TypeError(message)
         make = cast("Callable[..., L]", self._lock_type)
-        self._lock: L = make(store, key, timeout=timeout, **settings)
+        self._lock: L = make(store, key, timeout=timeout, **completed(settings))
         shared = cast("Shared", self._lock._state.runtime.shared)
         self._looks = PerProcess(partial(shared.of_key, key, Looks))
 
@@ -88,10 +77,3 @@ class Candidates(Generic[S, H, L]):
 
     def _changes(self) -> Changes:
         return Changes(self._lock._state, self._looks.here)
-
-
-def refuse_nested(key: str, me: object, blocks: Iterable[tuple[Holding, object]]) -> None:
-    """Raise RuntimeError if one of the open `blocks` is of `me`, and not one that a forked child has inherited."""
-    if any(by is me and not hold._inherited for hold, by in blocks):
-        message = f"this thread or task leads {key!r} already: leave that block before lead() is entered again"
-        raise RuntimeError(message)

@@ -117,7 +117,7 @@ class Settings(CommonSettings[H], total=False):
     min_hold: float | None
 
 
-def _completed(given: CommonSettings[Any]) -> CommonSettings[Any]:
+def completed(given: CommonSettings[Any]) -> CommonSettings[Any]:
     """Return settings with the defaults of those that are left out."""
     if unknown := given.keys() - DEFAULTS:
         raise no_such_setting(sorted(unknown))
@@ -391,7 +391,7 @@ class SharedLock(Adoptable[S, H]):
 
         runtime = type(self)._runtime(store)
         check_key(key)
-        checked = _checked(_completed(settings))
+        checked = _checked(completed(settings))
         super().__init__(SemaphoreState(runtime, key, checked, check_permits(permits)), timeout)
 
     @property
@@ -427,7 +427,7 @@ class ReadWrite(LockObject, Generic[S, H]):
 
         runtime = type(self)._runtime(store)
         check_key(key)
-        self._sides(*sides(runtime, key, _checked(_completed(settings))), check_timeout(timeout))
+        self._sides(*sides(runtime, key, _checked(completed(settings))), check_timeout(timeout))
 
     @abstractmethod
     def _sides(self, reads: ReadWriteState, writes: ReadWriteState, timeout: float | None) -> None:
@@ -523,6 +523,6 @@ class SeveralStores(OneKey, Generic[S, H]):
 
         nodes = check_stores(stores, type(self)._runtime)
         check_key(key)
-        checked = _checked(_completed(settings))
+        checked = _checked(completed(settings))
         runtime = type(self)._runtime(place_of(nodes))
         super().__init__(QuorumState(runtime, key, checked, nodes), timeout)
