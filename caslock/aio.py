@@ -224,7 +224,7 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
 
     @classmethod
     async def adopt(cls, store: AsyncStore | Store, ticket: str, **settings: Unpack[Adopting[AsyncHold]]) -> AsyncHold:
-        """Take over a hold that was handed over; see `Lock.adopt`.  If cancelled, it leaves the ticket as it was."""
+        """Take over a hold that was handed over; see `Lock.adopt`.  If cancelled, it withdraws its request first."""
         return await _adopted(*cls._adoption(store, ticket, settings), AsyncHold)
 
     async def locked(self) -> bool:

@@ -386,8 +386,8 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
 
         Raises:
             LockLost: the ticket was used, has expired, or is for another store; nothing was changed.
-            StoreUnavailable: no answer; the ticket stays valid until its lease ends.  With `OutcomeUnknown`, it may
-                have been used.
+            StoreUnavailable: no answer.  The ticket may have been used, and nobody has the hold then; or it is as good
+                as before, until its lease ends.
             ValueError, TypeError: the text is no ticket, or a setting is invalid; no request was sent.
 
         """

@@ -563,11 +563,11 @@ class LockState:
     def begin_adoption(self, make: Callable[[LockState, Attempt], H], ticket: Ticket) -> H:
         """Return a hold for `adopt`, of the type `make`; nothing is sent."""
         attempt = cast("Adoption", self.begun()._attempt(self._adoption_type))
-        attempt.begin(ticket)
+        attempt.ticket, attempt.min_hold = ticket, ticket.min_hold
         return make(self, attempt)
 
     async def adopt(self, hold: H) -> H:
-        """Take over the hold of a ticket.  After an error, the ticket is as before; after an interrupt, call `undo`."""
+        """Take over the hold of a ticket.  After an error, nothing of it is left; after an interrupt, call `undo`."""
         attempt, began = cast("Adoption", hold._attempt), self.runtime.now()
         # Who is inside the local queue may wait for this very hold, so the adoption does not wait for its turn.
         self._queue.enter(attempt, began)
@@ -579,7 +579,6 @@ class LockState:
         self._hold(hold)
         if observer.listens():
             observer.tell("adopted", event_of(attempt, self.runtime.now() - began))
-        attempt.adopted = True
         return hold
 
     def newest_hold(self, me: object = None) -> Holding:

@@ -234,13 +234,14 @@ class SharedAttempt(Attempt):
             rest, (record, others) = self._rest(observed, now), self._beside
             others = others if record is observed else self._others_in(observed)
             own = self._before(with_fences(observed.shares, version))
+            others = [each for each in others if own is None or each.hold != own.hold]
         if own is None:
             own = Share(
                 self.hold_id, self._place(others) if slot is None else slot, 0, None, 0.0, 0.0, *self.stamps().stamp
             )
         elif slot is not None and own.slot != slot:
             own = own._replace(slot=slot, fence=None if slot == WRITES else own.fence)  # admitted by this write
-        own = own._replace(beat=self.writes.count, ttl=ttl, still=0.0)
+        own = own._replace(hold=self.hold_id, beat=self.writes.count, ttl=ttl, still=0.0)
         return self._record((*self._written(others, version, now), own), write_id, rest, own.fence)
 
     def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
@@ -274,9 +275,8 @@ class SharedAttempt(Attempt):
         return next((share for share in shares if share.hold in ours), None)
 
     def _before(self, shares: tuple[Share, ...]) -> Share | None:
-        """Return the share that our next write replaces, under our own hold id."""
-        own = self._own(shares)
-        return own and own._replace(hold=self.hold_id)
+        """Return the share that our next write replaces."""
+        return self._own(shares)
 
     def _others_in(self, record: Record) -> list[Share]:
         """Return the shares of others whose beat has moved within their ttl, as far as this process has seen."""

@@ -18,7 +18,6 @@ from caslock.protocol.acquire import acquire
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.exchange import read
 from caslock.protocol.limits import last_start
-from caslock.protocol.record import fence_of
 from caslock.protocol.renew import renew_alone
 from caslock.protocol.shares import HANDED
 from caslock.store import check_key
@@ -99,24 +98,18 @@ async def hand_over(runtime: Runtime, attempt: Attempt) -> Ticket:
 
 
 class Adoption(Attempt):
-    """An attempt that takes over the hold of a ticket, and nothing else.  If it fails, the ticket is as good as before.
+    """An attempt that takes over the hold of a ticket, and nothing else.
 
-    Its owner is that of the record; it never asks for a key that nobody holds.
+    Its owner is that of the record; it never asks for a key that nobody holds.  If it fails, it is withdrawn as any
+    other: the ticket was used if its put was applied, and nobody has the hold then.
     """
 
-    __slots__ = ("adopted", "before", "ticket")
+    __slots__ = ("ticket",)
 
     purpose: ClassVar[str] = "adopt"
     owner: str
     min_hold: float
-    ticket: Ticket
-    before: Record | None  # the record that it has replaced, or tried to
-    adopted: bool  # its caller has the hold, and so the ticket is used for good
-
-    def begin(self, ticket: Ticket) -> None:
-        """Take the hold of `ticket`."""
-        self.ticket, self.before, self.adopted = ticket, None, False
-        self.min_hold = ticket.min_hold
+    ticket: Ticket  # set before it is used
 
     def may_take(self, record: Record | None) -> bool:
         """Whether the hold of the ticket is there, in the tenure in which it was handed over; or ours."""
@@ -128,7 +121,7 @@ class Adoption(Attempt):
         """Return the record to put in place of `observed`: with our hold in place of the ticket's."""
         if observed is None or self.is_in(observed):
             return super().next_record(observed, version)  # a renewal
-        self.before, self.owner = observed, observed.owner
+        self.owner = observed.owner
         others = tuple([hold for hold in observed.holds if hold != self.ticket.hold])
         ttl = max(self.lease.asked, observed.ttl) if others else self.lease.asked
         rest, stamp = self._rest(observed, self.runtime.now()), self.stamps().stamp
@@ -142,25 +135,6 @@ class Adoption(Attempt):
             pid=stamp.pid,
             note=stamp.note or observed.note,
         )
-
-    def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
-        """Return what a release leaves: the hold of the ticket, if that is not adopted after all."""
-        before = self.before
-        if self.adopted or before is None or observed is None or not self.is_in(observed):
-            return super().remainder(observed, version, now)
-        others, rest = self.others(observed), self._rest(observed, now)
-        return before._replace(
-            holds=(*others, self.ticket.hold),
-            ttl=max(before.ttl, observed.ttl) if others else before.ttl,
-            write=self.writes.next_id(),
-            fence=fence_of(observed, version),
-            quarantine=rest.seconds,
-            quarantine_id=rest.id,
-        )
-
-    def releases_by_removal(self, now: float) -> bool:
-        """Whether it holds the key for good, and its release is a removal."""
-        return self.adopted and super().releases_by_removal(now)
 
 
 async def adopt(runtime: Runtime, attempt: Adoption | SharedAdoption) -> None:

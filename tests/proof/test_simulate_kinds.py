@@ -124,7 +124,7 @@ WRONG_SEMAPHORES = [
     ),
     (SharedAttempt, "as_handed", Attempt.as_handed),
     rewritten(SharedAdoption, "may_take", "self.is_in(record)", "True", name="a hold that is not there is adopted"),
-    (SharedAdoption, "_others_in", SharedAttempt._others_in),
+    rewritten(SharedAttempt, "_with_ours", "own is None or each.hold != own.hold", "True", name="tickets stay"),
     rewritten(SharedAttempt, "_others_in", "if share", "if '~' not in share.hold and share", name="tickets are dead"),
 ]
 

@@ -41,7 +41,7 @@ def an_adoption(
     settings = LockSettings(ttl, retry=retry, note=note)
     terms, stamp = Terms(cast("Runtime", script), "key", "own", settings), STAMP._replace(note=note)
     attempt = Adoption(terms, "new.1", lambda: FirstRecord(stamp, opening("own", ttl, stamp)), Mutex(), caller=None)
-    attempt.begin(ticket)
+    attempt.ticket, attempt.min_hold = ticket, ticket.min_hold
     return attempt
 
 
@@ -225,7 +225,6 @@ def test_a_lost_create_is_kept_out_by_who_adopts() -> None:
     script.answers = [there, Entry(OURS, 8), Entry(OURS, 9)]
     adopter = adopted(an_adoption(script, TICKET._replace(hold=attempt.handed)))
     adopter.state = State.HELD
-    adopter.adopted = True
     run(release(adopter.runtime, adopter))
     assert last(script).free
     assert last(script).quarantine > FREE_TTL / 2
@@ -297,7 +296,7 @@ def test_an_adoption_without_an_answer_is_settled_by_reading(ttl: float, renewal
 
 
 def test_an_adoption_whose_answers_are_too_slow_is_no_loss() -> None:
-    """There is no time to renew it: the ticket is given back."""
+    """There is no time to renew it."""
     attempt = an_adoption(Scripted(THERE, lost(), Entry(OURS, 8)), ttl=3 * TAKES)
     with pytest.raises(StoreUnavailable, match="answers too slowly for a ttl of 6 s"):
         adopted(attempt)
@@ -347,42 +346,31 @@ def test_a_record_that_keeps_changing_is_not_adopted() -> None:
 
 
 @pytest.mark.parametrize("landed", [False, True])
-def test_an_adoption_that_fails_gives_the_ticket_back(*, landed: bool) -> None:
-    """What its unanswered put has done is undone, or kept from being done: the ticket can be used again."""
+def test_an_adoption_that_fails_leaves_the_ticket_or_nothing(*, landed: bool) -> None:
+    """What its unanswered put has done is removed, or kept from being done: then the ticket can be used again."""
     script = Scripted(THERE, lost(), lost(), lost())
     attempt = an_adoption(script, ttl=LATE_TTL, note="mine", retry=Retry(1, 0))
     with pytest.raises(StoreUnavailable) as caught:
         adopted(attempt)
     assert script.clock <= START + 2 * PATIENCE
     script.clock = START
-    script.answers = [Entry(script.written[-1], 8) if landed else THERE, Entry(OURS, 9)]
+    script.answers = [Entry(script.written[-1], 8), None] if landed else [THERE, Entry(OURS, 9)]
     with pytest.raises(StoreUnavailable, match="could not adopt lock 'key': no answer; nothing was left behind"):
         run(give_up(attempt.runtime, attempt, caught.value))
-    assert script.verbs[-2:] == ["get", "put"]
+    assert script.verbs[-2:] == ["get", "invalidate" if landed else "put"]
+    if landed:
+        return
     assert last(script)._replace(write="") == AWAITING._replace(write="")
     again = an_adoption(script)
     script.answers = [Entry(script.written[-1], 9), Entry(OURS, 10)]
     assert adopted(again).lease.fence == 5
 
 
-@pytest.mark.parametrize("others", [False, True])
-def test_an_interrupt_before_the_caller_has_the_hold_gives_the_ticket_back(*, others: bool) -> None:
-    """A release then leaves the record of the ticket; once the caller has the hold, it is a removal."""
-    there = AWAITING._replace(holds=("theirs.1", TICKET.hold)) if others else AWAITING
-    script = Scripted(Entry(encode(there), 7), Entry(OURS, 8), Entry(OURS, 9))
-    attempt = adopted(an_adoption(script, ttl=LATE_TTL))
-    attempt.state = State.HELD
-    assert not attempt.releases_by_removal(script.clock)
-    run(release(attempt.runtime, attempt))
-    assert last(script)._replace(write="") == there._replace(write="")
-    assert not attempt.lease.lost
-
-
 def test_an_adopted_hold_is_released_into_a_record_that_is_kept() -> None:
     """Where a `min_hold` goes on."""
     script = Scripted(THERE, Entry(OURS, 8), Entry(OURS, 9))
     attempt = adopted(an_adoption(script, TICKET._replace(min_hold=50.0)))
-    attempt.adopted, attempt.state = True, State.HELD
+    attempt.state = State.HELD
     assert not attempt.releases_by_removal(script.clock)
     run(release(attempt.runtime, attempt))
     assert last(script).kept

@@ -543,7 +543,7 @@ MUTANTS: Final = (
             Search("three processes, one ticket", 0, "have used one ticket"),
             of_the_suite(hand_overs.test_who_has_read_too_early_does_not_adopt, "memory", Lock),
         ),
-        (rewritten(Adoption, "may_take", "is_in(record)", "is_in(record) or (self.before and record.holds)"),),
+        (rewritten(Adoption, "may_take", "is_in(record)", "is_in(record) or (self.writes.count and record.holds)"),),
     ),
     Mutant(
         "hand-over that goes on renewing",
