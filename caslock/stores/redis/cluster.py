@@ -10,20 +10,20 @@ from redis import exceptions
 from redis.crc import key_slot
 
 from caslock.errors import StoreError, StoreUnavailable
-from caslock.stores.redis.connections import Connections, Link
+from caslock.stores.redis.connections import Connections
 from caslock.stores.redis.failures import FAILOVER
 from caslock.stores.redis.requests import Request
 from caslock.stores.redis.server import Address
+from caslock.stores.shared.connections import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from caslock.stores.redis.connections import Pool
     from caslock.stores.redis.server import Server
     from caslock.stores.redis.wire import Reply
 
 T = TypeVar("T")
-L = TypeVar("L", bound=Link)
+C = TypeVar("C", bound=Connections[Any])
 
 _MOST_HOPS: Final = 5
 
@@ -76,6 +76,10 @@ class Cluster:
 
     wait = ask
 
+    def ask_at_once(self, request: Request[T]) -> T:
+        """Do what `ask` does, for code that blocks; see `SocketConnections.ask_at_once`."""
+        return run(self.ask(request))
+
     async def server_id(self) -> None:
         """Do nothing: a cluster has no name of its own."""
 
@@ -117,10 +121,9 @@ class Cluster:
             raise unknown
 
 
-def connections_to(server: Server, requests: type[Pool[L]], waits: type[Pool[L]]) -> Cluster | Connections[L]:
-    """Open nothing yet; see `Connections`."""
-    new = partial(Connections[L], requests, waits, server)
-    return Cluster(server, new) if server.nodes else new()
+def connections_to(server: Server, new: Callable[..., C]) -> Cluster | C:
+    """Open nothing yet; `new` makes the connections to one server, as `Connections` does."""
+    return Cluster(server, partial(new, server)) if server.nodes else new(server)
 
 
 def _address(where: Any, asked: Address) -> Address:  # noqa: ANN401 - redis-py's error is untyped

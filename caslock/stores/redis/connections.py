@@ -18,7 +18,7 @@ from caslock.stores.redis.wire import packed
 from caslock.stores.shared.connections import Connection, IdleConnections, Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from caslock.stores.redis.requests import Request
     from caslock.stores.redis.server import Address, Server
@@ -77,7 +77,7 @@ class Connections(Generic[L]):
 
         That takes `within` seconds at most, or else the socket timeout (where it has to connect, the longer of both).
         """
-        server, link = self._server, None
+        server, link, kept = self._server, None, False
         # In full, or the replicas would be waited for twice if a script is unknown.
         request = request.in_full() if server.replicas else request
         command, _, read, _, before, count, wait, _ = request
@@ -90,28 +90,28 @@ class Connections(Generic[L]):
             if link is None:
                 link = await pool.open(ends)
             replies = await link.ask(before + packed(command), count, ends, wait)
-            reply = replies[count - 1]
-            if isinstance(reply, FAILOVER):
-                raise reply  # noqa: TRY301 - no open connection is used again
-            answer = reply if isinstance(reply, Exception) else read(reply)
-        except BaseException as error:
-            if link:
-                pool.give_up(link)
-            if isinstance(error, Exception):
-                raise self._failed(error, sent=link is not None) from error
-            raise
-        pool.keep(link)
+            answer = read_answer(replies[count - 1], read)
+            kept = True
+        except Exception as error:
+            raise self._failed(error, sent=link is not None) from error
+        finally:
+            if link is not None:
+                (pool.keep if kept else pool.give_up)(link)
         if wait and _refused(*replies[:2]):
             self._sleeps_until[command[0]] = monotonic() + _SLEEP
         if isinstance(answer, Exception):
-            other = _in_place_of(request, answer)
-            if other != request:
-                return await self.ask(other, ends - monotonic())
-            raise server.failures.of(answer, sent=True) from answer
+            return await self.ask_otherwise(request, answer, ends)
         acknowledged = replies[-1]
         if server.replicas and (not isinstance(acknowledged, int) or acknowledged < server.replicas):
             raise server.failures.too_few(server.replicas, acknowledged)
         return answer
+
+    async def ask_otherwise(self, request: Request[T], error: Exception, ends: float) -> T:
+        """Ask in another way after an error, or raise what it means."""
+        other = _in_place_of(request, error)
+        if other != request:
+            return await self.ask(other, ends - monotonic())
+        raise self._server.failures.of(error, sent=True) from error
 
     async def wait(self, request: Request[T], within: float | None = None) -> T:
         """Do the same for a request that waits; ``StoreUnavailable(sent=False)``, at once: it can't wait."""
@@ -148,6 +148,13 @@ class Connections(Generic[L]):
         """Close what is idle, and keep nothing from now on."""
         self._for_requests.end()
         self._for_waits.end()
+
+
+def read_answer(reply: Reply, read: Callable[[Reply], T]) -> T | Exception:
+    """Return what an answer says, or the error that it is; raise one after which no open connection is used again."""
+    if isinstance(reply, FAILOVER):
+        raise reply
+    return reply if isinstance(reply, Exception) else read(reply)
 
 
 def _in_place_of(request: Request[T], error: Exception) -> Request[T]:

@@ -7,19 +7,22 @@ One request per connection at a time.  A connection with an unread reply is clos
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from redis import exceptions
 
 from caslock.process.fork import generation
 from caslock.process.guards import on_failure
-from caslock.stores.redis.connections import Pool
-from caslock.stores.redis.wire import MORE, PUSH, new_reader
-from caslock.stores.shared.connections import SUSPECT, is_readable, seconds_left
+from caslock.stores.redis.connections import Connections, Pool, read_answer
+from caslock.stores.redis.wire import MORE, PUSH, new_reader, packed
+from caslock.stores.shared.connections import SUSPECT, is_readable, run, seconds_left
 
 if TYPE_CHECKING:
+    from caslock.stores.redis.requests import Request
     from caslock.stores.redis.server import Untyped
     from caslock.stores.redis.wire import Reply
+
+T = TypeVar("T")
 
 _CHUNK: Final = 16384
 
@@ -34,6 +37,7 @@ class Connection:
         """
         self.generation: int = generation()
         self.used: float = monotonic()
+        self._timeout: float = 0.0  # of the socket; not known yet
         self._connection, self._acknowledge, self._reader = connection, acknowledge, new_reader()
         with on_failure(connection.disconnect):
             connection.ends = ends
@@ -42,13 +46,28 @@ class Connection:
 
     async def ask(self, packet: bytes, replies: int, ends: float, wait: float) -> list[Reply]:
         """See `Link.ask`; it never suspends."""
-        self._socket.settimeout(seconds_left(ends))
+        self._within(seconds_left(ends))
         if self._acknowledge:
             packet += self._acknowledge
             replies += 1
         self._socket.sendall(packet)
         if len(packet) > _CHUNK:  # to send so much may have taken a while
-            self._socket.settimeout(seconds_left(ends))
+            self._within(seconds_left(ends))
+        return self._receive(replies, ends, wait)
+
+    def exchange(self, packet: bytes, seconds: float) -> Reply:
+        """Send a packet, and return its only reply within some seconds since the connection was taken."""
+        if seconds != self._timeout:
+            self._within(seconds)
+        self._socket.sendall(packet)
+        return self._receive(1, self.used + seconds, 0.0)[0]
+
+    def _within(self, seconds: float) -> None:
+        """Set the timeout of the socket: a system call."""
+        self._socket.settimeout(seconds)
+        self._timeout = seconds
+
+    def _receive(self, replies: int, ends: float, wait: float) -> list[Reply]:
         received: list[Reply] = []
         reader = self._reader
         while True:
@@ -64,7 +83,7 @@ class Connection:
                     if reader.has_data():
                         self.used = SUSPECT
                     return received
-            self._socket.settimeout(seconds_left(ends + wait if received else ends))
+            self._within(seconds_left(ends + wait if received else ends))
 
     def is_quiet(self) -> bool:
         """Tell whether it is open, and nothing has come in that was not asked for."""
@@ -81,3 +100,28 @@ class Sockets(Pool[Connection]):
     async def open(self, ends: float) -> Connection:
         """See `Pool.open`."""
         return Connection(self._new(), self._server.acknowledge, ends)
+
+
+class SocketConnections(Connections[Connection]):
+    """The connections to one server, for code that blocks."""
+
+    def ask_at_once(self, request: Request[T]) -> T:
+        """Do what `ask` does for a request that does not wait.
+
+        With an idle connection it takes no coroutine, nor a timeout of its own: acquire and release are 10 % faster.
+        """
+        server, pool, kept = self._server, self._for_requests, False
+        connection = None if server.replicas else pool.take()
+        if connection is None:
+            return run(self.ask(request))
+        ends = connection.used + server.timeout
+        try:
+            answer = read_answer(connection.exchange(packed(request.command), server.timeout), request.read)
+            kept = True
+        except Exception as error:
+            raise self._failed(error, sent=True) from error
+        finally:
+            (pool.keep if kept else pool.give_up)(connection)
+        if isinstance(answer, Exception):
+            return run(self.ask_otherwise(request, answer, ends))
+        return answer

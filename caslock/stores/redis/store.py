@@ -15,10 +15,11 @@ import redis.asyncio
 from caslock.process.loop_end import ConnectionsPerLoop
 from caslock.stores.redis.async_connections import Pipelines, SharedPipeline
 from caslock.stores.redis.cluster import Cluster, connections_to
+from caslock.stores.redis.connections import Connections
 from caslock.stores.redis.failures import REDIS, Dialect
 from caslock.stores.redis.requests import Requests
 from caslock.stores.redis.server import Server
-from caslock.stores.redis.sockets import Sockets
+from caslock.stores.redis.sockets import SocketConnections, Sockets
 from caslock.stores.redis.url import open_url
 from caslock.stores.shared.closing import AsyncClosing, Closing
 from caslock.stores.shared.connections import run
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from redis.cluster import RedisCluster
 
     from caslock.store import Entry, Put, Removal, Traits
-    from caslock.stores.redis.connections import Connections
 
 
 class RedisVerbs(Closing):
@@ -58,7 +58,7 @@ class RedisVerbs(Closing):
         self._server = server = Server(client, prefix, replicas, self._dialect)
         self.traits: Traits = server.traits
         self._requests = self._verbs(prefix, server.failures, cluster=bool(server.nodes))
-        self._connections = connections_to(server, Sockets, Sockets)
+        self._connections = connections_to(server, partial(SocketConnections, Sockets, Sockets))
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
@@ -76,15 +76,15 @@ class RedisVerbs(Closing):
 
     def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
-        return run(self._connections.ask(self._requests.get(key)))
+        return self._connections.ask_at_once(self._requests.get(key))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `Store.put_if_version`; a `ttl` of more than 100 years is a ValueError."""
-        return run(self._connections.ask(self._requests.put(key, value, version, ttl)))
+        return self._connections.ask_at_once(self._requests.put(key, value, version, ttl))
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`."""
-        return run(self._connections.ask(self._requests.invalidate(key, version)))
+        return self._connections.ask_at_once(self._requests.invalidate(key, version))
 
     def close(self) -> None:
         """Close the idle connections.  A later request opens one, and closes it."""
@@ -102,7 +102,8 @@ class AsyncRedisVerbs(AsyncClosing):
         self._server = server = Server(client, prefix, replicas, self._dialect, awaits=True)
         self.traits: Traits = server.traits
         self._requests = self._verbs(prefix, server.failures, cluster=bool(server.nodes))
-        self._connections = ConnectionsPerLoop(partial(connections_to, server, SharedPipeline, Pipelines))
+        new = partial(Connections, SharedPipeline, Pipelines)
+        self._connections = ConnectionsPerLoop(partial(connections_to, server, new))
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
