@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Never, Self, TypeAlias, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeAlias, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Held, Holding, slot_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", bound="_Releasing")
+W = TypeVar("W")
 
 
 class _Releasing(Held):
@@ -123,8 +124,13 @@ class AsyncWriteHold(AsyncHold):
 async def _adopted(state: LockState, ticket: Ticket, make: type[H]) -> H:
     """Adopt the hold of a ticket."""
     begun = state.begin_adoption(make, ticket)
+    return await _won(state, begun, state.adopt(begun))
+
+
+async def _won(state: State[Any], begun: Any, work: Coroutine[object, object, W]) -> W:  # noqa: ANN401 - what `begin` has returned
+    """Return what an acquire or an adoption wins, and keep it until its release."""
     try:
-        held = await state.adopt(begun)
+        held = await work
     except (CaslockError, GeneratorExit):
         raise
     except BaseException as error:  # cancelled: undo it first
@@ -178,15 +184,7 @@ class _Acquired(ABC, Generic[B]):
 
     async def _take(self, timeout: float | None, caller: Task | None = None) -> B:
         begun = self._state.begin(self._make, caller)
-        try:
-            held = await self._state.acquire(begun, timeout)
-        except (CaslockError, GeneratorExit):
-            raise
-        except BaseException as error:  # cancelled: undo it first
-            await finish(begun._each, partial(self._state.undo, begun, error), error)
-            raise
-        self._state.committed[held] = None
-        return held
+        return await _won(self._state, begun, self._state.acquire(begun, timeout))
 
     def release(self) -> Coroutine[object, object, None]:
         """Release what the task that makes this call has acquired last; see `Hold.release`."""

@@ -194,15 +194,15 @@ class MemcachedStore(Closing):
 
     def _ask(self, connection: Connection, packet: bytes, ends: float, parse: Callable[[bytes, int], T | None]) -> T:
         """Send a packet, read the reply, and keep the connection."""
+        answered = False
         try:
             found = connection.ask(packet, ends, parse)
-        except BaseException as problem:
-            connection.close()
-            if not isinstance(problem, Exception):
-                raise
+            answered = True
+        except Exception as problem:
             self._idle.close()  # what has ended one connection has probably ended them all
             raise StoreUnavailable(f"{self.traits.location} did not answer ({problem})") from problem
-        self._idle.keep(connection)
+        finally:
+            (self._idle.keep if answered else self._idle.give_up)(connection)
         return found
 
     def _judge(self, verdict: bytes, entry: Entry | None, version: int) -> Entry | None:
