@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.process.fork import generation
 from caslock.process.guards import on_failure
+from caslock.stores.memcached.requests import Reply, parse
 from caslock.stores.shared.connections import is_readable, seconds_left
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from pymemcache.client.base import Client
-
-T = TypeVar("T")
 
 _PIECE: Final = 65_536  # bytes to receive at once: a reply about what caslock writes comes in one piece
 _PAUSE: Final = 0.05  # seconds between two looks at a server that has only just started
@@ -27,8 +25,8 @@ _OF_AGE: Final = 4  # `uptime` starts at 2 and counts ticks of whole seconds: at
 class Connection:
     """A connection to one start of the server, for one request at a time."""
 
-    def __init__(self, client: Client, start: int, process: int) -> None:
-        """Take the socket of a client."""
+    def __init__(self, client: Client, start: int, process: int, timeout: float) -> None:
+        """Take the socket of a client; call `hurry` before the first request."""
         self._client = client  # it closes the socket
         self._socket: socket.socket = client.sock
         self.origin: int = start << 30
@@ -37,18 +35,28 @@ class Connection:
         self.process: int = process
         self.generation: int = generation()
         self.used: float = time.monotonic()
+        self._timeout = timeout
+        self._hurries = False  # whether the timeout of the socket is a shorter one
 
-    def ask(self, packet: bytes, ends: float, parse: Callable[[bytes, int], T | None]) -> T:
-        """Send a packet, and receive until `parse` finds the reply whole, by the moment `ends`."""
-        self._socket.settimeout(seconds_left(ends))
+    def ask(self, packet: bytes) -> Reply:
+        """Send a packet, and receive until the reply is whole, within the timeout since the connection was taken."""
         self._socket.sendall(packet)
         reply = b""
         while piece := self._socket.recv(_PIECE):
             reply += piece
             if (found := parse(reply, self.origin)) is not None:
+                if self._hurries:
+                    self._socket.settimeout(self._timeout)
+                    self._hurries = False
                 return found
-            self._socket.settimeout(seconds_left(ends))
+            self.hurry(self.used + self._timeout)
         raise ConnectionResetError("the server closed the connection")
+
+    def hurry(self, ends: float) -> None:
+        """Have the next request, or the rest of this one, end at the moment `ends`."""
+        self.used = ends - self._timeout
+        self._hurries = True
+        self._socket.settimeout(seconds_left(ends))
 
     def peer(self) -> str:
         """Return the address of the server."""
@@ -67,7 +75,7 @@ class Connection:
         self._client.close()
 
 
-def opened(client: Client, location: str, not_before: int, ends: float) -> Connection:
+def opened(client: Client, location: str, not_before: int, timeout: float, ends: float) -> Connection:
     """Connect until `ends`, and refuse a server with which locks are not safe, or that started earlier."""
     with on_failure(client.close):
         client._connect()  # noqa: SLF001 - else `stats` would connect, and begin the timeout anew after that
@@ -75,7 +83,7 @@ def opened(client: Client, location: str, not_before: int, ends: float) -> Conne
         while facts[b"uptime"] < _OF_AGE and seconds_left(ends) > 2 * _PAUSE:
             time.sleep(_PAUSE)
             facts |= _facts(client, ends)
-        return Connection(client, _start(facts, location, not_before), facts[b"pid"])
+        return Connection(client, _start(facts, location, not_before), facts[b"pid"], timeout)
 
 
 def _facts(client: Client, ends: float, *about: str) -> dict[bytes, Any]:

@@ -23,6 +23,9 @@ _LONGEST_TTL: Final = 30 * 24 * 3600 - 2  # the server takes an exptime of more 
 _HEAD: Final = re.compile(rb"([^\r\n]*)\r\n(?:EN|VA (\d+) c(\d+))\r\n")
 
 
+_new: Final = tuple.__new__  # takes half the time of a NamedTuple's own
+
+
 class Reply(NamedTuple):
     """The answer to a command, and to the question behind it."""
 
@@ -65,9 +68,10 @@ def put(name: bytes, terms: bytes, value: bytes, version: int, origin: int) -> b
 
 
 def removal(name: bytes, version: int, origin: int) -> bytes:
-    """Return the packet that removes `version`."""
+    """Return the packet that removes `version` if it is under the key, and asks for the entry."""
     cas = version - origin
-    return b"md %b C%d\r\n" % (name, cas) if 0 < cas < _CAS_IDS else b"mn\r\n"
+    command = b"md %b C%d" % (name, cas) if 0 < cas < _CAS_IDS else b"mn"  # which says neither HD nor NF
+    return b"%b\r\nmg %b v c\r\nmn\r\n" % (command, name)
 
 
 def parse(reply: bytes, origin: int) -> Reply | None:
@@ -83,16 +87,9 @@ def parse(reply: bytes, origin: int) -> Reply | None:
         entry, end, rest = None, b"MN\r\n", reply[begins:]
     else:
         ends = begins + int(size)
-        entry, end, rest = Entry(reply[begins:ends], origin + int(cas)), b"\r\nMN\r\n", reply[ends:]
+        entry, end, rest = _new(Entry, (reply[begins:ends], origin + int(cas))), b"\r\nMN\r\n", reply[ends:]
     if rest == end:
-        return Reply(verdict, entry)
+        return _new(Reply, (verdict, entry))
     if not end.startswith(rest):
         raise ConnectionError(rest[:100])
     return None
-
-
-def line_of(reply: bytes, _origin: int) -> bytes | None:
-    """Read a reply of one line, without trailing whitespace; None: it is not whole yet."""
-    if len(reply) > _LONGEST_REPLY or b"\n" in reply[:-1]:
-        raise ConnectionError(reply[:100])
-    return reply.rstrip() if reply[-2:] == b"\r\n" else None  # memcached 1.6.13 says "HD "

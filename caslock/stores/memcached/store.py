@@ -1,11 +1,11 @@
-"""The store in one memcached server.  Most verbs are one request."""
+"""The store in one memcached server.  Each verb is one request."""
 
 from __future__ import annotations
 
 import re
 import time
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from pymemcache.client.base import Client, PooledClient
@@ -19,7 +19,7 @@ from pymemcache.exceptions import (
 from caslock.errors import StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry, Traits
 from caslock.stores.memcached.connection import Connection, opened
-from caslock.stores.memcached.requests import line_of, name_of, parse, put, question, removal, terms_of
+from caslock.stores.memcached.requests import name_of, put, question, removal, terms_of
 from caslock.stores.shared.closing import Closing
 from caslock.stores.shared.connections import IdleConnections, reason, seconds_left
 from caslock.stores.shared.links import Endpoint
@@ -36,7 +36,7 @@ from caslock.stores.shared.options import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-T = TypeVar("T")
+    from caslock.stores.memcached.requests import Reply
 
 _NAMES: Final = 1024  # to encode a key anew for each request made acquire and release 10 % slower
 _SLOW: Final = 0.1  # seconds; a server that answers a put later may have been stopped, and its clock may be behind
@@ -128,14 +128,15 @@ class MemcachedStore(Closing):
 
     def get(self, key: str) -> Entry | None:
         """Read the entry under `key`, in one round trip."""
-        return self._look(self._name(key), time.monotonic() + self._timeout)
+        name = self._name(key)
+        return self._ask(self._connection(), question(name)).entry
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """Write `value` for `ttl` seconds (up to 30 days less 2 s) if the version is `version`, in one round trip."""
-        name, terms, ends = self._name(key), terms_of(value, ttl), time.monotonic() + self._timeout
-        connection = self._connection(ends)
-        packet, sent = put(name, terms, value, version, connection.origin), time.monotonic()
-        verdict, entry = self._ask(connection, packet, ends, parse)
+        name, terms = self._name(key), terms_of(value, ttl)
+        connection = self._connection()
+        ends, sent = connection.used + self._timeout, time.monotonic()
+        verdict, entry = self._ask(connection, put(name, terms, value, version, connection.origin))
         if verdict != b"STORED":
             return self._judge(verdict, entry, version)
         if time.monotonic() - sent > _SLOW and entry and entry.value == value:
@@ -146,16 +147,12 @@ class MemcachedStore(Closing):
         raise StoreUnavailable(f"{self.traits.location} has written the entry, which has changed or gone since")
 
     def invalidate(self, key: str, version: int) -> Entry | None:
-        """Remove the entry under `key` if its version is `version`, in one round trip that needs no memory.
-
-        If another version is there, a second round trip reads it: a refused removal has changed nothing.
-        """
-        name, ends = self._name(key), time.monotonic() + self._timeout
-        connection = self._connection(ends)
-        verdict = self._ask(connection, removal(name, version, connection.origin), ends, line_of)
-        if verdict in {b"HD", b"NF"}:
-            return None
-        return self._judge(verdict, self._look(name, ends), version)
+        """Remove the entry under `key` if its version is `version`, in one round trip that needs no memory."""
+        name, connection = self._name(key), self._connection()
+        verdict, entry = self._ask(connection, removal(name, version, connection.origin))
+        if verdict.rstrip() in {b"HD", b"NF"}:  # memcached 1.6.13 says "HD "
+            return None  # an entry there was put since
+        return self._judge(verdict, entry, version)
 
     def identify(self) -> str:
         """See `IdentifiedStore.identify`: the server's start, its process id and its address.
@@ -163,7 +160,7 @@ class MemcachedStore(Closing):
         memcached can't say more.  For a server that is reached at two addresses, other than those of the loopback, the
         order of keys is still right, but a key that two stores have in common there is taken for two.
         """
-        connection = self._connection(time.monotonic() + self._timeout)
+        connection = self._connection()
         self._idle.keep(connection)
         return f"memcached:{connection.start}:{connection.process}:{connection.peer()}"
 
@@ -175,10 +172,6 @@ class MemcachedStore(Closing):
         """Close the idle connections.  A later request opens a new one, and closes it."""
         self._idle.end()
 
-    def _look(self, name: bytes, ends: float) -> Entry | None:
-        """Ask for the entry under `name`."""
-        return self._ask(self._connection(ends), question(name), ends, parse).entry
-
     def _put_again(self, name: bytes, terms: bytes, entry: Entry, ends: float) -> Entry | None:
         """Put once more what was put while the server's clock may have been behind.
 
@@ -187,23 +180,22 @@ class MemcachedStore(Closing):
         time.sleep(_TICK)
         try:
             connection = self._connection(ends)
-            packet = put(name, terms, *entry, connection.origin)
-            return self._ask(connection, packet, ends, parse).entry
+            return self._ask(connection, put(name, terms, *entry, connection.origin)).entry
         except StoreError as problem:  # whatever it says of this put, the first one was applied
             raise StoreUnavailable(f"{problem}; an earlier request has written the entry") from problem
 
-    def _ask(self, connection: Connection, packet: bytes, ends: float, parse: Callable[[bytes, int], T | None]) -> T:
+    def _ask(self, connection: Connection, packet: bytes) -> Reply:
         """Send a packet, read the reply, and keep the connection."""
         answered = False
         try:
-            found = connection.ask(packet, ends, parse)
+            reply = connection.ask(packet)
             answered = True
         except Exception as problem:
             self._idle.close()  # what has ended one connection has probably ended them all
             raise StoreUnavailable(f"{self.traits.location} did not answer ({problem})") from problem
         finally:
             (self._idle.keep if answered else self._idle.give_up)(connection)
-        return found
+        return reply
 
     def _judge(self, verdict: bytes, entry: Entry | None, version: int) -> Entry | None:
         """Return the entry, or raise `StoreError` if the server has refused what it could have done."""
@@ -213,15 +205,17 @@ class MemcachedStore(Closing):
             raise StoreError(f"{self.traits.location} refused the request and changed nothing: {why}")
         return entry
 
-    def _connection(self, ends: float) -> Connection:
-        """Take an idle connection, or open one until `ends`."""
+    def _connection(self, ends: float | None = None) -> Connection:
+        """Take an idle connection, or open one, for a request that ends at the moment `ends`; None: in one timeout."""
         while (connection := self._idle.take()) is not None:
             if connection.start >= self._start:
+                if ends is not None:
+                    connection.hurry(ends)
                 return connection
             connection.close()
         location = self.traits.location
         try:
-            return self._open(ends)
+            return self._open(ends or time.monotonic() + self._timeout)
         except StoreError:
             raise
         except Exception as problem:
@@ -244,8 +238,9 @@ class MemcachedStore(Closing):
         """Open a connection until `ends`."""
         left = seconds_left(ends)
         client = self._new_client(timeout=left, connect_timeout=left)
-        connection = opened(client, self.traits.location, self._start, ends)
+        connection = opened(client, self.traits.location, self._start, self._timeout, ends)
         self._start = connection.start
+        connection.hurry(ends)
         return connection
 
 
