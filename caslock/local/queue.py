@@ -21,35 +21,20 @@ if TYPE_CHECKING:
     from caslock.protocol.runtime import Runtime
 
 
-MOST_HAND_OVERS: Final = 64
-"""How many times in a row a process may hand a key over to its own waiters, while others wait at the store."""
+RUN_SECONDS: Final = 0.05
+"""Seconds for which tenures of one process follow each other while others want the key: then it lets them go first."""
 
-HAND_OVER_SECONDS: Final = 0.05
-"""Seconds after the first of these hand-overs, when it stops doing so."""
-
-LONG_HAND_OVER_SECONDS: Final = 0.5
+ALONE_SECONDS: Final = 0.5
 """The same while no other process was seen to want the key: a store that is polled does not show who waits."""
 
 SEEN_SECONDS: Final = 60.0
 """Seconds for which another process that was seen to want the key is taken to want it."""
 
 YIELD_SECONDS: Final = 0.1
-"""Seconds in which a process whose release has woken another one queues behind it."""
-
-PAUSE_SECONDS: Final = 0.005
-"""The longest pause of an attempt that polls, to let others go first."""
+"""Seconds in which whoever comes is one of those who follow each other, or lets others go first."""
 
 PAUSE_SHARE: Final = 0.2
-"""The same as a share of the tenure or of the hand-overs: others poll less often the longer a tenure lasts."""
-
-LEAST_PAUSE: Final = 0.001
-"""Seconds of a share that is worth a pause."""
-
-UNSEEN_PAUSE_SECONDS: Final = 0.01
-"""The longest pause of a process that has had the key alone for `LONG_HAND_OVER_SECONDS`, again and again."""
-
-UNSEEN_SHARE: Final = 0.1
-"""The same while no other process was seen to want the key."""
+"""The longest pause for others, as a share of the time before it: they poll less often the longer they have waited."""
 
 
 class LocalQueue:
@@ -58,12 +43,9 @@ class LocalQueue:
     __slots__ = (
         "__weakref__",
         "_guard",
-        "_hand_overs",
-        "_hand_overs_began",
         "_inside",
         "_left",
         "_others_until",
-        "_pause",
         "_run_began",
         "_yields",
         "_yields_until",
@@ -76,21 +58,17 @@ class LocalQueue:
         self.waiting: list[Attempt] = []
         # Held for a few instructions, and never across an await; reentrant for signal handlers and `__del__`.
         self._guard = RLock()
-        self._hand_overs = 0
-        self._hand_overs_began = 0.0
+        self._yields = 0.0  # the longest pause of whoever comes until `_yields_until`
         self._yields_until = 0.0
-        self._yields = PAUSE_SECONDS
         self._left = 0.0  # when the last one left
         self._run_began = 0.0  # since when tenures of this process have followed each other
         self._others_until = 0.0  # other processes want the key, as far as we know
-        self._pause = 0.0  # after many hand-overs: the longest pause of the next one in
 
     def enter_alone(self, attempt: Attempt, now: float) -> bool:
         """Go in if nobody is inside or waits, and no other process is to go first; always `leave` afterwards."""
         with self._guard:
-            if self._inside or self.waiting or (self._yields and now < self._yields_until):
+            if self._inside or self.waiting or now < self._yields_until:
                 return False
-            self._hand_overs, self._pause = 0, 0.0
             self._inside = [weakref.ref(attempt)]
             return True
 
@@ -100,8 +78,6 @@ class LocalQueue:
             inside = self._admit(now)
             if not _may_join(attempt, inside):
                 return False
-            if not inside:
-                self._pause = 0.0
             self._let_in(attempt, now)
             return True
 
@@ -156,19 +132,12 @@ class LocalQueue:
             inside = [other for other in self._admit(now) if other is attempt or other.shared or not other.ending]
             if attempt.turn.outgoing is not None or inside != [attempt] or not self.waiting:
                 return
-            if not self._hand_overs:
-                self._hand_overs_began = now
-            lasted = now - self._hand_overs_began
-            seen = now < self._others_until
-            if self._hand_overs >= MOST_HAND_OVERS or lasted >= (HAND_OVER_SECONDS if seen else LONG_HAND_OVER_SECONDS):
-                self._pause = max(PAUSE_SECONDS, lasted * (PAUSE_SHARE if seen else UNSEEN_SHARE))
-                self._pause = min(self._pause, LONGEST_PAUSE)
+            if self._run_is_over(attempt, now):
                 return
             successor = self.waiting[0]
             successor.turn.incoming = attempt.turn.outgoing = HandOver(successor)
             self._inside = [*self._inside, weakref.ref(successor)]  # nobody follows until both have left
             del self.waiting[0]
-            self._hand_overs += 1
 
     def leave(self, attempt: Attempt, now: float) -> None:
         """Let the next one in."""
@@ -176,10 +145,8 @@ class LocalQueue:
             waited = attempt.contention is not None and attempt.contention.observed.record is not None
             if waited or attempt.woken:
                 self._others_until = now + SEEN_SECONDS
-            if attempt.woken:
-                self._yields, self._yields_until = PAUSE_SECONDS, now + YIELD_SECONDS
-            elif attempt.terms.runtime.queueing is None:
-                self._yield_next(attempt, now, waited=waited)
+            if attempt.lease.began:  # it has had the key
+                self._end_tenure(attempt, now)
             turn = attempt.turn
             if turn.incoming is not None:
                 turn.incoming.pending = False
@@ -244,31 +211,31 @@ class LocalQueue:
             return True
         return attempt.runtime.ended(attempt)
 
-    def _yield_next(self, attempt: Attempt, now: float, *, waited: bool) -> None:
-        """Have the next attempt let other processes go first, at a store that does not queue them.
-
-        They learn of a release late: by a message that wakes them, or when they look again.
-        """
+    def _run_is_over(self, attempt: Attempt, now: float) -> bool:
+        """Whether this process has had the key for long enough as the tenure of `attempt` began."""
         began = attempt.lease.began
-        if not began:  # it has not had the key
-            return
-        if began - self._left > YIELD_SECONDS:
-            self._run_began = began
+        follows = began - self._left <= YIELD_SECONDS
+        return follows and began - self._run_began >= (RUN_SECONDS if now < self._others_until else ALONE_SECONDS)
+
+    def _end_tenure(self, attempt: Attempt, now: float) -> None:
+        """Have the next one let other processes go first, if one was woken, or if this one has had the key for long.
+
+        At a store that does not queue them, they learn of a release late: as they look again, or by a message.
+        """
+        over, began = self._run_is_over(attempt, now), attempt.lease.began
+        if attempt.woken:
+            self._yields, self._yields_until = RUN_SECONDS, now + YIELD_SECONDS
+        elif over and attempt.terms.runtime.queueing is None:
+            lasted = now - self._run_began if now < self._others_until else RUN_SECONDS
+            self._yields, self._yields_until = min(lasted * PAUSE_SHARE, LONGEST_PAUSE), now + YIELD_SECONDS
+        if over or began - self._left > YIELD_SECONDS:
+            self._run_began = now if over else began
         self._left = now
-        if now < self._others_until:
-            share = (now - began) * PAUSE_SHARE
-            least = PAUSE_SECONDS if waited and attempt.runtime.watching is not None else 0.0
-            self._yields = min(max(least, share if share >= LEAST_PAUSE else 0.0), LONGEST_PAUSE)
-        elif now - self._run_began >= LONG_HAND_OVER_SECONDS:  # others may want it all the same
-            self._yields, self._run_began = UNSEEN_PAUSE_SECONDS, now
-        else:
-            self._yields = 0.0
-        self._yields_until = now + YIELD_SECONDS
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
-        self._hand_overs = 0
-        attempt.turn.yields = self._pause or (self._yields if now < self._yields_until else 0.0)
-        self._pause = 0.0
+        attempt.turn.yields = self._yields if now < self._yields_until else 0.0
+        if attempt.runtime.queueing is None:  # once is enough
+            self._yields_until = 0.0
         self._inside = [*self._inside, weakref.ref(attempt)]
 
 

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from caslock.local.queue import (
-    PAUSE_SECONDS,
-    PAUSE_SHARE,
-    SEEN_SECONDS,
-    UNSEEN_SHARE,
-    YIELD_SECONDS,
-    LocalQueue,
-)
+from caslock.local.queue import PAUSE_SHARE, SEEN_SECONDS, YIELD_SECONDS, LocalQueue
 from caslock.protocol.contention import LONGEST_PAUSE
 from caslock.protocol.life import HAD, HELD
 from caslock.protocol.shares import Seen
@@ -23,6 +16,9 @@ if TYPE_CHECKING:
 
 RUN_SECONDS: Final = 0.1
 """Seconds for which a process goes on with its own waiters: then the next one lets other processes be first."""
+
+PAUSE_SECONDS: Final = 0.005
+"""Seconds for which it does so, at the most: more after a long tenure."""
 
 
 class SharedQueue(LocalQueue):
@@ -98,14 +94,13 @@ class SharedQueue(LocalQueue):
         if now - self._run_began < RUN_SECONDS:
             return 0.0
         self._run_began, self._yields_until = now, now + YIELD_SECONDS
-        share = PAUSE_SHARE if now < self._others_until else UNSEEN_SHARE
-        self._yields = min(max(PAUSE_SECONDS, (now - began) * share), LONGEST_PAUSE)
+        self._yields = min(max(PAUSE_SECONDS, (now - began) * PAUSE_SHARE), LONGEST_PAUSE)
         return self._yields
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
         super()._let_in(attempt, now)
         if now >= self._others_until:  # once is enough where nobody else wants the key, as far as we know
-            self._yields = 0.0
+            self._yields_until = 0.0
 
     def _is_shared(self, attempt: Attempt) -> bool:
         """Whether another process was among the holders that were seen last, or among those it waited for."""

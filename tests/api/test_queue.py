@@ -266,7 +266,7 @@ def test_an_interrupt_as_the_successor_is_told(
 @in_a_loop
 async def test_threads_and_tasks_hand_over_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both APIs over one store object share one queue."""
-    monkeypatch.setattr("caslock.local.queue.LONG_HAND_OVER_SECONDS", float("inf"))
+    monkeypatch.setattr("caslock.local.queue.ALONE_SECONDS", float("inf"))
     memory, key = MemoryStore(), fresh()
     store = FaultyStore(memory)
     loop = asyncio.get_running_loop()

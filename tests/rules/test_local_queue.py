@@ -333,6 +333,7 @@ def test_a_successor_withdraws_at_its_deadline(line: Line) -> None:
         for attempt in (first, second.attempt):
             line.leaves(attempt)
         assert not line.inside
+        line.clock += 1
 
 
 @pytest.mark.parametrize(("limit", "seconds"), [(NEVER, TTL), (START + 40, TTL), (START + 26, 26)])
@@ -414,56 +415,42 @@ def passes_on(
         holder = next_one.attempt
         assert next_one.goes_on() == "in"
         holder.state = State.HELD
-        holder.lease.deadline = NEVER
+        holder.lease.began, holder.lease.deadline = line.clock, NEVER
         line.clock += each
     return times, -1.0
-
-
-def test_hand_overs_end_after_so_many(line: Line) -> None:
-    """64 without a pause between them; then the next one lets others go first, and the count begins anew."""
-    many = queues.MOST_HAND_OVERS, queues.PAUSE_SECONDS
-    assert passes_on(line, 100) == many
-    (next_one,) = line.inside
-    assert passes_on(line, 100, holder=next_one) == many
 
 
 @pytest.mark.parametrize(
     ("seen", "each", "times", "pause"),
     [
-        (False, 0.25, 2, 0.05),  # half a second from the first one: a tenth of that
-        (False, 0.375, 2, 0.075),
-        (False, 20.0, 1, LONGEST_PAUSE),
-        (True, 0.03125, 2, 0.0125),  # another process was seen: 50 ms, and a fifth of that
-        (True, 20.0, 1, LONGEST_PAUSE),
+        (False, 0.25, 3, 0.01),  # one that has the key half a second after the first is the last
+        (False, 20.0, 2, 0.01),
+        (True, 0.03125, 3, 0.01875),  # another process was seen: 50 ms, and a pause of a fifth of all that
+        (True, 20.0, 2, LONGEST_PAUSE),
     ],
 )
 def test_hand_overs_end_after_a_while(line: Line, *, seen: bool, each: float, times: int, pause: float) -> None:
-    """The longer they have lasted, the longer the next one pauses."""
-    if seen:
-        line.has_key(0.0, seen=True)
+    """The longer they have lasted, the longer the next one pauses, if others are known to want the key."""
     number, found = passes_on(line, 10, each=each, seen=seen)
     assert number == times
     assert found == pytest.approx(pause)
-    line.queueing = line
     (holder,) = line.inside
     after = waits(line, "after")
     line.leaves(holder)
     assert after.attempt.turn.yields == 0  # one pause is made
 
 
-def test_a_pause_grows_with_the_tenure_while_others_want_the_key(line: Line) -> None:
-    """A fifth of it, for those who come within 0.1 s; nothing worth mentioning is nothing, and it is bounded."""
+def test_a_process_lets_others_go_first_while_they_want_the_key(line: Line) -> None:
+    """Once it has had it for 50 ms: for a fifth of that time, if it comes within 0.1 s; and that is bounded."""
     assert line.has_key(2.0, seen=True) == 0
-    assert line.has_key(0.5) == pytest.approx(0.4)
-    assert line.has_key(0.001) == pytest.approx(0.1)
-    assert line.has_key(10.0) == 0  # a fifth of a millisecond
-    assert line.has_key(0.1) == LONGEST_PAUSE
-    assert line.has_key(0.1, after=0.09) == pytest.approx(0.02)
-    assert line.has_key(0.1, after=0.125) == 0
-    assert line.has_key(0.1, after=47.0) == 0  # 60 s after it was seen, it wants the key no more
-    line.clock = START + 2.0 + 60.0
-    assert line.has_key(0.1) == 0
-    assert line.has_key(0.1) == 0
+    assert line.has_key(0.5) == 0
+    assert line.has_key(0.0) == LONGEST_PAUSE
+    assert line.has_key(0.25) == 0
+    assert line.has_key(0.0) == 0
+    assert line.has_key(0.0, after=0.09) == pytest.approx(0.05)
+    assert line.has_key(0.25, after=0.125) == 0
+    assert line.has_key(0.25) == 0
+    assert line.has_key(0.0, after=0.125) == 0  # those who come so late are not of the same run
 
 
 def test_one_that_saw_the_key_free_has_seen_nobody(line: Line) -> None:
@@ -475,23 +462,15 @@ def test_one_that_saw_the_key_free_has_seen_nobody(line: Line) -> None:
     assert line.has_key(0.0) == 0
 
 
-@pytest.mark.parametrize(("watches", "pause"), [(True, queues.PAUSE_SECONDS), (False, 0.0)])
-def test_those_who_watch_are_let_go_first_at_least_for_a_moment(line: Line, *, watches: bool, pause: float) -> None:
-    """They learn of the release by a message; but only after a tenure that itself had to wait."""
-    line.watching = line if watches else None
-    line.has_key(0.001, seen=True)
-    assert line.has_key(0.001) == pause
-    assert line.has_key(0.001) == 0
-
-
 def test_a_process_that_sees_nobody_pauses_now_and_then(line: Line) -> None:
     """For a moment after each half second in which it had the key again and again; a gap begins anew."""
-    pauses = [line.has_key(0.125, after=0.0625) for _ in range(9)]
-    some = queues.UNSEEN_PAUSE_SECONDS
-    assert pauses == [0, 0, 0, some, 0, 0, some, 0, 0]
+    some = pytest.approx(0.01)
+    assert [line.has_key(0.125, after=0.0625) for _ in range(9)] == [0, 0, 0, 0, some, 0, 0, 0, some]
     assert line.has_key(0.125, after=0.125) == 0
-    pauses = [line.has_key(0.125, after=0.0625) for _ in range(3)]
-    assert pauses == [0, 0, some]
+    assert [line.has_key(0.125, after=0.0625) for _ in range(4)] == [0, 0, 0, some]
+    line.has_key(0.0, seen=True)
+    line.clock += 60.0  # 60 s after it was seen, another process wants the key no more
+    assert [line.has_key(0.125, after=0.0625) for _ in range(5)] == [0, 0, 0, 0, some]
 
 
 @pytest.mark.parametrize("queues_there", [True, False])
@@ -502,20 +481,6 @@ def test_a_process_that_has_woken_another_lets_it_go_first(line: Line, *, queues
     holder.woken = True
     line.leaves(holder)
     assert not line.queue.enter_alone(holder, line.clock)
-    assert line.has_key(1.0, after=0.09) == queues.PAUSE_SECONDS
-    assert line.has_key(1.0) == pytest.approx(0 if queues_there else 0.2)
+    assert line.has_key(1.0, after=0.09) == queues.RUN_SECONDS
+    assert line.has_key(1.0) == pytest.approx(0 if queues_there else 0.218)
     assert line.has_key(1.0, after=0.125) == 0
-
-
-def test_a_pause_of_many_hand_overs_is_forgotten_when_nobody_waits(line: Line) -> None:
-    """Whoever finds the key free makes no pause for hand-overs of before, nor does the next one."""
-    assert passes_on(line, 100)[0] == queues.MOST_HAND_OVERS
-    (last,) = line.inside
-    last.turn.yields = 0.0
-    line.queue._pause = 0.3  # as if the next one had gone away
-    line.leaves(last)
-    line.clock += 1
-    first = line.holds("first")
-    second = waits(line, "second")
-    line.leaves(first)
-    assert second.attempt.turn.yields == 0

@@ -113,7 +113,7 @@ def test_a_key_that_nobody_wants_is_taken_by_the_short_way(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time, also where waiters can't queue; and who does not get it is told how long that took."""
-    monkeypatch.setattr("caslock.local.queue.LONG_HAND_OVER_SECONDS", NEVER)
+    monkeypatch.setattr("caslock.local.queue.ALONE_SECONDS", NEVER)
     monkeypatch.chdir(tmp_path)
     store = connect(url)
     lock = Lock(store, "k")

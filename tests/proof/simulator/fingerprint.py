@@ -126,8 +126,6 @@ class _Print:
         for local_queue in local_queues.values():
             self.of(run.judge.releases.get(local_queue, 0))
             known = {name: getattr(local_queue, name) for name in local_queue.__slots__ if name not in _QUEUE}
-            if not known["_hand_overs"]:
-                del known["_hand_overs_began"]  # it is set again at the first of several hand-overs
             for moment in ("_yields_until", "_others_until"):
                 known[moment] = max(known[moment], run.now)
             self.of(known)
