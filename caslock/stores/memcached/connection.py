@@ -25,8 +25,8 @@ _OF_AGE: Final = 4  # `uptime` starts at 2 and counts ticks of whole seconds: at
 class Connection:
     """A connection to one start of the server, for one request at a time."""
 
-    def __init__(self, client: Client, start: int, process: int, timeout: float) -> None:
-        """Take the socket of a client; call `hurry` before the first request."""
+    def __init__(self, client: Client, start: int, process: int) -> None:
+        """Take the socket of a client."""
         self._client = client  # it closes the socket
         self._socket: socket.socket = client.sock
         self.origin: int = start << 30
@@ -35,28 +35,29 @@ class Connection:
         self.process: int = process
         self.generation: int = generation()
         self.used: float = time.monotonic()
-        self._timeout = timeout
-        self._hurries = False  # whether the timeout of the socket is a shorter one
+        self._timeout = 0.0  # of the socket; not known yet
 
-    def ask(self, packet: bytes) -> Reply:
-        """Send a packet, and receive until the reply is whole, within the timeout since the connection was taken."""
+    def ask(self, packet: bytes, seconds: float, ends: float | None) -> Reply:
+        """Send a packet, and receive until the reply is whole.
+
+        That ends by the moment `ends`; None: within `seconds` of when the connection was taken, and the timeout of the
+        socket is set only if it was another one, which saves a system call.
+        """
+        if ends is not None or seconds != self._timeout:
+            self._within(seconds if ends is None else seconds_left(ends))
         self._socket.sendall(packet)
         reply = b""
         while piece := self._socket.recv(_PIECE):
             reply += piece
             if (found := parse(reply, self.origin)) is not None:
-                if self._hurries:
-                    self._socket.settimeout(self._timeout)
-                    self._hurries = False
                 return found
-            self.hurry(self.used + self._timeout)
+            self._within(seconds_left(self.used + seconds if ends is None else ends))
         raise ConnectionResetError("the server closed the connection")
 
-    def hurry(self, ends: float) -> None:
-        """Have the next request, or the rest of this one, end at the moment `ends`."""
-        self.used = ends - self._timeout
-        self._hurries = True
-        self._socket.settimeout(seconds_left(ends))
+    def _within(self, seconds: float) -> None:
+        """Set the timeout of the socket."""
+        self._socket.settimeout(seconds)
+        self._timeout = seconds
 
     def peer(self) -> str:
         """Return the address of the server."""
@@ -75,7 +76,7 @@ class Connection:
         self._client.close()
 
 
-def opened(client: Client, location: str, not_before: int, timeout: float, ends: float) -> Connection:
+def opened(client: Client, location: str, not_before: int, ends: float) -> Connection:
     """Connect until `ends`, and refuse a server with which locks are not safe, or that started earlier."""
     with on_failure(client.close):
         client._connect()  # noqa: SLF001 - else `stats` would connect, and begin the timeout anew after that
@@ -83,7 +84,7 @@ def opened(client: Client, location: str, not_before: int, timeout: float, ends:
         while facts[b"uptime"] < _OF_AGE and seconds_left(ends) > 2 * _PAUSE:
             time.sleep(_PAUSE)
             facts |= _facts(client, ends)
-        return Connection(client, _start(facts, location, not_before), facts[b"pid"], timeout)
+        return Connection(client, _start(facts, location, not_before), facts[b"pid"])
 
 
 def _facts(client: Client, ends: float, *about: str) -> dict[bytes, Any]:

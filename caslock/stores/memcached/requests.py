@@ -70,7 +70,7 @@ def put(name: bytes, terms: bytes, value: bytes, version: int, origin: int) -> b
 def removal(name: bytes, version: int, origin: int) -> bytes:
     """Return the packet that removes `version` if it is under the key, and asks for the entry."""
     cas = version - origin
-    command = b"md %b C%d" % (name, cas) if 0 < cas < _CAS_IDS else b"mn"  # which says neither HD nor NF
+    command = b"md %b C%d" % (name, cas) if 0 < cas < _CAS_IDS else b"mn"  # a version of another start is not there
     return b"%b\r\nmg %b v c\r\nmn\r\n" % (command, name)
 
 

@@ -129,18 +129,16 @@ class MemcachedStore(Closing):
     def get(self, key: str) -> Entry | None:
         """Read the entry under `key`, in one round trip."""
         name = self._name(key)
-        return self._ask(self._connection(), question(name)).entry
+        return self._ask(lambda _origin: question(name)).entry
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """Write `value` for `ttl` seconds (up to 30 days less 2 s) if the version is `version`, in one round trip."""
-        name, terms = self._name(key), terms_of(value, ttl)
-        connection = self._connection()
-        ends, sent = connection.used + self._timeout, time.monotonic()
-        verdict, entry = self._ask(connection, put(name, terms, value, version, connection.origin))
+        name, terms, began = self._name(key), terms_of(value, ttl), time.monotonic()
+        verdict, entry = self._ask(partial(put, name, terms, value, version))
         if verdict != b"STORED":
             return self._judge(verdict, entry, version)
-        if time.monotonic() - sent > _SLOW and entry and entry.value == value:
-            entry = self._put_again(name, terms, entry, ends)
+        if time.monotonic() - began > _SLOW and entry and entry.value == value:
+            entry = self._put_again(partial(put, name, terms, *entry), began + self._timeout)
         if entry and entry.value == value:
             return entry
         # Others have changed it since: on a busy server also between the put and the question in the same packet.
@@ -148,10 +146,9 @@ class MemcachedStore(Closing):
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """Remove the entry under `key` if its version is `version`, in one round trip that needs no memory."""
-        name, connection = self._name(key), self._connection()
-        verdict, entry = self._ask(connection, removal(name, version, connection.origin))
+        verdict, entry = self._ask(partial(removal, self._name(key), version))
         if verdict.rstrip() in {b"HD", b"NF"}:  # memcached 1.6.13 says "HD "
-            return None  # an entry there was put since
+            return None  # an entry in the reply was put after the removal
         return self._judge(verdict, entry, version)
 
     def identify(self) -> str:
@@ -160,7 +157,7 @@ class MemcachedStore(Closing):
         memcached can't say more.  For a server that is reached at two addresses, other than those of the loopback, the
         order of keys is still right, but a key that two stores have in common there is taken for two.
         """
-        connection = self._connection()
+        connection = self._idle_one() or self._open(time.monotonic() + self._timeout)
         self._idle.keep(connection)
         return f"memcached:{connection.start}:{connection.process}:{connection.peer()}"
 
@@ -172,23 +169,29 @@ class MemcachedStore(Closing):
         """Close the idle connections.  A later request opens a new one, and closes it."""
         self._idle.end()
 
-    def _put_again(self, name: bytes, terms: bytes, entry: Entry, ends: float) -> Entry | None:
+    def _put_again(self, request: Callable[[int], bytes], ends: float) -> Entry | None:
         """Put once more what was put while the server's clock may have been behind.
 
         Its main thread sets the clock, and after a stop its other threads may answer before it does.
         """
         time.sleep(_TICK)
         try:
-            connection = self._connection(ends)
-            return self._ask(connection, put(name, terms, *entry, connection.origin)).entry
+            return self._ask(request, ends).entry
         except StoreError as problem:  # whatever it says of this put, the first one was applied
             raise StoreUnavailable(f"{problem}; an earlier request has written the entry") from problem
 
-    def _ask(self, connection: Connection, packet: bytes) -> Reply:
-        """Send a packet, read the reply, and keep the connection."""
+    def _ask(self, request: Callable[[int], bytes], ends: float | None = None) -> Reply:
+        """Send what `request` makes of a connection's origin, and read the reply, by the moment `ends`.
+
+        None: within the timeout, from now on.
+        """
+        connection = self._idle_one()
+        if connection is None:
+            ends = time.monotonic() + self._timeout if ends is None else ends
+            connection = self._open(ends)
         answered = False
         try:
-            reply = connection.ask(packet)
+            reply = connection.ask(request(connection.origin), self._timeout, ends)
             answered = True
         except Exception as problem:
             self._idle.close()  # what has ended one connection has probably ended them all
@@ -205,17 +208,20 @@ class MemcachedStore(Closing):
             raise StoreError(f"{self.traits.location} refused the request and changed nothing: {why}")
         return entry
 
-    def _connection(self, ends: float | None = None) -> Connection:
-        """Take an idle connection, or open one, for a request that ends at the moment `ends`; None: in one timeout."""
+    def _idle_one(self) -> Connection | None:
+        """Take an idle connection."""
         while (connection := self._idle.take()) is not None:
             if connection.start >= self._start:
-                if ends is not None:
-                    connection.hurry(ends)
                 return connection
             connection.close()
-        location = self.traits.location
+        return None
+
+    def _open(self, ends: float) -> Connection:
+        """Open a connection by the moment `ends`."""
+        location, left = self.traits.location, seconds_left(ends)
         try:
-            return self._open(ends or time.monotonic() + self._timeout)
+            client = self._new_client(timeout=left, connect_timeout=left)
+            connection = opened(client, location, self._start, ends)
         except StoreError:
             raise
         except Exception as problem:
@@ -233,14 +239,7 @@ class MemcachedStore(Closing):
             other = isinstance(problem, MemcacheUnknownError | MemcacheUnexpectedCloseError | ConnectionResetError)
             hint = ": is it a memcached without TLS, and not another server? check the host and port" if other else ""
             raise StoreUnavailable(f"{location} is unreachable ({why}){hint}", sent=False) from problem
-
-    def _open(self, ends: float) -> Connection:
-        """Open a connection until `ends`."""
-        left = seconds_left(ends)
-        client = self._new_client(timeout=left, connect_timeout=left)
-        connection = opened(client, self.traits.location, self._start, self._timeout, ends)
         self._start = connection.start
-        connection.hurry(ends)
         return connection
 
 

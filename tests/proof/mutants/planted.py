@@ -24,7 +24,7 @@ from caslock.protocol.runtime import Runtime
 from caslock.store import ABSENT, Entry
 from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memcached.connection import Connection as MemcachedConnection
-from caslock.stores.memcached.requests import name_of, parse
+from caslock.stores.memcached.requests import name_of
 from caslock.stores.memory import MemoryStore
 from caslock.stores.redis.sockets import Connection, Sockets
 from tests.support import protocol_functions as protocol
@@ -110,8 +110,8 @@ def never_forked(self: LockState) -> None:
 def remove_any_version(self: MemcachedStore, key: str, version: int) -> Entry | None:
     """Send ``md`` without the cas id."""
     del version
-    name, ends = name_of(key, self._prefix), time.monotonic() + self._timeout
-    return self._ask(self._connection(ends), b"md %b\r\nmg %b v c\r\nmn\r\n" % (name, name), ends, parse).entry
+    name = name_of(key, self._prefix)
+    return self._ask(lambda _origin: b"md %b\r\nmg %b v c\r\nmn\r\n" % (name, name)).entry
 
 
 TTL_AS_ASKED = SimpleNamespace(ceil=lambda seconds: math.ceil(seconds) - 2, inf=math.inf)
