@@ -76,8 +76,8 @@ class Cluster:
 
     wait = ask
 
-    def ask_at_once(self, request: Request[T]) -> T:
-        """Do what `ask` does, for code that blocks; see `SocketConnections.ask_at_once`."""
+    def ask_blocking(self, request: Request[T]) -> T:
+        """Do what `ask` does, for code that blocks; see `SocketConnections.ask_blocking`."""
         return run(self.ask(request))
 
     async def server_id(self) -> None:

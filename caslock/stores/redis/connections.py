@@ -151,7 +151,7 @@ class Connections(Generic[L]):
 
 
 def read_answer(reply: Reply, read: Callable[[Reply], T]) -> T | Exception:
-    """Return what an answer says, or the error that it is; raise one after which no open connection is used again."""
+    """Return what an answer says, or the error that it is; raise one that means a failover: it ends all connections."""
     if isinstance(reply, FAILOVER):
         raise reply
     return reply if isinstance(reply, Exception) else read(reply)

@@ -19,7 +19,7 @@ from caslock.stores.shared.connections import SUSPECT, is_readable, run, seconds
 
 if TYPE_CHECKING:
     from caslock.stores.redis.requests import Request
-    from caslock.stores.redis.server import Untyped
+    from caslock.stores.redis.server import Address, Server, Untyped
     from caslock.stores.redis.wire import Reply
 
 T = TypeVar("T")
@@ -50,17 +50,21 @@ class Connection:
         if self._acknowledge:
             packet += self._acknowledge
             replies += 1
-        self._socket.sendall(packet)
-        if len(packet) > _CHUNK:  # to send so much may have taken a while
-            self._within(seconds_left(ends))
+        self._send(packet, ends)
         return self._receive(replies, ends, wait)
 
     def exchange(self, packet: bytes, seconds: float) -> Reply:
-        """Send a packet, and return its only reply within some seconds since the connection was taken."""
+        """Send a packet, and return its only reply within `seconds` of when the connection was taken."""
         if seconds != self._timeout:
             self._within(seconds)
+        ends = self.used + seconds
+        self._send(packet, ends)
+        return self._receive(1, ends, 0.0)[0]
+
+    def _send(self, packet: bytes, ends: float) -> None:
         self._socket.sendall(packet)
-        return self._receive(1, self.used + seconds, 0.0)[0]
+        if len(packet) > _CHUNK:  # to send so much may have taken a while
+            self._within(seconds_left(ends))
 
     def _within(self, seconds: float) -> None:
         """Set the timeout of the socket: a system call."""
@@ -105,10 +109,14 @@ class Sockets(Pool[Connection]):
 class SocketConnections(Connections[Connection]):
     """The connections to one server, for code that blocks."""
 
-    def ask_at_once(self, request: Request[T]) -> T:
-        """Do what `ask` does for a request that does not wait.
+    def __init__(self, server: Server, address: Address | None = None) -> None:
+        """See `Connections`."""
+        super().__init__(Sockets, Sockets, server, address)
 
-        With an idle connection it takes no coroutine, nor a timeout of its own: acquire and release are 10 % faster.
+    def ask_blocking(self, request: Request[T]) -> T:
+        """Do what `ask` does, for one command with one reply, which does not wait.
+
+        With an idle connection it needs no coroutine and sets no socket timeout: acquire and release are 10 % faster.
         """
         server, pool, kept = self._server, self._for_requests, False
         connection = None if server.replicas else pool.take()

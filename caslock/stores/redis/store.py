@@ -19,7 +19,7 @@ from caslock.stores.redis.connections import Connections
 from caslock.stores.redis.failures import REDIS, Dialect
 from caslock.stores.redis.requests import Requests
 from caslock.stores.redis.server import Server
-from caslock.stores.redis.sockets import SocketConnections, Sockets
+from caslock.stores.redis.sockets import SocketConnections
 from caslock.stores.redis.url import open_url
 from caslock.stores.shared.closing import AsyncClosing, Closing
 from caslock.stores.shared.connections import run
@@ -58,7 +58,7 @@ class RedisVerbs(Closing):
         self._server = server = Server(client, prefix, replicas, self._dialect)
         self.traits: Traits = server.traits
         self._requests = self._verbs(prefix, server.failures, cluster=bool(server.nodes))
-        self._connections = connections_to(server, partial(SocketConnections, Sockets, Sockets))
+        self._connections = connections_to(server, SocketConnections)
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "", replicas: int = 0) -> Self:
@@ -76,15 +76,15 @@ class RedisVerbs(Closing):
 
     def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
-        return self._connections.ask_at_once(self._requests.get(key))
+        return self._connections.ask_blocking(self._requests.get(key))
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """See `Store.put_if_version`; a `ttl` of more than 100 years is a ValueError."""
-        return self._connections.ask_at_once(self._requests.put(key, value, version, ttl))
+        return self._connections.ask_blocking(self._requests.put(key, value, version, ttl))
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """See `Store.invalidate`."""
-        return self._connections.ask_at_once(self._requests.invalidate(key, version))
+        return self._connections.ask_blocking(self._requests.invalidate(key, version))
 
     def close(self) -> None:
         """Close the idle connections.  A later request opens one, and closes it."""
