@@ -31,8 +31,9 @@ class Election(Candidates[Store, Hold, Lock]):
 
         `timeout`: seconds to wait, instead of the election's own.  `term` is a `Hold`, and `Hold.fence` numbers it.
         Entering raises `NotAcquired` if somebody else led until the timeout, `StoreUnavailable` or `OutcomeUnknown` if
-        the store did not answer; a thread that leads enters its term once more.  Leaving raises `LockLost` if the term
-        was lost: look at ``term.lost``, or call ``term.ensure_held()``, before each step.
+        the store did not answer.  A thread that already leads re-enters its term, without a request; leaving the outer
+        block resigns, and raises `LockLost` if the term was lost: look at ``term.lost``, or call
+        ``term.ensure_held()``, before each step.
         """
         return self._lock._with_timeout(timeout)
 

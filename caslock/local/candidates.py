@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, Unp
 
 from caslock.local.changes import Changes, Looks
 from caslock.local.hold import Holding
-from caslock.local.lock import CommonSettings, Shown, SingleLock, completed
+from caslock.local.lock import CommonSettings, Shown, SingleLock, with_defaults
 from caslock.local.settings import not_copied
 from caslock.process.fork import PerProcess
 
@@ -26,6 +26,7 @@ class Candidates(Generic[S, H, L]):
     """The candidates of one object: its threads or tasks."""
 
     _lock_type: type[L]
+    _settings: ClassVar[type] = CommonSettings
     __signature__: ClassVar[Shown] = Shown()
 
     def __init__(
@@ -42,15 +43,17 @@ class Candidates(Generic[S, H, L]):
             store: where the key lives.
             key: 1 to 1,024 characters.  A `Lock` of the same key is a candidate, too.
             timeout: seconds for which `lead` waits.
-            settings: as for `Semaphore`.  If a leader dies, nobody leads for one ``ttl``; with ``auto_renew=False`` it
-                calls `extend` of its term.  ``note`` is what a leader publishes, such as its address.
+            settings: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``note``, ``retry`` and ``poll``, as for
+                `Lock`.  If a leader dies, nobody leads for one ``ttl``.  With ``auto_renew=False``, the leader has to
+                call ``term.extend()``.  ``note`` is what a leader publishes, such as its address.  There is no
+                ``owner`` (with a shared one, several would lead), ``min_hold`` or ``linger``.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
 
         """
         make = cast("Callable[..., L]", self._lock_type)
-        self._lock: L = make(store, key, timeout=timeout, **completed(settings))
+        self._lock: L = make(store, key, timeout=timeout, **with_defaults(settings))
         shared = cast("Shared", self._lock._state.runtime.shared)
         self._looks = PerProcess(partial(shared.of_key, key, Looks))
 

@@ -111,14 +111,14 @@ class CommonSettings(Adopting[H], total=False):
 
 
 class Settings(CommonSettings[H], total=False):
-    """What a `MultiLock` can give its locks."""
+    """What a `MultiLock` and `locked` can give a `Lock` besides."""
 
     owner: str | None
     min_hold: float | None
 
 
-def completed(given: CommonSettings[Any]) -> CommonSettings[Any]:
-    """Return settings with the defaults of those that are left out."""
+def with_defaults(given: CommonSettings[Any]) -> CommonSettings[Any]:
+    """Return settings with the defaults of those that are left out; raises TypeError for any other name."""
     if unknown := given.keys() - DEFAULTS:
         raise no_such_setting(sorted(unknown))
     return {**DEFAULTS, **given}
@@ -171,14 +171,16 @@ class Shown:
     """The signature of a class as `help` shows it: what users may give, each setting by its name."""
 
     def __get__(self, _: object, kind: type) -> Signature:
-        """Leave out `self`, and what takes the arguments of other libraries."""
+        """Leave out what takes the arguments of other libraries, and show the settings in place of ``**settings``."""
         import inspect  # noqa: PLC0415 - seldom used, and the import takes long
 
-        whole, lock = inspect.signature(cast("Any", kind).__init__), inspect.signature(SingleLock.__init__)
-        settings = Settings.__annotations__ if issubclass(kind, SeveralLocks) else DEFAULTS
-        given = {"self": (), "unknown": (), "settings": [lock.parameters[name] for name in settings]}
-        named = [each for name, parameter in whole.parameters.items() for each in given.get(name, [parameter])]
-        return whole.replace(parameters=named, return_annotation=whole.empty)
+        made_by = cast("Any", kind).__init__
+        _, *parameters = inspect.signature(made_by).parameters.values()
+        if made_by.__module__.startswith("caslock."):  # not a user's subclass
+            settings = [*inspect.signature(SingleLock).parameters.values()] if parameters[-1].name == "settings" else []
+            names = cast("Any", kind)._settings.__annotations__
+            parameters[-1:] = [each for each in settings if each.name in names]
+        return inspect.Signature(parameters)
 
 
 class LockObject:
@@ -186,6 +188,7 @@ class LockObject:
 
     _runtime: staticmethod[[object], Runtime]
     _with: ClassVar[str] = "with"
+    _settings: ClassVar[type] = CommonSettings
     __signature__: ClassVar[Shown] = Shown()
 
     if not TYPE_CHECKING:  # or else type checkers would know every name, and take any arguments
@@ -351,9 +354,9 @@ class SingleLock(Adoptable[S, H]):
         return other
 
 
-_of_lock = cast("Any", SingleLock.__init__).__kwdefaults__
-DEFAULTS: Final = cast("CommonSettings[Any]", {name: _of_lock[name] for name in CommonSettings.__annotations__})
-"""Of the settings that all locks have."""
+_lock_defaults = cast("Any", SingleLock.__init__).__kwdefaults__
+DEFAULTS: Final = cast("CommonSettings[Any]", {name: _lock_defaults[name] for name in CommonSettings.__annotations__})
+"""Those of the settings that all locks have, as `Lock` declares them."""
 
 
 class SharedLock(Adoptable[S, H]):
@@ -381,7 +384,7 @@ class SharedLock(Adoptable[S, H]):
             timeout: as for `Lock`.
             settings: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``note``, ``retry`` and ``poll``, as for
                 `Lock`.  A holder that dies blocks its permit for one ``ttl``; where many hold the key, a record may
-                have no room for a ``note``.
+                have no room for a ``note``.  There is no ``owner``, ``min_hold`` or ``linger``.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
@@ -391,7 +394,7 @@ class SharedLock(Adoptable[S, H]):
 
         runtime = type(self)._runtime(store)
         check_key(key)
-        checked = _checked(completed(settings))
+        checked = _checked(with_defaults(settings))
         super().__init__(SemaphoreState(runtime, key, checked, check_permits(permits)), timeout)
 
     @property
@@ -417,7 +420,9 @@ class ReadWrite(LockObject, Generic[S, H]):
             store: where it lives, as for `Lock`.
             key: as for `Lock`; a `Lock` of the same key and this one exclude each other.
             timeout: as for `Lock`, for either side.
-            settings: as for `Semaphore`; a reader or writer that dies blocks others for one ``ttl``.
+            settings: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``note``, ``retry`` and ``poll``, as for
+                `Lock`.  A reader or writer that dies blocks others for one ``ttl``; where many hold the key, a record
+                may have no room for a ``note``.  There is no ``owner``, ``min_hold`` or ``linger``.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
@@ -427,7 +432,7 @@ class ReadWrite(LockObject, Generic[S, H]):
 
         runtime = type(self)._runtime(store)
         check_key(key)
-        self._sides(*sides(runtime, key, _checked(completed(settings))), check_timeout(timeout))
+        self._sides(*sides(runtime, key, _checked(with_defaults(settings))), check_timeout(timeout))
 
     @abstractmethod
     def _sides(self, reads: ReadWriteState, writes: ReadWriteState, timeout: float | None) -> None:
@@ -442,6 +447,7 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
 
     _lock_types: tuple[type[L], ...]
     _hold_type: type[M]
+    _settings = Settings
 
     @overload
     def __init__(
@@ -511,9 +517,10 @@ class SeveralStores(OneKey, Generic[S, H]):
             key: as for `Lock`.
             timeout: seconds to wait for the lock; None (or -1) forever, 0 for one try at each store.  If a majority of
                 the stores does not answer, up to two request timeouts are added (the longest of the stores counts).
-            settings: as for `Semaphore`.  ``on_lost`` is called when fewer than a majority of the leases are left.
-                ``poll`` gives the pauses between attempts; default: random, 5 ms doubling to 0.5 s, and longer than
-                the last attempt has taken if contenders have split the votes.
+            settings: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``note``, ``retry`` and ``poll``, as for
+                `Lock`.  ``on_lost`` is called when fewer than a majority of the leases are left.  ``poll`` gives the
+                pauses between attempts; default: random, 5 ms doubling to 0.5 s, and longer than the last attempt has
+                taken if contenders have split the votes.  There is no ``owner``, ``min_hold`` or ``linger``.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
@@ -523,6 +530,6 @@ class SeveralStores(OneKey, Generic[S, H]):
 
         nodes = check_stores(stores, type(self)._runtime)
         check_key(key)
-        checked = _checked(completed(settings))
+        checked = _checked(with_defaults(settings))
         runtime = type(self)._runtime(place_of(nodes))
         super().__init__(QuorumState(runtime, key, checked, nodes), timeout)

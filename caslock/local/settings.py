@@ -167,8 +167,8 @@ FOREIGN: Final = {
     "lease_timeout": "ttl=seconds",
     "lifetime": "ttl=seconds",
     "auto_renewal": "auto_renew=",
-    "identifier": "note= for people (locks with one owner= do not exclude each other)",
-    "id": "note= for people (locks with one owner= do not exclude each other)",
+    "identifier": "note= for people (locks with one owner= would not exclude each other)",
+    "id": "note= for people (locks with one owner= would not exclude each other)",
     "thread_local": "nothing: any thread or task may call release() of the hold, though not that of the lock",
     "name": "the key, as the second argument",
     "lock_file": "the key, as the second argument",
@@ -176,6 +176,9 @@ FOREIGN: Final = {
     "raise_on_release_error": "nothing: an error of the release is raised, or added as a note to that of the block",
 }
 """Arguments of other libraries (redis-py, python-redis-lock, filelock, kazoo, sherlock), and what to write here."""
+
+OF_LOCK_ONLY: Final = frozenset({"owner", "min_hold", "linger"})
+"""Settings that other locks, and an adoption, do not have."""
 
 FOREIGN_IN_CALLS: Final = {
     "acquire(blocking_timeout=)": "timeout=seconds",
@@ -206,7 +209,7 @@ FOREIGN_METHODS: Final = {
 def no_such_setting(names: Iterable[str]) -> TypeError:
     """Say that there is no such argument, and what to write for one that another library has."""
     name = next(iter(names))
-    hint = f": write {FOREIGN[name]}" if name in FOREIGN else ""
+    hint = f": write {FOREIGN[name]}" if name in FOREIGN else ": that is for Lock(...)" if name in OF_LOCK_ONLY else ""
     return TypeError(f"got an unexpected keyword argument {name!r}{hint}")
 
 

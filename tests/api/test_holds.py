@@ -229,11 +229,22 @@ def test_a_forgotten_hold_warns() -> None:
 
 @pytest.mark.parametrize("kind", [Lock, AsyncLock, MultiLock, Semaphore, ReadWriteLock, QuorumLock])
 def test_help_shows_what_users_may_give(kind: type) -> None:
-    """Neither what catches the arguments of other libraries, nor `self`; and an example comes first."""
+    """Each setting, neither what catches the arguments of other libraries, nor `self`; and an example comes first."""
     given = inspect.signature(kind).parameters
-    assert not given.keys() & {"self", "unknown"}
+    assert not given.keys() & {"self", "unknown", "settings"}
+    assert given.keys() >= {"ttl", "auto_renew", "max_hold", "on_lost", "note", "retry", "poll"}
+    assert (given["ttl"].default, "owner" in given) == (30.0, kind in {Lock, AsyncLock, MultiLock})
     assert next(iter(given)) in {"store", "stores"}
     assert ">>> " in (kind.__doc__ or "").split("\n\n")[1]
+
+
+def test_help_shows_what_a_subclass_takes() -> None:
+    """Its own arguments, whatever their names."""
+
+    class Of(Semaphore):
+        def __init__(self, store: MemoryStore, settings: int, *, ttl: float = 5.0, **unknown: int) -> None: ...
+
+    assert list(inspect.signature(Of).parameters) == ["store", "settings", "ttl", "unknown"]
 
 
 def test_help_says_which_timeout_is_the_default() -> None:
