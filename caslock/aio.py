@@ -124,11 +124,11 @@ class AsyncWriteHold(AsyncHold):
 async def _adopted(state: LockState, ticket: Ticket, make: type[H]) -> H:
     """Adopt the hold of a ticket."""
     begun = state.begin_adoption(make, ticket)
-    return await _won(state, begun, state.adopt(begun))
+    return await _committed(state, begun, state.adopt(begun))
 
 
-async def _won(state: State[Any], begun: Any, work: Coroutine[object, object, W]) -> W:  # noqa: ANN401 - what `begin` has returned
-    """Return what an acquire or an adoption wins, and keep it until its release."""
+async def _committed(state: State[Any], begun: Any, work: Coroutine[object, object, W]) -> W:  # noqa: ANN401 - what `begin` has returned
+    """Await an acquire or an adoption, and keep its hold; if cancelled, undo it first."""
     try:
         held = await work
     except (CaslockError, GeneratorExit):
@@ -184,7 +184,7 @@ class _Acquired(ABC, Generic[B]):
 
     async def _take(self, timeout: float | None, caller: Task | None = None) -> B:
         begun = self._state.begin(self._make, caller)
-        return await _won(self._state, begun, self._state.acquire(begun, timeout))
+        return await _committed(self._state, begun, self._state.acquire(begun, timeout))
 
     def release(self) -> Coroutine[object, object, None]:
         """Release what the task that makes this call has acquired last; see `Hold.release`."""
@@ -222,7 +222,7 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
 
     @classmethod
     async def adopt(cls, store: AsyncStore | Store, ticket: str, **settings: Unpack[Adopting[AsyncHold]]) -> AsyncHold:
-        """Take over a hold that was handed over; see `Lock.adopt`.  If cancelled, it withdraws its request first."""
+        """Take over a hold that was handed over; see `Lock.adopt`.  If cancelled, it first undoes what it has sent."""
         return await _adopted(*cls._adoption(store, ticket, settings), AsyncHold)
 
     async def locked(self) -> bool:

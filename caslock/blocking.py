@@ -385,9 +385,11 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
                 less one lease for the ticket's time in transit; a new one counts from now.
 
         Raises:
-            LockLost: the ticket was used, has expired, or is for another store; nothing was changed.
-            StoreUnavailable: no answer.  The ticket may have been used, and nobody has the hold then; or it is as good
-                as before, until its lease ends.
+            LockLost: the ticket was used, also by an adoption that got no answer, has expired, or is for another store;
+                nothing was changed.
+            StoreUnavailable: no answer.  Either the ticket is still valid, or it was used and nobody has the hold:
+                adopt again to find out.  `OutcomeUnknown`: a request may still be applied.
+            StoreError: the store has refused the request.
             ValueError, TypeError: the text is no ticket, or a setting is invalid; no request was sent.
 
         """

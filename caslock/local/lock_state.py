@@ -567,7 +567,7 @@ class LockState:
         return make(self, attempt)
 
     async def adopt(self, hold: H) -> H:
-        """Take over the hold of a ticket.  After an error, nothing of it is left; after an interrupt, call `undo`."""
+        """Take over the hold of a ticket.  After an error we hold nothing of it; after an interrupt, call `undo`."""
         attempt, began = cast("Adoption", hold._attempt), self.runtime.now()
         # Who is inside the local queue may wait for this very hold, so the adoption does not wait for its turn.
         self._queue.enter(attempt, began)

@@ -233,8 +233,8 @@ class SharedAttempt(Attempt):
         if observed is not None:
             rest, (record, others) = self._rest(observed, now), self._beside
             others = others if record is observed else self._others_in(observed)
-            own = self._before(with_fences(observed.shares, version))
-            others = [each for each in others if own is None or each.hold != own.hold]
+            own = self._replaced(with_fences(observed.shares, version))
+            others = [each for each in others if own is None or each.hold != own.hold]  # nor a ticket that we adopt
         if own is None:
             own = Share(
                 self.hold_id, self._place(others) if slot is None else slot, 0, None, 0.0, 0.0, *self.stamps().stamp
@@ -274,8 +274,8 @@ class SharedAttempt(Attempt):
         ours = self._ours
         return next((share for share in shares if share.hold in ours), None)
 
-    def _before(self, shares: tuple[Share, ...]) -> Share | None:
-        """Return the share that our next write replaces."""
+    def _replaced(self, shares: tuple[Share, ...]) -> Share | None:
+        """Return the share that our next write replaces: an adoption replaces another one than our own."""
         return self._own(shares)
 
     def _others_in(self, record: Record) -> list[Share]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from caslock.protocol.shared_attempt import SharedAttempt
 from caslock.protocol.shares import SHARED
+from caslock.protocol.transfer import REMAINS
 
 if TYPE_CHECKING:
     from caslock.protocol.record import Record
@@ -19,6 +20,7 @@ class SharedAdoption(SharedAttempt):
     __slots__ = ("ticket",)
 
     purpose: ClassVar[str] = "adopt"
+    remains: ClassVar[str] = REMAINS
     ticket: Ticket
 
     def may_take(self, record: Record | None) -> bool:
@@ -28,7 +30,7 @@ class SharedAdoption(SharedAttempt):
         hold, fence = self.ticket.hold, self.ticket.fence
         return self.is_in(record) or any(share.hold == hold and share.fence == fence for share in record.shares)
 
-    def _before(self, shares: tuple[Share, ...]) -> Share | None:
-        own, stamp = super()._before(shares), self.stamps().stamp
+    def _replaced(self, shares: tuple[Share, ...]) -> Share | None:
+        own, stamp = super()._replaced(shares), self.stamps().stamp
         own = own or next((share for share in shares if share.hold == self.ticket.hold), None)
         return own and own._replace(host=stamp.host, pid=stamp.pid, note=stamp.note or own.note)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 MAX_TICKET: Final = 6_000
 """Characters; the ticket of a short key has about 130."""
 
+REMAINS: Final = "adopt again; if that raises LockLost, the ticket was used, and nobody has the hold"
+"""What is certain after an adoption that got no answer, and was withdrawn."""
+
 _FORM: Final = "2"
 
 
@@ -100,16 +103,17 @@ async def hand_over(runtime: Runtime, attempt: Attempt) -> Ticket:
 class Adoption(Attempt):
     """An attempt that takes over the hold of a ticket, and nothing else.
 
-    Its owner is that of the record; it never asks for a key that nobody holds.  If it fails, it is withdrawn as any
-    other: the ticket was used if its put was applied, and nobody has the hold then.
+    Its owner is that of the record; it never asks for a key that nobody holds.  If it fails, it is withdrawn like any
+    acquire: if its put was applied, the ticket is used up, and nobody has the hold.
     """
 
     __slots__ = ("ticket",)
 
     purpose: ClassVar[str] = "adopt"
+    remains: ClassVar[str] = REMAINS
     owner: str
     min_hold: float
-    ticket: Ticket  # set before it is used
+    ticket: Ticket  # set by `LockState.begin_adoption`
 
     def may_take(self, record: Record | None) -> bool:
         """Whether the hold of the ticket is there, in the tenure in which it was handed over; or ours."""

@@ -46,10 +46,10 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
             raise attempt.concerns(OutcomeUnknown(message)) from error
         error.add_note(message)
     elif isinstance(error, StoreUnavailable):
-        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; nothing was left behind"
+        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; {attempt.remains}"
         raise attempt.concerns(StoreUnavailable(message, sent=error.sent)) from error
     elif isinstance(error, StoreError):
-        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; nothing was left behind"
+        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; {attempt.remains}"
         raise attempt.concerns(StoreError(message)) from error
 
 

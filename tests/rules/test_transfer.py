@@ -296,7 +296,7 @@ def test_an_adoption_without_an_answer_is_settled_by_reading(ttl: float, renewal
 
 
 def test_an_adoption_whose_answers_are_too_slow_is_no_loss() -> None:
-    """There is no time to renew it."""
+    """There is no time to renew it: it raises StoreUnavailable, and not LockLost."""
     attempt = an_adoption(Scripted(THERE, lost(), Entry(OURS, 8)), ttl=3 * TAKES)
     with pytest.raises(StoreUnavailable, match="answers too slowly for a ttl of 6 s"):
         adopted(attempt)
@@ -355,7 +355,7 @@ def test_an_adoption_that_fails_leaves_the_ticket_or_nothing(*, landed: bool) ->
     assert script.clock <= START + 2 * PATIENCE
     script.clock = START
     script.answers = [Entry(script.written[-1], 8), None] if landed else [THERE, Entry(OURS, 9)]
-    with pytest.raises(StoreUnavailable, match="could not adopt lock 'key': no answer; nothing was left behind"):
+    with pytest.raises(StoreUnavailable, match="could not adopt lock 'key': no answer; adopt again"):
         run(give_up(attempt.runtime, attempt, caught.value))
     assert script.verbs[-2:] == ["get", "invalidate" if landed else "put"]
     if landed:
