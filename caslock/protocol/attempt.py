@@ -138,8 +138,7 @@ class Attempt:
     queues: ClassVar[bool] = True
     """Whether it may wait at the store for a moment when nothing is there: only one may hold the key."""
 
-    purpose: ClassVar[str] = "acquire"  # for errors, as is what they say if it is certain that we hold nothing
-    remains: ClassVar[str] = "nothing was left behind"
+    purpose: ClassVar[str] = "acquire"  # for errors
     terms: Terms
     key: str
     owner: str

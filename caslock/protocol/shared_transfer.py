@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from caslock.protocol.shared_attempt import SharedAttempt
 from caslock.protocol.shares import SHARED
-from caslock.protocol.transfer import REMAINS
 
 if TYPE_CHECKING:
     from caslock.protocol.record import Record
@@ -20,7 +19,6 @@ class SharedAdoption(SharedAttempt):
     __slots__ = ("ticket",)
 
     purpose: ClassVar[str] = "adopt"
-    remains: ClassVar[str] = REMAINS
     ticket: Ticket
 
     def may_take(self, record: Record | None) -> bool:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 MAX_TICKET: Final = 6_000
 """Characters; the ticket of a short key has about 130."""
 
-REMAINS: Final = "adopt again; if that raises LockLost, the ticket was used, and nobody has the hold"
-"""What is certain after an adoption that got no answer, and was withdrawn."""
-
 _FORM: Final = "2"
 
 
@@ -110,7 +107,6 @@ class Adoption(Attempt):
     __slots__ = ("ticket",)
 
     purpose: ClassVar[str] = "adopt"
-    remains: ClassVar[str] = REMAINS
     owner: str
     min_hold: float
     ticket: Ticket  # set by `LockState.begin_adoption`

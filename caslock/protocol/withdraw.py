@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.errors import NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.protocol.exchange import read, write_surely
@@ -17,6 +17,13 @@ from caslock.store import ABSENT
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.runtime import Runtime
+
+
+_REMAINS: Final = {
+    "acquire": "nothing was left behind",
+    "adopt": "adopt again; if that raises LockLost, the ticket was used, and nobody has the hold",
+}
+"""What is certain once a failed attempt was withdrawn."""
 
 
 class Remnant(NamedTuple):
@@ -46,10 +53,10 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
             raise attempt.concerns(OutcomeUnknown(message)) from error
         error.add_note(message)
     elif isinstance(error, StoreUnavailable):
-        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; {attempt.remains}"
+        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; {_REMAINS[attempt.purpose]}"
         raise attempt.concerns(StoreUnavailable(message, sent=error.sent)) from error
     elif isinstance(error, StoreError):
-        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; {attempt.remains}"
+        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; {_REMAINS[attempt.purpose]}"
         raise attempt.concerns(StoreError(message)) from error
 
 

@@ -521,7 +521,7 @@ MUTANTS: Final = (
     Mutant(
         "interrupted clean-up forgotten",
         "An acquire whose clean-up was interrupted is forgotten, with its record.",
-        (Seeds("has a record"),),
+        (Seeds("has a record", most=3_000),),  # one in three hundred
         ((LockState, "undo", simulate_bites.forget_at_undo),),
     ),
     Mutant(
