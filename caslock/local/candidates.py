@@ -30,12 +30,7 @@ class Candidates(Generic[S, H, L]):
     __signature__: ClassVar[Shown] = Shown()
 
     def __init__(
-        self,
-        store: S,
-        key: str,
-        *,
-        timeout: float | None = None,
-        **settings: Unpack[CommonSettings[H]],
+        self, store: S, key: str, *, timeout: float | None = None, **settings: Unpack[CommonSettings[H]]
     ) -> None:
         """Create the election; no request is sent.
 

@@ -366,13 +366,7 @@ class SharedLock(Adoptable[S, H]):
     _has_permits = True
 
     def __init__(
-        self,
-        store: S,
-        key: str,
-        permits: int,
-        *,
-        timeout: float | None = None,
-        **settings: Unpack[CommonSettings[H]],
+        self, store: S, key: str, permits: int, *, timeout: float | None = None, **settings: Unpack[CommonSettings[H]]
     ) -> None:
         """Create the semaphore; no request is sent.
 
@@ -407,12 +401,7 @@ class ReadWrite(LockObject, Generic[S, H]):
     """A key of a store of type `S` that many may read, or one write."""
 
     def __init__(
-        self,
-        store: S,
-        key: str,
-        *,
-        timeout: float | None = None,
-        **settings: Unpack[CommonSettings[H]],
+        self, store: S, key: str, *, timeout: float | None = None, **settings: Unpack[CommonSettings[H]]
     ) -> None:
         """Create both sides; no request is sent.
 
@@ -502,12 +491,7 @@ class SeveralStores(OneKey, Generic[S, H]):
     """A lock on one key at several independent stores of type `S`."""
 
     def __init__(
-        self,
-        stores: Iterable[S],
-        key: str,
-        *,
-        timeout: float | None = None,
-        **settings: Unpack[CommonSettings[H]],
+        self, stores: Iterable[S], key: str, *, timeout: float | None = None, **settings: Unpack[CommonSettings[H]]
     ) -> None:
         """Create the lock; no request is sent.
 
