@@ -145,7 +145,9 @@ class LocalQueue:
             waited = attempt.contention is not None and attempt.contention.observed.record is not None
             if waited or attempt.woken:
                 self._others_until = now + SEEN_SECONDS
-            if attempt.lease.began:  # it has had the key
+            alone = not self.waiting and len(self._inside) == 1 and self._inside[0]() is attempt
+            # Where waiters queue at the store, only hand-overs keep the key from them.
+            if attempt.lease.began and not (alone and attempt.terms.runtime.queueing is not None and not attempt.woken):
                 self._end_tenure(attempt, now)
             turn = attempt.turn
             if turn.incoming is not None:
@@ -153,7 +155,7 @@ class LocalQueue:
             if turn.outgoing is not None:  # nothing was sent
                 turn.outgoing.pending = False
                 turn.outgoing = None
-            if not self.waiting and len(self._inside) == 1 and self._inside[0]() is attempt:  # nobody else is here
+            if alone:
                 self._inside = []
                 return
             self._inside = [other for other in self._inside if getattr(other(), "lease", None) is not attempt.lease]
