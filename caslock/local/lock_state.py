@@ -280,7 +280,7 @@ class LockState:
 
     def enter_at_once(self, attempt: Attempt) -> bool:
         """Take our turn in this process if nobody else has it or waits for it; `undo` or `step_back` gives it back."""
-        return self._queue.enter(attempt, self.runtime.now())
+        return self._queue.enter(attempt, self.runtime.now()) is None
 
     async def step_back(self, hold: Holding) -> None:
         """Give back our turn, and the key if a put without an answer has taken it; `hold` can be won later.
@@ -294,13 +294,14 @@ class LockState:
             raise
         self._queue.leave(hold._attempt, self.runtime.now())
 
+    def _warn_of_itself(self, attempt: Attempt, inside: list[Attempt]) -> None:
+        """Log that an attempt waits for a hold of its own thread or task, if one of those inside is that."""
+        if any(other.caller is attempt.caller and other.levels for other in inside):
+            observer.warn(f"lock {self.key!r} waits for itself: it is held {BY_OURSELVES}")
+
     async def _turn(self, attempt: Attempt, began: float, timeout: float | None, since: float | None) -> float | None:
         """Wait for our turn in this process; returns what is left of `timeout`, or raises `NotAcquired`."""
         limit = NEVER if timeout is None else began + timeout
-        inside = [] if timeout == 0 else self._queue.inside(began)
-        if any(other.caller is attempt.caller and other.levels for other in inside):
-            observer.warn(f"lock {self.key!r} waits for itself: it is held {BY_OURSELVES}")
-        del inside  # a waiter must not keep an abandoned hold alive
         if timeout == 0:  # what lingers is nobody's
             limit = began + self.runtime.patience
         if not await self._queue.turn(attempt, self.runtime, limit, once=timeout == 0):
@@ -329,8 +330,12 @@ class LockState:
         timeout = None if timeout is None else max(0.0, began + timeout - now)
         queued = False
         try:
-            if not (entered or isinstance(first, Sent) or self._queue.enter(attempt, now)):
+            inside = None if entered or isinstance(first, Sent) else self._queue.enter(attempt, now)
+            if inside is not None:
                 queued = True
+                if timeout != 0:
+                    self._warn_of_itself(attempt, inside)
+                del inside  # a waiter must not keep an abandoned hold alive
                 timeout = await self._turn(attempt, began, timeout, since)
             if not await self._ask(attempt, timeout, first):
                 raise busy(attempt, Waited(self.runtime.now(), began, since))  # noqa: TRY301 - told below

@@ -72,14 +72,14 @@ class LocalQueue:
             self._inside = [weakref.ref(attempt)]
             return True
 
-    def enter(self, attempt: Attempt, now: float) -> bool:
-        """Go in, unless somebody else is inside or waits; always `leave` afterwards."""
+    def enter(self, attempt: Attempt, now: float) -> list[Attempt] | None:
+        """Go in, or return who is inside if there is somebody, or somebody waits; always `leave` afterwards."""
         with self._guard:
             inside = self._admit(now)
             if not _may_join(attempt, inside):
-                return False
+                return inside
             self._let_in(attempt, now)
-            return True
+            return None
 
     async def turn(self, attempt: Attempt, runtime: Runtime, limit: float, *, once: bool = False) -> bool:
         """Wait for our turn until `limit`; whether `attempt` is inside then.  The caller must always call `leave`.
@@ -92,7 +92,8 @@ class LocalQueue:
             if once and (self.waiting or not all(each in linger.lingering for each in self._admit(runtime.now()))):
                 return False
             self.waiting.append(attempt)
-        self._end_lingering(runtime.now())  # only now: who lets a key linger checks whether somebody waits
+        if linger.lingering:  # only now: who lets a key linger checks whether somebody waits
+            self._end_lingering(runtime.now())
         while True:
             now = runtime.now()
             with self._guard:
@@ -147,7 +148,7 @@ class LocalQueue:
                 self._others_until = now + SEEN_SECONDS
             alone = not self.waiting and len(self._inside) == 1 and self._inside[0]() is attempt
             # Where waiters queue at the store, only hand-overs keep the key from them.
-            if attempt.lease.began and not (alone and attempt.terms.runtime.queueing is not None and not attempt.woken):
+            if attempt.lease.began and not (alone and attempt.runtime.queueing is not None and not attempt.woken):
                 self._end_tenure(attempt, now)
             turn = attempt.turn
             if turn.incoming is not None:
@@ -183,8 +184,9 @@ class LocalQueue:
 
     def _admit(self, now: float) -> list[Attempt]:
         """Remove the attempts that are over, let in and wake those that may enter, and return all that are inside."""
-        known = [attempt for other in self._inside if (attempt := other()) is not None]
-        inside = [attempt for attempt in known if not self._is_over(attempt, now)]
+        inside = [
+            attempt for other in self._inside if (attempt := other()) is not None and not self._is_over(attempt, now)
+        ]
         if len(inside) < len(self._inside):
             self._inside = [weakref.ref(attempt) for attempt in inside]
         while self.waiting:
@@ -227,7 +229,7 @@ class LocalQueue:
         over, began = self._run_is_over(attempt, now), attempt.lease.began
         if attempt.woken:
             self._yields, self._yields_until = RUN_SECONDS, now + YIELD_SECONDS
-        elif over and attempt.terms.runtime.queueing is None:
+        elif over and attempt.runtime.queueing is None:
             lasted = now - self._run_began if now < self._others_until else RUN_SECONDS
             self._yields, self._yields_until = min(lasted * PAUSE_SHARE, LONGEST_PAUSE), now + YIELD_SECONDS
         if over or began - self._left > YIELD_SECONDS:

@@ -125,6 +125,7 @@ class Attempt:
         "mutex",
         "owner",
         "retry",
+        "runtime",
         "scheduled",
         "shared",
         "stamps",
@@ -140,6 +141,7 @@ class Attempt:
 
     purpose: ClassVar[str] = "acquire"  # for errors
     terms: Terms
+    runtime: Runtime
     key: str
     owner: str
     retry: Retry
@@ -160,7 +162,7 @@ class Attempt:
 
         """
         self.terms = terms
-        _, self.key, self.owner, settings, _ = terms
+        self.runtime, self.key, self.owner, settings, _ = terms
         ttl, owner, auto_renew, max_hold, self.min_hold, _, _, _, self.retry, _ = settings
         self.shared = owner is not None
         self.hold_id: str = hold_id
@@ -199,11 +201,6 @@ class Attempt:
     def ending(self) -> bool:
         """Whether a release or a withdrawal has begun: it is not renewed any more."""
         return self.state not in _RENEWED
-
-    @property
-    def runtime(self) -> Runtime:
-        """The runtime that it runs in."""
-        return self.terms.runtime
 
     @property
     def siblings(self) -> str:
@@ -424,7 +421,7 @@ class Attempt:
     def lose(self, why: str) -> LockLost:
         """Note a loss, for every level of re-entry: only a new acquire with a new hold id can hold the key again."""
         self.lease.lost = self.lease.lost or why
-        self.terms.runtime.report_loss(self)
+        self.runtime.report_loss(self)
         return self.lost()
 
     def lost(self) -> LockLost:

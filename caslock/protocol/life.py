@@ -28,6 +28,8 @@ class State(Enum):
     WITHDRAWING = "its acquire has failed, and what it has left is being removed"
     OVER = "nothing is left for its caller; a clean-up may go on in the background"
 
+    __hash__ = object.__hash__  # that of `Enum` is a function of Python, and a lock looks into sets all the time
+
 
 ASKING: Final = State.ASKING
 HELD: Final = State.HELD

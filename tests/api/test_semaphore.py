@@ -513,7 +513,7 @@ def test_who_follows_one_that_gives_up_looks_anew(memory: MemoryStore, *, got: b
     """What that one has seen may be old."""
     state = Semaphore(memory, "key", 1)._state.begun()
     before, after = state._attempt(), state._attempt()
-    assert state._queue.enter(before, clock.now())
+    assert state._queue.enter(before, clock.now()) is None
     force(before, State.HELD if got else State.OVER)
     state._queue.leave(before, clock.now())
     run(state._queue.turn(after, state.runtime, NEVER))
@@ -547,7 +547,7 @@ def test_who_has_waited_for_another_process_knows_that_it_wants_the_key(memory: 
     attempt, now = state._attempt(), clock.now()
     (share,) = record.shares
     attempt.contend().meet(Observed(1, record._replace(shares=(share._replace(host=host or share.host),))), now)
-    assert state._queue.enter(attempt, now)
+    assert state._queue.enter(attempt, now) is None
     attempt.state, attempt.lease.began = State.HELD, now
     state._queue.leave(attempt, now)
     assert state._queue.is_wanted(now) == (host is not None)

@@ -68,7 +68,7 @@ class Line:
         return attempt
 
     def enters(self, attempt: Attempt) -> bool:
-        return self.queue.enter(attempt, self.clock)
+        return self.queue.enter(attempt, self.clock) is None
 
     def holds(self, name: str, owner: str = "", *, until: float = START + TTL) -> Attempt:
         attempt = self.comes(name, owner)

@@ -424,28 +424,17 @@ def test_a_waiter_keeps_no_abandoned_hold_alive(store: Timed) -> None:
         hold.release()
 
 
-def test_who_has_no_hold_is_not_waited_for_in_vain(store: Timed, caplog: pytest.LogCaptureFixture) -> None:
-    """A thread is warned when it waits for its own hold, not for that of another, or its own attempt that has none."""
+def test_who_waits_for_its_own_hold_is_warned(store: Timed, caplog: pytest.LogCaptureFixture) -> None:
+    """Not if it only tries, nor if it waits for the hold of another, or for an attempt of its own that has none."""
+    with Lock(store, "k"):
+        assert Lock(store, "k").acquire(timeout=0) is None  # the error says so
     state, hold = begun(Lock(store, "k"))
-    attempt = hold._attempt
-    lease = SimpleNamespace(record=None)
-    others = [SimpleNamespace(caller=attempt.caller, levels=[], lease=lease)]
-
-    async def turn(*_: object, once: bool) -> bool:
-        return not once
-
-    state._queue = SimpleNamespace(turn=turn, inside=lambda _now: others)  # type: ignore[assignment] # of a test
-    run(state._turn(attempt, state.runtime.now(), 5.0, None))
+    own, other = (SimpleNamespace(caller=by, levels=list[str]()) for by in (hold._attempt.caller, object()))
+    other.levels.append("held")
+    state._warn_of_itself(hold._attempt, [own, other])  # type: ignore[list-item] # of a test
     assert caplog.messages == []
-    others[0].levels.append("held")
-    others[0].caller = object()
-    run(state._turn(attempt, state.runtime.now(), 5.0, None))
-    assert caplog.messages == []
-    others.append(SimpleNamespace(caller=attempt.caller, levels=["held"], lease=lease))
-    with pytest.raises(NotAcquired):
-        run(state._turn(attempt, state.runtime.now(), 0, None))  # the error says so
-    assert caplog.messages == []
-    run(state._turn(attempt, state.runtime.now(), 5.0, None))
+    own.levels.append("held")
+    state._warn_of_itself(hold._attempt, [own, other])  # type: ignore[list-item] # as above
     assert "waits for itself" in caplog.text
 
 

@@ -51,7 +51,7 @@ _MOMENTS: Final = START / 2
 
 _CONSTANT: Final = frozenset({
     "__weakref__", "_crowd", "_pause", "_poll", "auto_renew", "by", "key", "max_hold", "mutex", "on_loss",
-    "owner", "retry", "shared", "stamps", "terms", "scheduled",
+    "owner", "retry", "runtime", "shared", "stamps", "terms", "scheduled",
 })  # fmt: skip
 """Attributes of an attempt that come from its plan, or have no effect; its mutex is added elsewhere."""
 
