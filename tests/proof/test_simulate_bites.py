@@ -137,9 +137,7 @@ MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
         name="a batch of renewals that was refused for one of them is taken as written",
     ),
     (protocol, "renew_due", renew_with_the_ttl_of_before),
-    rewritten(
-        Attempt, "lose", "self.terms.run", "self.ending or self.terms.run", name="a loss at a release is not told"
-    ),
+    rewritten(Attempt, "lose", "self.run", "self.ending or self.run", name="a loss at a release is not told"),
     rewritten(ObservingStore, "_note", "record.ttl", "record.ttl / 2", name="half a lease is enough"),
     rewritten(
         ObservingStore,
