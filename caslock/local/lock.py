@@ -176,10 +176,12 @@ class Shown:
 
         made_by = cast("Any", kind).__init__
         _, *parameters = inspect.signature(made_by).parameters.values()
-        if made_by.__module__.startswith("caslock."):  # not a user's subclass
-            settings = [*inspect.signature(SingleLock).parameters.values()] if parameters[-1].name == "settings" else []
+        if made_by.__module__.startswith("caslock."):  # else it is that of a user's subclass
             names = cast("Any", kind)._settings.__annotations__
-            parameters[-1:] = [each for each in settings if each.name in names]
+            of_lock = inspect.signature(SingleLock.__init__).parameters
+            settings = {"unknown": [], "settings": [each for name, each in of_lock.items() if name in names]}
+            *parameters, last = parameters
+            parameters += settings.get(last.name, [last])
         return inspect.Signature(parameters)
 
 
