@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from caslock.local import linger
 from caslock.protocol.contention import LONGEST_PAUSE
 from caslock.protocol.hand_over import HandOver
+from caslock.protocol.lease import NEVER
 from caslock.protocol.life import HAD
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class LocalQueue:
         self._guard = RLock()
         self._yields = 0.0  # the longest pause of whoever comes until `_yields_until`
         self._yields_until = 0.0
-        self._left = 0.0  # when the last one left
+        self._left = -NEVER  # when the last tenure ended; `NEVER` while the next one has been handed the key
         self._run_began = 0.0  # since when tenures of this process have followed each other
         self._others_until = 0.0  # other processes want the key, as far as we know
 
@@ -147,8 +148,10 @@ class LocalQueue:
             if waited or attempt.woken:
                 self._others_until = now + SEEN_SECONDS
             alone = not self.waiting and len(self._inside) == 1 and self._inside[0]() is attempt
+            if attempt.woken:  # it is another process's turn
+                self._yields, self._yields_until, self._left = RUN_SECONDS, now + YIELD_SECONDS, -NEVER
             # Where waiters queue at the store, only hand-overs keep the key from them.
-            if attempt.lease.began and not (alone and attempt.runtime.queueing is not None and not attempt.woken):
+            elif attempt.lease.began and not (alone and attempt.runtime.queueing is not None):
                 self._end_tenure(attempt, now)
             turn = attempt.turn
             if turn.incoming is not None:
@@ -157,7 +160,7 @@ class LocalQueue:
                 turn.outgoing.pending = False
                 turn.outgoing = None
             if alone:
-                self._inside = []
+                self._inside, self._left = [], min(self._left, now)
                 return
             self._inside = [other for other in self._inside if getattr(other(), "lease", None) is not attempt.lease]
             if turn.event is not None and attempt in self.waiting:
@@ -222,24 +225,25 @@ class LocalQueue:
         return follows and began - self._run_began >= (RUN_SECONDS if now < self._others_until else ALONE_SECONDS)
 
     def _end_tenure(self, attempt: Attempt, now: float) -> None:
-        """Have the next one let other processes go first, if one was woken, or if this one has had the key for long.
+        """Have the next one let other processes go first if this one has had the key for long.
 
         At a store that does not queue them, they learn of a release late: as they look again, or by a message.
         """
         over, began = self._run_is_over(attempt, now), attempt.lease.began
-        if attempt.woken:
-            self._yields, self._yields_until = RUN_SECONDS, now + YIELD_SECONDS
-        elif over and attempt.runtime.queueing is None:
-            lasted = now - self._run_began if now < self._others_until else RUN_SECONDS
-            self._yields, self._yields_until = min(lasted * PAUSE_SHARE, LONGEST_PAUSE), now + YIELD_SECONDS
+        yields = over and attempt.runtime.queueing is None
+        self._yields, self._yields_until = self._pause_after(now - self._run_began, now), now + YIELD_SECONDS * yields
         if over or began - self._left > YIELD_SECONDS:
             self._run_began = now if over else began
-        self._left = now
+        self._left = now if len(self._inside) == 1 else NEVER
+
+    def _pause_after(self, seconds: float, now: float) -> float:
+        """Return the longest pause after having had the key for so many seconds: a tenth while nobody is seen."""
+        seen = now < self._others_until
+        return min(seconds * PAUSE_SHARE * (1 if seen else RUN_SECONDS / ALONE_SECONDS), LONGEST_PAUSE)
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
-        attempt.turn.yields = self._yields if now < self._yields_until else 0.0
-        if attempt.runtime.queueing is None:  # once is enough
-            self._yields_until = 0.0
+        # One that joins its owner frees nothing by a pause.
+        attempt.turn.yields = self._yields if now < self._yields_until and not self._inside else 0.0
         self._inside = [*self._inside, weakref.ref(attempt)]
 
 

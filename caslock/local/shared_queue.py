@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from caslock.local.queue import PAUSE_SHARE, SEEN_SECONDS, YIELD_SECONDS, LocalQueue
-from caslock.protocol.contention import LONGEST_PAUSE
+from caslock.local.queue import SEEN_SECONDS, YIELD_SECONDS, LocalQueue
 from caslock.protocol.life import HAD, HELD
 from caslock.protocol.shares import Seen
 
@@ -94,7 +93,7 @@ class SharedQueue(LocalQueue):
         if now - self._run_began < RUN_SECONDS:
             return 0.0
         self._run_began, self._yields_until = now, now + YIELD_SECONDS
-        self._yields = min(max(PAUSE_SECONDS, (now - began) * PAUSE_SHARE), LONGEST_PAUSE)
+        self._yields = max(PAUSE_SECONDS, self._pause_after(now - began, now))
         return self._yields
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
