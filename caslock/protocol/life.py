@@ -14,7 +14,7 @@ lease (`Lease.lost`), and what has been lost is still to be released.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 
 class State(Enum):
@@ -28,7 +28,8 @@ class State(Enum):
     WITHDRAWING = "its acquire has failed, and what it has left is being removed"
     OVER = "nothing is left for its caller; a clean-up may go on in the background"
 
-    __hash__ = object.__hash__  # that of `Enum` is a function of Python, and a lock looks into sets all the time
+    if not TYPE_CHECKING:  # as it has the same type
+        __hash__ = object.__hash__  # that of `Enum` is a function of Python, and a lock looks into sets all the time
 
 
 ASKING: Final = State.ASKING
