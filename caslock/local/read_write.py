@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from caslock.local.lock_state import LockState
-    from caslock.local.shared_queue import SharedQueue
     from caslock.protocol.attempt import Attempt, LockSettings
     from caslock.protocol.record import Record
     from caslock.protocol.runtime import Runtime
@@ -61,7 +60,7 @@ class ReadWriteState(SharedState):
                 attempt.role, hold._state = READS, reads
                 self._held.pop(attempt.hold_id, None)
         await self.renew(attempt, None)
-        cast("SharedQueue", self._queue).look_again(self.runtime.now())
+        self._queue.look_again(self.runtime.now())
 
     async def hand_over(self, hold: Holding) -> str:
         """Refuse it."""

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from caslock.local.shared_queue import SharedQueue
+from caslock.process.fork import generation
 from caslock.protocol.shared_attempt import SharedAttempt
 from caslock.protocol.shared_transfer import SharedAdoption
 from caslock.protocol.shares import READS, Sharing, kind_of
+from caslock.store import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -33,6 +35,7 @@ class SharedState(LockState):
     _adoption_type = SharedAdoption
     _queue_type = SharedQueue
     _nonce_bytes = 8  # many hold ids are in one record
+    _queue: SharedQueue
 
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings, permits: int, role: int = READS) -> None:
         """Begin as not held; `permits` and `role`: see `Sharing`."""
@@ -41,21 +44,22 @@ class SharedState(LockState):
         self.role: int = role
 
     def _sharing(self) -> Sharing:
-        return Sharing(self.permits, self.role, cast("SharedQueue", self._queue).seen)
+        return Sharing(self.permits, self.role, self._queue.seen)
 
     def begin_put(self, hold: Holding) -> Write | None:
         """See `LockState.begin_put`: not where others are known to hold."""
-        return super().begin_put(hold) if cast("SharedQueue", self._queue).seen.newest[1] is None else None
+        return super().begin_put(hold) if self._queue.seen.newest[1] is None else None
 
     def begin_removal(self, hold: Holding) -> Write | None:
         """See `LockState.begin_removal`; None if the place may be handed over."""
-        return None if cast("SharedQueue", self._queue).is_asked else super().begin_removal(hold)
+        return None if self._queue.is_asked else super().begin_removal(hold)
 
     def end_removal(self, hold: Holding, entry: Entry | None) -> bool:
         """See `LockState.end_removal`."""
-        attempt = cast("SharedAttempt", hold._attempt)
-        # When it was sent is not known here: the version decides.
-        attempt.see(entry, 0.0, None, attempt.lease.version)
+        if entry is None:
+            gone, ordered = hold._attempt.lease.version, self.runtime.store.traits.fences
+            # When it was sent is not known here: the version decides.
+            self._queue.seen.look(ABSENT, None, self.runtime.now(), 0.0, gone, ordered=ordered)
         return super().end_removal(hold, entry)
 
     def _ask(
@@ -97,5 +101,6 @@ class SemaphoreState(SharedState):
     def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H:
         """Return a hold for `acquire`, of the type `make`, with an attempt of its own."""
         del caller
-        self.begun()
+        if self.generation != generation():
+            self.begun()
         return make(self, self._attempt())

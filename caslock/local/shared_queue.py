@@ -50,18 +50,21 @@ class SharedQueue(LocalQueue):
     def leave(self, attempt: Attempt, now: float) -> None:
         """Let the next one in; unless the key has just been got, wake who asks for it: there may be a place."""
         with self._guard:
-            held = attempt.state is HELD
+            held, outgoing = attempt.state is HELD, attempt.turn.outgoing
             if held and self._is_shared(attempt):
                 self._others_until = now + SEEN_SECONDS
-            outgoing, attempt.turn.outgoing = attempt.turn.outgoing, None
             if outgoing is not None:  # nothing was sent
+                attempt.turn.outgoing = None
                 outgoing.settle()
+            if not held and not self._inside and not self.waiting:
+                self._yields_after(attempt, now)
+                return
             others = [other for other in self._inside if other() is not attempt]
             if len(others) < len(self._inside):
                 self._inside, self._has_seen = others, held
             if attempt in self.waiting:
                 self.waiting.remove(attempt)
-            inside = self._admit(now) if self._inside or self.waiting else []
+            inside = self._admit(now) if others or self.waiting else []
             if not held:
                 self._wake(inside, self._yields_after(attempt, now))
 
@@ -103,7 +106,10 @@ class SharedQueue(LocalQueue):
 
     def _is_shared(self, attempt: Attempt) -> bool:
         """Whether another process was among the holders that were seen last, or among those it waited for."""
-        records = [self.seen.newest[1], None if attempt.contention is None else attempt.contention.observed.record]
+        own, met = attempt.lease.record, attempt.contention
+        if met is None and (own is None or len(own.shares) == 1):
+            return False
+        records = [own, None if met is None else met.observed.record]
         is_ours = cast("SharedAttempt", attempt).is_ours
         return not all(is_ours(share) for record in records if record is not None for share in record.shares)
 

@@ -9,15 +9,17 @@ from functools import lru_cache
 from caslock.process.fork import generation
 from caslock.protocol.attempt import FirstRecord
 from caslock.protocol.record import Stamp, opening
+from caslock.protocol.shares import shared_opening
 
 
 class Stamps:
     """What the records of one Lock object say for people in this second of the wall clock."""
 
-    __slots__ = ("_host", "_last", "_note", "_owner", "_ttl")
+    __slots__ = ("_host", "_last", "_note", "_owner", "_permits", "_ttl")
 
-    def __init__(self, owner: str, ttl: float, host: str, note: str) -> None:
-        self._owner, self._ttl, self._host, self._note = owner, ttl, host, note
+    def __init__(self, owner: str, ttl: float, host: str, note: str, permits: int | None) -> None:
+        """`permits`: see `Sharing`; None: one owner may hold the key."""
+        self._owner, self._ttl, self._host, self._note, self._permits = owner, ttl, host, note, permits
         self._last: tuple[int, FirstRecord] | None = None
 
     def __call__(self) -> FirstRecord:
@@ -26,7 +28,9 @@ class Stamps:
         if last is not None and last[0] == second:
             return last[1]
         stamp = _stamp(second, self._host, self._note, generation())
-        first = FirstRecord(stamp, opening(self._owner, self._ttl, stamp))
+        permits = self._permits
+        text = opening(self._owner, self._ttl, stamp) if permits is None else shared_opening(permits, self._ttl, stamp)
+        first = FirstRecord(stamp, text)
         self._last = second, first
         return first
 

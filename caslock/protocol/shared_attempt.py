@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from caslock.errors import StoreError
 from caslock.protocol.attempt import NO_QUARANTINE, Attempt, Quarantine
 from caslock.protocol.hand_over import HandOver
-from caslock.protocol.record import Observed, Record, encode
+from caslock.protocol.record import Observed, Record, observed_in
 from caslock.protocol.shares import (
     LONGEST_ANNOUNCEMENT,
     MAX_PERMITS,
@@ -77,9 +77,12 @@ class SharedAttempt(Attempt):
 
     def see(self, entry: Entry | None, asked: float, record: Record | None = None, gone: int = ABSENT) -> Observed:
         """Read an answer of the store as our own record, and note which beats it shows."""
-        observed = super().see(entry, asked, record)
-        if record is None and observed.record is not None and observed.record.shares:
-            observed = observed._replace(record=self._as_ours(observed.version, observed.record))
+        if record is not None and entry is not None:
+            observed = _new(Observed, (entry.version, record))
+        else:
+            observed = observed_in(entry)
+            if observed.record is not None and observed.record.shares:
+                observed = observed._replace(record=self._as_ours(observed.version, observed.record))
         self.seen.look(*observed, self.runtime.now(), asked, gone, ordered=self.runtime.store.traits.fences)
         return observed
 
@@ -216,11 +219,16 @@ class SharedAttempt(Attempt):
 
     def first(self, now: float, expected: int = ABSENT) -> Write:
         """Note and return the put that begins a record over nothing: `next_record` and `note_write`, in fewer calls."""
-        hold, write_id, ttl = self.hold_id, self.writes.next_id(), self.lease.ttl
-        share = Share(hold, self._place([]), self.writes.count, None, ttl, 0.0, *self.stamps().stamp)
-        record = Record("", (hold,), ttl, write_id, form=SHARED, permits=self.permits, shares=(share,))
-        self.writes.in_flight[write_id] = InFlight(expected, now, ttl)
-        return Write(write_id, expected, record, encode(record), now)
+        hold_id, ttl, writes, slot = self.hold_id, self.lease.ttl, self.writes, self.role  # a semaphore has role 0
+        writes.count = beat = writes.count + 1
+        write_id = f"{hold_id}.{beat}"  # as `next_id` makes it
+        writes.in_flight[write_id] = _new(InFlight, (expected, now, ttl))
+        stamp, (before, between, after) = self.stamps()
+        shares = (_new(Share, (hold_id, slot, beat, None, ttl, 0.0, *stamp)),)
+        permits = self.permits
+        record = _new(Record, ("", (hold_id,), ttl, write_id, None, 0.0, "", "", 0, "", SHARED, "", permits, shares))
+        value = f'{before}{write_id}{between}{hold_id}",{slot},{beat}{after}'.encode()
+        return _new(Write, (write_id, expected, record, value, now))
 
     def next_record(self, observed: Record | None, version: int) -> Record:
         """Return the record to put in place of `observed`: with our share, and without those that are over."""
@@ -282,6 +290,9 @@ class SharedAttempt(Attempt):
         """Return the shares of others whose beat has moved within their ttl, as far as this process has seen."""
         now, ours = self.runtime.now(), self._ours
         return [share for share in record.shares if share.hold not in ours and self.seen.over(share, now) > now]
+
+
+_new = tuple.__new__  # takes half the time of a NamedTuple's own
 
 
 class ReadWriteAttempt(SharedAttempt):

@@ -76,7 +76,8 @@ class NamedLockState(LockState):
         self._known: dict[str, Attempt] = {}
         self._nonce = self.name
         self._terms = terms = self._terms._replace(owner=self.settings.owner or self.name)
-        self._stamps = Stamps(terms.owner, self.settings.ttl, "host", self.settings.note)
+        permits = terms.sharing.permits if terms.sharing else None
+        self._stamps = Stamps(terms.owner, self.settings.ttl, "host", self.settings.note, permits)
 
     def _attempt(self, kind: type[Attempt] | None = None) -> Attempt:
         attempt = super()._attempt(kind)

@@ -82,7 +82,9 @@ class OwnHost(LockState):
 
     def _begin(self) -> None:
         super()._begin()
-        self._stamps = Stamps(self._terms.owner, self.settings.ttl, f"host {id(self.runtime)}", self.settings.note)
+        terms, host = self._terms, f"host {id(self.runtime)}"
+        permits = terms.sharing.permits if terms.sharing else None
+        self._stamps = Stamps(terms.owner, self.settings.ttl, host, self.settings.note, permits)
 
 
 class Permits(OwnHost, SemaphoreState):
