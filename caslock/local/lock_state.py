@@ -20,6 +20,7 @@ from caslock.local.hold import Holding
 from caslock.local.queue import LocalQueue
 from caslock.local.refusals import BY_OURSELVES, Waited, busy, in_use
 from caslock.local.reports import call_on_lost, event_of
+from caslock.local.shared import recent
 from caslock.local.stamps import Stamps, hostname
 from caslock.process import fork
 from caslock.process.fork import generation
@@ -92,6 +93,7 @@ class LockState:
         # What the Lock object keeps until its release; True: it belongs to a MultiHold.
         self.committed: dict[Holding, bool | None] = {}
         self._queue = cast("Shared", self.runtime.shared).of_key(self.key, self._queue_type)
+        recent.append((self.runtime, self._queue))
         # Guards the attempts' levels, as any thread may release a hold; reentrant for signal handlers and `__del__`.
         self._guard = RLock()
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again

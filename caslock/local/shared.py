@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from threading import RLock
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from caslock.process import fork
 from caslock.process.fork import generation
@@ -66,31 +67,23 @@ class Shared:
                     self._begin()
 
 
-class _Same:
-    """A store as a key: by identity, whatever its class takes for equal."""
-
-    __slots__ = ("_store",)
-
-    def __init__(self, store: object) -> None:
-        self._store = store
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._store is self._store
-
-    def __hash__(self) -> int:
-        return object.__hash__(self._store)
-
-
 def shared_of(store: object) -> Shared:
     """Return what all locks on `store` share in this process."""
-    same = _Same(store)
-    shared = _known.get(same)
+    shared = _known.get(id(store))
     if shared is None:
         with fork.guard:
-            shared = _known.get(same)
+            shared = _known.get(id(store))
             if shared is None:
-                shared = _known[same] = Shared(store)
+                shared = _known[id(store)] = Shared(store)
     return shared
 
 
-_known: weakref.WeakValueDictionary[_Same, Shared] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[int, Shared] = weakref.WeakValueDictionary()
+"""By the identity of the store, whatever its class takes for equal: a `Shared` keeps its store alive."""
+
+recent: Final = deque[tuple[object, object]](maxlen=32)
+"""The runtimes and local queues that were used last.
+
+They would not outlive a Lock that is made for one use.  Then each use would make them anew, a sixth of the time of a
+lock on Redis, and no queue would remember that it has had the key for long, and lets other processes be first.
+"""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from caslock import Lock
 from caslock.local import shared as module
 from caslock.local.queue import LocalQueue
 from caslock.local.shared import Shared, shared_of
@@ -17,6 +19,7 @@ from caslock.local.with_blocks import WithBlocks
 from caslock.process import fork
 from caslock.process.fork import generation
 from caslock.process.loop_end import PerLoop
+from caslock.stores.memory import MemoryStore
 
 
 def is_taken(guard: threading.RLock) -> bool:
@@ -100,10 +103,24 @@ def test_stores_are_told_apart_by_identity() -> None:
             return True
 
     first, second = Equal(), Equal()
-    assert module._Same(first) == module._Same(first)
-    assert module._Same(first) != module._Same(second)
-    assert module._Same(first) != object()
-    assert shared_of(first) is not shared_of(second)
+    kept = shared_of(first)
+    assert shared_of(first) is kept
+    assert shared_of(second) is not kept
+
+
+def test_a_lock_that_is_made_for_one_use_leaves_its_queue_to_the_next_one(memory: MemoryStore) -> None:
+    """Else none would remember that this process has had the key for long; of many keys, the oldest are forgotten."""
+
+    def queue(key: str) -> LocalQueue:
+        return Lock(memory, key)._state.begun()._queue
+
+    one = weakref.ref(queue("k"))
+    gc.collect()
+    assert queue("k") is one()
+    for number in range(module.recent.maxlen or 0):
+        queue(f"other {number}")
+    gc.collect()
+    assert one() is None
 
 
 def test_a_forked_child_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
