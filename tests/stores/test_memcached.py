@@ -629,7 +629,7 @@ def test_a_server_that_was_stopped_shortens_no_lease(new_memcached: NewServer, o
 
     Every second or third memcached lets a worker thread answer before the main thread sets the clock: one of ten does.
     """
-    stop, waits, ttl, many = 4.5, 0.5, 3.0, 10
+    stop, waits, ttl, many, apart = 4.5, 0.5, 3.0, 10, 0.1  # seconds apart: they go on one after the other
     servers = [new_memcached() for _ in range(many)]
 
     def early(server: Server) -> float:
@@ -639,7 +639,7 @@ def test_a_server_that_was_stopped_shortens_no_lease(new_memcached: NewServer, o
         held = put(store, "held")
         store.get("k")
         server.pause()
-        time.sleep(stop - waits)
+        time.sleep(stop + apart * servers.index(server) - waits)
         sent = time.monotonic()
         key, version = ("held", held.version) if server.port % 2 else ("new", ABSENT)
         writing = in_a_thread(partial(store.put_if_version, key, b"v", version, ttl))
