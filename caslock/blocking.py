@@ -341,7 +341,7 @@ class _OneKey(_Acquired[K]):
         hold: K = begun
         put = state.begin_put(hold)
         if put is None:
-            if state.re_enter(hold) or (state.settings.linger and state.resume(hold)):
+            if state.re_enter(hold):
                 return hold
             return run(state.win(hold, timeout))
         try:

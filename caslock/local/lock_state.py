@@ -143,7 +143,7 @@ class LockState:
         """Return a hold for `acquire`, of the type `make`; only who calls this refers to it, and nothing is sent.
 
         Its attempt is the one with which this thread or task holds the lock, or the task `caller` for which it runs, or
-        else a new one.
+        the one that lingers, or else a new one.
         """
         if self.generation != generation():
             self.begun()
@@ -151,28 +151,55 @@ class LockState:
         return make(self, held or self._attempt())
 
     def _own(self, caller: object) -> Attempt | None:
-        """Return the attempt with which this thread or task holds the lock, or the task `caller`."""
-        me = self.runtime.me()
+        """Return the attempt with which this thread or task holds the lock, or the task `caller`; else what lingers."""
+        me, lingers = self.runtime.me(), None
         for attempt in self._attempts():
-            if attempt.caller is me or attempt.caller is caller:
+            if attempt.state is LINGERING:
+                lingers = attempt
+            elif attempt.caller is me or attempt.caller is caller:
                 if attempt.state is HELD:
                     return attempt
             elif self.runtime.ended(attempt):
                 attempt.lose("its event loop has ended")
                 self._forget(attempt)
-        return None
+        return lingers
 
     def re_enter(self, hold: Holding) -> bool:
-        """Take a hold on what is held already; False: it is not held.  If it was, the hold has a new attempt then."""
+        """Take a hold on what is held already, or lingers; False: it has a new attempt if that is over."""
         attempt = hold._attempt
+        if attempt.state is ASKING:
+            return False
         with self._guard:
-            if attempt.state is HELD:
+            # Another thread may have resumed what lingered as we began.
+            if attempt.state is HELD and (not attempt.kept_until or attempt.caller is self.runtime.me()):
                 renew.check(attempt, self.runtime.now())
                 attempt.levels.append(hold)
                 return True
-        if attempt.state is not ASKING:  # another thread has just released it
+            resumed = attempt.state is LINGERING and self._resume(hold)
+        if not resumed:
             hold._attempt = self._attempt()
-        return False
+        elif observer.listens():
+            self._tell_outcome(attempt, "acquired", attempt.lease.began)
+        return resumed
+
+    def _resume(self, hold: Holding) -> bool:
+        """Hold what lingers, unless its time is over or somebody waits for it; the guard has to be taken."""
+        attempt, now = hold._attempt, self.runtime.now()
+        lease = attempt.lease
+        if self._queue.waiting or now >= attempt.lingers_until:
+            return False
+        lease.resume(now)
+        if lease.lost:  # only now: a loss after this look is told to the new hold
+            lease.reported = True
+            return False
+        if self.settings.on_lost is not None:
+            lease.on_loss.append(partial(call_on_lost, self.settings.on_lost, hold))
+        attempt.caller = self.runtime.me()
+        attempt.levels.append(hold)
+        linger.lingering.pop(attempt, None)  # now only its hold refers to it: after an interrupt its lease ends
+        attempt.state = HELD
+        self._watch(attempt)  # the last look at it may have been for the end of its time
+        return True
 
     def linger(self, hold: Holding) -> bool:
         """Keep the key for a while in place of a release; False: it is to be released.
@@ -204,30 +231,6 @@ class LockState:
             linger.end(attempt)
         return True
 
-    def resume(self, hold: Holding) -> bool:
-        """Hold what lingers; False: nothing does, or not for long enough, or somebody waits for it."""
-        attempt, now = hold._attempt, self.runtime.now()
-        for other in self._attempts():
-            with self._guard:
-                if other.state is not LINGERING or self._queue.waiting or now >= other.lingers_until:
-                    continue
-                other.lease.resume(now)
-                if other.lease.lost:  # only now: a loss after this look is told to the new hold
-                    other.lease.reported = True
-                    continue
-                if self.settings.on_lost is not None:
-                    other.lease.on_loss.append(partial(call_on_lost, self.settings.on_lost, hold))
-                attempt.levels.append(hold)
-                attempt.take_over(other)
-                self._queue.replace(other, attempt)
-                self._watch(attempt)
-                self._held[attempt.hold_id] = weakref.ref(attempt)
-            linger.lingering.pop(other, None)
-            if observer.listens():
-                self._tell_outcome(attempt, "acquired", now)
-            return True
-        return False
-
     async def give_up(self, attempt: Attempt, limit: float = NEVER) -> None:
         """Release what lingers, unless it is held again; in the background, if that gets no answer."""
         with self._guard:
@@ -252,7 +255,7 @@ class LockState:
         """Win a hold, or re-enter; raises `NotAcquired` after `timeout` seconds."""
         put = self.begin_put(hold)
         if put is None:
-            if self.re_enter(hold) or (self.settings.linger and self.resume(hold)):
+            if self.re_enter(hold):
                 return hold
             return await self.win(hold, timeout)
         try:

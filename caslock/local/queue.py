@@ -172,11 +172,6 @@ class LocalQueue:
         with self._guard:
             return self._admit(now)
 
-    def replace(self, attempt: Attempt, other: Attempt) -> None:
-        """Let another one have the place of an attempt."""
-        with self._guard:
-            self._inside = [weakref.ref(other) if each() is attempt else each for each in self._inside]
-
     def _end_lingering(self, now: float) -> None:
         for attempt in self.inside(now):
             linger.end(attempt)

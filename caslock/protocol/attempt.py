@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 from caslock.errors import CaslockError, LockLost
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
-from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, OVER, State
+from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, State
 from caslock.protocol.record import FORM, KEPT, MAX_HOLDS, Observed, Record, Stamp, fence_of, observed_in
 from caslock.protocol.shares import HANDED
 from caslock.protocol.writes import FREE_TTL, InFlight, Write, Writes
@@ -185,12 +185,6 @@ class Attempt:
         """Note that a release begins: no renewal does from now on.  Does nothing if it has begun before."""
         if self.state is HELD or self.state is LINGERING:
             self.state = LEAVING
-
-    def take_over(self, other: Attempt) -> None:
-        """Hold what another attempt of the same Lock object has let linger, which is over then."""
-        self.hold_id, self.writes, self.kept_until = other.hold_id, other.writes, other.kept_until
-        self.lease, self.mutex = other.lease, other.mutex  # an extension may be under way
-        other.state, self.state = OVER, HELD  # without a call, in which an interrupt could leave the key to nobody
 
     @property
     def lingers_until(self) -> float:

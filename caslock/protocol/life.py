@@ -1,11 +1,11 @@
 """The life of an attempt: from its first put to its last release it is in one of these states.
 
-                       LINGERING --> OVER
-                        ^      |
-                        |      v
-    ASKING ------> HELD ---> LEAVING <---> UNSETTLED
-       |                        |
-       +--> WITHDRAWING --> OVER
+                     LINGERING
+                      ^     |
+                      v     v
+    ASKING ------> HELD --> LEAVING <---> UNSETTLED
+       |                       |
+       +--> WITHDRAWING ----> OVER
 
 A loss is not a state.  Whoever renews may find it at any moment, also while its user releases, so it is a fact of the
 lease (`Lease.lost`), and what has been lost is still to be released.
@@ -50,7 +50,7 @@ RELEASING: Final = frozenset({LEAVING, UNSETTLED})
 NEXT: Final = {
     ASKING: frozenset({HELD, WITHDRAWING}),
     HELD: frozenset({LINGERING, LEAVING}),
-    LINGERING: frozenset({LEAVING, OVER}),  # over: another attempt holds what it has held
+    LINGERING: frozenset({HELD, LEAVING}),
     LEAVING: frozenset({UNSETTLED, OVER}),
     UNSETTLED: frozenset({LEAVING}),
     WITHDRAWING: frozenset({OVER}),

@@ -147,7 +147,6 @@ MUTANTS: list[tuple[object, str, Callable[..., object]]] = [
         name="a lease is over for whoever has seen any version for so long",
     ),
     (ObservingStore, "_note", see_nothing),
-    rewritten(LockState, "resume", "is not LINGERING", "is HELD", name="what was released is held again"),
 ]
 
 

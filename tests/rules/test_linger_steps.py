@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,7 +11,7 @@ from caslock import Entry, Hold, Lock
 from caslock.local import linger
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
-from caslock.protocol.life import HELD, LEAVING, LINGERING, OVER
+from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, OVER
 from caslock.protocol.record import Observed
 from tests.rules.test_multilock_steps import Background, Timed, background, store
 from tests.support.locations import held, present
@@ -99,20 +100,53 @@ def test_it_is_resumed_before_its_time_is_over(scene: Scene) -> None:
     scene.store.passed += LINGER - 0.01
     assert scene.resumed()
     scene.store.passed += 0.01
-    assert not scene.state.resume(scene.state.begin(type(scene.hold)))
+    assert not scene.state.re_enter(scene.state.begin(Hold))
 
 
 def test_it_is_not_resumed_while_somebody_waits(scene: Scene) -> None:
     """Who waits has it first."""
     scene.hold.release()
-    other = Lock(scene.store, "k")._state.begin(type(scene.hold))
+    other = Lock(scene.store, "k")._state.begin(Hold)
     scene.state._queue.waiting.append(other._attempt)
-    assert not scene.state.resume(scene.state.begin(type(scene.hold)))
+    assert not scene.state.re_enter(scene.state.begin(Hold))
     scene.state._queue.waiting.clear()
     scene.attempt.lease.lost = "as the test says"
-    assert not scene.state.resume(scene.state.begin(type(scene.hold)))
+    assert not scene.state.re_enter(scene.state.begin(Hold))
     assert scene.attempt.lease.reported
     assert scene.attempt.state is LINGERING
+
+
+def test_one_of_two_threads_resumes_it(scene: Scene) -> None:
+    """The other one began while it lingered, and begins anew."""
+    scene.hold.release()
+    first, second = (scene.state.begin(Hold) for _ in range(2))
+    assert first._attempt is second._attempt is scene.attempt
+    assert scene.state.re_enter(first)
+    with ThreadPoolExecutor(1) as threads:
+        assert not threads.submit(scene.state.re_enter, second).result()
+    assert second._attempt is not scene.attempt
+    assert scene.attempt.levels == [first]
+    assert scene.attempt not in linger.lingering  # only its hold keeps it alive, and the renewer looks at it anew
+    assert scene.watched == [scene.attempt, scene.attempt]
+    assert scene.state.re_enter(scene.state.begin(Hold))
+
+
+def test_what_was_given_up_meanwhile_is_not_resumed(scene: Scene) -> None:
+    """Who began while it lingered begins anew."""
+    scene.hold.release()
+    hold = scene.state.begin(Hold)
+    run(scene.state.give_up(scene.attempt))
+    assert not scene.state.re_enter(hold)
+    assert (scene.attempt.state, hold._attempt.state) == (OVER, ASKING)
+
+
+def test_what_is_lost_as_it_lingers_hides_no_hold(scene: Scene) -> None:
+    """It stays there until its time is over; the lock may be held anew by then, and is re-entered."""
+    scene.hold.release()
+    scene.lock.force_release()
+    assert scene.attempt.state is LINGERING
+    held(scene.lock)
+    assert scene.state.re_enter(scene.state.begin(Hold))
 
 
 def test_it_is_given_up_once(scene: Scene) -> None:
