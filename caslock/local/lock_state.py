@@ -101,9 +101,8 @@ class LockState:
         self._numbers = itertools.count(1)
         settings = self.settings
         owner = settings.owner or f"{hostname()}:{self._nonce}"
-        sharing = self._sharing()
-        self._terms = Terms(self.runtime, self.key, owner, settings, sharing)
-        self._stamps = Stamps(owner, settings.ttl, hostname(), settings.note, sharing.permits if sharing else None)
+        self._terms = Terms(self.runtime, self.key, owner, settings, self._sharing())
+        self._stamps = Stamps(self._terms, hostname())
         self.newest: str = ""  # hold id
         self.generation = generation()  # last, because other threads then rely on the rest
 

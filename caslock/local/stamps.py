@@ -7,7 +7,7 @@ import time
 from functools import lru_cache
 
 from caslock.process.fork import generation
-from caslock.protocol.attempt import FirstRecord
+from caslock.protocol.attempt import FirstRecord, Terms
 from caslock.protocol.record import Stamp, opening
 from caslock.protocol.shares import shared_opening
 
@@ -15,11 +15,10 @@ from caslock.protocol.shares import shared_opening
 class Stamps:
     """What the records of one Lock object say for people in this second of the wall clock."""
 
-    __slots__ = ("_host", "_last", "_note", "_owner", "_permits", "_ttl")
+    __slots__ = ("_host", "_last", "_terms")
 
-    def __init__(self, owner: str, ttl: float, host: str, note: str, permits: int | None) -> None:
-        """`permits`: see `Sharing`; None: one owner may hold the key."""
-        self._owner, self._ttl, self._host, self._note, self._permits = owner, ttl, host, note, permits
+    def __init__(self, terms: Terms, host: str) -> None:
+        self._terms, self._host = terms, host
         self._last: tuple[int, FirstRecord] | None = None
 
     def __call__(self) -> FirstRecord:
@@ -27,9 +26,9 @@ class Stamps:
         second, last = int(time.time()), self._last
         if last is not None and last[0] == second:
             return last[1]
-        stamp = _stamp(second, self._host, self._note, generation())
-        permits = self._permits
-        text = opening(self._owner, self._ttl, stamp) if permits is None else shared_opening(permits, self._ttl, stamp)
+        _, _, owner, settings, sharing = self._terms
+        stamp, ttl = _stamp(second, self._host, settings.note, generation()), settings.ttl
+        text = shared_opening(sharing.permits, ttl, stamp) if sharing else opening(owner, ttl, stamp)
         first = FirstRecord(stamp, text)
         self._last = second, first
         return first

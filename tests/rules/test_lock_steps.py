@@ -299,7 +299,7 @@ def test_a_stamp_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records of one second share it."""
     moment = [1000.25]
     monkeypatch.setattr(stamps_module, "time", SimpleNamespace(**{**vars(time), "time": lambda: moment[0]}))
-    stamps = Stamps("me", 5.0, "host", "note", None)
+    stamps = Stamps(Lock(MemoryStore(), "k")._state.begun()._terms, "host")
     first = stamps()
     moment[0] = 1000.75
     assert stamps() is first

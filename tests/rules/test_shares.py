@@ -144,6 +144,20 @@ def begun(lock: Any) -> Any:  # noqa: ANN401 - any lock that several may hold, a
     return lock._state._attempt()
 
 
+def test_the_first_record_is_the_same_as_any_other() -> None:
+    """The bytes of a first put are those of its record, and it is in flight under the id in the record."""
+    store, note = MemoryStore(), 'a "note" of \u00fcs'
+    several = ReadWriteLock(store, "k", ttl=0.0101)
+    for lock in (Semaphore(store, "k", permits=MAX_PERMITS, note=note), several.read, several.write):
+        attempt = begun(lock)
+        write = attempt.first(7.0)
+        later = attempt.next_record(None, ABSENT)
+        shares = (later.shares[0]._replace(beat=1),)
+        assert write.record == later._replace(write=write.id, shares=shares)
+        assert write.value == encode(write.record)
+        assert attempt.writes.in_flight == {write.id: InFlight(ABSENT, 7.0, attempt.lease.ttl)}
+
+
 def test_a_full_semaphore_is_asked_again_when_the_first_share_is_over() -> None:
     """Whoever lets others be first does so once; a put of ours that may yet land is undone beside the others."""
     attempt = begun(Semaphore(MemoryStore(), "k", permits=2))

@@ -75,9 +75,8 @@ class NamedLockState(LockState):
         super()._begin()
         self._known: dict[str, Attempt] = {}
         self._nonce = self.name
-        self._terms = terms = self._terms._replace(owner=self.settings.owner or self.name)
-        permits = terms.sharing.permits if terms.sharing else None
-        self._stamps = Stamps(terms.owner, self.settings.ttl, "host", self.settings.note, permits)
+        self._terms = self._terms._replace(owner=self.settings.owner or self.name)
+        self._stamps = Stamps(self._terms, "host")
 
     def _attempt(self, kind: type[Attempt] | None = None) -> Attempt:
         attempt = super()._attempt(kind)

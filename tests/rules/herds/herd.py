@@ -82,9 +82,7 @@ class OwnHost(LockState):
 
     def _begin(self) -> None:
         super()._begin()
-        terms, host = self._terms, f"host {id(self.runtime)}"
-        permits = terms.sharing.permits if terms.sharing else None
-        self._stamps = Stamps(terms.owner, self.settings.ttl, host, self.settings.note, permits)
+        self._stamps = Stamps(self._terms, f"host {id(self.runtime)}")
 
 
 class Permits(OwnHost, SemaphoreState):
