@@ -388,7 +388,8 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
             LockLost: the ticket was used, also by an adoption that got no answer, has expired, or is for another store;
                 nothing was changed.
             StoreUnavailable: no answer.  Either the ticket is still valid, or it was used and nobody has the hold
-                (`min_hold` is over then): adopt again to find out.  `OutcomeUnknown`: a request may still be applied.
+                (and `min_hold` keeps the key no longer): adopt again to find out.  `OutcomeUnknown`: a request may
+                still be applied.
             StoreError: the store has refused the request.
             ValueError, TypeError: the text is no ticket, or a setting is invalid; no request was sent.
 

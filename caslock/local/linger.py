@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
 
 lingering: dict[Attempt, LockState] = {}
-"""The attempts that linger in this process, or are being released after that.  Nothing else refers to them."""
+"""The attempts that linger in this process, or are being released after that.  Nothing else has to refer to them."""
 
 
 def end(attempt: Attempt) -> None:

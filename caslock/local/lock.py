@@ -179,9 +179,11 @@ class Shown:
         if made_by.__module__.startswith("caslock."):  # else it is that of a user's subclass
             names = cast("Any", kind)._settings.__annotations__
             of_lock = inspect.signature(SingleLock.__init__).parameters
-            settings = {"unknown": [], "settings": [each for name, each in of_lock.items() if name in names]}
             *parameters, last = parameters
-            parameters += settings.get(last.name, [last])
+            if last.name == "settings":
+                parameters += [each for name, each in of_lock.items() if name in names]
+            elif last.name != "unknown":
+                parameters.append(last)
         return inspect.Signature(parameters)
 
 

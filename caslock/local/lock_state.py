@@ -141,16 +141,16 @@ class LockState:
     def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H:
         """Return a hold for `acquire`, of the type `make`; only who calls this refers to it, and nothing is sent.
 
-        Its attempt is the one with which this thread or task holds the lock, or the task `caller` for which it runs, or
-        the one that lingers, or else a new one.
+        Its attempt is the one with which this thread or task, or the task `caller`, holds the lock; else the one that
+        lingers; else a new one.
         """
         if self.generation != generation():
             self.begun()
-        held = self._own(caller) if self._held else None
-        return make(self, held or self._attempt())
+        own = self._own(caller) if self._held else None
+        return make(self, own or self._attempt())
 
     def _own(self, caller: object) -> Attempt | None:
-        """Return the attempt with which this thread or task holds the lock, or the task `caller`; else what lingers."""
+        """Return the attempt with which this thread or task, or `caller`, holds the lock; else the one that lingers."""
         me, lingers = self.runtime.me(), None
         for attempt in self._attempts():
             if attempt.state is LINGERING:
@@ -164,12 +164,15 @@ class LockState:
         return lingers
 
     def re_enter(self, hold: Holding) -> bool:
-        """Take a hold on what is held already, or lingers; False: it has a new attempt if that is over."""
+        """Take a hold on what this thread or task holds already, or on what lingers.
+
+        False: neither; `hold` then has an attempt that has sent nothing.
+        """
         attempt = hold._attempt
         if attempt.state is ASKING:
             return False
         with self._guard:
-            # Another thread may have resumed what lingered as we began.
+            # If it has lingered (`kept_until`), another thread may have resumed it since `begin`.
             if attempt.state is HELD and (not attempt.kept_until or attempt.caller is self.runtime.me()):
                 renew.check(attempt, self.runtime.now())
                 attempt.levels.append(hold)
@@ -178,11 +181,14 @@ class LockState:
         if not resumed:
             hold._attempt = self._attempt()
         elif observer.listens():
-            self._tell_outcome(attempt, "acquired", attempt.lease.began)
+            observer.tell("acquired", event_of(attempt, 0.0))
         return resumed
 
     def _resume(self, hold: Holding) -> bool:
-        """Hold what lingers, unless its time is over or somebody waits for it; the guard has to be taken."""
+        """Hold what lingers.  False: its time is over, it was lost, or somebody waits for the key.
+
+        The caller has the guard.
+        """
         attempt, now = hold._attempt, self.runtime.now()
         lease = attempt.lease
         if self._queue.waiting or now >= attempt.lingers_until:
@@ -195,9 +201,9 @@ class LockState:
             lease.on_loss.append(partial(call_on_lost, self.settings.on_lost, hold))
         attempt.caller = self.runtime.me()
         attempt.levels.append(hold)
-        linger.lingering.pop(attempt, None)  # now only its hold refers to it: after an interrupt its lease ends
+        linger.lingering.pop(attempt, None)  # from here on only its hold refers to it: an interrupt ends it
         attempt.state = HELD
-        self._watch(attempt)  # the last look at it may have been for the end of its time
+        self._watch(attempt)  # the renewer may be set only for the end of its lingering
         return True
 
     def linger(self, hold: Holding) -> bool:

@@ -37,6 +37,9 @@ YIELD_SECONDS: Final = 0.1
 PAUSE_SHARE: Final = 0.2
 """The longest pause for others, as a share of the time before it: they poll less often the longer they have waited."""
 
+ALONE_SHARE: Final = 0.02
+"""The same while no other process was seen to want the key."""
+
 
 class LocalQueue:
     """The queue of one process for one key of one store object."""
@@ -61,7 +64,7 @@ class LocalQueue:
         self._guard = RLock()
         self._yields = 0.0  # the longest pause of whoever comes until `_yields_until`
         self._yields_until = 0.0
-        self._left = -NEVER  # when the last tenure ended; `NEVER` while the next one has been handed the key
+        self._left = -NEVER  # when the last tenure ended; `NEVER` while others are inside, such as a successor
         self._run_began = 0.0  # since when tenures of this process have followed each other
         self._others_until = 0.0  # other processes want the key, as far as we know
 
@@ -160,7 +163,7 @@ class LocalQueue:
                 turn.outgoing.pending = False
                 turn.outgoing = None
             if alone:
-                self._inside, self._left = [], min(self._left, now)
+                self._inside, self._left = [], min(self._left, now)  # a successor that has given up is none
                 return
             self._inside = [other for other in self._inside if getattr(other(), "lease", None) is not attempt.lease]
             if turn.event is not None and attempt in self.waiting:
@@ -225,19 +228,19 @@ class LocalQueue:
         At a store that does not queue them, they learn of a release late: as they look again, or by a message.
         """
         over, began = self._run_is_over(attempt, now), attempt.lease.began
-        yields = over and attempt.runtime.queueing is None
-        self._yields, self._yields_until = self._pause_after(now - self._run_began, now), now + YIELD_SECONDS * yields
+        self._yields_until = now  # a pause that was due has been made
+        if over and attempt.runtime.queueing is None:
+            self._yields, self._yields_until = self._pause_after(now - self._run_began, now), now + YIELD_SECONDS
         if over or began - self._left > YIELD_SECONDS:
             self._run_began = now if over else began
-        self._left = now if len(self._inside) == 1 else NEVER
+        self._left = NEVER if len(self._inside) > 1 else now
 
     def _pause_after(self, seconds: float, now: float) -> float:
-        """Return the longest pause after having had the key for so many seconds: a tenth while nobody is seen."""
-        seen = now < self._others_until
-        return min(seconds * PAUSE_SHARE * (1 if seen else RUN_SECONDS / ALONE_SECONDS), LONGEST_PAUSE)
+        """Return the longest pause for others after having had the key for so many seconds."""
+        return min(seconds * (PAUSE_SHARE if now < self._others_until else ALONE_SHARE), LONGEST_PAUSE)
 
     def _let_in(self, attempt: Attempt, now: float) -> None:
-        # One that joins its owner frees nothing by a pause.
+        # While another Lock object of its owner has the key, a pause would let nobody in.
         attempt.turn.yields = self._yields if now < self._yields_until and not self._inside else 0.0
         self._inside = [*self._inside, weakref.ref(attempt)]
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from caslock.local.shared_queue import SharedQueue
-from caslock.process.fork import generation
 from caslock.protocol.shared_attempt import SharedAttempt
 from caslock.protocol.shared_transfer import SharedAdoption
 from caslock.protocol.shares import READS, Sharing, kind_of
@@ -58,7 +57,7 @@ class SharedState(LockState):
         """See `LockState.end_removal`."""
         if entry is None:
             gone, ordered = hold._attempt.lease.version, self.runtime.store.traits.fences
-            # When it was sent is not known here: the version decides.
+            # When it was sent is not known here, so the version decides.
             self._queue.seen.look(ABSENT, None, self.runtime.now(), 0.0, gone, ordered=ordered)
         return super().end_removal(hold, entry)
 
@@ -101,6 +100,5 @@ class SemaphoreState(SharedState):
     def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H:
         """Return a hold for `acquire`, of the type `make`, with an attempt of its own."""
         del caller
-        if self.generation != generation():
-            self.begun()
+        self.begun()
         return make(self, self._attempt())

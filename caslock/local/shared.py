@@ -79,11 +79,15 @@ def shared_of(store: object) -> Shared:
 
 
 _known: weakref.WeakValueDictionary[int, Shared] = weakref.WeakValueDictionary()
-"""By the identity of the store, whatever its class takes for equal: a `Shared` keeps its store alive."""
+"""By `id(store)`, so stores that compare equal stay apart.  A `Shared` keeps its store alive, and so its id unique."""
 
-recent: Final = deque[tuple[object, object]](maxlen=32)
-"""The runtimes and local queues that were used last.
+MOST_RECENT: Final = 32
+"""Lock objects whose runtimes and local queues are kept."""
 
-They would not outlive a Lock that is made for one use.  Then each use would make them anew, a sixth of the time of a
-lock on Redis, and no queue would remember that it has had the key for long, and lets other processes be first.
+recent: Final = deque[tuple[object, object]](maxlen=MOST_RECENT)
+"""The runtimes and local queues of the Lock objects that were used for the first time last.
+
+Without this, both would end with a Lock that is made for one use.  Each use would make them anew, a sixth of the time
+of a lock on Redis, and no queue would remember that this process has had the key for long and is to let others go
+first.  So a store that nothing else refers to stays alive until as many other Lock objects have been used.
 """

@@ -17,7 +17,7 @@ RUN_SECONDS: Final = 0.1
 """Seconds for which a process goes on with its own waiters: then the next one lets other processes be first."""
 
 PAUSE_SECONDS: Final = 0.005
-"""Seconds for which it does so, at the most: more after a long tenure."""
+"""The longest pause after a short tenure; it is longer after a long one."""
 
 
 class SharedQueue(LocalQueue):
@@ -56,9 +56,6 @@ class SharedQueue(LocalQueue):
             if outgoing is not None:  # nothing was sent
                 attempt.turn.outgoing = None
                 outgoing.settle()
-            if not held and not self._inside and not self.waiting:
-                self._yields_after(attempt, now)
-                return
             others = [other for other in self._inside if other() is not attempt]
             if len(others) < len(self._inside):
                 self._inside, self._has_seen = others, held
@@ -90,7 +87,7 @@ class SharedQueue(LocalQueue):
     def _yields_after(self, attempt: Attempt, now: float) -> float:
         """Return for how long the next one lets other processes be first; 0 until this one has had its run."""
         began = attempt.lease.began or now
-        if began - self._left > YIELD_SECONDS:  # nobody of this process has left as this one came
+        if began - self._left > YIELD_SECONDS:  # none of this process had just ended as this one began
             self._run_began = began
         self._left = now
         if now - self._run_began < RUN_SECONDS:
@@ -105,11 +102,8 @@ class SharedQueue(LocalQueue):
             self._yields_until = 0.0
 
     def _is_shared(self, attempt: Attempt) -> bool:
-        """Whether another process was among the holders that were seen last, or among those it waited for."""
-        own, met = attempt.lease.record, attempt.contention
-        if met is None and (own is None or len(own.shares) == 1):
-            return False
-        records = [own, None if met is None else met.observed.record]
+        """Whether another process was among the holders as it got the key, or among those it waited for."""
+        records = [attempt.lease.record, None if attempt.contention is None else attempt.contention.observed.record]
         is_ours = cast("SharedAttempt", attempt).is_ours
         return not all(is_ours(share) for record in records if record is not None for share in record.shares)
 

@@ -74,7 +74,10 @@ class Terms(NamedTuple):
 
 
 class FirstRecord(NamedTuple):
-    """What a record says for people, and the text around the ids in the first one of a tenure: see `record.opening`."""
+    """What a record says for people, and the text around the ids in the first one of a tenure.
+
+    See `record.opening` and `shares.shared_opening`.
+    """
 
     stamp: Stamp
     opening: tuple[str, str, str]
@@ -108,7 +111,7 @@ class Turn:
 
 
 class Attempt:
-    """One acquire call."""
+    """One acquire call, and those that re-enter or resume what it holds."""
 
     __slots__ = (
         "__weakref__",
@@ -158,7 +161,7 @@ class Attempt:
             hold_id: ``<nonce of the Lock object>.<number>``: the proof that a record is this attempt's.
             stamps: gives what a record of this moment says for people, and how the first one is written.
             mutex: lets one renewal, extension or release at a time.
-            caller: the thread or task that acquires.
+            caller: the thread or task that acquires; later the one that has resumed it last.
 
         """
         self.terms = terms
@@ -193,7 +196,7 @@ class Attempt:
 
     @property
     def ending(self) -> bool:
-        """Whether a release or a withdrawal has begun: it is not renewed any more."""
+        """Whether it is not renewed: it lingers, or a release or a withdrawal has begun."""
         return self.state not in _RENEWED
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from caslock.errors import StoreError
 from caslock.protocol.attempt import NO_QUARANTINE, Attempt, Quarantine
 from caslock.protocol.hand_over import HandOver
-from caslock.protocol.record import Observed, Record, observed_in
+from caslock.protocol.record import Observed, Record
 from caslock.protocol.shares import (
     LONGEST_ANNOUNCEMENT,
     MAX_PERMITS,
@@ -77,12 +77,9 @@ class SharedAttempt(Attempt):
 
     def see(self, entry: Entry | None, asked: float, record: Record | None = None, gone: int = ABSENT) -> Observed:
         """Read an answer of the store as our own record, and note which beats it shows."""
-        if record is not None and entry is not None:
-            observed = _new(Observed, (entry.version, record))
-        else:
-            observed = observed_in(entry)
-            if observed.record is not None and observed.record.shares:
-                observed = observed._replace(record=self._as_ours(observed.version, observed.record))
+        observed = super().see(entry, asked, record)
+        if record is None and observed.record is not None and observed.record.shares:
+            observed = observed._replace(record=self._as_ours(observed.version, observed.record))
         self.seen.look(*observed, self.runtime.now(), asked, gone, ordered=self.runtime.store.traits.fences)
         return observed
 
@@ -292,9 +289,6 @@ class SharedAttempt(Attempt):
         return [share for share in record.shares if share.hold not in ours and self.seen.over(share, now) > now]
 
 
-_new = tuple.__new__  # takes half the time of a NamedTuple's own
-
-
 class ReadWriteAttempt(SharedAttempt):
     """One acquire call of a read-write lock, to read or to write."""
 
@@ -345,3 +339,6 @@ class ReadWriteAttempt(SharedAttempt):
         """Return our role."""
         del others
         return self.role
+
+
+_new = tuple.__new__  # takes half the time of a NamedTuple's own

@@ -164,12 +164,12 @@ def as_json(permits: int, shares: tuple[Share, ...], rest: str) -> bytes:
 
 
 def shared_opening(permits: int, ttl: float, stamp: Stamp) -> tuple[str, str, str]:
-    """Return the text of a record with one new share: before, between and after its write id and its hold id.
+    """Return three parts of the text of a record with one new share, which always fits.
 
-    Its slot and its beat come before the last part.
+    They end before the write id, end before the hold id, and begin after the beat: ``",slot,beat`` follows the hold id.
     """
     before = f'{{"caslock":{SHARED},"permits":{permits},"ttl":{ttl!r},"write":"'
-    return before, '","quarantine":0.0,"quarantine_id":"","shares":[["', f",null,{_lease(ttl, 0.0)}{_about(*stamp)}]]}}"
+    return before, '","quarantine":0.0,"quarantine_id":"","shares":[["', f",null,{_times(ttl, 0.0)}{_about(*stamp)}]]}}"
 
 
 def shares_in(fields: list[list[Any]], permits: int) -> tuple[Share, ...]:
@@ -200,12 +200,12 @@ def _text(permits: int, rest: str, shares: Iterable[Share], *, for_people: bool 
     """Write the record by hand: in less than half the time of a `json.JSONEncoder`."""
     texts = []
     for hold, slot, beat, fence, ttl, still, since, host, pid, note in shares:
-        numbers = f"{slot},{beat},{'null' if fence is None else fence},{_lease(ttl, still)}"
+        numbers = f"{slot},{beat},{'null' if fence is None else fence},{_times(ttl, still)}"
         texts.append(f"[{_quote(hold)},{numbers}{_about(since, host, pid, note) if for_people else ''}]")
     return f'{{"caslock":{SHARED},"permits":{permits},{rest},"shares":[{",".join(texts)}]}}'.encode()
 
 
-def _lease(ttl: float, still: float) -> str:
+def _times(ttl: float, still: float) -> str:
     return f"{math.ceil(ttl * 1000)},{int(still * 1000)}"
 
 

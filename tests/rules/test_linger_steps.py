@@ -95,7 +95,7 @@ def test_who_has_looked_and_met_nobody_lets_it_linger(scene: Scene) -> None:
 
 
 def test_it_is_resumed_before_its_time_is_over(scene: Scene) -> None:
-    """Not at that moment, nor while somebody waits, nor after its loss."""
+    """Not at that moment."""
     scene.hold.release()
     scene.store.passed += LINGER - 0.01
     assert scene.resumed()
@@ -104,7 +104,7 @@ def test_it_is_resumed_before_its_time_is_over(scene: Scene) -> None:
 
 
 def test_it_is_not_resumed_while_somebody_waits(scene: Scene) -> None:
-    """Who waits has it first."""
+    """Who waits has it first; what was lost is not resumed, nor told."""
     scene.hold.release()
     other = Lock(scene.store, "k")._state.begin(Hold)
     scene.state._queue.waiting.append(other._attempt)
@@ -113,7 +113,10 @@ def test_it_is_not_resumed_while_somebody_waits(scene: Scene) -> None:
     scene.attempt.lease.lost = "as the test says"
     assert not scene.state.re_enter(scene.state.begin(Hold))
     assert scene.attempt.lease.reported
-    assert scene.attempt.state is LINGERING
+    scene.lock.force_release()
+    held(scene.lock)
+    assert scene.attempt.state is LINGERING  # until its time is over: that hides no other hold
+    assert scene.state.re_enter(scene.state.begin(Hold))
 
 
 def test_one_of_two_threads_resumes_it(scene: Scene) -> None:
@@ -131,27 +134,10 @@ def test_one_of_two_threads_resumes_it(scene: Scene) -> None:
     assert scene.state.re_enter(scene.state.begin(Hold))
 
 
-def test_what_was_given_up_meanwhile_is_not_resumed(scene: Scene) -> None:
-    """Who began while it lingered begins anew."""
-    scene.hold.release()
-    hold = scene.state.begin(Hold)
-    run(scene.state.give_up(scene.attempt))
-    assert not scene.state.re_enter(hold)
-    assert (scene.attempt.state, hold._attempt.state) == (OVER, ASKING)
-
-
-def test_what_is_lost_as_it_lingers_hides_no_hold(scene: Scene) -> None:
-    """It stays there until its time is over; the lock may be held anew by then, and is re-entered."""
-    scene.hold.release()
-    scene.lock.force_release()
-    assert scene.attempt.state is LINGERING
-    held(scene.lock)
-    assert scene.state.re_enter(scene.state.begin(Hold))
-
-
 def test_it_is_given_up_once(scene: Scene) -> None:
-    """By one request; nothing is left of it in this process."""
+    """By one request; nothing is left of it in this process, and who began meanwhile begins anew."""
     scene.hold.release()
+    begun = scene.state.begin(Hold)
     for _ in range(2):
         linger.end(scene.attempt)
     for work in scene.started:
@@ -162,6 +148,8 @@ def test_it_is_given_up_once(scene: Scene) -> None:
     assert (scene.state._held, scene.state._queue._inside) == ({}, [])
     linger.end(scene.attempt)
     assert len(scene.started) == 2
+    assert not scene.state.re_enter(begun)
+    assert begun._attempt.state is ASKING
 
 
 def test_a_child_gives_up_nothing(scene: Scene) -> None:

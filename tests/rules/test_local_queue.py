@@ -430,7 +430,7 @@ def passes_on(
     ],
 )
 def test_hand_overs_end_after_a_while(line: Line, *, seen: bool, each: float, times: int, pause: float) -> None:
-    """The longer they have lasted, the longer the next one pauses; ten times as long if others want the key."""
+    """The longer they have lasted, the longer the next one pauses: ten times as long if another process was seen."""
     number, found = passes_on(line, 10, each=each, seen=seen)
     assert number == times
     assert found == pytest.approx(pause)
@@ -458,8 +458,16 @@ def test_a_successor_that_wakes_late_goes_on_with_the_run(line: Line) -> None:
     assert third.attempt.turn.yields == pytest.approx(0.2)
 
 
+def test_a_release_that_is_made_once_more_ends_the_run(line: Line) -> None:
+    """It leaves a second time, when nobody is inside."""
+    first = line.holds("first")
+    for _ in range(2):
+        line.leaves(first)
+    assert [line.has_key(0.1, seen=True, after=1.0), line.has_key(0.0)] == [0, 0]
+
+
 def test_a_successor_that_gives_up_ends_the_run(line: Line) -> None:
-    """Whoever comes later begins a new one."""
+    """Whoever comes more than 0.1 s later begins a new one."""
     first = line.holds("first")
     second = waits(line, "second")
     line.queue.name_successor(first, line.clock)
@@ -470,9 +478,8 @@ def test_a_successor_that_gives_up_ends_the_run(line: Line) -> None:
 
 
 def test_one_that_joins_its_owner_pauses_for_nobody(line: Line) -> None:
-    """The owner has the key meanwhile: the pause is made by whoever comes next."""
-    holder = line.holds("holder", "shared")
-    holder.woken = True
+    """The owner has the key meanwhile."""
+    line.holds("holder", "shared")
     line.queue._yields, line.queue._yields_until = 0.3, NEVER
     joins = line.comes("joins", "shared")
     assert line.enters(joins)
@@ -503,7 +510,7 @@ def test_one_that_saw_the_key_free_has_seen_nobody(line: Line) -> None:
 
 def test_a_process_that_sees_nobody_pauses_now_and_then(line: Line) -> None:
     """For a moment after each half second in which it had the key again and again; a gap begins anew."""
-    some = pytest.approx(0.6875 / 50)
+    some = pytest.approx(0.6875 / 50)  # four tenures, and the three gaps between them
     assert [line.has_key(0.125, after=0.0625) for _ in range(8)] == [0, 0, 0, 0, some, 0, 0, 0]
     assert line.has_key(0.125, after=0.125) == 0
     assert [line.has_key(0.125, after=0.0625) for _ in range(4)] == [0, 0, 0, some]
@@ -514,7 +521,7 @@ def test_a_process_that_sees_nobody_pauses_now_and_then(line: Line) -> None:
 
 @pytest.mark.parametrize("queues_there", [True, False])
 def test_a_process_that_has_woken_another_lets_it_go_first(line: Line, *, queues_there: bool) -> None:
-    """For 0.1 s whoever comes queues behind it, however short the tenure was; a store that queues asks nothing else."""
+    """For 0.1 s whoever comes queues behind it, however short the tenure was."""
     line.queueing = line if queues_there else None
     holder = line.holds("holder")
     holder.woken = True

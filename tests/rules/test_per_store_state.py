@@ -117,7 +117,7 @@ def test_a_lock_that_is_made_for_one_use_leaves_its_queue_to_the_next_one(memory
     one = weakref.ref(queue("k"))
     gc.collect()
     assert queue("k") is one()
-    for number in range(module.recent.maxlen or 0):
+    for number in range(module.MOST_RECENT):
         queue(f"other {number}")
     gc.collect()
     assert one() is None

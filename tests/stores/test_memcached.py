@@ -627,7 +627,8 @@ def test_many_threads_leave_few_connections_open(store: MemcachedStore, raw: Cli
 def test_a_server_that_was_stopped_shortens_no_lease(new_memcached: NewServer, open_store: OpenStore) -> None:
     """What is written as the server goes on after a stop lasts for all of its ttl, though its clock was behind.
 
-    Every second or third memcached lets a worker thread answer before the main thread sets the clock: one of ten does.
+    Every second or third memcached lets a worker thread answer before the main thread sets the clock: of ten, one
+    does.
     """
     stop, waits, ttl, many, apart = 4.5, 0.5, 3.0, 10, 0.1  # seconds apart: they go on one after the other
     servers = [new_memcached() for _ in range(many)]

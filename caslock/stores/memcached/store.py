@@ -129,17 +129,16 @@ class MemcachedStore(Closing):
     def get(self, key: str) -> Entry | None:
         """Read the entry under `key`, in one round trip."""
         name = self._name(key)
-        reply, _ = self._ask(lambda _origin: question(name))
-        return reply.entry
+        return self._ask(lambda _origin: question(name)).entry
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
         """Write `value` for `ttl` seconds (up to 30 days less 2 s) if the version is `version`, in one round trip."""
-        name, terms, ends = self._name(key), terms_of(value, ttl), time.monotonic() + self._timeout
-        (verdict, entry), sent = self._ask(partial(put, name, terms, value, version))
+        name, terms, began = self._name(key), terms_of(value, ttl), time.monotonic()
+        verdict, entry = self._ask(partial(put, name, terms, value, version))
         if verdict != b"STORED":
             return self._judge(verdict, entry, version)
-        if time.monotonic() - sent > _SLOW and entry and entry.value == value:
-            entry = self._put_again(partial(put, name, terms, *entry), ends)
+        if time.monotonic() - began > _SLOW and entry and entry.value == value:
+            entry = self._put_again(partial(put, name, terms, *entry), began + self._timeout)
         if entry and entry.value == value:
             return entry
         # Others have changed it since: on a busy server also between the put and the question in the same packet.
@@ -147,7 +146,7 @@ class MemcachedStore(Closing):
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         """Remove the entry under `key` if its version is `version`, in one round trip that needs no memory."""
-        (verdict, entry), _ = self._ask(partial(removal, self._name(key), version))
+        verdict, entry = self._ask(partial(removal, self._name(key), version))
         if verdict.rstrip() in {b"HD", b"NF"}:  # memcached 1.6.13 says "HD "
             return None  # an entry in the reply was put after the removal
         return self._judge(verdict, entry, version)
@@ -177,21 +176,20 @@ class MemcachedStore(Closing):
         """
         time.sleep(_TICK)
         try:
-            reply, _ = self._ask(request, ends)
-            return reply.entry  # noqa: TRY300 - it does not raise
+            return self._ask(request, ends).entry
         except StoreError as problem:  # whatever it says of this put, the first one was applied
             raise StoreUnavailable(f"{problem}; an earlier request has written the entry") from problem
 
-    def _ask(self, request: Callable[[int], bytes], ends: float | None = None) -> tuple[Reply, float]:
+    def _ask(self, request: Callable[[int], bytes], ends: float | None = None) -> Reply:
         """Send what `request` makes of a connection's origin, and read the reply, by the moment `ends`.
 
-        None: within the timeout, from now on.  Returns as well when there was a connection.
+        None: within the timeout, from now on.
         """
         connection = self._idle_one()
         if connection is None:
             ends = time.monotonic() + self._timeout if ends is None else ends
             connection = self._open(ends)
-        answered, since = False, connection.used
+        answered = False
         try:
             reply = connection.ask(request(connection.origin), self._timeout, ends)
             answered = True
@@ -200,7 +198,7 @@ class MemcachedStore(Closing):
             raise StoreUnavailable(f"{self.traits.location} did not answer ({problem})") from problem
         finally:
             (self._idle.keep if answered else self._idle.give_up)(connection)
-        return reply, since
+        return reply
 
     def _judge(self, verdict: bytes, entry: Entry | None, version: int) -> Entry | None:
         """Return the entry, or raise `StoreError` if the server has refused what it could have done."""

@@ -111,7 +111,7 @@ def remove_any_version(self: MemcachedStore, key: str, version: int) -> Entry | 
     """Send ``md`` without the cas id."""
     del version
     name = name_of(key, self._prefix)
-    return self._ask(lambda _origin: b"md %b\r\nmg %b v c\r\nmn\r\n" % (name, name))[0].entry
+    return self._ask(lambda _origin: b"md %b\r\nmg %b v c\r\nmn\r\n" % (name, name)).entry
 
 
 TTL_AS_ASKED = SimpleNamespace(ceil=lambda seconds: math.ceil(seconds) - 2, inf=math.inf)
