@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from caslock.local.shared_queue import SharedQueue
+from caslock.process.fork import generation
+from caslock.protocol.record import NOTHING
 from caslock.protocol.shared_attempt import SharedAttempt
 from caslock.protocol.shared_transfer import SharedAdoption
 from caslock.protocol.shares import READS, Sharing, kind_of
-from caslock.store import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -43,7 +44,9 @@ class SharedState(LockState):
         self.role: int = role
 
     def _sharing(self) -> Sharing:
-        return Sharing(self.permits, self.role, self._queue.seen)
+        seen = self._queue.seen
+        seen.ordered = self.runtime.store.traits.fences
+        return Sharing(self.permits, self.role, seen)
 
     def begin_put(self, hold: Holding) -> Write | None:
         """See `LockState.begin_put`: not where others are known to hold."""
@@ -56,9 +59,8 @@ class SharedState(LockState):
     def end_removal(self, hold: Holding, entry: Entry | None) -> bool:
         """See `LockState.end_removal`."""
         if entry is None:
-            gone, ordered = hold._attempt.lease.version, self.runtime.store.traits.fences
             # When it was sent is not known here, so the version decides.
-            self._queue.seen.look(ABSENT, None, self.runtime.now(), 0.0, gone, ordered=ordered)
+            self._queue.seen.look(NOTHING, self.runtime.now(), 0.0, hold._attempt.lease.version)
         return super().end_removal(hold, entry)
 
     def _ask(
@@ -100,5 +102,6 @@ class SemaphoreState(SharedState):
     def begin(self, make: Callable[[LockState, Attempt], H], caller: object = None) -> H:
         """Return a hold for `acquire`, of the type `make`, with an attempt of its own."""
         del caller
-        self.begun()
+        if self.generation != generation():
+            self.begun()
         return make(self, self._attempt())

@@ -56,6 +56,9 @@ class SharedQueue(LocalQueue):
             if outgoing is not None:  # nothing was sent
                 attempt.turn.outgoing = None
                 outgoing.settle()
+            if not held and not self._inside and not self.waiting:
+                self._yields_after(attempt, now)
+                return
             others = [other for other in self._inside if other() is not attempt]
             if len(others) < len(self._inside):
                 self._inside, self._has_seen = others, held
@@ -103,7 +106,10 @@ class SharedQueue(LocalQueue):
 
     def _is_shared(self, attempt: Attempt) -> bool:
         """Whether another process was among the holders as it got the key, or among those it waited for."""
-        records = [attempt.lease.record, None if attempt.contention is None else attempt.contention.observed.record]
+        own, contention = attempt.lease.record, attempt.contention
+        if contention is None and (own is None or len(own.shares) == 1):
+            return False
+        records = [own, None if contention is None else contention.observed.record]
         is_ours = cast("SharedAttempt", attempt).is_ours
         return not all(is_ours(share) for record in records if record is not None for share in record.shares)
 

@@ -96,27 +96,29 @@ def with_fences(shares: list[Share] | tuple[Share, ...], version: int) -> tuple[
 class Seen:
     """What this process has seen of one key."""
 
-    __slots__ = ("_at", "_beats", "_place", "newest")
+    __slots__ = ("_at", "_beats", "_place", "newest", "ordered")
 
     def __init__(self) -> None:
         """Begin with nothing seen."""
         self.newest: tuple[int, Record | None] = ABSENT, None  # a version, and what is there
+        self.ordered: bool = True  # whether a later version is larger, at this store
         self._at = 0.0  # when that was seen
         self._place = 0  # twice the newest version; one more when that version is known to be gone
         # By hold id: a beat, for how long it was known to stand still, and when that was first seen here.
         self._beats: dict[str, tuple[int, float, float]] = {}
 
-    def look(self, version: int, record: Record | None, now: float, asked: float, gone: int, *, ordered: bool) -> None:
+    def look(self, observed: tuple[int, Record | None], now: float, asked: float, gone: int) -> None:
         """Note the answer, received now, to a request that was sent at `asked`; `gone` is a version that it shows gone.
 
         It replaces what was seen before it was sent, even if its version is smaller: after a failover, a server may
-        have lost its last writes.  Where requests overlap and versions are `ordered`, the larger version wins.
+        have lost its last writes.  Where requests overlap and versions are ordered, the larger version wins.
         """
+        version, record = observed
         place = 2 * version or 2 * gone + 1
-        if not ordered or asked >= self._at or place > self._place:
+        if not self.ordered or asked >= self._at or place > self._place:
             self._at, self._place = now, place if version else max(place, self._place)
             self._beats = {share.hold: self._seen(share, now) for share in record.shares} if record else {}
-            self.newest = version, record
+            self.newest = observed
 
     def still(self, share: Share, now: float) -> float:
         """Return for how long the beat of a share has stood still, as far as we know, in whole milliseconds."""

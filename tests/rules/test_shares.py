@@ -95,47 +95,48 @@ def test_a_share_is_over_a_margin_after_its_lease() -> None:
     """What it has stood still for already counts; the clocks of others may be a little slower."""
     seen, still = Seen(), OURS._replace(still=4.0, since="noon", host="h", pid=7)
     assert str(still) == "pid 7 on h since noon"
-    seen.look(1, record(still), 100.0, 100.0, ABSENT, ordered=True)
+    seen.look((1, record(still)), 100.0, 100.0, ABSENT)
     assert seen.over(still, 101.0) == 100.0 + 10.0 + margin(10.0) - 4.0
 
 
 def test_a_beat_has_stood_still_for_as_long_as_anybody_has_seen() -> None:
     """What others have seen counts if it is longer; a beat that moves begins anew."""
     seen = Seen()
-    seen.look(1, record(OURS), 10.0, 10.0, ABSENT, ordered=True)
+    seen.look((1, record(OURS)), 10.0, 10.0, ABSENT)
     assert seen.still(OURS, 12.0) == 2.0
     longer = OURS._replace(still=5.0)
-    seen.look(2, record(longer), 13.0, 13.0, ABSENT, ordered=True)
+    seen.look((2, record(longer)), 13.0, 13.0, ABSENT)
     assert seen.still(longer, 14.0) == 6.0
     shorter = OURS._replace(still=1.0)
-    seen.look(3, record(shorter), 15.0, 15.0, ABSENT, ordered=True)
+    seen.look((3, record(shorter)), 15.0, 15.0, ABSENT)
     assert seen.still(shorter, 15.0) == 7.0
     moved = OURS._replace(beat=4)
-    seen.look(4, record(moved), 16.0, 16.0, ABSENT, ordered=True)
+    seen.look((4, record(moved)), 16.0, 16.0, ABSENT)
     assert seen.still(moved, 17.0) == 1.0
 
 
 def test_an_answer_that_comes_late_tells_nothing() -> None:
     """Where versions are ordered: not an older version, nor one from before the key was free, nor "it is free"."""
     seen, newest = Seen(), record(OURS, THEIRS)
-    seen.look(5, newest, 1.0, 0.0, ABSENT, ordered=True)
+    seen.look((5, newest), 1.0, 0.0, ABSENT)
     for version, there, gone in (4, record(OURS), ABSENT), (ABSENT, None, 4):
-        seen.look(version, there, 2.0, 0.5, gone, ordered=True)
+        seen.look((version, there), 2.0, 0.5, gone)
         assert seen.newest == (5, newest)
-    seen.look(ABSENT, None, 3.0, 0.5, 5, ordered=True)
-    seen.look(5, newest, 4.0, 0.5, ABSENT, ordered=True)
+    seen.look((ABSENT, None), 3.0, 0.5, 5)
+    seen.look((5, newest), 4.0, 0.5, ABSENT)
     assert seen.newest[1] is None
-    seen.look(6, newest, 5.0, 0.5, ABSENT, ordered=True)
+    seen.look((6, newest), 5.0, 0.5, ABSENT)
     assert seen.newest == (6, newest)
-    seen.look(2, record(OURS), 6.0, 0.5, ABSENT, ordered=False)
+    seen.ordered = False
+    seen.look((2, record(OURS)), 6.0, 0.5, ABSENT)
     assert seen.newest == (2, record(OURS))
 
 
 def test_versions_may_go_back() -> None:
     """A replica that lags has become the primary: the answer to a later request counts."""
     seen = Seen()
-    seen.look(5, record(OURS, THEIRS), 1.0, 0.0, ABSENT, ordered=True)
-    seen.look(4, record(OURS), 2.0, 1.0, ABSENT, ordered=True)
+    seen.look((5, record(OURS, THEIRS)), 1.0, 0.0, ABSENT)
+    seen.look((4, record(OURS)), 2.0, 1.0, ABSENT)
     assert seen.newest == (4, record(OURS))
 
 
