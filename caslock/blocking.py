@@ -215,7 +215,7 @@ def _refuse_other_task(attempt: Attempt) -> None:
 
 def _hold(state: LockState, attempt: Attempt, kind: type[H] = Hold) -> H:  # type: ignore[assignment] # python/mypy#3737
     """Make a hold; raises RuntimeError where another asyncio task of this thread holds the lock."""
-    if attempt.levels:
+    if attempt.levels and attempt.caller is state.runtime.me():  # else another thread has just resumed it
         _refuse_other_task(attempt)
     hold = kind(state, attempt)
     if "asyncio" in sys.modules and (task := running_task()) is not None:
@@ -341,7 +341,7 @@ class _OneKey(_Acquired[K]):
         hold: K = begun
         put = state.begin_put(hold)
         if put is None:
-            if state.re_enter(hold):
+            if (state.settings.linger and state.resume(hold)) or state.re_enter(hold):
                 return hold
             return run(state.win(hold, timeout))
         try:

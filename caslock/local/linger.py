@@ -1,7 +1,7 @@
 """Keys that this process keeps for a while after their release, so that its next acquire of one takes no request.
 
 Nobody holds what lingers.  It keeps its place in the local queue and its record at the store; it is not renewed, and
-nobody is told of its loss.  The next acquire of the same Lock object holds it again (`LockState.re_enter`), or it is
+nobody is told of its loss.  The next acquire of the same Lock object holds it again (`LockState.resume`), or it is
 released (`LockState.give_up`): at its time, for a contender of this process, and at the end of the interpreter.  Chubby
 calls this lock caching.
 

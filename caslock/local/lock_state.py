@@ -20,7 +20,6 @@ from caslock.local.hold import Holding
 from caslock.local.queue import LocalQueue
 from caslock.local.refusals import BY_OURSELVES, Waited, busy, in_use
 from caslock.local.reports import call_on_lost, event_of
-from caslock.local.shared import recent
 from caslock.local.stamps import Stamps, hostname
 from caslock.process import fork
 from caslock.process.fork import generation
@@ -92,8 +91,9 @@ class LockState:
         self._held: dict[str, weakref.ref[Attempt]] = {}  # by hold id: all that are held, or being released
         # What the Lock object keeps until its release; True: it belongs to a MultiHold.
         self.committed: dict[Holding, bool | None] = {}
-        self._queue = cast("Shared", self.runtime.shared).of_key(self.key, self._queue_type)
-        recent.append((self.runtime, self._queue))
+        shared = cast("Shared", self.runtime.shared)
+        self._queue = shared.of_key(self.key, self._queue_type)
+        shared.keep(self.runtime, self._queue)
         # Guards the attempts' levels, as any thread may release a hold; reentrant for signal handlers and `__del__`.
         self._guard = RLock()
         self._unsettled: Holding | None = None  # a release went without an answer and may be called again
@@ -164,10 +164,7 @@ class LockState:
         return lingers
 
     def re_enter(self, hold: Holding) -> bool:
-        """Take a hold on what this thread or task holds already, or on what lingers.
-
-        False: neither; `hold` then has an attempt that has sent nothing.
-        """
+        """Take a hold on what this thread or task holds already; False: `hold` has an attempt that has sent nothing."""
         attempt = hold._attempt
         if attempt.state is ASKING:
             return False
@@ -177,33 +174,32 @@ class LockState:
                 renew.check(attempt, self.runtime.now())
                 attempt.levels.append(hold)
                 return True
-            resumed = attempt.state is LINGERING and self._resume(hold)
-        if not resumed:
-            hold._attempt = self._attempt()
-        elif observer.listens():
-            observer.tell("acquired", event_of(attempt, 0.0))
-        return resumed
+        hold._attempt = self._attempt()
+        return False
 
-    def _resume(self, hold: Holding) -> bool:
-        """Hold what lingers.  False: its time is over, it was lost, or somebody waits for the key.
+    def resume(self, hold: Holding) -> bool:
+        """Hold what lingers.  False: nothing does, its time is over, it was lost, or somebody waits for the key.
 
-        The caller has the guard.
+        Not for a MultiLock, which may have to wait for an earlier key.
         """
         attempt, now = hold._attempt, self.runtime.now()
         lease = attempt.lease
-        if self._queue.waiting or now >= attempt.lingers_until:
-            return False
-        lease.resume(now)
-        if lease.lost:  # only now: a loss after this look is told to the new hold
-            lease.reported = True
-            return False
-        if self.settings.on_lost is not None:
-            lease.on_loss.append(partial(call_on_lost, self.settings.on_lost, hold))
-        attempt.caller = self.runtime.me()
-        attempt.levels.append(hold)
-        linger.lingering.pop(attempt, None)  # from here on only its hold refers to it: an interrupt ends it
-        attempt.state = HELD
-        self._watch(attempt)  # the renewer may be set only for the end of its lingering
+        with self._guard:
+            if attempt.state is not LINGERING or self._queue.waiting or now >= attempt.lingers_until:
+                return False
+            lease.resume(now)
+            if lease.lost:  # only now: a loss after this look is told to the new hold
+                lease.reported = True
+                return False
+            if self.settings.on_lost is not None:
+                lease.on_loss.append(partial(call_on_lost, self.settings.on_lost, hold))
+            attempt.caller = self.runtime.me()
+            attempt.levels.append(hold)
+            linger.lingering.pop(attempt, None)  # from here on only its hold refers to it: an interrupt ends it
+            attempt.state = HELD
+            self._watch(attempt)  # the renewer may be set only for the end of its lingering
+        if observer.listens():
+            observer.tell("acquired", event_of(attempt, 0.0))
         return True
 
     def linger(self, hold: Holding) -> bool:
@@ -260,7 +256,7 @@ class LockState:
         """Win a hold, or re-enter; raises `NotAcquired` after `timeout` seconds."""
         put = self.begin_put(hold)
         if put is None:
-            if self.re_enter(hold):
+            if (self.settings.linger and self.resume(hold)) or self.re_enter(hold):
                 return hold
             return await self.win(hold, timeout)
         try:

@@ -165,7 +165,7 @@ class LocalQueue:
             if alone:
                 self._inside, self._left = [], min(self._left, now)  # a successor that has given up is none
                 return
-            self._inside = [other for other in self._inside if getattr(other(), "lease", None) is not attempt.lease]
+            self._inside = [other for other in self._inside if other() is not attempt]
             if turn.event is not None and attempt in self.waiting:
                 self.waiting.remove(attempt)
             self._admit(now)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST_RECENT: Final = 32
+"""Lock objects whose local queues are kept."""
+
 
 class Shared:
     """What belongs to one store object.  A forked child begins with a new one at its first use."""
@@ -28,6 +31,7 @@ class Shared:
         self._guard = RLock()  # a signal handler may use a lock while its thread is in here
         self._parts: dict[str, object] = {}
         self._of_keys = weakref.WeakValueDictionary[tuple[object, str], object]()
+        self._recent = deque[object](maxlen=MOST_RECENT)
         self._generation = generation()  # last, because other threads of a child then rely on the rest
 
     def of_key(self, key: str, kind: Callable[[], T]) -> T:
@@ -38,6 +42,16 @@ class Shared:
             if found is None:
                 found = self._of_keys[kind, key] = kind()
             return found
+
+    def keep(self, runtime: object, queue: object) -> None:
+        """Keep a runtime, and so the store, until 4 other Lock objects have been used, and a local queue until 32 have.
+
+        Without this, both would end with a Lock that is made for one use.  Each use would make them anew, a sixth of
+        the time of a lock on Redis, and no queue would remember that this process has had the key for long and is to
+        let others go first.
+        """
+        self._recent.append(queue)
+        _recent.append(runtime)
 
     def part(self, name: str, make: Callable[[], T]) -> T:
         """Return what all locks on the store share under this name; `make` makes it at first use."""
@@ -67,27 +81,34 @@ class Shared:
                     self._begin()
 
 
+class _Same:
+    """A store as a key: by identity, whatever its class takes for equal."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._store is self._store
+
+    def __hash__(self) -> int:
+        return object.__hash__(self._store)
+
+
 def shared_of(store: object) -> Shared:
     """Return what all locks on `store` share in this process."""
-    shared = _known.get(id(store))
+    same = _Same(store)
+    shared = _known.get(same)
     if shared is None:
         with fork.guard:
-            shared = _known.get(id(store))
+            shared = _known.get(same)
             if shared is None:
-                shared = _known[id(store)] = Shared(store)
+                shared = _known[same] = Shared(store)
     return shared
 
 
-_known: weakref.WeakValueDictionary[int, Shared] = weakref.WeakValueDictionary()
-"""By `id(store)`, so stores that compare equal stay apart.  A `Shared` keeps its store alive, and so its id unique."""
+_known: weakref.WeakValueDictionary[_Same, Shared] = weakref.WeakValueDictionary()
 
-MOST_RECENT: Final = 32
-"""Lock objects whose runtimes and local queues are kept."""
-
-recent: Final = deque[tuple[object, object]](maxlen=MOST_RECENT)
-"""The runtimes and local queues of the Lock objects that were used for the first time last.
-
-Without this, both would end with a Lock that is made for one use.  Each use would make them anew, a sixth of the time
-of a lock on Redis, and no queue would remember that this process has had the key for long and is to let others go
-first.  So a store that nothing else refers to stays alive until as many other Lock objects have been used.
-"""
+_recent: Final = deque[object](maxlen=4)
+"""The runtimes of the last locks: see `Shared.keep`."""

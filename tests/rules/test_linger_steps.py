@@ -100,7 +100,7 @@ def test_it_is_resumed_before_its_time_is_over(scene: Scene) -> None:
     scene.store.passed += LINGER - 0.01
     assert scene.resumed()
     scene.store.passed += 0.01
-    assert not scene.state.re_enter(scene.state.begin(Hold))
+    assert not scene.state.resume(scene.state.begin(Hold))
 
 
 def test_it_is_not_resumed_while_somebody_waits(scene: Scene) -> None:
@@ -108,10 +108,10 @@ def test_it_is_not_resumed_while_somebody_waits(scene: Scene) -> None:
     scene.hold.release()
     other = Lock(scene.store, "k")._state.begin(Hold)
     scene.state._queue.waiting.append(other._attempt)
-    assert not scene.state.re_enter(scene.state.begin(Hold))
+    assert not scene.state.resume(scene.state.begin(Hold))
     scene.state._queue.waiting.clear()
     scene.attempt.lease.lost = "as the test says"
-    assert not scene.state.re_enter(scene.state.begin(Hold))
+    assert not scene.state.resume(scene.state.begin(Hold))
     assert scene.attempt.lease.reported
     scene.lock.force_release()
     held(scene.lock)
@@ -131,7 +131,7 @@ def test_one_of_two_threads_resumes_it(scene: Scene) -> None:
     assert scene.attempt.levels == [first]
     assert scene.attempt not in linger.lingering  # only its hold keeps it alive, and the renewer looks at it anew
     assert scene.watched == [scene.attempt, scene.attempt]
-    assert scene.state.re_enter(scene.state.begin(Hold))
+    assert scene.state.resume(scene.state.begin(Hold))
 
 
 def test_it_is_given_up_once(scene: Scene) -> None:

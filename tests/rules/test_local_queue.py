@@ -508,6 +508,18 @@ def test_one_that_saw_the_key_free_has_seen_nobody(line: Line) -> None:
     assert line.has_key(0.0) == 0
 
 
+@pytest.mark.parametrize("queues_there", [True, False])
+def test_only_where_no_waiter_queues_at_the_store_does_the_next_one_pause(line: Line, *, queues_there: bool) -> None:
+    """There, a release gives the key to whoever is first in that queue."""
+    line.queueing = line if queues_there else None
+    line.has_key(2.0, seen=True)
+    holder = line.holds("holder", until=NEVER)
+    after = waits(line, "after")
+    line.clock += 0.5
+    line.leaves(holder)
+    assert (after.attempt.turn.yields == 0) is queues_there
+
+
 def test_a_process_that_sees_nobody_pauses_now_and_then(line: Line) -> None:
     """For a moment after each half second in which it had the key again and again; a gap begins anew."""
     some = pytest.approx(0.6875 / 50)  # four tenures, and the three gaps between them

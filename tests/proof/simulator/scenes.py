@@ -130,6 +130,12 @@ SCENES: Final = {
         queueing=True,
         batching=True,
     ),
+    "MultiLocks of a key that lingers": _scene(
+        _client("A", 0, _BRIEF, keys=("l",), lock="L", linger=0.5),
+        _client("B", 0, _WANTS, keys=("k", "l"), lock="L"),
+        _client("C", 1, _WANTS, keys=("k", "l")),
+        batching=True,
+    ),
     "two processes, handing over": _scene(_client("A", 0, _HANDS_OVER + _BRIEF_WAIT), _client("B", 1, _ADOPTS)),
     "two tasks, handing over": _scene(_client("A", 0, _HANDS_OVER + _BRIEF_WAIT), _client("B", 0, _ADOPTS_BRIEFLY)),
     "three processes, one ticket": _scene(
