@@ -158,14 +158,6 @@ SEARCHED = (
 """Scenes in which contenders that queue for every key first wait for each other, without any fault."""
 
 
-def resume_what_lingers(self: MultiAcquire[Holding], state: LockState) -> bool:
-    """Resume in a MultiLock, too, which may then wait for an earlier key."""
-    hold = self._holds.get(state)
-    if hold is None:
-        hold = self._holds[state] = state.begin(self._makes[state], self._caller)
-    return hold._is_open or state.resume(hold) or state.re_enter(hold)
-
-
 def look_everywhere() -> None:
     """Search the smallest scene under any one fault, and run the seeds."""
     explore(SCENES["two tasks, briefly"], Bounds(faults=1))
@@ -193,6 +185,7 @@ def test_a_search_catches_a_deadlock(scene: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_search_catches_a_key_that_lingers_in_a_multi_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be held and renewed while the MultiLock waits for an earlier one."""
-    monkeypatch.setattr(MultiAcquire, "_re_enter", resume_what_lingers)
+    there = "state.re_enter(hold)"
+    monkeypatch.setattr(*rewritten(MultiAcquire, "_re_enter", there, f"state.resume(hold) or {there}", name="resumes"))
     with pytest.raises(Violation, match="wait for each other"):
         explore(SCENES["MultiLocks of a key that lingers"], Bounds(0, states=20_000))
