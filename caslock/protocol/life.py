@@ -28,7 +28,7 @@ class State(Enum):
     WITHDRAWING = "its acquire has failed, and what it has left is being removed"
     OVER = "nothing is left for its caller; a clean-up may go on in the background"
 
-    if not TYPE_CHECKING:  # they see that of `Enum`, of the same type
+    if not TYPE_CHECKING:  # type checkers see that of `Enum`, of the same type
         __hash__ = object.__hash__  # that of `Enum` is a function of Python, and a lock looks into sets all the time
 
 
