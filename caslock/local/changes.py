@@ -88,9 +88,8 @@ class Changes:
         self._state: LockState = state
         self._looks: Callable[[], Looks] = looks
         self._runtime: Runtime = state.runtime
-        self._spare: float = (
-            2 * state.runtime.store.traits.request_timeout + PAUSE
-        )  # longer than a pause and a request take
+        # Longer than a pause and a request take:
+        self._spare: float = 2 * state.runtime.store.traits.request_timeout + PAUSE
         self._event: Event = state.runtime.event()
         self._told: int | None = None  # the fence of the term that was told last, 0 for none; None: nothing yet
         self._closed = False

@@ -45,9 +45,6 @@ WAITS: Final = 2
 ROLES: Final = 3
 """How many of these there are."""
 
-LONGEST_ANNOUNCEMENT: Final = 30.0
-"""Seconds: the longest ttl of such a share, which is written again after a third of it."""
-
 
 class Share(NamedTuple):
     """What one hold has of a key."""
@@ -170,8 +167,10 @@ def shared_opening(permits: int, ttl: float, stamp: Stamp) -> tuple[str, str, st
 
     They end before the write id, end before the hold id, and begin after the beat: ``",slot,beat`` follows the hold id.
     """
-    before = f'{{"caslock":{SHARED},"permits":{permits},"ttl":{ttl!r},"write":"'
-    return before, '","quarantine":0.0,"quarantine_id":"","shares":[["', f",null,{_times(ttl, 0.0)}{_about(*stamp)}]]}}"
+    share = Share("\n", 0, 0, None, ttl, 0.0, *stamp)  # in JSON, \n stands where the two ids will
+    text = _text(permits, f'"ttl":{ttl!r},"write":"\\n","quarantine":0.0,"quarantine_id":""', [share]).decode()
+    before, between, after = text.split("\\n", 2)
+    return before, between, after.removeprefix('",0,0')
 
 
 def shares_in(fields: list[list[Any]], permits: int) -> tuple[Share, ...]:
@@ -202,14 +201,7 @@ def _text(permits: int, rest: str, shares: Iterable[Share], *, for_people: bool 
     """Write the record by hand: in less than half the time of a `json.JSONEncoder`."""
     texts = []
     for hold, slot, beat, fence, ttl, still, since, host, pid, note in shares:
-        numbers = f"{slot},{beat},{'null' if fence is None else fence},{_times(ttl, still)}"
-        texts.append(f"[{_quote(hold)},{numbers}{_about(since, host, pid, note) if for_people else ''}]")
+        numbers = f"{slot},{beat},{'null' if fence is None else fence},{math.ceil(ttl * 1000)},{int(still * 1000)}"
+        about = f",{_quote(since)},{_quote(host)},{pid},{_quote(note)}" if for_people else ""
+        texts.append(f"[{_quote(hold)},{numbers}{about}]")
     return f'{{"caslock":{SHARED},"permits":{permits},{rest},"shares":[{",".join(texts)}]}}'.encode()
-
-
-def _times(ttl: float, still: float) -> str:
-    return f"{math.ceil(ttl * 1000)},{int(still * 1000)}"
-
-
-def _about(since: str, host: str, pid: int, note: str) -> str:
-    return f",{_quote(since)},{_quote(host)},{pid},{_quote(note)}"

@@ -126,15 +126,9 @@ class Adoption(Attempt):
         ttl = max(self.lease.asked, observed.ttl) if others else self.lease.asked
         rest, stamp = self._rest(observed, self.runtime.now()), self.stamps().stamp
         return observed._replace(
-            holds=(*others, self.hold_id),
-            ttl=ttl,
-            write=self.writes.next_id(),
-            quarantine=rest.seconds,
-            quarantine_id=rest.id,
-            host=stamp.host,
-            pid=stamp.pid,
-            note=stamp.note or observed.note,
-        )
+            holds=(*others, self.hold_id), ttl=ttl, write=self.writes.next_id(), quarantine=rest.seconds,
+            quarantine_id=rest.id, host=stamp.host, pid=stamp.pid, note=stamp.note or observed.note,
+        )  # fmt: skip
 
 
 async def adopt(runtime: Runtime, attempt: Adoption | SharedAdoption) -> None:
