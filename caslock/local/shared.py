@@ -81,34 +81,22 @@ class Shared:
                     self._begin()
 
 
-class _Same:
-    """A store as a key: by identity, whatever its class takes for equal."""
-
-    __slots__ = ("_store",)
-
-    def __init__(self, store: object) -> None:
-        self._store = store
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._store is self._store
-
-    def __hash__(self) -> int:
-        return object.__hash__(self._store)
-
-
 def shared_of(store: object) -> Shared:
     """Return what all locks on `store` share in this process."""
-    same = _Same(store)
-    shared = _known.get(same)
+    shared = _known.get(id(store))
     if shared is None:
         with fork.guard:
-            shared = _known.get(same)
+            shared = _known.get(id(store))
             if shared is None:
-                shared = _known[same] = Shared(store)
+                shared = _known[id(store)] = Shared(store)
     return shared
 
 
-_known: weakref.WeakValueDictionary[_Same, Shared] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[int, Shared] = weakref.WeakValueDictionary()
+"""By `id(store)`, so stores that compare equal stay apart.  A `Shared` keeps its store alive, and so its id unique.
+
+A key with a hash of its own would have that called as a `Shared` is collected, where Python swallows an interrupt.
+"""
 
 _recent: Final = deque[object](maxlen=4)
 """The runtimes of the last locks: see `Shared.keep`."""

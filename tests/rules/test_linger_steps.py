@@ -124,14 +124,15 @@ def test_one_of_two_threads_resumes_it(scene: Scene) -> None:
     scene.hold.release()
     first, second = (scene.state.begin(Hold) for _ in range(2))
     assert first._attempt is second._attempt is scene.attempt
-    assert scene.state.re_enter(first)
+    assert scene.state.resume(first)
     with ThreadPoolExecutor(1) as threads:
+        assert not threads.submit(scene.state.resume, second).result()
         assert not threads.submit(scene.state.re_enter, second).result()
     assert second._attempt is not scene.attempt
     assert scene.attempt.levels == [first]
     assert scene.attempt not in linger.lingering  # only its hold keeps it alive, and the renewer looks at it anew
     assert scene.watched == [scene.attempt, scene.attempt]
-    assert scene.state.resume(scene.state.begin(Hold))
+    assert scene.state.re_enter(scene.state.begin(Hold))
 
 
 def test_it_is_given_up_once(scene: Scene) -> None:
